@@ -277,8 +277,8 @@ _HEAD = """\
 Written by `make combinations`, which trains every combination for two steps on the digits, with one process and with
 two, and checks that the ledger gives an epsilon and that both end with the same weights. ✓: works with each of the
 optimizers {optimizers}, in one process and in two; a number: refused, for the reason below.
-Columns: how lots are drawn, and what a record is (an example, a microbatch of four, or a user with two epochs of local
-training, of the 100 made-up users of `digits_users`). With `full`, 32 examples or ten users are all that there are.
+Columns: how batches are drawn, and what a record is (an example, a microbatch of four, or a user with two epochs of
+local training, of the 100 synthetic users of `digits_users`). With `full`, the data set has 32 examples or ten users.
 """
 
 
@@ -288,7 +288,7 @@ What cannot be asked for, because there is no option for it:
 - automatic with an adaptive bound: a normalized gradient always has norm C, there is nothing to adapt to.
 - joint clipping with an adaptive bound: S lies in [1, √k] by its definition, the scales are given.
 - adaptive bounds for groups named by patterns: the papers adapt the whole gradient or layers (`clipping=per_layer`).
-- microbatches of users, or lots of users in pieces: a user is one record, and one is trained at a time.
+- microbatches of users, or batches of users in parts: a user is one record, and one is trained at a time.
 - `target_epsilon` and private metrics for the references: they are not private.
 - diagnostics with several processes: each would see its own records only.
 """

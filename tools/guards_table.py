@@ -17,16 +17,16 @@ BEGIN = "<!-- guards: written by `make guards` -->"
 END = "<!-- end of guards -->"
 _MOMENTS = {
     "check": "before the training",
-    "begin": "before the first lot",
-    "open": "each lot",
-    "step": "some lots",
-    "stepped": "each lot",
+    "begin": "before the first batch",
+    "open": "each batch",
+    "step": "some batches",
+    "stepped": "each batch",
     "release": "each release",
     "released": "each update",
     "public_loss": "each other network's step",
-    "close": "the end of each lot",
+    "close": "the end of each batch",
 }
-_OF_SOURCE = "some lots"  # where the source of records asks it
+_OF_SOURCE = "some batches"  # where the source of records asks it
 
 
 def table() -> str:

@@ -213,7 +213,7 @@ How a layer gets its per-record gradients:
 * **rule, computed from its parts**: torch computes the layer in one call; while it trains privately, we compute it from
   linear maps and what is between them (`_recurrent.py` and `_attention.py` beside it).
 * **Opacus' sampler**: a function in Opacus' registry, also yours, if you called
-  `opacus.grad_sample.register_grad_sampler` for your layer. On the first lot it is compared with `vmap` for a few
+  `opacus.grad_sample.register_grad_sampler` for your layer. On the first batch it is compared with `vmap` for a few
   records.
 * **`vmap`**: any other layer, also of your own: `torch.func.vmap` of its backward pass, exact, but with a second
   forward pass and memory for the gradients of all records. It must return one tensor and use no randomness.
@@ -222,7 +222,7 @@ How a layer gets its per-record gradients:
   tensors and take arguments by name only.
 * **its layers**: those that it is made of.
 
-Exact types count: a subclass may change `forward`, so it takes `vmap`. On the first lot of every run the sum over
+Exact types count: a subclass may change `forward`, so it takes `vmap`. On the first batch of every run the sum over
 records is compared with the ordinary gradient; what cannot be exact is refused by name.
 """
 
@@ -236,7 +236,7 @@ _TAIL = """
 Hugging Face's BERT, DistilBERT, GPT-2 and networks like them work as they are. Several learning rates (backbone and
 head) are one optimizer with parameter groups:
 `torch.optim.SGD([{"params": self.body.parameters(), "lr": 1e-3}, {"params": self.head.parameters(), "lr": 0.1}])`.
-`torch.compile` works on the network or the module (compiled anew for a few sizes of lots, a minute in all), gradient
+`torch.compile` works on the network or the module (compiled anew for a few batch sizes, a minute in all), gradient
 checkpointing with `use_reentrant=False`.\
 """
 

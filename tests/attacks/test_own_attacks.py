@@ -145,9 +145,9 @@ def test_gradients_are_not_clipped_after_their_release(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("act", [write_weights, write_buffer, set_learning_rate])
 def test_nothing_is_written_between_release_and_update(tmp_path: Path, act: Any) -> None:
-    with pytest.raises(UnsupportedModuleError, match="between the release of a lot and its update"):
+    with pytest.raises(UnsupportedModuleError, match="between the release of a batch and its update"):
         fit(tmp_path / "own", OwnHook(act))
-    with pytest.raises(UnsupportedModuleError, match="between the release of a lot and its update"):
+    with pytest.raises(UnsupportedModuleError, match="between the release of a batch and its update"):
         fit(tmp_path / "callback", Module(), callbacks=[Hook(act)])
 
 
@@ -321,7 +321,7 @@ class Standardized(LotLoader):
 
 def test_lots_reach_the_training_as_they_were_drawn(tmp_path: Path) -> None:
     data = records()
-    with pytest.raises(ConfigurationError, match="an __iter__ of its own"):
+    with pytest.raises(ConfigurationError, match="overrides __iter__"):
         fit(tmp_path, Module(), loader=Standardized(data, loader_of(data).lots))
 
 

@@ -86,7 +86,7 @@ ATTACKS: dict[str, Attack] = {
     ),
     "c16_optimizer_reads_loss.py": Attack(
         ("tests/strategies/test_optimizers.py::test_an_optimizer_that_reads_the_loss_is_refused",),
-        ("the optimizer reads the loss of a lot",),
+        ("the optimizer reads the loss of a batch",),
     ),
     "c17_hparams.py": Attack(
         ("tests/guards/test_saved_values.py::test_a_step_writes_nothing_that_is_saved",), ("hparams",), ()

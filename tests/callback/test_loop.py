@@ -170,7 +170,7 @@ class Statistics(nn.Linear):
     [
         ({"loss": lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="sum")}, UnsupportedModuleError, "number"),
         ({"loss": lambda m, b: F.cross_entropy(m(b[0] - b[0].mean(0)), b[1])}, UnsupportedModuleError, "contents"),
-        ({"loss": Queue().__call__}, UnsupportedModuleError, "earlier lots"),
+        ({"loss": Queue().__call__}, UnsupportedModuleError, "earlier batches"),
         ({"loss": lambda m, b: None}, ConfigurationError, "gave a NoneType"),
         ({"model": nn.Sequential(nn.Linear(6, 2), nn.BatchNorm1d(2))}, UnsupportedModuleError, "BatchNorm"),
         ({"model": Statistics()}, UnsupportedModuleError, "the forward pass changes"),
@@ -232,8 +232,8 @@ def backward(model: Any, batch: Any) -> Tensor:
     [
         (counting(), ConfigurationError, "assigns to center, outside itself"),
         (decorated(), ConfigurationError, "assigns to center, outside itself"),
-        (defaults, UnsupportedModuleError, "earlier lots|contents of the other"),
-        (partial(stateful, {"c": torch.zeros(6)}), UnsupportedModuleError, "earlier lots|contents of the other"),
+        (defaults, UnsupportedModuleError, "earlier batches|contents of the other"),
+        (partial(stateful, {"c": torch.zeros(6)}), UnsupportedModuleError, "earlier batches|contents of the other"),
         (attribute, ConfigurationError, r"has an attribute \(last\)"),
         (with_head, ConfigurationError, r"trainable tensor of shape \(2, 2\)"),
         (lambda m, b, head=HEAD: F.cross_entropy(head(m(b[0])), b[1]), ConfigurationError, "trainable tensor"),
@@ -392,13 +392,19 @@ def test_what_needs_a_trainer_is_refused(tmp_path: Path) -> None:
     private = DPSGD(noise_multiplier=1.0, ledger=ledger)
     users = Users(LocalTraining(lr=0.1))
     refused: list[tuple[Any, ...]] = [
-        ("say where the ledger goes", model, sgd, loader(), DPSGD(noise_multiplier=1.0)),
-        ("is no private strategy", model, sgd, loader(), NonPrivate()),
+        ("set the path of the ledger", model, sgd, loader(), DPSGD(noise_multiplier=1.0)),
+        ("is not a private strategy", model, sgd, loader(), NonPrivate()),
         ("not a Module", Module(), sgd, loader(), private),
-        ("two optimizer steps", model, torch.optim.LBFGS(model.parameters()), loader(), private),
+        ("the optimizer stepped twice", model, torch.optim.LBFGS(model.parameters()), loader(), private),
         ("is unknown", model, sgd, torch.utils.data.DataLoader(data(), 12), private),
-        ("without records", model, sgd, loader(), DPSGD(noise_multiplier=1.0, ledger=ledger, records=users)),
-        ("without metrics", model, sgd, loader(), DPSGD(noise_multiplier=1.0, ledger=ledger, metrics={"loss": 1.0})),
+        ("does not support records", model, sgd, loader(), DPSGD(noise_multiplier=1.0, ledger=ledger, records=users)),
+        (
+            "does not support metrics",
+            model,
+            sgd,
+            loader(),
+            DPSGD(noise_multiplier=1.0, ledger=ledger, metrics={"loss": 1.0}),
+        ),
         ("found on noise", model, sgd, loader(), AdaptiveMeanClipping(noise_multiplier=1.0, ledger=ledger)),
     ]
     for message, *parts in refused:

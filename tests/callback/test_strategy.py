@@ -50,7 +50,7 @@ def test_a_piece_may_not_be_left_out(tmp_path: Path) -> None:
             self.calls = getattr(self, "calls", 0) + 1
             return None if len(batch[0]) < 4 else super().training_step(batch, batch_idx)
 
-    with pytest.raises(ConfigurationError, match="training_step gave no loss"):
+    with pytest.raises(ConfigurationError, match="training_step returned no loss"):
         fit(tmp_path, Picky(), max_physical_batch_size=4)
 
 
@@ -81,7 +81,7 @@ def test_the_unit_is_that_of_the_lots(tmp_path: Path) -> None:
     source.unit = "user"
     strategy = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3, records=source)
     trainer = trainer_for(tmp_path, strategy, 2)
-    with pytest.raises(ConfigurationError, match="a record is a user, and the lots draw examples"):
+    with pytest.raises(ConfigurationError, match="a record is a user, but batches are drawn from examples"):
         trainer.fit(Empty(), loader_of(tensors(), 8))
     again = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3, records=source)
     data: Any = tensors()
@@ -121,5 +121,5 @@ def test_a_part_of_ones_own_and_the_option_for_it_contradict() -> None:
             return replace(super().design(), transform=lambda gradients, records, sizes: gradients)
 
     Own(noise_multiplier=1.0)
-    with pytest.raises(ConfigurationError, match="Own has a transform of its own"):
+    with pytest.raises(ConfigurationError, match="Own already has its own transform"):
         Own(noise_multiplier=1.0, discretization_threshold=0.1)

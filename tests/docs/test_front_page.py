@@ -102,7 +102,7 @@ def test_figures_are_those_of_the_tables(text: str, sentence: str) -> None:
         f"({{{TOOLS}/figure4 adaptive epsilon_20 paper}}, {{{TOOLS}/figure4 constant epsilon_20 paper}}) | not seen: "
         f"{{{TOOLS}/figure4 adaptive epsilon_20}} and {{{TOOLS}/figure4 constant epsilon_20}} at ε = 20",
         f"({{{TOOLS}/table1 batch_512 sigma paper}} with 512, {{{TOOLS}/table1 batch_1024 sigma paper}} with 1,024) | "
-        f"as it says: {{{TOOLS}/table1 batch_512 sigma}} and {{{TOOLS}/table1 batch_1024 sigma}}; at a true ε of 20: "
+        f"yes: {{{TOOLS}/table1 batch_512 sigma}} and {{{TOOLS}/table1 batch_1024 sigma}}; at a true ε of 20: "
         f"{{{TOOLS}/table1 batch_512 epsilon_20}} and {{{TOOLS}/table1 batch_1024 epsilon_20}} (",
         "MNIST {pyvacy/mnist epsilon_3 accuracy paper} at ε = 3 | nearly: {pyvacy/mnist epsilon_3 accuracy}, at ε",
         f"{{{SCATTERING} linear accuracy}} at ε = 2.93, {{{SCATTERING} linear_1 accuracy}} at ε = 1]",

@@ -42,7 +42,7 @@ def small_net() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
-CONTENTS, NUMBER, ORDER, EARLIER = "the contents of", "the number of", "the order of", "records of earlier lots"
+CONTENTS, NUMBER, ORDER, EARLIER = "the contents of", "the number of", "the order of", "records of earlier batches"
 ANY = f"{CONTENTS}|{NUMBER}|{ORDER}"
 
 # ------------------------------------------------------------------------------------------------- one record of a lot

@@ -24,7 +24,7 @@ from tests.records import user_worlds
 from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:no record of a lot has a finite gradient:UserWarning"),
+    pytest.mark.filterwarnings("ignore:no record of a batch has a finite gradient:UserWarning"),
     pytest.mark.filterwarnings("ignore:updates of some users are not finite:UserWarning"),
 ]
 STOPS = r"released weights have diverged \(.*\), so the training stops after (\d+) releases, which cost epsilon = "
@@ -143,7 +143,7 @@ def test_lots_without_gradients_are_told_once_and_stop_nothing(tmp_path: Path, m
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         strategy = fit(tmp_path, Classifier(manual), data=broken(1.0))
-    told = [w for w in caught if "no record of a lot has a finite gradient" in str(w.message)]
+    told = [w for w in caught if "no record of a batch has a finite gradient" in str(w.message)]
     assert strategy.releases == 8 and len(told) == 1
     assert strategy.mechanism.records_of_lot[0] > 0 and strategy.mechanism.records_of_lot[1] == 0
 

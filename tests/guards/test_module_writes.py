@@ -370,5 +370,5 @@ class LeavesOut(Classifier):
 def test_lots_that_are_left_out_are_refused(tmp_path: Path) -> None:
     loader = loader_of(pictures())
     assert any(len(loader.lots.lot(step)) < 11 for step in range(5))
-    with pytest.raises(ConfigurationError, match="drawn, and never released .on_train_batch_start returned -1"):
+    with pytest.raises(ConfigurationError, match="drawn but never released .on_train_batch_start returned -1"):
         fit(tmp_path, LeavesOut(), 20, loader=loader)

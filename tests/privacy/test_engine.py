@@ -376,7 +376,7 @@ def test_sum_reduction() -> None:
     model, x = nn.Linear(3, 2).double(), torch.randn(5, 3).double()
     engine = PerRecordEngine(model, "sum")
     loss = torch.stack([mean_square(model, x[i : i + 1]) for i in range(5)]).sum()
-    with pytest.raises(UnsupportedModuleError, match="lot of 5 records"):
+    with pytest.raises(UnsupportedModuleError, match="batch of 5 records"):
         engine.backward(loss, 5)
     got = engine.backward(mean_square(model, x) * 5, 5)
     for name, gradients in zip(engine.names, got, strict=True):

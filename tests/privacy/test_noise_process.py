@@ -174,7 +174,10 @@ def test_a_sum_of_a_round_is_not_released_twice(tmp_path: Path) -> None:
     release(crashed, rows(0))
     crashed.budget.close()
     again = made(tmp_path, sampling=sampling, start=state)
-    with pytest.warns(UserWarning, match="comes out otherwise"), pytest.raises(ConfigurationError, match="made anew"):
+    with (
+        pytest.warns(UserWarning, match="differs from its record"),
+        pytest.raises(ConfigurationError, match="cannot be repeated"),
+    ):
         release(again, rows(9))
     assert len(read_ledger(tmp_path / "ledger.jsonl").releases) == 1
 

@@ -162,10 +162,10 @@ def test_before_a_training() -> None:
 def test_a_lot_is_released_once(tmp_path: Path) -> None:
     releases = made(tmp_path)
     for act in (lambda: releases.release(), lambda: releases.accumulate([InstantiatedGradients(lambda: rows(0))], 7)):
-        with pytest.raises(ConfigurationError, match="no lot is open"):
+        with pytest.raises(ConfigurationError, match="no batch is open"):
             act()
     release(releases, rows(0))
-    with pytest.raises(ConfigurationError, match="no lot is open"):
+    with pytest.raises(ConfigurationError, match="no batch is open"):
         releases.release()
     assert releases.num_releases == len(read_ledger(tmp_path / "ledger.jsonl").releases) == 1
 

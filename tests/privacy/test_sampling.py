@@ -300,7 +300,7 @@ def test_a_scheme_whose_parameters_are_not_known_by_its_rate_is_not_audited_as_a
     lots = Lots(TwoCoins(1000, first=0.1, second=0.9), seed=0)
     assert lots.sampling.rate == pytest.approx(0.09)
     lots.added = 100
-    with pytest.raises(ConfigurationError, match=r"'two_coins' lots have parameters .* TwoCoins\.among\(\)"):
+    with pytest.raises(ConfigurationError, match=r"'two_coins' batches have parameters .* TwoCoins\.among\(\)"):
         _ = lots.sampling
     alike = Lots(TwoCoins.at_rate(1000, 0.09), seed=0)
     alike.added = 100
@@ -311,7 +311,7 @@ def test_a_scheme_whose_parameters_are_not_known_by_its_rate_is_not_audited_as_a
 def test_largest_lots_that_are_none(most: int) -> None:
     with pytest.raises(ConfigurationError, match="max_batch_size must be a whole number of records from 1 on"):
         TruncatedPoissonSampling(60, 0.2, most)
-    with pytest.raises(ConfigurationError, match="truncated_poisson lots cannot be solved for"):
+    with pytest.raises(ConfigurationError, match="truncated_poisson batches cannot be solved for"):
         TrainingSetting(1.0, 0.2, 10, delta=DELTA, sampling="truncated_poisson", population=60)
 
 

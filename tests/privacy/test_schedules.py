@@ -207,7 +207,7 @@ def test_a_replay_that_differs_counts_again_at_its_own_cost(tmp_path: Path) -> N
         release(crashed, rows(step))
     crashed.budget.close()
     resumed = made(tmp_path, start=state, **{**options, "horizon": TrainingLength(STEPS, 1)})
-    with pytest.warns(UserWarning, match="comes out otherwise"):
+    with pytest.warns(UserWarning, match="differs from its record"):
         release(resumed, rows(50))
     assert resumed.phase == 1 and resumed.budget.remaining == STEPS - 2
     for step in range(2, STEPS):
@@ -300,9 +300,9 @@ def test_no_schedule_draws_the_lots_of_before() -> None:
 @pytest.mark.parametrize(
     ("kind", "size", "schedule", "words"),
     [
-        ("poisson", 20, "linear:100", "gives lots of"),
+        ("poisson", 20, "linear:100", "gives batches of"),
         ("poisson", 20, "linear:0.01", "must hold between 1 and all 300"),
-        ("full", 300, "linear:0.5", "'full' lots have one size"),
+        ("full", 300, "linear:0.5", "'full' batches have one size"),
         ("shuffled", 20, "linear:0.5", "have one size"),
         ("poisson", 20, "linear:x", "expected_batch_size_schedule must be"),
         ("poisson", 20, True, "or a function, not True"),

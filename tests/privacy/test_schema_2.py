@@ -131,7 +131,7 @@ def test_noise_of_a_users_own_is_not_compared(tmp_path: Path) -> None:
     lines[2]["queries"][0]["noise_std"] *= 2
     assert put(path, lines).damage is None
     lines[2]["sampling"]["sample_rate"] /= 2
-    assert "draws a lot by" in str(put(path, lines).damage)
+    assert "draws a batch by" in str(put(path, lines).damage)
 
 
 def test_what_an_earlier_phase_answered_stands_beside(tmp_path: Path) -> None:

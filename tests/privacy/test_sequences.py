@@ -379,7 +379,7 @@ def test_records_in_the_wrong_dimension_are_refused(layer: nn.Module) -> None:
     engine = PerRecordEngine(layer)
     x = torch.randn(4, 2, 3)
     output = layer(x, x, x) if isinstance(layer, nn.MultiheadAttention) else layer(x)
-    with pytest.raises(UnsupportedModuleError, match="saw 2 records in a lot of 4.*batch_first=True"):
+    with pytest.raises(UnsupportedModuleError, match="saw 2 records in a batch of 4.*batch_first=True"):
         engine.backward(output[0].square().mean(), 4)
     engine.close()
 

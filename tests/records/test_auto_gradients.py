@@ -196,7 +196,7 @@ def test_a_first_lot_of_which_nothing_can_be_said(tmp_path: Path) -> None:
     make, step = NETWORKS["keywords and tuples"]
     strategy = DPSGD(noise_multiplier=1.0, delta=1e-3, seed=1, ledger=str(tmp_path / "ledger.jsonl"))
     trainer = trainer_for(tmp_path, First(), 6, more=[strategy])
-    with pytest.warns(UserWarning, match="no record of a lot has a finite gradient"):
+    with pytest.warns(UserWarning, match="no record of a batch has a finite gradient"):
         trainer.fit(Diverging(make(), step), loader_of(data(40), 10))
     assert used(strategy) == "one_by_one" and strategy.releases == 6
 
@@ -211,7 +211,7 @@ def test_a_first_lot_of_which_nothing_can_be_said(tmp_path: Path) -> None:
 )
 def test_what_mixes_records_stays_refused(tmp_path: Path, net: Any, step: Any) -> None:
     torch.manual_seed(1)
-    with pytest.raises(UnsupportedModuleError, match=r"other records in its lot|mixes the records"):
+    with pytest.raises(UnsupportedModuleError, match=r"other records in its batch|mixes the records"):
         fit(tmp_path, net(), step=step, gradients="auto", loader=loader_of(data(40), 10))
 
 

@@ -175,7 +175,7 @@ def test_other_numbers_of_rows_in_a_later_lot() -> None:
     engine.folds = {model: Fold.CONTIGUOUS}
     engine.expect(4)
     loss = model(torch.randn(10, 6)).sum()
-    with pytest.raises(UnsupportedModuleError, match=r"shape \(10, 6\) for a lot of 4 records"):
+    with pytest.raises(UnsupportedModuleError, match=r"shape \(10, 6\) for a batch of 4 records"):
         engine.backward(loss, 4)
 
 
@@ -261,7 +261,7 @@ def in_small_lots(order: Callable[[Tensor, int], Tensor]) -> Callable[[Tensor, i
 def test_an_order_that_shows_in_large_lots_only_is_refused(tmp_path: Path, order: Any) -> None:
     """The trial has seen nothing of it: the probe of the first lot has to, before anything is released."""
     torch.manual_seed(1)
-    with pytest.raises(UnsupportedModuleError, match="in its lot"):
+    with pytest.raises(UnsupportedModuleError, match="in its batch"):
         fit(tmp_path, Disordered(in_small_lots(order)), gradients="auto", loader=loader_of(data(40), 20))
     assert not read_ledger(tmp_path / "ledger.jsonl").releases
 

@@ -251,8 +251,8 @@ def weighted(net: nn.Module, batch: Any) -> Tensor:
     ("net", "step", "message"),
     [
         (lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(30), nn.Linear(30, 4)), cross_entropy, "mixes the records"),
-        (plain, squeezed, "fails on one record of it"),
-        (plain, summed, "say so by loss_reduction"),
+        (plain, squeezed, "fails on a single record"),
+        (plain, summed, "set loss_reduction"),
         (Largest, cross_entropy, "is not the mean of those of its records"),
         (plain, pairs, "is not the mean of those of its records"),
         (plain, weighted, "is not the mean of those of its records"),
@@ -356,9 +356,9 @@ def test_a_loss_without_a_gradient(tmp_path: Path) -> None:
     """The engine refuses it; of a lot of records that are run alone it may be so by chance."""
     with pytest.raises(ConfigurationError, match="the loss has no gradient: return it undetached"):
         fit(tmp_path / "engine", plain(), step=detached, gradients="engine")
-    with pytest.warns(UserWarning, match="no record of the first lot has a gradient"):
+    with pytest.warns(UserWarning, match="no record of the first batch has a gradient"):
         fit(tmp_path / "one", plain(), step=detached)
-    with pytest.warns(UserWarning, match="no record of the first lot has a gradient"):
+    with pytest.warns(UserWarning, match="no record of the first batch has a gradient"):
         list(loop_of(tmp_path / "loop", plain(), detached))
 
 
@@ -387,8 +387,8 @@ class Returns(Module):
     [
         (1.5, "training_step returned a float as its loss: return the tensor"),
         ({"loss": 1.5}, "training_step returned a float as its loss: return the tensor"),
-        ({"los": torch.zeros(())}, "training_step gave no loss"),
-        (None, "training_step gave no loss"),
+        ({"los": torch.zeros(())}, "training_step returned no loss"),
+        (None, "training_step returned no loss"),
     ],
 )
 def test_what_is_no_loss_is_refused(tmp_path: Path, returned: Any, words: str) -> None:
@@ -519,7 +519,7 @@ def test_manual_optimization_is_the_same(tmp_path: Path) -> None:
     twice = Manual(plain(), cross_entropy)
     twice.times = 2
     strategy = DPSGD(noise_multiplier=1.0, delta=1e-3, gradients="one_by_one")
-    with pytest.raises(ConfigurationError, match="backward was called twice for one lot"):
+    with pytest.raises(ConfigurationError, match="backward was called twice for one batch"):
         trainer_for(tmp_path / "twice", strategy, 2).fit(twice, loader_of(data(40), 6))
 
 

@@ -137,7 +137,7 @@ def test_a_budget_stops_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", [{"microbatch_size": 2}, {"max_physical_batch_size": 3}, {"loss_reduction": "sum"}])
 def test_options_of_examples_are_refused(option: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match=f"{next(iter(option))} says how examples become records"):
+    with pytest.raises(ConfigurationError, match=f"{next(iter(option))} applies to records made of examples"):
         DPSGD(noise_multiplier=1.0, records=TwoTensors(), **option)
 
 

@@ -125,13 +125,13 @@ REFUSED: dict[str, tuple[Callable[[], Toy], str]] = {
     "first wins": (lambda: FirstWins(linear()), "keeps something from one training_step to the next"),
     "memory bank": (lambda: Bank(linear()), "keeps something from one training_step to the next"),
     "curriculum": (lambda: Curriculum(linear()), "keeps something from one training_step to the next"),
-    "no loss": (lambda: NoLoss(linear()), "gave no loss for a batch of a user"),
+    "no loss": (lambda: NoLoss(linear()), "returned no loss for a batch of a user"),
     "no gradient": (lambda: NoGradient(linear()), "depends on no trainable parameter"),
     "many losses": (lambda: ManyLosses(linear()), "one number"),
     "manual": (lambda: Manual(linear()), "manual optimization"),
     "gan": (lambda: Adversarial(linear()), "manual optimization, or a private_module"),
     "closure": (lambda: Closure(linear()), "LBFGS and line searches"),
-    "skips": (lambda: Skips(linear()), "a lot was drawn, and never released"),
+    "skips": (lambda: Skips(linear()), "a batch was drawn but never released"),
 }
 
 
@@ -201,15 +201,15 @@ LOADERS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: LotLoader(make_users(), sampling_of(make_users(), "user"), record_of_row=lambda batch: batch[0]),
         "collate_fn and record_of_row are for examples",
     ),
-    "halved": (lambda: Halves(make_users(), sampling_of(make_users(), "user")), "an __iter__ of its own"),
+    "halved": (lambda: Halves(make_users(), sampling_of(make_users(), "user")), "overrides __iter__"),
     "subset": (
         lambda: LotLoader(Subset(make_users(), range(8)), sampling_of(range(8), "user")), "Subset of users .* has lost",
     ),
     "random split": (
         lambda: LotLoader.poisson(random_split(make_users(), [8, 4])[0], 4), r"use UserDataset.subset\(positions\)",
     ),
-    "examples": (lambda: LotLoader(examples(), sampling_of(examples(), "example")), "a record is a user, and the lots"),
-    "called users": (lambda: LotLoader(called_users(), sampling_of(examples(), "user")), "says nothing of users"),
+    "examples": (lambda: LotLoader(examples(), sampling_of(examples(), "example")), "a record is a user, but batches"),
+    "called users": (lambda: LotLoader(called_users(), sampling_of(examples(), "user")), "has no users"),
     "no lots": (lambda: DataLoader(make_users(), batch_size=4), "the sampling of the training data loader"),
 }  # fmt: skip
 
@@ -247,7 +247,7 @@ def test_a_hook_may_not_change_the_cohort(tmp_path: Path) -> None:
     "option", [{"microbatch_size": 2}, {"max_physical_batch_size": 4}, {"loss_reduction": "sum"}], ids=str
 )
 def test_options_of_examples_do_not_go_with_users(option: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match="says how examples become records"):
+    with pytest.raises(ConfigurationError, match="applies to records made of examples"):
         DPSGD(noise_multiplier=1.0, records=Users(LOCAL), **option)
 
 
@@ -281,7 +281,7 @@ def test_users_without_any_example(tmp_path: Path) -> None:
 
 
 def test_a_large_delta_is_one_of_users(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=r"not below 1/12 \(the number of users\).* publish one user outright"):
+    with pytest.warns(UserWarning, match=r"not below 1/12 \(the number of users\).* publishing one user in the clear"):
         fit(tmp_path, Toy(linear()), steps=1, delta=0.1)
 
 

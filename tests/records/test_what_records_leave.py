@@ -130,7 +130,7 @@ def test_gradients_of_the_records_before(tmp_path: Path) -> None:
             loss.backward(retain_graph=True)
             return loss
 
-    with pytest.raises(UnsupportedModuleError, match="p.grad then holds the gradients of the records before"):
+    with pytest.raises(UnsupportedModuleError, match="p.grad contains unclipped gradients of records"):
         fit(tmp_path, Penalized(plain(), cross_entropy))
 
 

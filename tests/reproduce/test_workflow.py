@@ -139,7 +139,7 @@ def test_a_plan_of_words() -> None:
         ([*TINY, "launcher=teleport"], "there is no launcher=teleport"),
         ([*TINY, "seed=1,2"], "must be one whole number"),
         ([*TINY, "nonsense"], "is no setting: write KEY=VALUE"),
-        ([*TINY, "--margin", "0"], "--margin is a number of points"),
+        ([*TINY, "--margin", "0"], "--margin must be between 0 and 100 points"),
         ([*TINY, "--status", "--replace"], "leave one of them out"),
         (["model=mlp", "data=random_noise"], "data=random_noise is none"),
         (["model=mlp", "data=digits_users", "records=users"], "users are the records"),

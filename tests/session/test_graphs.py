@@ -144,7 +144,7 @@ def test_what_is_logged_and_returned(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "private/loss" in rows[0][0] and "train/largest" in rows[0][0]
 
 
-@pytest.mark.filterwarnings("ignore:no record of a lot has a finite gradient")
+@pytest.mark.filterwarnings("ignore:no record of a batch has a finite gradient")
 def test_records_that_are_not_finite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images, labels = pictures().tensors
     images = images.clone()
@@ -437,6 +437,6 @@ def test_sums_that_differ_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             self._total.mul_(1.1)
             return is_repeated
 
-    with pytest.warns(UserWarning, match="a repeated lot had other sums than an eager one"):
+    with pytest.warns(UserWarning, match="a replayed batch had different sums from an eager one"):
         fit(tmp_path, monkeypatch, Wrong(), steps=60)
     assert len(read_ledger(tmp_path / "ledger.jsonl").releases) == 60

@@ -132,7 +132,7 @@ def test_two_releases_of_a_lot(tmp_path: Path) -> None:
     gradients(driver, batch)
     session.release()
     for again in (session.release, lambda: gradients(driver, batch)):
-        with pytest.raises(ConfigurationError, match="two optimizer steps"):
+        with pytest.raises(ConfigurationError, match="the optimizer stepped twice"):
             again()
     session.end()
 

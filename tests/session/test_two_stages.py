@@ -232,12 +232,12 @@ def test_a_damaged_ledger(tmp_path: Path) -> None:
 
 
 def test_options_that_do_not_go_with_it(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="is no file: name the ledger of the training before"):
+    with pytest.raises(ConfigurationError, match="is not a file: name the ledger of the earlier training"):
         DPSGD(noise_multiplier=1.0, after=ledger_in(tmp_path))
     first_stage(tmp_path)
-    with pytest.raises(ConfigurationError, match="the training before .* had none of them"):
+    with pytest.raises(ConfigurationError, match="the earlier training .* had no canaries"):
         DPSGD(noise_multiplier=1.0, after=ledger_in(tmp_path / "first"), audit=GradientCanaries(20))
-    with pytest.raises(ConfigurationError, match="ClipOnly is no private training"):
+    with pytest.raises(ConfigurationError, match="ClipOnly is not private"):
         ClipOnly(max_grad_norm=1.0, after=ledger_in(tmp_path / "first"))
 
 

@@ -210,7 +210,7 @@ def threshold(module: Net, x: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.parametrize("manual", [False, True], ids=["automatic", "manual"])
 @pytest.mark.parametrize("loss", [center, queue, over_running_mean, threshold])
 def test_lots_that_depend_on_earlier_lots_are_refused(tmp_path: Path, loss: LossOf, manual: bool) -> None:
-    with pytest.raises(UnsupportedModuleError, match="depends on records of earlier lots, through what"):
+    with pytest.raises(UnsupportedModuleError, match="depends on records of earlier batches, through state"):
         fit(tmp_path, Net(loss, manual=manual), 5)
 
 
@@ -353,9 +353,13 @@ def test_a_loop_has_the_same_probe(tmp_path: Path) -> None:
 
 
 def test_the_message_names_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModuleError, match="is the loss the mean over the records, as loss_reduction='mean'"):
+    with pytest.raises(
+        UnsupportedModuleError, match="check that the loss is the mean over the records, as loss_reduction='mean'"
+    ):
         fit(tmp_path, Net(total))
-    with pytest.raises(UnsupportedModuleError, match="is the loss the sum over the records, as loss_reduction='sum'"):
+    with pytest.raises(
+        UnsupportedModuleError, match="check that the loss is the sum over the records, as loss_reduction='sum'"
+    ):
         fit(tmp_path / "sum", Net(mean), loss_reduction="sum")
     with pytest.raises(UnsupportedModuleError, match="contents of the other .* record_of_row"):
         fit(tmp_path / "pairs", Net(contrastive))
@@ -397,7 +401,7 @@ def test_pieces_of_few_records_are_probed_too(tmp_path: Path, limit: int) -> Non
 
 def test_lots_too_small_for_any_probe_are_told(tmp_path: Path) -> None:
     trainer = trainer_for(tmp_path, DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3), 60)
-    with pytest.warns(UserWarning, match="could not be checked: 50 lots held fewer than 3 records each"):
+    with pytest.warns(UserWarning, match="could not be checked: 50 batches held fewer than 3 records each"):
         trainer.fit(Net(rolled), LotLoader(records(), Lots(make_sampling("fixed_size", 40, 2), 0)))
 
 
@@ -752,7 +756,7 @@ def test_lots_that_are_not_finite_give_no_verdict(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModuleError, match="contents"):
         fit(tmp_path / "coupled", Net(hard_mining), 10, data)
     data.tensors[0][:] = float("nan")
-    with pytest.warns(UserWarning, match="no record of a lot has a finite gradient"):
+    with pytest.warns(UserWarning, match="no record of a batch has a finite gradient"):
         fit(tmp_path / "all", Net(reconstruction), 10, data)
 
 
@@ -773,7 +777,7 @@ def test_steps_that_need_a_whole_lot_are_said_to_be_unchecked(tmp_path: Path) ->
             raise ValueError("too few")
         return mean(module, x, y)
 
-    with pytest.warns(UserWarning, match="could not be checked: training_step fails with a part of a lot"):
+    with pytest.warns(UserWarning, match="could not be checked: training_step fails on a part of a batch"):
         fit(tmp_path, Net(whole), 2)
     with pytest.raises(UnsupportedModuleError, match="contents"):
         fit(tmp_path / "coupled", Net(lambda m, x, y: whole(m, x - x.mean(0), y)), 2)

@@ -99,7 +99,7 @@ def test_noise_on_every_rank_does_not_agree(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_same_lot_on_every_rank_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match=r"rows, its lot has \d+ records"):
+    with pytest.raises(Exception, match=r"rows but \d+ records"):
         run(tmp_path, SameLotOnEveryRank(noise_multiplier=1.0, seed=0, delta=1e-3), True)
 
 

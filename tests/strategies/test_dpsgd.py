@@ -225,7 +225,7 @@ def test_a_replay_that_differs_goes_on_with_new_noise(tmp_path: Path) -> None:
         fit(tmp_path, make_classifier(), 9, as_is(data), fingerprint="x", trainer={"more": [Crash()]})
     strategy = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3, fingerprint="x")
     trainer = trainer_for(tmp_path, strategy, 9)
-    with pytest.warns(UserWarning, match="release 3 comes out otherwise.*new phase of the ledger, with new noise"):
+    with pytest.warns(UserWarning, match="release 3 differs from its record.*new phase of the ledger, with new noise"):
         trainer.fit(make_classifier(), as_is(data), ckpt_path=tmp_path / "mid.ckpt", weights_only=True)
     ledger = read_ledger(strategy.ledger_path or tmp_path / "ledger.jsonl")
     assert [(phase, one.number) for phase, one in ledger.releases[6:]] == [(1, n) for n in range(3, 9)]
@@ -432,8 +432,8 @@ class WithBatchNorm(Classifier):
     ("module", "message"),
     [
         (lambda: TwoBackwards(manual=True), "backward was called twice"),
-        (lambda: TwoSteps(manual=True), "two optimizer steps were made on one lot"),
-        (SkipsLots, "gave no loss for a lot that is not empty"),
+        (lambda: TwoSteps(manual=True), "the optimizer stepped twice on one batch"),
+        (SkipsLots, "returned no loss for a batch that is not empty"),
         (OwnBackward, "overrides backward"),
         (PartialOptimizer, "does not update net.1.weight"),
         (lambda: TwoOptimizers(manual=True), "2 optimizers"),
@@ -441,8 +441,8 @@ class WithBatchNorm(Classifier):
         (Statistics, "forward pass changes mean"),
         (ReassignedBuffer, "forward pass changes mean"),
         (DataDependentStart, "depends on the contents of the other records"),
-        (lambda: PastLightning(manual=True), "stepped before the release of the lot"),
-        (lambda: SkipsSome(manual=True), "no private update was made for this lot"),
+        (lambda: PastLightning(manual=True), "stepped before the release of the batch"),
+        (lambda: SkipsSome(manual=True), "no private update was made for this batch"),
         (Plateau, "ReduceLROnPlateau watches train_loss"),
         (WithBatchNorm, r"net.1 \(BatchNorm2d\) mixes the records.*GroupNorm"),
     ],
@@ -510,7 +510,7 @@ def test_unknown_sampling_is_refused(loader: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "give a noise_multiplier, a target_epsilon"),
+        ({}, "set noise_multiplier, target_epsilon"),
         (
             {"noise_multiplier": 0.0},
             "noise_multiplier must be a positive number from 1e-12 to 1e.12, not 0.0; use strategy=none",

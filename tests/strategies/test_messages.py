@@ -295,7 +295,7 @@ class Opaque:
 
 def test_batches_that_cannot_be_looked_into(tmp_path: Path) -> None:
     lots = LotLoader.poisson(data(40), 20, collate_fn=Opaque)
-    with pytest.raises(ConfigurationError, match="holds a Opaque, .* dictionaries, lists, tuples or dataclasses"):
+    with pytest.raises(ConfigurationError, match="contains a Opaque, .* dictionaries, lists, tuples or dataclasses"):
         train(
             tmp_path,
             Module(plain(), lambda net, batch: F.cross_entropy(net(batch.x), batch.y)),

@@ -20,7 +20,7 @@ from dpbench.strategies import DPSGD, NonPrivate
 from tests.records import user_worlds
 from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for, weights_of
 
-READS = "optimizer reads the loss of a lot"
+READS = "optimizer reads the loss of a batch"
 
 
 class Reading(Optimizer):
@@ -272,7 +272,7 @@ def test_a_module_that_steps_by_itself_sees_no_loss_there(tmp_path: Path) -> Non
 def test_two_closures_in_a_step_are_refused(tmp_path: Path) -> None:
     """As sharpness-aware minimization makes."""
     for manual in (False, True):
-        with pytest.raises(ConfigurationError, match="two optimizer steps were made on one lot"):
+        with pytest.raises(ConfigurationError, match="the optimizer stepped twice on one batch"):
             fit(tmp_path / str(manual), Of(lambda params: Reading(params, lambda _: 1.0, closures=2), manual))
 
 
@@ -306,7 +306,7 @@ def test_an_optimizer_that_nobody_can_watch(tmp_path: Path) -> None:
     class Module(Of):
         def optimizer_zero_grad(self, *_: Any) -> None: ...
 
-    with pytest.raises(ConfigurationError, match=r"Stranger is no subclass of torch.optim.Optimizer"):
+    with pytest.raises(ConfigurationError, match=r"Stranger is not a subclass of torch.optim.Optimizer"):
         fit(tmp_path, Module(Stranger))  # type: ignore[arg-type]
 
 
@@ -317,7 +317,7 @@ def test_a_loop_has_no_closure_to_give(tmp_path: Path) -> None:
 
     model = nn.Linear(64, 3)
     strategy = DPSGD(noise_multiplier=1.0, ledger=str(tmp_path / "ledger.jsonl"))
-    with pytest.raises(ConfigurationError, match=r"calls step\(\) without a closure, which Needs.step asks for"):
+    with pytest.raises(ConfigurationError, match=r"calls step\(\) without a closure, which Needs.step requires"):
         PrivateLoop(model, Needs(model.parameters(), 0.1), loader_of(pictures()), strategy, lambda m, b: m(b[0]), 3)
 
 

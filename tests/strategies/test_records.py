@@ -48,7 +48,7 @@ def test_rows_that_are_not_the_lots(tmp_path: Path, collate: Callable[[Any], Any
     """A record with two rows would be clipped twice, and move the sum by twice the bound."""
     lots = Lots(make_sampling("poisson", 60, 12), 0)
     loader = LotLoader(pictures(), lots, lambda records: collate(tuple(default_collate(records))))
-    words = r"rows, its lot has \d+ records: each row is clipped on its own"
+    words = r"rows but \d+ records: each row is clipped separately"
     if collate is drops_one:  # of few records it may already be seen that rows are not where they belong
         words += "|from other records too|into another order"
     if collate is adds_one_to_some:  # where lots are checked, by the contents of the rows
@@ -219,7 +219,7 @@ def index_of(rows: Callable[[Tensor], Any]) -> Callable[[dict[str, Tensor]], Any
         (index_of(lambda of: None), "one whole number"),
         (index_of(lambda of: of.flip(0)), "must be ascending"),
         (index_of(lambda of: of - 1), "must be ascending, from 0|or record_of_row names other records"),
-        (index_of(lambda of: of + 1000), "to below the lot's 9 records"),
+        (index_of(lambda of: of + 1000), "to below the batch's 9 records"),
     ],
 )
 def test_what_is_no_index_of_records_is_refused(tmp_path: Path, of: Any, words: str) -> None:

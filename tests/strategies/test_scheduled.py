@@ -126,7 +126,7 @@ def test_noise_moves_under_every_strategy(tmp_path: Path, make: Any, options: di
     ("make", "options", "words"),
     [
         (AdaptiveQuantileClipping, {"max_grad_norm_schedule": "linear:0.5"}, "adapt to the gradients"),
-        (ClipOnly, {"noise_schedule": "linear:0.5"}, "is no private training: leave noise_schedule out"),
+        (ClipOnly, {"noise_schedule": "linear:0.5"}, "is not private: leave out noise_schedule"),
         (DPSGD, {"noise_schedule": "falling"}, "noise_schedule must be constant, linear:END"),
         (DPSGD, {"noise_schedule": 3}, "noise_schedule must be"),
     ],

@@ -278,7 +278,7 @@ def test_references_are_what_they_say(tmp_path: Path) -> None:
         torch.testing.assert_close(weights_of(module), weights_of(plain), rtol=1e-4, atol=1e-5)
         assert strategy.epsilon() == float("inf")
         assert not (tmp_path / make.__name__ / "ledger.jsonl").exists()
-    with pytest.raises(ConfigurationError, match="ClipOnly is no private training"):
+    with pytest.raises(ConfigurationError, match="ClipOnly is not private"):
         ClipOnly(target_epsilon=1.0)
     with pytest.raises(ConfigurationError, match="no private metrics"):
         NoiseOnly(noise_multiplier=1.0, metrics={"loss": 1.0})
@@ -323,7 +323,7 @@ def test_private_optimizers_equal_plain_ones_fed_with_the_released_gradients(
         (lambda: DiscretizedDPSGD(discretization_threshold=-1, noise_multiplier=1), "discretization_threshold must be"),
         (lambda: DiscretizedDPSGD(correction_threshold=-1, noise_multiplier=1), "correction_threshold must be"),
         (lambda: DiscretizedDPSGD(priors=[0.5, 0.5, 0.5], noise_multiplier=1), "three probabilities .* that sum to 1"),
-        (lambda: DPSGD(priors=[0.2, 0.6, 0.2], noise_multiplier=1), "give a correction_threshold"),
+        (lambda: DPSGD(priors=[0.2, 0.6, 0.2], noise_multiplier=1), "set correction_threshold"),
         (lambda: DPSGD(microbatch_size=0, noise_multiplier=1), "microbatch_size must be a whole number"),
         (lambda: DPSGD(metrics={"loss": -1}, noise_multiplier=1), "bound of metric loss"),
         (lambda: DPSGD(metrics={}, noise_multiplier=1), "metrics must be names with a bound each"),

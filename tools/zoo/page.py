@@ -100,7 +100,7 @@ _HEAD = """\
 # Zoo
 
 Written by `make zoo`, which builds {count} small networks with random weights from configurations of transformers,
-torchvision, timm, PyTorch Geometric and peft, and in plain torch, and trains each for a few lots with
+torchvision, timm, PyTorch Geometric and peft, and in plain torch, and trains each for a few batches with
 `ClipOnly(max_grad_norm=...)`, which releases the clipped sum without noise. The list (`tools/zoo/architectures.py`) was
 committed before any of it was tried. A release has to be the mean of the clipped gradients of each record's loss
 alone, by plain autograd, to {tolerance} of each parameter's gradient.
@@ -111,9 +111,9 @@ _HOW = """\
   (`gradients=auto` says it in one line); or refused, with the reason.
 * **error**: largest relative error of a parameter's gradient, in float64, or in float32 where a network does not run
   in float64. Where there is none, the step draws random numbers, or keeps its dropout; such a network has to train.
-* **time**: of a private step over a plain one, on a lot of four or six records, with one thread: for so small networks
-  it is mostly overhead; [Time](time.md) has real ones.
-* `fix`: BatchNorm mixes records; `dpbench.fix(model)` has put GroupNorm into the place of so many layers first.
+* **time**: of a private step over a plain one, on a batch of four or six records, one thread: for networks this small
+  it is mostly overhead; [engine](engine.md#how-fast-it-is) has realistic ones.
+* `fix`: BatchNorm mixes records; `dpbench.fix(model)` has first replaced this number of layers by GroupNorm.
 
 Dropout and stochastic depth are set to 0 but in the family "With dropout". Reasons are cut after a few lines.
 """

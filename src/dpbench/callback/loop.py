@@ -270,7 +270,7 @@ class LoopTraining(Training):
                 function()
             if not isinstance(loss, Tensor):
                 raise ConfigurationError(
-                    f"the loss function gave a {type(loss).__name__}: return the loss, one tensor, for every lot."
+                    f"the loss function gave a {type(loss).__name__}: return the loss, one tensor, for every batch."
                 )
             if torch.is_inference_mode_enabled() or any(parameter.grad is not None for parameter in parameters):
                 raise ConfigurationError(
@@ -308,7 +308,7 @@ def _refuse_scaled_losses(device: str) -> None:
 def _refuse_other_kinds(model: object, optimizer: object, strategy: object) -> None:
     """Raise ConfigurationError where something is not what a loop trains, or trains by."""
     if not isinstance(strategy, PrivateStrategy):
-        raise ConfigurationError(f"{type(strategy).__name__} is no private strategy: give a DPSGD(...), say.")
+        raise ConfigurationError(f"{type(strategy).__name__} is not a private strategy: pass DPSGD(...), for example.")
     if isinstance(model, pl.LightningModule) or not isinstance(model, nn.Module):
         raise ConfigurationError(
             f"PrivateLoop trains a torch.nn.Module by a loss function, not a {type(model).__name__}: a LightningModule "
@@ -322,8 +322,8 @@ def _refuse_other_kinds(model: object, optimizer: object, strategy: object) -> N
         inspect.signature(optimizer.step).bind()
     except TypeError:
         raise ConfigurationError(
-            f"PrivateLoop calls step() without a closure, which {type(optimizer).__name__}.step asks for: give it a "
-            "default (closure=None). An optimizer that reads the loss of a lot cannot train privately."
+            f"PrivateLoop calls step() without a closure, which {type(optimizer).__name__}.step requires: give it a "
+            "default (closure=None). An optimizer that reads the loss of a batch cannot train privately."
         ) from None
 
 
@@ -331,7 +331,7 @@ def _refuse_what_needs_a_trainer(strategy: PrivateStrategy) -> None:
     """Raise ConfigurationError for options that ask for more than one process and a loss function."""
     if strategy.ledger_path is None:
         raise ConfigurationError(
-            f"say where the ledger goes: {type(strategy).__name__}(..., ledger='run/ledger.jsonl'); there is no log "
+            f"set the path of the ledger: {type(strategy).__name__}(..., ledger='run/ledger.jsonl'); there is no log "
             "folder without a Trainer."
         )
     needs = {
@@ -342,4 +342,4 @@ def _refuse_what_needs_a_trainer(strategy: PrivateStrategy) -> None:
     }
     for name, is_needed in needs.items():
         if is_needed:
-            raise ConfigurationError(f"PrivateLoop does without {name}: train in a Lightning Trainer.")
+            raise ConfigurationError(f"PrivateLoop does not support {name}: use a Lightning Trainer.")

@@ -39,8 +39,8 @@ from dpbench.session.executors import executor_of
 from dpbench.session.session import PrivateSession
 
 _NO_RELEASE = (
-    "no private update was made for this lot: call self.manual_backward(loss) and self.optimizers().step() exactly "
-    "once for each lot, also an empty one (steps past Lightning's optimizer are not private)."
+    "no private update was made for this batch: call self.manual_backward(loss) and self.optimizers().step() exactly "
+    "once for each batch, also an empty one (steps that bypass Lightning's optimizer are not private)."
 )
 _EARLY = 50  # releases whose bounds are all logged: they move fast at first
 
@@ -88,17 +88,15 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
         if self.after is None:
             return None
         if not self.recipe.private:
-            raise ConfigurationError(
-                f"{type(self).__name__} is no private training, and has no ledger: leave out after."
-            )
+            raise ConfigurationError(f"{type(self).__name__} is not private, and has no ledger: leave out after.")
         if self.audit is not None:
             raise ConfigurationError(
-                "an audit compares what canaries show with the epsilon of a whole ledger, and the training before "
-                "(after=...) had none of them: audit=None, or audit one of the stages by itself."
+                "an audit compares the evidence of canaries with the epsilon of a whole ledger, but the earlier "
+                "training (after=...) had no canaries: set audit=None, or audit one of the stages separately."
             )
         path = Path(self.after)
         if not path.is_file():
-            raise ConfigurationError(f"after={self.after!r} is no file: name the ledger of the training before.")
+            raise ConfigurationError(f"after={self.after!r} is not a file: name the ledger of the earlier training.")
         return path
 
     def session(self, guards: Sequence[type[Guard]]) -> PrivateSession:
@@ -311,7 +309,7 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
             ConfigurationError: Always.
         """
         raise ConfigurationError(
-            f"Lightning Fabric does not run the hooks of {type(self).__name__}, so that training would go on without "
+            f"Lightning Fabric does not run the hooks of {type(self).__name__}, so training would continue without "
             "privacy: use a Lightning Trainer with callbacks=[strategy] (manual optimization leaves the loop to you)."
         )
 
@@ -330,8 +328,8 @@ def _refuse_others(trainer: pl.Trainer, strategy: PrivateStrategy) -> None:
     others = [other for other in strategies if other is not strategy] or strategies[1:]
     if others:
         raise ConfigurationError(
-            f"the trainer has two strategies, {type(strategy).__name__} and {type(others[0]).__name__}, and a lot can "
-            "be released once only: keep one of them."
+            f"the trainer has two strategies, {type(strategy).__name__} and {type(others[0]).__name__}, but a batch "
+            "can be released only once: keep one of them."
         )
 
 

@@ -70,13 +70,13 @@ def _checking(init: Callable[..., None]) -> Callable[..., None]:
             return
         if len(values) > len(positional) and not takes_more:
             raise ConfigurationError(
-                f"{type(self).__name__} takes at most {len(positional)} values without a name "
+                f"{type(self).__name__} takes at most {len(positional)} positional values "
                 f"({', '.join(positional) or 'none'}), not {len(values)}: write name=value."
             )
         by_place = dict(zip(positional, values, strict=False))
         for name in by_place:
             if name in options:
-                raise ConfigurationError(f"{name} is given twice, by its place and by its name.")
+                raise ConfigurationError(f"{name} is given twice, by position and by name.")
         checked = check_options(type(self), by_place | options)
         defaults = options_of(type(self))
         self._given_options = {}
@@ -186,7 +186,7 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
     def __setattr__(self, name: str, value: Any) -> None:
         if self._fixed and any(field.name == name for field in fields(self)):
             raise ConfigurationError(
-                f"{name} cannot change once the {type(self).__name__} is made, which has designed its releases by it: "
+                f"{name} cannot change once the {type(self).__name__} is made, because its releases depend on it: "
                 f"make a new one with {name}={value!r}."
             )
         super().__setattr__(name, value)
@@ -219,19 +219,19 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
         check_schedule("max_grad_norm_schedule", self.max_grad_norm_schedule)
         if self.max_grad_norm_schedule is not None and recipe.adaptation is not None:
             raise ConfigurationError(
-                f"the bounds of {type(self).__name__} adapt to the gradients: leave max_grad_norm_schedule out, or "
-                "take a strategy with fixed bounds (dpsgd)."
+                f"the bounds of {type(self).__name__} adapt to the gradients: leave out max_grad_norm_schedule, or "
+                "use a strategy with fixed bounds (dpsgd)."
             )
         if self.noise_schedule is not None and not recipe.private:
-            raise ConfigurationError(f"{type(self).__name__} is no private training: leave noise_schedule out.")
+            raise ConfigurationError(f"{type(self).__name__} is not private: leave out noise_schedule.")
         return Schedules(self.noise_schedule, self.max_grad_norm_schedule)
 
     def _with_common_parts(self, recipe: Recipe) -> Recipe:
         if self.correction_threshold is None and self.priors is not None:
-            raise ConfigurationError("priors belong to the error correction: give a correction_threshold too.")
+            raise ConfigurationError("priors are used by error correction only: set correction_threshold, too.")
         if self.discretization_threshold is None and self.discretization_values != "signs":
             raise ConfigurationError(
-                "discretization_values belong to a discretization: give a discretization_threshold."
+                "discretization_values is used by discretization only: set discretization_threshold, too."
             )
         parts: dict[str, Any] = {}
         if self.discretization_threshold is not None:
@@ -247,7 +247,9 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
             parts["metrics"] = PrivateMetrics(self.metrics, self.metrics_share)
         for name in parts:
             if getattr(recipe, name) is not None:
-                raise ConfigurationError(f"{type(self).__name__} has a {name} of its own: leave out the option for it.")
+                raise ConfigurationError(
+                    f"{type(self).__name__} already has its own {name}: leave out the option for it."
+                )
         return replace(recipe, **parts)
 
     def _source_of_records(self) -> RecordSource:
@@ -262,7 +264,7 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
         for field in fields(self):
             if field.name in _OF_EXAMPLES and getattr(self, field.name) != field.default:
                 raise ConfigurationError(
-                    f"{field.name} says how examples become records, and records={type(self.records).__name__} says "
-                    "what a record is: leave one of them out."
+                    f"{field.name} applies to records made of examples, but records={type(self.records).__name__} "
+                    "defines records differently: leave one of them out."
                 )
         return self.records

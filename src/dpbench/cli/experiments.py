@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from dpbench.reproduce.run_table import Part
 
 _RESUME = """\
-Nothing in the folder is imported or unpickled. Its config.yaml names the classes of installed packages that are
-instantiated, and where data lie: read it before you resume what somebody else gave you.
+Nothing in the folder is imported or unpickled. Its config.yaml determines which classes of installed packages
+are instantiated and where data are read from: inspect it before you resume somebody else's run.
 
 examples:
   dpbench resume runs/long                                         after Ctrl-C, a crash, a full disk
@@ -31,36 +31,36 @@ _PRIORS = """\
 usage: dpbench priors GROUP=NAME ... [KEY=VALUE ...]
 
 Train without noise on PUBLIC data, and estimate how often gradients fall under each hypothesis of the error correction.
-Takes what `dpbench train` takes, with strategy=discretized (or strategy=dpsgd and a correction_threshold).
+Accepts the arguments of `dpbench train`, with strategy=discretized (or strategy=dpsgd and a correction_threshold).
 
 example:
   dpbench priors data=fashion_mnist strategy=discretized trainer.max_steps=200
 """
 
 _REPRODUCE = """\
-Runs are kept (--runs) by the hash of their configuration and code: called again, the command runs only what is missing,
-continues what was interrupted, and tries again what failed.
+Runs are stored (--runs) by the hash of their configuration and code: repeating the command runs only what is missing,
+continues what was interrupted, and retries what failed.
 
 examples:
   dpbench reproduce list                                      all tables
   dpbench reproduce claims                                    every printed epsilon, recomputed (one minute)
   dpbench reproduce gradient_compression/table1 --status      what is finished, and the table so far
   dpbench reproduce gradient_compression/table1 launcher=joblib hydra.launcher.n_jobs=2    two runs at a time
-  dpbench reproduce gradient_compression/table1 seeds=20 --keep    more seeds to a table that another machine began
+  dpbench reproduce gradient_compression/table1 seeds=20 --keep    more seeds for a table begun on another machine
 """
 
 _WORKFLOW = """\
-The words are those of one private training (dpbench train), without its noise. In turn:
+Give the settings of one private training (dpbench train), without its noise. The steps:
 
-  0 lot      that of data.expected_batch_size, the largest that your time allows; scale optimizer.lr with it
+  0 lot      data.expected_batch_size: the largest that your time allows; scale optimizer.lr with it
   1 power    training without privacy on noise of the data's size and shape recalls more than 90 % of its random labels
-  2 noise    for each z the same training with privacy: epsilon, labels recalled, fresh ones, an audit by labels
-  3 chosen   the least noise at which training labels are recalled at most 10 points better than fresh ones, with
-             95 % confidence, at all more noise too
-  4 data     that z on the data themselves: constant bounds, adaptive ones, no privacy; epsilon claimed, sound, audited
+  2 noise    for each z the same with privacy: epsilon, recall of training and of fresh labels, an audit by labels
+  3 chosen   the smallest z at which training labels are recalled at most 10 points better than fresh ones, with
+             95 % confidence, also at all larger z
+  4 data     that z on the actual data: constant and adaptive bounds, no privacy; epsilon claimed, sound, audited
 
-Passing is no guarantee; epsilon is. Noise is public: choosing on it costs no privacy. Runs are kept (--runs) by the
-hash of their configuration and code: called again, the command runs only what is missing, and continues what was
+Passing is not a guarantee; epsilon is. Noise is public: choosing on it costs no privacy. Runs are stored (--runs) by
+the hash of their configuration and code: repeating the command runs only what is missing, and continues what was
 interrupted.
 
 exit status: 0 done, 1 the power check fails, no z passes, or a run has failed.
@@ -124,8 +124,10 @@ def priors(options: argparse.Namespace) -> int:
 def _add_output(parser: argparse.ArgumentParser, runs: Path) -> None:
     add = parser.add_argument
     add("--status", action="store_true", help="run nothing; show what is finished")
-    add("--out", type=folder, default=Path("results"), metavar="FOLDER", help="for results (default: results)")
-    add("--runs", type=folder, default=runs, metavar="FOLDER", help=f"for the runs themselves (default: {runs})")
+    add(
+        "--out", type=folder, default=Path("results"), metavar="FOLDER", help="folder of the results (default: results)"
+    )
+    add("--runs", type=folder, default=runs, metavar="FOLDER", help=f"folder of the runs (default: {runs})")
 
 
 def _refuse_idle_replacement(status: bool, replace: bool) -> None:
@@ -144,7 +146,7 @@ def _add_reproduce(commands: Commands) -> None:
         "[--status]",
     )
     add = parser.add_argument
-    add("table", metavar="TABLE", help="list, claims, a name from the list, or a definition of your own (FILE.yaml)")
+    add("table", metavar="TABLE", help="list, claims, a table's name, or your own definition (FILE.yaml)")
     add(
         "words",
         nargs="*",
@@ -159,14 +161,14 @@ def _add_reproduce(commands: Commands) -> None:
         action="store_const",
         const="replace",
         default="stays",
-        help="overwrite results that other code has made",
+        help="overwrite results made by other code",
     )
     existing.add_argument(
         "--keep",
         dest="existing",
         action="store_const",
         const="keep",
-        help="count runs in the results of --out as done, whatever code made them",
+        help="count runs in --out as done, whatever code made them",
     )
     _add_output(parser, Path("runs") / "tables")
     add("--json", action="store_true", help="with list: print JSON")
@@ -250,22 +252,21 @@ def _add_workflow(commands: Commands) -> None:
         "[--margin POINTS] [--status]",
     )
     add = parser.add_argument
-    add_overrides(parser, "of a private training, and launcher=")
+    add_overrides(parser, "settings of the private training, and launcher=")
     add(
         "--noise-multipliers",
         type=_noise_multipliers,
         metavar="Z,Z",
-        help="to try (default: seven of equal ratio, for epsilon from 32 to 0.5)",
+        help="to try (default: seven in geometric progression, for epsilon from 32 to 0.5)",
     )
     add(
         "--margin",
         type=float,
         default=10.0,
         metavar="POINTS",
-        help="by how many points training labels may be recalled better (default: 10, which an MLP meets near epsilon "
-        "2)",
+        help="how many points better than fresh labels training labels may be recalled (default: 10)",
     )
-    add("--replace", action="store_true", help="overwrite results of other settings or of other code")
+    add("--replace", action="store_true", help="overwrite results of other settings or other code")
     _add_output(parser, Path("runs") / "workflow")
 
 
@@ -289,7 +290,7 @@ def _workflow(options: argparse.Namespace) -> Answer:
         if name not in names:
             raise ConfigurationError(f"name the {name}: dpbench workflow model=mlp data=mnist, say.")
     if not 0 < options.margin < 100:
-        raise ConfigurationError(f"--margin is a number of points between 0 and 100, not {options.margin:g}.")
+        raise ConfigurationError(f"--margin must be between 0 and 100 points, not {options.margin:g}.")
     _refuse_idle_replacement(options.status, options.replace)
     launcher = tuple(word for word in options.words if word.startswith(("launcher=", "hydra.launcher.")))
     settings = Settings(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dpbench.reports.audit import AuditReport
 
 _ACCOUNT = """\
-accountants (--accountant NAME, several with commas, or all), and the sampling that each covers:
+accountants (--accountant NAME[,NAME...] or all) and the sampling that each covers:
 {accountants}
 Poisson sampling is accounted for with one record added or removed, batches of a fixed size with one replaced.
 
@@ -33,7 +33,7 @@ examples:
 
 _CALIBRATE = """\
 Leave out one of --noise-multiplier, --sample-rate (or --batch-size), --steps (or --epochs), --epsilon, --delta.
-With --continue-from or --queries-from, noise, rate and delta that are not given come from that run.
+With --continue-from or --queries-from, noise, rate and delta default to those of that run.
 
 examples:
   dpbench calibrate --epsilon 3 --delta 1e-5 --population 60000 --batch-size 256 --epochs 60 --accountant pld
@@ -52,7 +52,7 @@ are attacked. That is a weaker test, of what the published model reveals.
 
 "The family" is the ledger's own releases with all noise scaled by one factor.
 
-exit status: 0 consistent, 1 no audit is possible, 3 the epsilon is violated, or something is not as declared.
+exit status: 0 consistent, 1 no audit possible, 3 epsilon violated or mechanism not as declared.
 Passing is not a proof of privacy; it rules out only violations that these canaries can detect.
 
 examples:
@@ -79,31 +79,31 @@ def _add_account(commands: Commands) -> None:
     add(
         "--nominal",
         action="store_true",
-        help="where an accountant does not cover the sampling, compute what other sampling would cost, and say so",
+        help="if an accountant does not cover the sampling, report a nominal epsilon for sampling that it covers",
     )
     add(
         "--population",
         type=integer,
         metavar="N",
-        help="nominal: what the runs would cost with so many records (users)",
+        help="nominal: cost of the runs with this number of records (users)",
     )
     add(
         "--batch-size",
         type=float,
         metavar="B",
-        help="with --population: expected batch size there, with noise scaled alike (default: as in the runs)",
+        help="with --population: expected batch size, with noise scaled in proportion (default: as in the runs)",
     )
     add(
         "--selection",
         metavar="DISTRIBUTION",
-        help="only the best run is published: number of trials geometric, logarithmic, poisson, or a shape",
+        help="only the best run is published; number of trials: geometric, logarithmic, poisson, or a shape",
     )
     add("--mean-trials", type=float, metavar="MEAN", help="mean of that distribution")
     add(
         "--releases",
         type=integer,
         metavar="N",
-        help="only the first N releases of each run, as of a model that was published before the later ones",
+        help="count only the first N releases of each run",
     )
     add("--plot", type=png, metavar="PNG", help="draw epsilon against steps and against the order")
     add_json(parser)
@@ -154,20 +154,20 @@ def _add_calibrate(commands: Commands) -> None:
     add("--noise-multiplier", type=float, metavar="Z", help="noise over the sensitivity of the sum")
     add("--sample-rate", type=float, metavar="Q", help="probability that a record is in a batch")
     add("--batch-size", type=float, metavar="B", help="(expected) records in a batch, of --population")
-    add("--population", type=integer, metavar="N", help="records that can be drawn")
-    add("--steps", type=integer, metavar="T", help="steps (with --continue-from: further ones)")
-    add("--epochs", type=float, metavar="E", help="the same in passes over the data")
+    add("--population", type=integer, metavar="N", help="number of records")
+    add("--steps", type=integer, metavar="T", help="steps (with --continue-from: additional ones)")
+    add("--epochs", type=float, metavar="E", help="the same as passes over the data")
     add("--epsilon", type=float, help="target")
     add("--delta", type=float, help="delta")
     add("--sampling", choices=["poisson", "fixed", "fixed_size"], help="how batches are drawn (default: poisson)")
-    add("--microbatch-size", type=integer, metavar="M", help="examples of a microbatch: doubles the sensitivity")
+    add("--microbatch-size", type=integer, metavar="M", help="examples per microbatch; doubles the sensitivity")
     add("--accountant", default="rdp", metavar="NAME", help="see dpbench account --help (default: rdp)")
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
         "--continue-from",
         type=place,
         metavar="RUN",
-        help="continue this run: what it spent counts",
+        help="continue this run, counting what it has spent",
     )
     source.add_argument("--queries-from", type=place, metavar="RUN", help="a new run with the queries of this one")
     add("--groups", type=integer, default=1, metavar="G", help="vector groups that share the gradient's noise")
@@ -207,7 +207,7 @@ def _add_audit(commands: Commands) -> None:
         type=float,
         default=0.95,
         metavar="P",
-        help="of each bound by itself, and of the verdict as a whole (default: 0.95)",
+        help="confidence of each bound, and of the verdict as a whole (default: 0.95)",
     )
     add_json(parser)
     add_trust(parser)
@@ -232,7 +232,7 @@ def _train_with_canaries() -> Path:
     folder = Path("outputs") / f"{datetime.now():%Y-%m-%d}" / f"{datetime.now():%H-%M-%S}-audit-{os.getpid()}"
     words = ["experiment=audit", f"hydra.run.dir={folder}"]
     if train.run(argparse.Namespace(words=words)):
-        raise ConfigurationError("the training that was to be audited has failed.")
+        raise ConfigurationError("the training to be audited has failed.")
     return folder
 
 

@@ -8,7 +8,7 @@ from dpbench.cli.arguments import Answer, Commands, add_command, add_json, add_t
 
 _EXPORT = """\
 FOLDER gets model.safetensors, config.json (class and arguments of the network), README.md (a model card with epsilon
-and what it does not cover), privacy.json (the same as data) and the ledger. Nothing else of the checkpoint is exported.
+and what it does not cover), privacy.json (machine-readable) and the ledger. Nothing else of the checkpoint is exported.
 
 examples:
   dpbench train strategy.secure=true hydra.run.dir=runs/secure
@@ -38,13 +38,11 @@ def add_parsers(commands: Commands) -> None:
 
 
 def _add_export(commands: Commands) -> None:
-    parser = add_command(
-        commands, "export", "Export a trained model with its card, for others.", _export, epilog=_EXPORT
-    )
+    parser = add_command(commands, "export", "Export a trained model with its model card.", _export, epilog=_EXPORT)
     add = parser.add_argument
     add("folder", type=place, metavar="RUN", help="folder of a run")
-    add("--out", type=place, required=True, metavar="FOLDER", help="where the model and its card go")
-    add("--insecure", action="store_true", help="even if the noise came from a seed (strategy.secure=false)")
+    add("--out", type=place, required=True, metavar="FOLDER", help="folder for the model and its card")
+    add("--insecure", action="store_true", help="export even if the noise is seeded (strategy.secure=false)")
     add("--force", action="store_true", help="replace the exported model in FOLDER")
     add_trust(parser)
 
@@ -60,8 +58,8 @@ def _add_sample(commands: Commands) -> None:
     add = parser.add_argument
     add("folder", type=place, metavar="RUN", help="folder of a run with module=gan")
     add("--num-samples", type=int, required=True, metavar="N", help="number of images")
-    add("--out", type=place, required=True, metavar="FOLDER", help="where images and their card go")
-    add("--seed", type=int, default=0, help="of the noise (default: 0)")
+    add("--out", type=place, required=True, metavar="FOLDER", help="folder for the images and their card")
+    add("--seed", type=int, default=0, help="seed of the generator's noise (default: 0)")
     add(
         "--format",
         choices=["npz", "folder"],
@@ -93,12 +91,12 @@ def _add_evaluate(commands: Commands) -> None:
     add = parser.add_argument
     add("folder", type=place, metavar="RUN", help="folder of a run with module=gan")
     add("--num-samples", type=int, default=60_000, metavar="N", help="images to sample (default: 60000)")
-    add("--seed", type=int, default=0, help="of the noise (default: 0)")
+    add("--seed", type=int, default=0, help="seed of the generator's noise (default: 0)")
     add(
         "--features",
         default="digits",
         metavar="NETWORK",
-        help="of the Fréchet distance: digits (default) or inception",
+        help="features for the Fréchet distance: digits (default) or inception",
     )
     add(
         "--split",

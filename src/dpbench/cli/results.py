@@ -11,7 +11,7 @@ from dpbench.errors import ConfigurationError
 
 _TABLE = """\
 examples:
-  dpbench table runs/sweep --folder                 where each run lies
+  dpbench table runs/sweep --folder                 with the folder of each run
   dpbench table runs/sweep --group-by optimizer.lr
   dpbench table runs multirun --csv
 """
@@ -23,8 +23,8 @@ examples:
 """
 
 _REPORT = """\
-The page is one file that needs nothing beside itself and loads nothing from the network. Figures under nonprivate/ were
-computed on training records without noise.
+The page is one self-contained file that loads nothing from the network. Figures under nonprivate/ were computed on
+training records without noise.
 
 examples:
   dpbench report runs/demo                          report.html
@@ -47,7 +47,7 @@ def _add_table(commands: Commands) -> None:
         metavar="KEYS",
         help="one row for each combination of these settings (optimizer.lr,strategy), with mean ± standard deviation",
     )
-    parser.add_argument("--folder", action="store_true", help="a column with the folder of each run")
+    parser.add_argument("--folder", action="store_true", help="add a column with each run's folder")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--csv", action="store_true", help="print CSV instead of Markdown")
     add_json(form)
@@ -91,13 +91,13 @@ def _add_compare(commands: Commands) -> None:
         type=png,
         default=Path("compare.png"),
         metavar="PNG",
-        help="default: compare.png",
+        help="picture of the curves (default: compare.png)",
     )
     parser.add_argument(
         "--axis",
         choices=["step", "epsilon"],
         default="step",
-        help="what the curves are drawn over: step (default), or epsilon, which needs private runs",
+        help="x-axis of the curves: step (default), or epsilon, which needs private runs",
     )
     parser.add_argument(
         "--mean",
@@ -136,7 +136,7 @@ def _add_report(commands: Commands) -> None:
         "--accountant",
         default="rdp,pld",
         metavar="NAME",
-        help="whose epsilon over steps is drawn, several with commas, or all (default: rdp,pld)",
+        help="accountants for epsilon over steps: NAME[,NAME...] or all (default: rdp,pld)",
     )
     parser.add_argument("--force", action="store_true", help="replace a file that is not a dpbench report")
 

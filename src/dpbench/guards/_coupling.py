@@ -35,19 +35,20 @@ _TOLERANCE_OF_MIXED = 5e-2  # with 8 bits of mantissa
 _PATIENCE = 50  # lots that may hold fewer than three records before that is said
 _REMEDIES = {
     "number": (
-        "is the loss the {reduction} over the records, as loss_reduction={reduction!r} says, with a divisor that does "
-        "not count what the lot holds? Time steps and noise must be drawn for each record by itself, too."
+        "check that the loss is the {reduction} over the records, as loss_reduction={reduction!r} states, and that no "
+        "divisor counts the contents of the batch. Time steps and noise must be drawn for each record independently, "
+        "too."
     ),
     "order": (
-        "what is done with a record must not follow from its place: no arange(n) / n, no first row as reference, no "
-        "noise that is used with both signs in two halves of a lot. Draw time steps and noise for each record by "
-        "itself (torch.rand(n), torch.randn_like(x))."
+        "the treatment of a record must not depend on its position: no arange(n) / n, no first row as reference, no "
+        "noise used with both signs in two halves of a batch. Draw time steps and noise for each record "
+        "independently (torch.rand(n), torch.randn_like(x))."
     ),
     "contents": (
-        "losses over pairs, negatives or the whole lot, a maximum, a clamp or an if on the lot, class weights or "
-        "ignored labels in a mean, and layers that sort, mix or normalize over dimension 0 cannot be made private: let "
-        "each record's loss be a function of that record alone (several rows of one record: "
-        "LotLoader(..., record_of_row=...))."
+        "losses over pairs, negatives or the whole batch, a maximum, clamp or condition over the batch, class weights "
+        "or ignored labels in a mean, and layers that sort, mix or normalize over dimension 0 cannot be made private: "
+        "make each record's loss a function of that record alone (several rows of one record: LotLoader(..., "
+        "record_of_row=...))."
     ),
 }
 
@@ -56,7 +57,9 @@ class Coupling(Guard):
     """Probes the first lot and one lot of each octave of a source that runs the module's own step."""
 
     name = "coupling"
-    prevents = "a record's gradient depends on the others of its lot, or on earlier lots, and clipping bounds nothing"
+    prevents = (
+        "a record's gradient depends on others in its batch or on earlier batches, so that clipping bounds nothing"
+    )
 
     _probe: CouplingProbe | LoneRecordProbe | None = None
     _source: PerRecordStep | None = None
@@ -152,7 +155,7 @@ class CouplingProbe:
         if len(np.unique(record_of[piece])) < FEWEST:
             self._small += 1
             if self._small == _PATIENCE:
-                self.unsure(f"{_PATIENCE} lots held fewer than {FEWEST} records each")
+                self.unsure(f"{_PATIENCE} batches held fewer than {FEWEST} records each")
             return
         self._next = next_checked(lot.release + 1) - 1
         self._probes += 1
@@ -194,19 +197,19 @@ class CouplingProbe:
         if what == "order":
             cause = "the order of the records"
         raise UnsupportedModuleError(
-            f"a record's {gap.subject} depends on {cause} in its lot "
-            f"(it changes by {gap.size:.2g} of its norm), so that clipping does not bound what one record does: "
+            f"a record's {gap.subject} depends on {cause} in its batch "
+            f"(it changes by {gap.size:.2g} of its norm), so clipping does not bound the influence of one record: "
             f"{remedy}"
         )
 
     def refuse_carried(self, gap: Gap) -> None:
         """Raise UnsupportedModuleError for what a step keeps of a lot."""
         raise UnsupportedModuleError(
-            f"a record's {gap.subject} depends on records of earlier lots, through what training_step keeps "
-            f"(it changes by {gap.size:.2g} of its norm), so that clipping does not bound what one record does: queues "
-            "of negatives, centers, hidden states, thresholds, histories of losses that time steps are drawn by, and "
-            "running means of losses that enter the loss cannot be made private; take them from released weights or "
-            "constants."
+            f"a record's {gap.subject} depends on records of earlier batches, through state that training_step keeps "
+            f"(it changes by {gap.size:.2g} of its norm), so clipping does not bound the influence of one record: "
+            "queues of negatives, centers, hidden states, thresholds, histories of losses from which time steps are "
+            "drawn, and running means of losses in the loss cannot be made private; derive them from released weights "
+            "or constants."
         )
 
     def failed(self, what: str) -> None:
@@ -214,11 +217,11 @@ class CouplingProbe:
         closed = unopened(self._batch)
         if closed:
             raise UnsupportedModuleError(
-                f"whether records are handled independently cannot be checked, for the batch holds a {closed}, whose "
-                "tensors cannot be found and cut into records: let the collate_fn give tensors in dictionaries, lists, "
-                "tuples or dataclasses."
+                f"whether records are handled independently cannot be checked, because the batch contains a {closed}, "
+                "whose tensors cannot be found and split into records: let the collate_fn return tensors in "
+                "dictionaries, lists, tuples or dataclasses."
             )
-        self.unsure(f"training_step fails with {what} a lot")
+        self.unsure(f"training_step fails on {what} a batch")
 
     def unsure(self, why: str) -> None:
         """Say once that there was no verdict."""

@@ -22,7 +22,7 @@ class FirstUpdate(Guard):
     """
 
     name = "first update"
-    prevents = "the optimizer moves frozen parameters, or leaves those where they are to which something is released"
+    prevents = "the optimizer updates frozen parameters, or does not update released ones"
 
     def __init__(self, session: Any) -> None:
         super().__init__(session)
@@ -61,13 +61,13 @@ class FirstUpdate(Guard):
         kind = type(self.session.optimizer).__name__
         if others:
             self.session.training.warn(
-                f"{kind} has moved {', '.join(others)}, to which nothing was released (weight decay of frozen "
+                f"{kind} has changed {', '.join(others)}, for which nothing was released (weight decay of frozen "
                 "parameters?): leave frozen parameters out of the optimizer."
             )
         if still and len(still) == len(self._with_gradient):  # of one among others its optimizer may know better
             self.session.training.warn(
-                f"{kind} has left {', '.join(still)} as they were by its first step, though their released gradients "
-                "are not zero: unless later steps move them, they cost budget for nothing."
+                f"{kind} has not changed {', '.join(still)} in its first step, though their released gradients "
+                "are not zero: unless later steps change them, they waste privacy budget."
             )
 
     def on_end(self) -> None:

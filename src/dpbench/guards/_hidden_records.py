@@ -97,7 +97,7 @@ class LotRecords:
         if not loss.isfinite().all():
             raise ConfigurationError(
                 "the loss of a network that is not private is not finite: it diverged, or it uses the private records, "
-                "which are hidden (no rows, NaN) once their lot is released. Compute it from noise and the released "
+                "which are hidden (no rows, NaN) once their batch is released. Compute it from noise and the released "
                 "network alone."
             )
 

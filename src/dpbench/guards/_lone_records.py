@@ -29,20 +29,20 @@ _MOST_CANDIDATES = 32
 _TOLERANCE = 1e-3  # of the sum of the norms
 _TOLERANCE_OF_MIXED = 5e-2
 _MIXED = (
-    "the gradient of a lot is not the {reduction} of those of its records, each run alone (it is off by {gap:.2g} of "
-    "their norms): a layer or the loss mixes records (statistics over the lot, a maximum, pairs, a baseline of the "
-    "lot, weights or ignored labels in a mean), and record by record another function would be trained. Let each "
-    "record's loss be a function of that record alone, and the loss of a lot their {reduction}; where it is combined "
-    "otherwise, say so by loss_reduction."
+    "the gradient of a batch is not the {reduction} of those of its records, each run alone (it is off by {gap:.2g} "
+    "of their norms): a layer or the loss mixes records (batch statistics, a maximum, pairs, a baseline of the batch, "
+    "weights or ignored labels in a mean), so training record by record would optimize another function. Make each "
+    "record's loss a function of that record alone, and the loss of a batch their {reduction}; if it is combined "
+    "differently, set loss_reduction."
 )
 _ONLY_LOTS = (
-    'training_step runs on a lot, and fails on one record of it: gradients="one_by_one" hands on each record alone, as '
+    'training_step runs on a batch but fails on a single record: gradients="one_by_one" passes each record as '
     "a batch of one. (squeeze() without a dimension is a frequent cause.)"
 )
 _KEPT = (
-    "a record's gradient depends on records before it, through what training_step keeps (it changes by {gap:.2g} of "
-    "its norm), so that clipping does not bound what one record does: queues, centers, hidden states and histories of "
-    "losses cannot be made private; take them from released weights or constants."
+    "a record's gradient depends on records before it, through state that training_step keeps (it changes by "
+    "{gap:.2g} of its norm), so clipping does not bound the influence of one record: queues, centers, hidden states "
+    "and histories of losses cannot be made private; derive them from released weights or constants."
 )
 
 
@@ -134,7 +134,7 @@ class LoneRecordProbe:
         self._refuse_memory(lot, names, runs, counters)
         if whole is None:
             if len(names) > 1:
-                self._unsure("the step does not run on a lot of several records, or they cannot be collated together")
+                self._unsure("the step does not run on a batch of several records, or they cannot be collated together")
             return
         sums = [_flat(run) for run in runs]
         norms = torch.stack([one.norm() for one in sums])
@@ -198,8 +198,8 @@ class LoneRecordProbe:
         if not self._warned:
             self._warned = True
             self._training.warn(
-                f"each record is run alone; whether the loss of a lot is the {self._reduction} of theirs could not be "
-                f"checked: {why}."
+                f"each record is run alone; whether the loss of a batch is the {self._reduction} of theirs could not "
+                f"be checked: {why}."
             )
 
 

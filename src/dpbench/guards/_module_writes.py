@@ -24,27 +24,27 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by their bytes
 
 
 _BEFORE_RELEASE = (
-    "the forward pass changes {names} (or a hook that sees the lot does), which would be saved with the model without "
-    "noise: keep statistics of private records out of the model. What follows from released weights alone (and from "
-    "nothing kept of a lot), such as a target network, belongs into on_before_zero_grad or on_train_epoch_end; a "
-    "learning rate that follows from the number of steps is a schedule's (configure_optimizers), and counters are "
-    "attributes. (A generator makes images for a private discriminator in evaluation mode: BatchNorm would tell how "
-    "many records there were.)"
+    "the forward pass changes {names} (or a hook that sees the batch does), which would be saved with the model "
+    "without noise: keep statistics of private records out of the model. Updates that use only released weights (and "
+    "nothing kept from a batch), such as a target network, belong in on_before_zero_grad or on_train_epoch_end; a "
+    "learning rate that depends on the number of steps belongs in a schedule (configure_optimizers), and counters are "
+    "attributes. (A generator makes images for a private discriminator in evaluation mode: BatchNorm would reveal the "
+    "number of records.)"
 )
 _BEFORE_UPDATE = (
-    "{names} changed between the release of a lot and its update (in on_before_optimizer_step or "
-    "configure_gradient_clipping, of the module or of a callback), where what training_step has kept of the lot is in "
-    "sight, and would be saved without noise: what follows from released weights alone belongs into a hook of the "
-    "optimizer (register_step_post_hook), into on_before_zero_grad (but for weights that are trained, which are in use "
+    "{names} changed between the release of a batch and its update (in on_before_optimizer_step or "
+    "configure_gradient_clipping, of the module or of a callback), where values that training_step has kept from the "
+    "batch are accessible, and would be saved without noise: updates that use only released weights belong in a hook "
+    "of the optimizer (register_step_post_hook), in on_before_zero_grad (except for trained weights, which are in use "
     "there) or on_train_epoch_end."
 )
 _AFTER_RELEASE = (
-    "{names} changed after the release of a lot, where its records are still in sight (in on_train_batch_end, or after "
-    "the optimizer's step in manual optimization), and would be saved without noise: what follows from released "
-    "weights alone (and from nothing kept of a lot) belongs into a hook of the optimizer (register_step_post_hook), "
-    "into on_before_zero_grad (but for weights that are trained, which are in use there) or on_train_epoch_end; in "
-    "manual optimization, name the network that sees records in private_module. A learning rate that follows from the "
-    "number of steps is a schedule's (configure_optimizers)."
+    "{names} changed after the release of a batch, where its records are still accessible (in on_train_batch_end, or "
+    "after the optimizer's step in manual optimization), and would be saved without noise: updates that use only "
+    "released weights (and nothing kept from a batch) belong in a hook of the optimizer (register_step_post_hook), in "
+    "on_before_zero_grad (except for trained weights, which are in use there) or on_train_epoch_end; in manual "
+    "optimization, name the network that sees records in private_module. A learning rate that depends on the number "
+    "of steps belongs in a schedule (configure_optimizers)."
 )
 
 
@@ -142,7 +142,9 @@ class Writes(Guard):
     """
 
     name = "writes"
-    prevents = "buffers, hyperparameters or optimizer states keep what records say, and are saved without noise"
+    prevents = (
+        "values computed from records are kept in buffers, hyperparameters or optimizer states and saved without noise"
+    )
 
     def __init__(self, session: Any) -> None:
         super().__init__(session)

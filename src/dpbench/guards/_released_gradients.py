@@ -13,10 +13,10 @@ from dpbench.guards.guard import Guard
 from dpbench.guards.withheld_loss import with_closures
 
 _CHANGED_BY_HOOK = (
-    "a hook of {name} (register_hook, register_post_accumulate_grad_hook) changes its gradient, where what "
-    "training_step has kept of the lot is in sight: released gradients reach the optimizer as they are, and hooks may "
-    "only look at them. Freeze by requires_grad_(False); rows of a weight stay as they are where on_before_zero_grad "
-    "puts them back."
+    "a hook of {name} (register_hook, register_post_accumulate_grad_hook) changes its gradient, with access to "
+    "what training_step has kept from the batch: released gradients must reach the optimizer unchanged, and hooks may "
+    "only read them. To freeze, use requires_grad_(False); to keep rows of a weight fixed, restore them in "
+    "on_before_zero_grad."
 )
 
 
@@ -38,7 +38,7 @@ class ReleasedGradients(Guard):
     """
 
     name = "released gradients"
-    prevents = "a hook scales p.grad between the release and the update, perhaps by the loss of the lot"
+    prevents = "a hook scales p.grad between release and update, perhaps by the loss of the batch"
 
     def __init__(self, session: Any) -> None:
         super().__init__(session)
@@ -93,7 +93,8 @@ class ReleasedGradients(Guard):
                     raise ConfigurationError(
                         "a hook has changed p.grad between the release and the update (on_before_optimizer_step or "
                         "configure_gradient_clipping, of the module or of a callback after the strategy), where what "
-                        "training_step has kept of the lot is in sight: let an optimizer do it, in a step() of its own."
+                        "training_step has kept of the batch is in sight: let an optimizer do it, in a step() of its "
+                        "own."
                     )
             return output
 

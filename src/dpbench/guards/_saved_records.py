@@ -23,7 +23,7 @@ class SavedRecords(Guard):
     """Hyperparameters and buffers that hold the training set."""
 
     name = "saved records"
-    prevents = "records are saved with the model: in hyperparameters, or in buffers that hold the training set"
+    prevents = "records are saved with the model, in hyperparameters or buffers"
 
     def on_begin(self) -> None:
         """Compare what is saved with the data set."""

@@ -17,7 +17,7 @@ class TrainerSettings(LightningGuard):
     """What Lightning would do to gradients and lots behind the mechanism's back."""
 
     name = "trainer"
-    prevents = "the Trainer rescales, averages or clips gradients, shards parameters, or drops lots"
+    prevents = "the Trainer rescales, averages or clips gradients, shards parameters, or skips batches"
 
     def on_check(self) -> None:
         """Refuse settings of gradients."""
@@ -29,7 +29,7 @@ class TrainerSettings(LightningGuard):
         limit = trainer.limit_train_batches
         if isinstance(limit, int) or limit != 1.0 or trainer.overfit_batches:
             raise ConfigurationError(
-                "limit_train_batches, overfit_batches and fast_dev_run drop lots: set max_steps instead."
+                "limit_train_batches, overfit_batches and fast_dev_run drop batches: set max_steps instead."
             )
 
     def on_open(self, batch: Any) -> None:
@@ -37,7 +37,7 @@ class TrainerSettings(LightningGuard):
         refuse_accumulation(self.trainer)
         if self.trainer.train_dataloader is not self.session.loader:
             raise ConfigurationError(
-                "the training loader was replaced in mid-run (reload_dataloaders_every_n_epochs?): its lots are not "
+                "the training loader was replaced in mid-run (reload_dataloaders_every_n_epochs?): its batches are not "
                 "those that the ledger counts on; use one LotLoader throughout."
             )
         if isinstance(self.trainer.strategy, ddp_strategies()):
@@ -53,9 +53,9 @@ def refuse_accumulation(trainer: pl.Trainer) -> None:
             batches += callback.scheduling.values()
     if max(batches) > 1:
         raise ConfigurationError(
-            f"accumulate_grad_batches={max(batches)} rescales the loss, so that clipping is wrong: "
-            "leave it at 1. Large lots need no more memory than small ones where max_physical_batch_size is set, and "
-            "where records are users, who are trained one by one."
+            f"accumulate_grad_batches={max(batches)} rescales the loss, so that clipping is wrong: leave it at 1. "
+            "Large batches need no more memory than small ones where max_physical_batch_size is set, and where "
+            "records are users, who are trained one by one."
         )
 
 

@@ -20,7 +20,7 @@ class UserMemory(Guard):
     """
 
     name = "memory"
-    prevents = "a user's update depends on the users trained before, through what the module keeps"
+    prevents = "a user's update depends on users trained before, through state of the module"
 
     _lots = 0
     _due = False

@@ -49,7 +49,7 @@ def refuse_other_records(
     if not trainer.strategy.reduce_boolean_decision(_agree(facts, facts_of_first), all=True):
         raise ConfigurationError(
             "the processes of this training have other training records, or the same in another order, so that one "
-            "record may enter a lot twice: read the same files in the same order (sorted) on every node (or, where "
+            "record may enter a batch twice: read the same files in the same order (sorted) on every node (or, where "
             "only something else of the data set differs, name its records: LotLoader(..., data_id=...))."
         )
 

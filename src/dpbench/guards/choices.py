@@ -19,8 +19,8 @@ _FINDERS = ("LearningRateFinder", "BatchSizeFinder")
 _HELD_OUT = {"val", "valid", "validation", "eval", "dev"}
 _COUNTED = {"epoch", "step"}
 _REMEDY = (
-    "which no budget covers: watch a metric of validation data (val/…, logged in validation_step), a private metric "
-    "(private/…), or decide beforehand"
+    "which no budget covers: monitor a metric of validation data (val/…, logged in validation_step) or a private "
+    "metric (private/…), or decide in advance"
 )
 
 
@@ -28,7 +28,7 @@ class Choices(LightningGuard):
     """Callbacks, schedules and stops that follow metrics of private records."""
 
     name = "choices"
-    prevents = "when to stop, which weights to keep or the learning rate follow from private records without noise"
+    prevents = "early stopping, checkpoint selection or the learning rate depends on private records without noise"
 
     _stops_already = False
 
@@ -48,8 +48,8 @@ class Choices(LightningGuard):
         """Refuse that a training step stops the training: the records of a lot are in its sight."""
         if self.trainer.should_stop and not self._stops_already:
             raise ConfigurationError(
-                "trainer.should_stop was set during a training step, where the records of the lot are in sight: when "
-                "to stop must not depend on them. Set max_steps or max_time, or watch a metric of validation data "
+                "trainer.should_stop was set during a training step, which sees the records of the batch: stopping "
+                "must not depend on them. Set max_steps or max_time, or monitor a metric of validation data "
                 "(EarlyStopping)."
             )
 
@@ -74,13 +74,13 @@ def refuse_choices(trainer: pl.Trainer) -> None:
         if isinstance(callback, tuple(finders)):
             raise ConfigurationError(
                 f"{type(callback).__name__} trains on private records without noise to choose a setting: choose it on "
-                "public data, or beforehand, and leave the callback (or Tuner) out."
+                "public data, or in advance, and remove the callback (or Tuner)."
             )
     for config in trainer.lr_scheduler_configs:
         if isinstance(config.scheduler, ReduceLROnPlateau) and not config.reduce_on_plateau:
             raise ConfigurationError(
-                "ReduceLROnPlateau in manual optimization follows whatever value it is given, and nobody can see "
-                "whether that is of private records: use a schedule of steps (StepLR, CosineAnnealingLR), or "
+                "ReduceLROnPlateau in manual optimization follows any value that it receives, which could come from "
+                "private records: use a schedule by steps (StepLR, CosineAnnealingLR), or "
                 "automatic optimization with a monitor of validation data."
             )
     choices = list(_watched(trainer))
@@ -112,7 +112,7 @@ def refuse_training_records(trainer: pl.Trainer, training: Any) -> None:
             raise ConfigurationError(
                 f"{watcher} watches {metric}, and {shared} records of the validation data are training "
                 "records: such a metric is not private. Hold records out (torch.utils.data.random_split), or decide "
-                "beforehand."
+                "in advance."
             )
 
 

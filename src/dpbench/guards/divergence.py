@@ -19,9 +19,9 @@ LARGEST_WEIGHT = 1e10
 """Beyond, a network computes nothing: squares of its activations leave float32."""
 EVERY = 50  # releases after which a loop without a logging interval looks at its weights
 _NONE_FINITE = (
-    "no record of a lot has a finite gradient (a learning rate that is too large, or inputs that are not finite), so "
-    "that its release is noise alone, and costs as much as any; nonprivate/nonfinite_records says how many records of "
-    "each lot are left out so. The training goes on, since to stop by it would tell of the records."
+    "no record of a batch has a finite gradient (the learning rate is too large, or inputs are not finite), so its "
+    "release is pure noise at full cost; nonprivate/nonfinite_records counts such records. Training continues, since "
+    "stopping would reveal something about the records."
 )
 
 
@@ -112,12 +112,12 @@ def _first_beyond(tensors: Mapping[str, Tensor], largest: float) -> str | None:
 
 
 def _spent(releases: ReleaseEngine) -> str:
-    remedy = "lower the learning rate (or the bound), and start a new run with a new ledger"
+    remedy = "lower the learning rate (or the clipping bound), and start a new run with a new ledger"
     if not releases.recipe.private:
         return f"after {releases.num_releases} steps: {remedy}."
     epsilon = releases.budget.epsilon_here(releases.budget.accountant)
     return (
         f"so the training stops after {releases.num_releases} releases, which cost epsilon = {epsilon:.4g} at delta = "
-        f"{releases.budget.delta:g} ({releases.budget.path}): {remedy}. What was spent counts together with the new "
-        "run's epsilon wherever both are published."
+        f"{releases.budget.delta:g} ({releases.budget.path}): {remedy}. If both are published, what was spent "
+        "adds to the new run's epsilon."
     )

@@ -27,7 +27,7 @@ class EarlierFits(Guard):
     """Remembers where the releases are recorded that a module holds."""
 
     name = "earlier fits"
-    prevents = "a model that was trained before goes on in a ledger, or from a checkpoint, that knows nothing of it"
+    prevents = "a trained model continues with a ledger or checkpoint that does not cover its earlier training"
 
     _is_attached = False
 
@@ -108,8 +108,8 @@ def refuse_unknown_past(private_past: bool | None, private: bool) -> None:
         raise ConfigurationError(PRIVATE_PAST)
     if private and not private_past:
         raise ConfigurationError(
-            "the checkpoint (or what this trainer trained before) was not made by a private strategy, so that its "
-            "weights depend on the data in a way that no ledger knows: start a new run with a new trainer (to begin "
+            "the checkpoint (or what this trainer trained before) was not made by a private strategy, so its "
+            "weights depend on the data in ways that no ledger covers: start a new run with a new trainer (to start "
             "from public weights, load them into the module)."
         )
 
@@ -139,10 +139,10 @@ def goes_on(pl_module: pl.LightningModule, ledger: Path, last: Path | None, afte
         else:
             releases = f"{before} records, not {ledger}"
         raise ConfigurationError(
-            f"this {type(pl_module).__name__} was trained privately before, and its weights hold what {releases}: "
-            f"make the module anew, with all of its parts, for a new run, or go on from the checkpoint of the earlier "
-            f"one (trainer.fit(..., ckpt_path=...), and ledger={str(before)!r}). A second stage in one budget "
-            f"(unfreezing, a new head, another learning rate) has a strategy of its own with after={str(before)!r}."
+            f"this {type(pl_module).__name__} was trained privately before, and its weights contain what {releases}: "
+            "create the module anew, with all of its parts, for a new run, or continue from the checkpoint of the "
+            f"earlier one (trainer.fit(..., ckpt_path=...), and ledger={str(before)!r}). For a second stage in one "
+            f"budget (unfreezing, a new head, another learning rate), make a new strategy with after={str(before)!r}."
         )
     return False
 
@@ -155,7 +155,7 @@ def refuse_unknown_training(trainer: pl.Trainer, trains_here: bool) -> None:
     """
     if trainer.state.finished and not trains_here:
         raise ConfigurationError(
-            "this process did not train and does not know what was released, so that its checkpoint would say that "
-            "nothing was: where processes of their own train (ddp_spawn, ddp_fork, ddp_notebook), let a "
-            "ModelCheckpoint save it in them, or save weights alone (trainer.save_checkpoint(..., weights_only=True))."
+            "this process did not train and does not know what was released, so its checkpoint would claim that "
+            "nothing was: if subprocesses train (ddp_spawn, ddp_fork, ddp_notebook), let a "
+            "ModelCheckpoint save there, or save only weights (trainer.save_checkpoint(..., weights_only=True))."
         )

@@ -48,14 +48,14 @@ _CLOSE = 1e-3  # relative, of losses
 _TIMED = 32  # records by which the slowdown is measured, whatever the lot holds
 _REPEATS = 4  # of a loss that the engine seems to change
 _CHANGED = (
-    "it changes what the network computes (an embedding of tokens that all records share, such as positions, whose "
-    "output is used otherwise than by adding it to each record's)"
+    "it changes what the network computes (an embedding that all records share, such as positions, whose "
+    "output is not simply added to each record's)"
 )
 
 _SEPARATE = (
-    "the records of a lot make no rows of one batch (graphs, lists, constants beside the records, other numbers of "
-    "rows), and each was collated alone. A collate_fn that makes one row of each record lets it be used, or "
-    "LotLoader(..., record_of_row=...) for several"
+    "the records cannot be rows of one batch (graphs, lists, constants beside the records, varying numbers of "
+    "rows), so each was collated alone. To use the engine, let the collate_fn make one row of each record, or "
+    "declare several with LotLoader(..., record_of_row=...)"
 )
 
 

@@ -22,7 +22,7 @@ class LossState(Guard):
     """The loss function of a plain loop carries nothing from one lot to the next where nobody sees it."""
 
     name = "loss"
-    prevents = "the loss function of a plain loop keeps a lot in variables, or trains parameters without privacy"
+    prevents = "the loss function of a plain loop stores a batch in variables, or trains parameters without privacy"
 
     def on_check(self) -> None:
         """Look at the function."""
@@ -58,14 +58,14 @@ def refuse_hidden_state(loss: Callable[..., Any], model: nn.Module) -> None:
         name = next(_assigned_outside(function.__code__), None)
         if name is not None:
             raise ConfigurationError(
-                f"the loss function assigns to {name}, outside itself, so that a lot could be carried into the next "
-                "one: keep nothing of a lot; what is to be counted belongs into the body of the loop."
+                f"the loss function assigns to {name}, outside itself, so that a batch could be carried into the next "
+                "one: keep nothing of a batch; what is to be counted belongs into the body of the loop."
             )
         attributes = [name for name in vars(function) if name != "__wrapped__"]
         if attributes:
             raise ConfigurationError(
-                f"the loss function has an attribute ({attributes[0]}), in which a lot could be carried into the next "
-                "one: make it an argument with a default, or a variable."
+                f"the loss function has an attribute ({attributes[0]}), in which a batch could be carried into the "
+                "next one: make it an argument with a default, or a variable."
             )
     parameters_of_model = {id(parameter) for parameter in model.parameters()}
     for parameter in _parameters([*held_by(loss), *_globals_of(loss)]):

@@ -11,8 +11,8 @@ from dpbench.guards.guard import Guard
 from dpbench.privacy.sampling import Sampling
 
 OTHERS_TOOK_LOTS = (
-    "this LotLoader was iterated elsewhere during training: measure on another DataLoader of the data set (one for "
-    "training accuracy, say), since batches that are drawn and left out are not those that the ledger counts on."
+    "this LotLoader was iterated elsewhere during training: evaluate on another DataLoader of the data set (for "
+    "example for training accuracy), since batches that are drawn but not trained on invalidate the accounting."
 )
 
 
@@ -20,7 +20,7 @@ class DrawnLots(Guard):
     """Each lot of the training is the one that the ledger counts on."""
 
     name = "lots"
-    prevents = "lots are not those that the ledger counts on: drawn by other code, skipped, or taken by somebody else"
+    prevents = "batches differ from those in the ledger: drawn by other code, skipped, or consumed elsewhere"
 
     def on_begin(self) -> None:
         """Refuse other loaders, and lots of something else than records are made of."""
@@ -41,26 +41,26 @@ def require_lot_loader(loader: object) -> LotLoader:
     """
     if isinstance(loader, dict | list | tuple):
         raise ConfigurationError(
-            f"the training data are several loaders ({type(loader).__name__}), and a lot comes from one: train on the "
-            "LotLoader alone. A public loader beside it is read by the optimizer, in a step() of its own that adds the "
-            "gradient of the public loss to the released one (docs/module.md, Public data beside the private lots)."
+            f"the training data consist of several loaders ({type(loader).__name__}), but a batch comes from one: "
+            "train on the LotLoader alone. Read a public loader in the optimizer, in its own step() that adds the "
+            "gradient of the public loss to the released one (docs/module.md, Public data beside the private batches)."
         )
     if not isinstance(loader, LotLoader) or loader.batch_sampler is not loader.lots:
         raise ConfigurationError(
             f"the sampling of the training data loader ({type(loader).__name__}) is unknown, so no epsilon holds for "
-            "it: wrap it with dpbench.LotLoader.from_dataloader(loader) for Poisson lots, and with several processes "
-            "pass use_distributed_sampler=False to the trainer."
+            "it: wrap it with dpbench.LotLoader.from_dataloader(loader) for Poisson sampling, and with several "
+            "processes pass use_distributed_sampler=False to the trainer."
         )
     replaced = set(vars(loader.lots)) & set(dir(Lots))
     if type(loader.lots) is not Lots or replaced:
         raise ConfigurationError(
-            "the lots of the training data loader are drawn by code that is not dpbench's (a subclass of Lots, or a "
+            "the batches of the training data loader are drawn by code that is not dpbench's (a subclass of Lots, or a "
             "replaced method), so no epsilon holds for them: use LotLoader.poisson or LotLoader.from_dataloader."
         )
     if type(loader).__iter__ is not LotLoader.__iter__ or "__iter__" in vars(loader):
         raise ConfigurationError(
-            f"{type(loader).__name__} hands out lots by an __iter__ of its own, which nobody checks: a lot must reach "
-            "the training as it was drawn. Transform records in the data set or in a collate_fn."
+            f"{type(loader).__name__} overrides __iter__, which cannot be checked: a batch must reach the training as "
+            "it was drawn. Transform records in the data set or in a collate_fn."
         )
     if count_of(loader.dataset) != loader.lots.sampling.population:
         raise ConfigurationError(
@@ -75,7 +75,7 @@ def refuse_uncovered(sampling: Sampling) -> None:
     """Raise ConfigurationError for sampling without a neighboring relation."""
     if sampling.record_changes == 0:
         raise ConfigurationError(
-            f"no accountant covers {sampling.kind!r} sampling: draw lots with data.sampling=poisson (or fixed_size)."
+            f"no accountant covers {sampling.kind!r} sampling: draw batches with data.sampling=poisson (or fixed_size)."
         )
 
 
@@ -88,7 +88,8 @@ def refuse_other_unit(unit: str | None, sampling: Sampling) -> None:
     """
     if unit not in (None, sampling.unit):
         raise ConfigurationError(
-            f"a record is a {unit}, and the lots draw {sampling.unit}s: take a data set with one item for each {unit}, "
-            f"and lots with unit={unit!r} (of users: UserDataset(examples, users), or data=mnist_writers and the like "
-            "with data.unit=user); or leave out records= (records=examples), and what is drawn is a record."
+            f"a record is a {unit}, but batches are drawn from {sampling.unit}s: use a data set with one item per "
+            f"{unit} and a loader with unit={unit!r} (for users: UserDataset(examples, users), or data=mnist_writers "
+            "and the like with data.unit=user); or leave out records= (records=examples), so that each item drawn is "
+            "a record."
         )

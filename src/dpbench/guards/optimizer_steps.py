@@ -117,8 +117,8 @@ class OptimizerSteps:
         for p in parameters_of(self.private):
             if p.grad is not None and id(p) not in self._released:
                 raise UnsupportedModuleError(
-                    f"a frozen parameter of shape {tuple(p.shape)} has a gradient, by which the optimizer would "
-                    "move it without noise: leave frozen parameters out of the optimizer, and their p.grad None."
+                    f"a frozen parameter of shape {tuple(p.shape)} has a gradient, with which the optimizer would "
+                    "change it without noise: leave frozen parameters out of the optimizer, and their p.grad None."
                 )
         self._unreleased = False
         self._due = True
@@ -159,10 +159,10 @@ class OptimizerSteps:
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         if self._unreleased:
             raise ConfigurationError(
-                "an optimizer has stepped before the release of the lot: the first manual_backward of a lot is that of "
-                "the private network and the first step its optimizer's, self.optimizers()….step() (past Lightning, as "
-                "in optimizer.optimizer.step(), nothing is made private); update other networks after it. A subclass "
-                "of the strategy that overrides a hook must call super()'s."
+                "an optimizer has stepped before the release of the batch: the first manual_backward of a batch must "
+                "be that of the private network, and the first step that of its optimizer, self.optimizers()….step() "
+                "(steps that bypass Lightning, such as optimizer.optimizer.step(), are not private); update other "
+                "networks after it. A subclass of the strategy that overrides a hook must call super()'s."
             )
         if optimizer is not self.private:
             return
@@ -171,8 +171,8 @@ class OptimizerSteps:
             return
         if not self._due:
             raise ConfigurationError(
-                "the private optimizer has stepped twice on one release, or without one: each release is good for "
-                "one step (and a subclass of the strategy that overrides a hook must call super()'s)."
+                "the private optimizer has stepped twice on one release, or without one: each release allows one "
+                "step (and a subclass of the strategy that overrides a hook must call super()'s)."
             )
         self._due = False
         self._on_update()

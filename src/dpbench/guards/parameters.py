@@ -18,7 +18,7 @@ class Parameters(Guard):
     """The optimizer updates the parameters that are released, and each lot begins without gradients."""
 
     name = "parameters"
-    prevents = "parameters are updated to which nothing is released, or gradients overflow in float16"
+    prevents = "parameters without a released gradient are updated, or gradients overflow in float16"
 
     def on_attach(self) -> None:
         """Compare the optimizer's parameters with those that are released."""

@@ -60,7 +60,7 @@ class PublicNetworks(Guard):
     """
 
     name = "public networks"
-    prevents = "a network beside the private one (a generator) sees records, or learns from them without noise"
+    prevents = "another network (a generator) sees records or learns from them without noise"
 
     def __init__(self, session: Any) -> None:
         super().__init__(session)
@@ -133,8 +133,8 @@ class PublicNetworks(Guard):
             if torch.is_grad_enabled():
                 raise ConfigurationError(
                     f"{type(module).__name__}, part of a network that is not private, ran with gradients before the "
-                    "release of the lot: its images would be as many as the records, which is private, and perhaps of "
-                    "their classes. Make images for the private step under torch.no_grad(), and train on new ones "
+                    "release of the batch: its images would be as many as the records, which is private, and perhaps "
+                    "of their classes. Make images for the private step under torch.no_grad(), and train on new ones "
                     "after the release, of a fixed number and of uniform classes."
                 )
 
@@ -171,6 +171,6 @@ def _refuse_early_gradients(before: State, now: State) -> None:
             early.append(name)
     if early:
         raise UnsupportedModuleError(
-            f"gradients of {', '.join(early)} were computed before the release of the lot, perhaps from its "
+            f"gradients of {', '.join(early)} were computed before the release of the batch, perhaps from its "
             "records: call backward for other networks after the private optimizer's step."
         )

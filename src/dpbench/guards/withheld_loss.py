@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from dpbench.errors import ConfigurationError
 
 READS_LOSS = (
-    "the optimizer reads the loss of a lot, which is exact: step lengths by Polyak (SPS, ALI-G), LBFGS and line "
+    "the optimizer reads the loss of a batch, which is exact: step lengths by Polyak (SPS, ALI-G), LBFGS and line "
     "searches would carry it into the weights without noise. Take an optimizer that reads p.grad alone (SGD, Adam, "
     "Prodigy, schedule-free ones), and log the loss in training_step, not from what optimizer.step returns."
 )
@@ -110,7 +110,7 @@ def step_arguments(
         if not is_closure and not isinstance(value, _HARMLESS):
             raise ConfigurationError(
                 f"{type(optimizer).__name__}.step is given {name} ({type(value).__name__}) beside a closure: whatever "
-                "training_step computes of a lot is exact, and would get into the weights without noise. Optimizers "
+                "training_step computes of a batch is exact, and would get into the weights without noise. Optimizers "
                 "of private training see the released p.grad alone."
             )
     return with_closures(
@@ -128,7 +128,7 @@ def require_watched(optimizer: Any) -> None:
     """
     if not isinstance(optimizer, Optimizer):
         raise ConfigurationError(
-            f"{type(optimizer).__name__} is no subclass of torch.optim.Optimizer, so that nobody can see what its step "
-            "reads: derive it from torch.optim.Optimizer."
+            f"{type(optimizer).__name__} is not a subclass of torch.optim.Optimizer, so it cannot be checked what its "
+            "step reads: derive it from torch.optim.Optimizer."
         )
     Optimizer.__setstate__(optimizer, {})

@@ -337,7 +337,7 @@ class Budget:
         target = self._target
         if not plan.constant and most == _UNBOUNDED:
             raise ConfigurationError(
-                "where noise or lots move from step to step, a target_epsilon needs a training of known length: set "
+                "where noise or batches move from step to step, a target_epsilon needs a training of known length: set "
                 "trainer.max_steps."
             )
         if plan.constant:
@@ -350,8 +350,8 @@ class Budget:
         self.remaining = replays + affordable
         if not self.remaining:
             raise BudgetExhausted(
-                f"target_epsilon={self.target_epsilon} allows no further step (spent: {self.epsilon():.4g}): "
-                "raise it, or the noise_multiplier."
+                f"target_epsilon={self.target_epsilon} allows no further step (spent: {self.epsilon():.4g}): raise it, "
+                "raise noise_multiplier, or set noise_multiplier=null to have it calibrated."
             )
 
     def refuse_overdraft(self) -> None:
@@ -405,7 +405,7 @@ class Budget:
 def check_noise(noise_multiplier: float | None, target_epsilon: float | None) -> None:
     """Raise ConfigurationError unless noise, budget or both are given, as positive numbers."""
     if noise_multiplier is None and target_epsilon is None:
-        raise ConfigurationError("give a noise_multiplier, a target_epsilon, or both (then training stops there).")
+        raise ConfigurationError("set noise_multiplier, target_epsilon, or both (training then stops at the target).")
     _check_positive("noise_multiplier", noise_multiplier, "; use strategy=none to train without privacy")
     _check_positive("target_epsilon", target_epsilon)
 

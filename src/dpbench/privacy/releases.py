@@ -40,8 +40,8 @@ from dpbench.privacy.sampling import Sampling
 from dpbench.renamed import OldAttribute, old_names
 
 _OTHER_SUM = (
-    "release {number} comes out otherwise than {path} records it: something is random beyond the seed (augmentation, a "
-    "GPU without deterministic=True), or the machine or its number of threads is another. The run goes on in a new "
+    "release {number} differs from its record in {path}: something is random beyond the seed (augmentation, a "
+    "GPU without deterministic=True), or the machine or its number of threads has changed. The run continues in a new "
     "phase of the ledger, with new noise; the releases after its checkpoint count again."
 )
 
@@ -200,7 +200,7 @@ class ReleaseEngine:
             ConfigurationError: The plan has no solution, or no noise reaches the target.
         """
         if self.recipe.private and sampling.record_changes < 1:
-            raise ConfigurationError(f"no accountant covers {sampling.kind!r} sampling: draw lots by another one.")
+            raise ConfigurationError(f"no accountant covers {sampling.kind!r} sampling: draw batches by another one.")
         noise_factors = factors_of("noise_schedule", self._schedules.noise_multiplier, horizon.total_steps)
         bound_factors = factors_of("max_grad_norm_schedule", self._schedules.max_grad_norm, horizon.total_steps)
         plan = TrainingPlan(
@@ -328,7 +328,7 @@ class ReleaseEngine:
             return
         if self.num_releases % plan.sampling.cycle:
             raise ConfigurationError(
-                f"the checkpoint had made {self.num_releases} releases, and lots of {plan.sampling.kind!r} sampling "
+                f"the checkpoint had made {self.num_releases} releases, and batches of {plan.sampling.kind!r} sampling "
                 f"begin anew at a multiple of {plan.sampling.cycle} only: resume from such a checkpoint."
             )
         if not plan.noise.independent:
@@ -372,7 +372,9 @@ class ReleaseEngine:
 
     def _require_lot(self) -> None:
         if not self._open:
-            raise ConfigurationError("no lot is open: each is released once, after open_lot() and all of its records.")
+            raise ConfigurationError(
+                "no batch is open: each is released once, after open_lot() and all of its records."
+            )
 
     def accumulate(
         self,
@@ -469,8 +471,8 @@ class ReleaseEngine:
         """Refuse to release the sum of a lot once more, with new noise, where lots or noise depend on one another."""
         if plan.sampling.cycle > 1 or not plan.noise.independent:
             raise ConfigurationError(
-                f"release {self.num_releases} comes out otherwise than {self.budget.path} records it, and with lots or "
-                "noise that depend on one another it cannot be made anew: resume where it was made (machine, threads, "
+                f"release {self.num_releases} differs from its record in {self.budget.path}, and with correlated "
+                "batches or noise it cannot be repeated: resume under the original conditions (machine, threads, "
                 "deterministic=True), or start a new run."
             )
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from dpbench.errors import ConfigurationError
 
-_NO_LOSS = "training_step gave no loss for a batch of a user: return the loss (or a dictionary with it) always."
+_NO_LOSS = "training_step returned no loss for a batch of a user: always return the loss (or a dictionary with it)."
 _NO_STEP = (
-    "training_step gave a loss of shape {shape} for a batch of a user, or one that depends on no trainable parameter: "
-    "a local step needs one number that does."
+    "training_step returned a loss of shape {shape} for a batch of a user, or one that depends on no trainable "
+    "parameter: a local step needs one number that does."
 )
 
 

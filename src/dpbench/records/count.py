@@ -39,8 +39,8 @@ def _without_rows(batch: Any) -> str:
     closed = unopened(batch)
     if closed is not None:
         return (
-            f"the batch holds a {closed}, whose tensors cannot be found and cut into records: let the collate_fn give "
-            f"tensors in dictionaries, lists, tuples or dataclasses; {_ALONE}."
+            f"the batch contains a {closed}, whose tensors cannot be found and split into records: let the collate_fn "
+            f"return tensors in dictionaries, lists, tuples or dataclasses; {_ALONE}."
         )
     kinds = {type(leaf).__name__ for leaf in tree_leaves(batch)}
     held = ", ".join(sorted(kinds)) or "nothing"

@@ -32,18 +32,18 @@ from dpbench.records.stopped_step import output_of, stopped
 from dpbench.records.training import Training, TrainingStep, loss_of, nothing, replaced_methods
 
 _NO_LOSS = (
-    "training_step gave no loss for a lot that is not empty: skipping lots by their contents is not private. Return "
-    "the loss always."
+    "training_step returned no loss for a batch that is not empty: skipping batches by their contents is not private. "
+    "Always return the loss."
 )
 _NO_GRADIENT = (
-    "no record of the first lot has a gradient, so that its release is noise: where the loss is detached, or computed "
-    "without gradients, nothing is ever trained."
+    "no record of the first batch has a gradient, so its release is pure noise: if the loss is detached, or computed "
+    "without gradients, nothing is trained."
 )
 _SECOND_BACKWARD = (
-    "backward was called twice for one lot, so that a record could count twice: add the losses up and call it once."
+    "backward was called twice for one batch, so that a record could count twice: add the losses up and call it once."
 )
 _OWN_BACKWARD = (
-    "training_step calls backward() itself, and p.grad then holds the gradients of the records before: take gradients "
+    "training_step calls backward() itself, so p.grad contains unclipped gradients of records: compute gradients "
     "within a step by torch.autograd.grad, and return the loss (in manual optimization: self.manual_backward)."
 )
 _RECORD_BY_RECORD = "gradients=auto: record by record{times}, since the engine cannot be used: {reason}"
@@ -140,7 +140,7 @@ class Examples:
         self.method = name
         self._at_once = engine.at_once or self._most_rows
         if reason is not None:
-            times = "" if slowdown is None else f" (a lot takes about {slowdown:.1f} times as long as one plain step)"
+            times = "" if slowdown is None else f" (a batch takes about {slowdown:.1f} times as long as one plain step)"
             self._training.inform(_RECORD_BY_RECORD.format(times=times, reason=reason))
 
     def step(self, own: TrainingStep) -> TrainingStep:
@@ -248,9 +248,9 @@ class Examples:
         if not training.automatic_optimization:
             return "manual optimization makes the update itself"
         if self._divisor is None or self._microbatch_size > 1:
-            return "which rows make a record differs from lot to lot"
+            return "which rows make a record differs from batch to batch"
         if self._at_once is not None and training.world_size > 1:
-            return "processes agree on the pieces of each lot (max_physical_batch_size)"
+            return "processes agree on the pieces of each batch (max_physical_batch_size)"
         return None
 
     @property

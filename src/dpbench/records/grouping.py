@@ -35,7 +35,7 @@ def grouped_lots(loader: LotLoader, microbatch_size: int) -> tuple[int, int | No
         return 0, 1 if loader.record_of_row is None else None
     if loader.lots.size_factors:
         raise ConfigurationError(
-            f"microbatch_size={microbatch_size} does not go with expected_batch_size_schedule: a lot has a fixed "
+            f"microbatch_size={microbatch_size} does not go with expected_batch_size_schedule: a batch has a fixed "
             "number of microbatches. Leave one out."
         )
     if loader.record_of_row is not None:
@@ -47,7 +47,7 @@ def grouped_lots(loader: LotLoader, microbatch_size: int) -> tuple[int, int | No
     number = size / microbatch_size
     if number < 1 - 1e-9 or abs(number - round(number)) > 1e-6:
         raise ConfigurationError(
-            f"microbatch_size={microbatch_size} does not fit lots of {size:g} records: choose "
+            f"microbatch_size={microbatch_size} does not fit batches of {size:g} records: choose "
             "a divisor of data.expected_batch_size."
         )
     return round(number), microbatch_size
@@ -70,10 +70,10 @@ def rows_of_lot(
         return _given(loader.record_of_row, batch, rows, len(positions))
     if rows != len(positions):
         raise ConfigurationError(
-            f"the batch has {rows} rows, its lot has {len(positions)} records: each row is clipped on its own, so that "
-            "a record with several rows (augmented views, windows of a text) would count several times, and fewer rows "
-            "cannot be told apart. Let the collate_fn make one row for each record, or say which rows belong together: "
-            "LotLoader(..., record_of_row=...)."
+            f"the batch has {rows} rows but {len(positions)} records: each row is clipped separately, so a record "
+            "with several rows (augmented views, windows of a text) would count several times, and missing rows "
+            "cannot be attributed. Let the collate_fn make one row for each record, or declare which rows belong "
+            "together: LotLoader(..., record_of_row=...)."
         )
     return microbatch_of
 
@@ -97,8 +97,8 @@ def _given(record_of_row: RecordOfRow, batch: Any, rows: int, records: int) -> R
     in_range = index[0] >= 0 and index[-1] < records
     if not in_range or (np.diff(index) < 0).any():
         raise ConfigurationError(
-            f"record_of_row must be ascending, from 0 to below the lot's {records} records (the position of each row's "
-            "record in the list that the collate_fn was given), so that the rows of a record lie together."
+            f"record_of_row must be ascending, from 0 to below the batch's {records} records (the position of each "
+            "row's record in the list that the collate_fn was given), so that the rows of a record lie together."
         )
     return index.astype(np.int64)
 

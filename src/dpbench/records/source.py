@@ -29,8 +29,8 @@ from dpbench.records.training import Training, TrainingStep
 T = TypeVar("T")
 
 SECOND_RELEASE = (
-    "two optimizer steps were made on one lot, but the accounting holds for one: draw a new lot for each (optimizers "
-    "that evaluate a closure several times, like LBFGS, are not supported)."
+    "the optimizer stepped twice on one batch, but only one release was accounted for: draw a new batch for each step "
+    "(optimizers that evaluate a closure several times, like LBFGS, are not supported)."
 )
 
 

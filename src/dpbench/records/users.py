@@ -26,8 +26,8 @@ from dpbench.records.source import SECOND_RELEASE, Memory, Piece
 from dpbench.records.training import Training, TrainingStep
 
 _TIMES_TELL = (
-    "the time of a round grows with the examples of its users, and no noise covers that: whoever sees times of this "
-    "training (its duration, time stamps of logs, ms per step) may tell that a very large user takes part. "
+    "the time of a round grows with the examples of its users, and no noise covers that: timing of this "
+    "training (its duration, time stamps of logs, ms per step) may reveal that a very large user takes part. "
     "LocalTraining(max_examples=...) bounds it (records.local.max_examples on the command line)."
 )
 _AS_IN = "Users(LocalTraining(lr=0.1))"
@@ -268,11 +268,11 @@ def users_of(loader: LotLoader) -> UserDataset:
             )
         if not dataset.sizes.any():
             raise ConfigurationError(
-                f"none of the {len(dataset)} users has an example, so that nothing would be learned: look at what the "
-                "users were made of (UserDataset.sizes counts the examples of each)."
+                f"none of the {len(dataset)} users has an example, so nothing would be learned: check how the "
+                "users were made (UserDataset.sizes counts the examples of each)."
             )
         return dataset
     raise ConfigurationError(
-        f"a record is a user, and {type(dataset).__name__} says nothing of users: "
+        f"a record is a user, but {type(dataset).__name__} has no users: "
         "LotLoader.poisson(UserDataset(examples, users), expected_batch_size), with the user of each example in users."
     )

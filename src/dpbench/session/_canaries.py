@@ -10,7 +10,7 @@ from dpbench.privacy.canaries.run_probe import LotCounts
 from dpbench.privacy.randomness import fresh_key
 from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
 
-_OTHER_CANARIES = "the checkpoint is of a run with other canaries: resume it with the audit that it began with."
+_OTHER_CANARIES = "the checkpoint is of a run with other canaries: resume it with its original audit."
 
 
 def let_canaries_in(

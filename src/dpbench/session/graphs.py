@@ -40,13 +40,13 @@ _MOST_STATES = 16
 _MOST_SIGHTINGS = 10_000
 _MOST_NODES = 64
 """Of the graph behind a loss, in which the loss of a repeated lot is looked for."""
-_EAGER = "executor=graph: lots are carried out eagerly, because {reason}. (A graph repeats kernels, and no Python.)"
+_EAGER = "executor=graph: batches are carried out eagerly, because {reason}. (A graph repeats kernels, and no Python.)"
 _CLOSE = 1e-3
 """Largest relative difference of sums that rounding explains."""
 _OTHER_SUMS = (
-    "a repeated lot had other sums than an eager one (they differ by {gap:.2g} of their norm): the step depends on "
-    "something that nobody saw, and lots since the last comparison were made as that was before. They are private all "
-    "the same; with executor=eager the network learns as it should"
+    "a replayed batch had different sums from an eager one (they differ by {gap:.2g} of their norm): the step depends "
+    "on something undetected, and batches since the last comparison used its old value. They are private all the "
+    "same; use executor=eager for correct training"
 )
 
 
@@ -273,7 +273,7 @@ class Graphs:
             return None
         self._states[state] += 1
         if len(self._states) > _MOST_STATES:
-            self._go_eager("something that the module holds moves from lot to lot")
+            self._go_eager("something that the module holds moves from batch to batch")
             return None
         draws = _Draws(device)
         try:
@@ -306,7 +306,7 @@ class Graphs:
             self._go_eager(source.obstacle)
             return False
         if releases.recipe.adaptation is not None or releases.mechanism.training_plan.bound_factors:
-            self._go_eager("the clipping bound moves from lot to lot")
+            self._go_eager("the clipping bound moves from batch to batch")
             return False
         if releases.observers:
             self._go_eager("records are looked at one by one (diagnostics, an audit)")

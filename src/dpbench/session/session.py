@@ -45,8 +45,8 @@ from dpbench.session._canaries import leave_scores, let_canaries_in
 from dpbench.session.executors import Executor, keyed_by
 
 _SEPARATE_BY_NOW = (
-    "the records of this lot make no rows of one batch, as those of the lots before did. Say gradients='one_by_one': "
-    "several processes cannot change over to it in mid-run."
+    "the records of this batch cannot be rows of one batch, unlike those of earlier batches. Set "
+    "gradients='one_by_one': several processes cannot switch to it during a run."
 )
 _MOST_SAID = 5  # changes of what is trained; the ledger has all of them
 # Verdicts of processes on the engine; the largest one counts.
@@ -471,9 +471,9 @@ class PrivateSession:
         """Refuse another lot, or the end of an epoch, where the last lot was not released."""
         if self.is_open:
             raise ConfigurationError(
-                "a lot was drawn, and never released (on_train_batch_start returned -1?): whether a lot is trained on "
-                "must not depend on its records, so each one is released, also an empty one. To stop early, set "
-                "trainer.should_stop from what is not private."
+                "a batch was drawn but never released (on_train_batch_start returned -1?): whether a batch is trained "
+                "on must not depend on its records, so each one is released, even an empty one. To stop early, set "
+                "trainer.should_stop based on values that are not private."
             )
 
     # ------------------------------------------------------------------------------------- end
@@ -505,8 +505,8 @@ def _doubt_about_noise(noise: Noise) -> str | None:
     if process is None:
         return None
     return (
-        f"the noise is drawn by {process}, which is not dpbench's: nothing checks that it adds what its multiplier "
-        "says, and epsilon holds if it does (CONTRIBUTING.md: what every mechanism must show)."
+        f"the noise is drawn by {process}, which is not dpbench's: nothing checks that its noise has the stated "
+        "multiplier, on which epsilon depends (CONTRIBUTING.md: what every mechanism must show)."
     )
 
 

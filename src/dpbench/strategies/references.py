@@ -21,11 +21,11 @@ class _Reference(DPSGD):
         """Recipe of `DPSGD`, marked as not private."""
         if self.noise_multiplier is None or self.target_epsilon is not None:
             raise ConfigurationError(
-                f"{type(self).__name__} is no private training, so it can meet no target_epsilon: leave it out "
+                f"{type(self).__name__} is not private and cannot meet a target_epsilon: leave it out "
                 "(target_epsilon=null), and give a noise_multiplier."
             )
         if self.metrics is not None:
-            raise ConfigurationError(f"{type(self).__name__} is no private training: it has no private metrics.")
+            raise ConfigurationError(f"{type(self).__name__} is not private: it has no private metrics.")
         return replace(super().design(), private=False)
 
 
@@ -67,7 +67,5 @@ class FederatedAveraging(PrivateStrategy):
     def design(self) -> Recipe:
         """Recipe in which every record has the factor 1, without noise."""
         if self.target_epsilon is not None or self.metrics is not None:
-            raise ConfigurationError(
-                "FederatedAveraging is no private training: leave out target_epsilon and private metrics."
-            )
+            raise ConfigurationError("FederatedAveraging is not private: leave out target_epsilon and private metrics.")
         return Recipe(clip_factors=unclipped_factors, noise=False, private=False)

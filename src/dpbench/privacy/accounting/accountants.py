@@ -490,7 +490,7 @@ ACCOUNTANTS: dict[str, Accountant] = {
     ),
     "rdp-continuous": ContinuousRenyiAccountant("Rényi DP, today's conversion at the best real order"),
     "rdp-analytical": AnalyticalRenyiAccountant(
-        "Rényi DP by the general bound for lots of a fixed size (pyvacy_2019, Theorem 5) at orders 2 to 512"
+        "Rényi DP by the general bound for batches of fixed size (pyvacy_2019, Theorem 5) at orders 2 to 512"
     ),
     "gdp": GaussianDpAccountant("Gaussian DP by the central limit theorem: an approximation, no bound"),
 }

@@ -440,19 +440,19 @@ class TrainingSetting:
             check_delta(self.delta)
         if not self.scheme.known_by_rate:
             raise ConfigurationError(
-                f"{self.sampling} lots cannot be solved for: a rate does not say all of them; use poisson or fixed."
+                f"{self.sampling} batches cannot be solved for: a rate does not say all of them; use poisson or fixed."
             )
         if self.scheme.whole_lots:
             self._check_lot_size()
 
     def _check_lot_size(self) -> None:
         if self.population is None:
-            raise ConfigurationError("lots of a fixed size need the population: how many records there are.")
+            raise ConfigurationError("batches of fixed size need the population: how many records there are.")
         if self.sample_rate is not None:
             size = self.sample_rate * self.population
             whole = round(size)
             if whole < 1 or abs(size - whole) > 1e-6 * size:
-                raise ConfigurationError(f"lots of a fixed size hold a whole number of records, not {size:g}.")
+                raise ConfigurationError(f"batches of fixed size hold a whole number of records, not {size:g}.")
 
     @property
     def scheme(self) -> type[Sampling]:

@@ -64,8 +64,8 @@ def doubt_about_delta(
     if delta < 1 / population:
         return None
     return (
-        f"delta={delta} is not below 1/{population} (the number of {unit}s): such a delta allows to publish one {unit} "
-        "outright; choose a smaller one."
+        f"delta={delta} is not below 1/{population} (the number of {unit}s): with such a delta, publishing one "
+        f"{unit} in the clear would count as private; choose a smaller one."
     )
 
 
@@ -138,7 +138,7 @@ def composable(events: Mapping[Event, int], accountant: str) -> dict[Event, int]
     _require_coverage(counts, accountant)
     if len(relations) > 1:
         raise ConfigurationError(
-            "releases from Poisson lots (add or remove one) and from lots of a fixed size (replace one) do not "
+            "releases with Poisson sampling (add or remove one) and with batches of fixed size (replace one) do not "
             "compose into one epsilon: account for them separately."
         )
     coarser = coarser_costs(counts)

@@ -262,7 +262,7 @@ class StatedPlan:
         number = release.number
         sampling = self.sampling_of(number)
         if release.sampling != sampling:
-            return f"release {number} draws a lot by {release.sampling.to_dict()}, its plan by {sampling.to_dict()}"
+            return f"release {number} draws a batch by {release.sampling.to_dict()}, its plan by {sampling.to_dict()}"
         queries = [query for query in release.queries if not query.name.startswith(EARLIER)]
         if not queries:
             return f"release {number} has no query of its own"

@@ -378,7 +378,7 @@ class LedgerWriter:
         if wrong is not None:
             raise LedgerError(
                 f"{wrong}: the ledger {self.path} would contradict itself, and the release was not made. Noise or "
-                "sampling of this run are not those that it was begun with; that is a mistake of the program."
+                "sampling differ from those at the start of this run; this is a bug."
             )
 
     def _line(self, release: Release) -> str:

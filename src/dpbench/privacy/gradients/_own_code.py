@@ -28,7 +28,7 @@ from dpbench.privacy.gradients.folds import Fold, is_folded
 from dpbench.privacy.gradients.layers import instantiated, refuse_other_values
 from dpbench.privacy.gradients.parameter import zero_gradients
 
-_OTHER_CALLS = "it calls other layers for one record than for a lot"
+_OTHER_CALLS = "it calls other layers for one record than for a batch"
 _ATTENTION = F.scaled_dot_product_attention
 _FUNCTIONS = frozenset(
     {

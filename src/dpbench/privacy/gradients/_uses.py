@@ -145,7 +145,7 @@ class UseGradients:
             if not isinstance(use.layer, nn.RNNCellBase):
                 where = "dimension 0 with batch_first=True, else in dimension 1"
             raise UnsupportedModuleError(
-                f"{use} saw {part.records} records in a lot of {self._records}: its input must carry the records in "
+                f"{use} saw {part.records} records in a batch of {self._records}: its input must carry the records in "
                 f"{where}."
             )
         remaining = iter(grads)
@@ -237,7 +237,7 @@ class UseGradients:
         """Raise UnsupportedModuleError where a layer saw a tensor that does not have one row a record."""
         if x.dim() <= dimension or x.shape[dimension] != rows:
             raise UnsupportedModuleError(
-                f"{use} saw a tensor of shape {tuple(x.shape)} for a lot of {rows} records: every layer must carry "
+                f"{use} saw a tensor of shape {tuple(x.shape)} for a batch of {rows} records: every layer must carry "
                 f"the records in dimension 0, one row each{self._hint(use, x, rows)}."
             )
 

@@ -217,7 +217,7 @@ class Discretization:
         if not self.threshold and self.values != "kept":
             raise ConfigurationError(
                 "discretization_threshold must be above 0: signs of what is zero but for rounding depend on the other "
-                "records of a lot, so that no sensitivity holds for them. Take a small one, such as 1e-6."
+                "records of a batch, so that no sensitivity holds for them. Take a small one, such as 1e-6."
             )
 
     @property

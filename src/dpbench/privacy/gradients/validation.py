@@ -125,7 +125,7 @@ def _statistics_problem(module: nn.Module) -> str | None:
     """Statistics over records, which a layer keeps or computes with."""
     if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
         return (
-            "mixes the records of a lot; call its eval() before training, which Lightning keeps, to use the running "
+            "mixes the records of a batch; call its eval() before training, which Lightning keeps, to use the running "
             "statistics of a pretrained network, or replace it by torch.nn.GroupNorm, as dpbench.fix(model) does"
         )
     if isinstance(module, _InstanceNorm) and module.track_running_stats and module.training:
@@ -168,7 +168,7 @@ def _trainable_problem(module: nn.Module) -> str | None:
                 f"is a subclass, whose forward may differ; hold a torch.nn.{known.__name__} inside of a module instead"
             )
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and (module.max_norm or module.scale_grad_by_freq):
-        return "rescales by the whole lot; leave out max_norm and scale_grad_by_freq"
+        return "rescales by the whole batch; leave out max_norm and scale_grad_by_freq"
     if isinstance(module, nn.utils.parametrize.ParametrizationList):
         return "computes a weight from other parameters; remove the parametrization (dpbench.fix(model))"
     return None

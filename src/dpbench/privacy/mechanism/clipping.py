@@ -111,7 +111,7 @@ def normalizing(stability: float) -> ClipFactors:
         raise ConfigurationError(
             f"stability must be a number from {_LEAST_STABILITY:g} on, not {stability}: below (AUTO-V has 0), the "
             "rounding error of a record that is learned already would count as a whole gradient, and it depends on the "
-            "other records of a lot, so that no sensitivity holds. 0.01 is the paper's."
+            "other records of a batch, so that no sensitivity holds. 0.01 is the paper's."
         )
     return partial(normalize_weights, stability=stability)
 

@@ -110,8 +110,9 @@ class Sampling(ABC):
         rebuilt = type(self).at_rate(self.population, self.rate, self.unit)
         if not _alike(self, rebuilt):
             raise ConfigurationError(
-                f"{self.kind!r} lots have parameters that their rate does not determine, so nobody knows how they are "
-                f"drawn among more records, such as the canaries of an audit: state it, {type(self).__name__}.among()."
+                f"{self.kind!r} batches have parameters that their rate does not determine, so nobody knows how they "
+                "are drawn among more records, such as the canaries of an audit: state it, "
+                f"{type(self).__name__}.among()."
             )
         rate = self.expected_batch_size / population
         return type(self).at_rate(population, rate, self.unit)
@@ -131,11 +132,11 @@ class Sampling(ABC):
         rate = self.rate * factor
         rebuilt = type(self).at_rate(self.population, self.rate, self.unit)
         if self.everybody or self.lots_per_draw > 1 or not _alike(self, rebuilt):
-            raise ConfigurationError(f"{self.kind!r} lots have one size: leave expected_batch_size_schedule out.")
+            raise ConfigurationError(f"{self.kind!r} batches have one size: leave expected_batch_size_schedule out.")
         if not 1 <= rate * self.population <= self.population:
             raise ConfigurationError(
-                f"expected_batch_size_schedule gives lots of {rate * self.population:g} {self.unit}s: they must hold "
-                f"between 1 and all {self.population}."
+                f"expected_batch_size_schedule gives batches of {rate * self.population:g} {self.unit}s: they must "
+                f"hold between 1 and all {self.population}."
             )
         return type(self).at_rate(self.population, rate, self.unit)
 
@@ -214,7 +215,7 @@ class Sampling(ABC):
 
     def _uncovered(self) -> ConfigurationError:
         return ConfigurationError(
-            f"no accountant covers {self.kind!r} sampling; draw lots with data.sampling=poisson or fixed_size."
+            f"no accountant covers {self.kind!r} sampling; draw batches with data.sampling=poisson or fixed_size."
         )
 
     def mixture(self, noise_multiplier: float) -> Sequence[Part]:
