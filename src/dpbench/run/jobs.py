@@ -549,7 +549,7 @@ def _run_sweep(
             return job(cfg)
         except (DPBenchError, OSError) as error:
             if isinstance(error, Interrupted):
-                from dpbench.run._resume import hand_back
+                from dpbench.run._signals import hand_back
 
                 hand_back(error)
             _leave_sweep(error, HydraConfig.get(), os.getpid() == parent)

@@ -281,7 +281,6 @@ class WandbRows(WandbLogger):
         super().__init__(experiment=experiment)
         self._rows: dict[int, dict[str, Any]] = {}
         self._continued = continued
-        self._process = os.getpid()
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
@@ -309,18 +308,6 @@ class WandbRows(WandbLogger):
             else:
                 # No step: wandb would drop the row where users log to it, too, and so count its steps up.
                 self.experiment.log(row)
-
-    @rank_zero_only
-    def finalize(self, status: str) -> None:
-        """Write all rows at the end of a spawned process; in the first one the final tests are still to come."""
-        if os.getpid() != self._process:
-            self.flush()
-        super().finalize(status)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        self._continued = False  # the process that gets this goes on
-        return state
 
 
 def wandb_logger(run: Run, origin: Origin) -> WandbRows:
