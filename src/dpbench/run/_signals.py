@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from types import FrameType
 
 from dpbench.errors import Interrupted
 
 _FROM_PEOPLE = (signal.SIGINT, signal.SIGTERM)
 _FROM_SCHEDULERS = (signal.SIGUSR1, signal.SIGUSR2)  # Slurm's --signal, submitit's notice of a preemption
+_BETWEEN_LOOKS = 1.0  # seconds
 SIGNALS = (*_FROM_PEOPLE, *_FROM_SCHEDULERS)
 
 
@@ -57,3 +60,22 @@ def hand_back(error: Interrupted) -> None:
     handler = signal.getsignal(error.number)
     if "SUBMITIT_EXECUTOR" in os.environ and error.number in _FROM_SCHEDULERS and callable(handler):
         handler(error.number, None)
+
+
+def stop_with(parent: int) -> None:
+    """Have a worker of joblib save and stop when the process that made it is gone: it would train on, unwatched.
+
+    Args:
+        parent: Its id.
+    """
+    if os.getppid() != parent:  # and the next job of the sweep was in the worker's queue
+        os._exit(128 + signal.SIGTERM)
+    name = "dpbench-sweep"
+
+    def follow() -> None:
+        while os.getppid() == parent:
+            time.sleep(_BETWEEN_LOOKS)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if name not in [thread.name for thread in threading.enumerate()]:
+        threading.Thread(target=follow, daemon=True, name=name).start()

@@ -29,9 +29,9 @@ from dpbench.run._checkpoint import LastCheckpoint, deadline_of
 from dpbench.run._earlier_stage import weights_before, with_earlier_stage
 from dpbench.run._objective import optimizes, refuse_choice, value_of
 from dpbench.run._resume import Reopened, is_started_again, prepare_folder, resuming
-from dpbench.run.config import check_config
+from dpbench.run.config import check_config, uses_wandb
 from dpbench.run.hydra_folder import has_workers, hydra_files, output_dir, write_hydra_files
-from dpbench.run.logs import EvaluationRow, Origin, build_loggers, log_end, origin_of
+from dpbench.run.logs import EvaluationRow, Origin, build_loggers, log_end, origin_of, services
 from dpbench.run.processes import (
     from_first_process,
     is_first,
@@ -215,8 +215,8 @@ def _train(
             *bars(config["trainer"], show),
             *build.build_callbacks(config),
         ]
-        if loggers[1:]:
-            callbacks.append(EvaluationRow(loggers[1:]))
+        if services(loggers):
+            callbacks.append(EvaluationRow(services(loggers)))
         if folder.finished:
             callbacks.append(Reopened(run))
         callbacks += [last, *observers]
@@ -232,7 +232,7 @@ def _train(
     except MisconfigurationException as error:  # Lightning's, of settings that do not fit the data
         raise ConfigurationError(f"trainer: {brief(error)}") from error
     finally:
-        if config["logger"].get("wandb") and is_first():
+        if uses_wandb(config) and is_first():
             logs.finish_wandb(run, loggers, failed)
 
 
@@ -314,9 +314,9 @@ def _finish(
     audit = reporter.audit(run) if reporter is not None else None
     seconds_total = last.seconds_before + time.perf_counter() - start
     record = write_result(run, metrics, steps, seconds, seconds_total, audit=audit)
-    log_end(trainer.loggers[1:], record, checkpoint)
+    log_end(services(trainer.loggers), record, checkpoint)
     opening = "not logged"
-    if run.config["logger"].get("wandb"):
+    if uses_wandb(run.config):
         logs.mirror_result(trainer.loggers, record, pictures, best_validation(folder.metrics))
         opening = logs.how_to_open(folder)
     if reporter is not None:
