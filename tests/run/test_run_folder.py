@@ -93,6 +93,13 @@ def test_a_refused_run_takes_its_own_folder_away_only(
     assert len(list(one_second.glob("outputs/*/*"))) == 1
 
 
+def test_a_log_that_nobody_wants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *TINY, "trainer.max_steps=2", "hydra/job_logging=disabled", "hydra.run.dir=run"]) == 0
+    assert main(["resume", "run", "trainer.max_steps=3", "hydra/job_logging=disabled"]) == 0
+    assert not RunFolder(tmp_path / "run").log.exists()
+
+
 @pytest.mark.parametrize("words", [["train", *TINY, "hydra.run.dir=run"], ["resume", "run"]], ids=["train", "resume"])
 def test_a_folder_in_use_is_refused_and_left_alone(
     one_second: Path, capsys: pytest.CaptureFixture[str], words: list[str]

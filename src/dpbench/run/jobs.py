@@ -334,7 +334,8 @@ def _check(command: _Command) -> list[list[str]]:
     subdir, times = folders.most_common(1)[0]
     if times > 1 and not chooses and not is_named_by_time(settings, "sweep", "subdir"):
         raise ConfigurationError(
-            f"{times} runs of the sweep would have one folder, hydra.sweep.subdir={subdir}: put ${{hydra.job.num}} in it."
+            f"{times} runs of the sweep would have one folder, hydra.sweep.subdir={subdir}: put ${{hydra.job.num}} "
+            "in it."
         )
     if chooses:
         _check_study(settings.sweeper)

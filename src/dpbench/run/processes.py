@@ -284,7 +284,9 @@ def processes_to_start(trainer: Mapping[str, Any]) -> int:
         return max(1, torch.cuda.device_count()) if on_gpu else 1
     if isinstance(devices, str):  # such as "0,1"
         return len([device for device in devices.split(",") if device.strip()])
-    return len(devices) if isinstance(devices, list) else int(devices)
+    if isinstance(devices, list):
+        return len(devices)
+    return devices if isinstance(devices, int) else 1
 
 
 def run_in_processes(run: Callable[[], T], count: int, strategy: str | None, folder: RunFolder) -> T:

@@ -139,9 +139,9 @@ def train(
     """
     run_folder = RunFolder(folder)
     run = partial(_train_here, config, run_folder, observers, show, beside or {}, reporter, origin or Origin(), trust)
-    check_config(config)
     processes = processes_to_start(config["trainer"])
     if processes > 1:
+        check_config(config)  # what is refused is refused before any of them starts
         return run_in_processes(run, processes, config["trainer"].get("strategy"), run_folder)
     return run()
 
