@@ -6,7 +6,6 @@ import math
 import os
 import re
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -17,7 +16,7 @@ import torch
 
 from dpbench.errors import TIME_LIMIT_REACHED, ConfigurationError
 from dpbench.files import replacing, write_json
-from dpbench.run._signals import SIGNALS, StopSignals
+from dpbench.run._signals import StopSignals, handled_by
 from dpbench.run.processes import has_parent, requested_stop, stopped_by_parent
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.readers import Metrics, read_json
@@ -186,17 +185,12 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
             with stopped_by_parent():
                 yield
             return
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, self._signals.hear) for number in SIGNALS}
-        self._listening = True
-        try:
-            yield
-        finally:
-            self._listening = False
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        with handled_by(self._signals.hear) as before:
+            self._listening = bool(before)
+            try:
+                yield
+            finally:
+                self._listening = False
 
     def _agree_on_stop(self, trainer: pl.Trainer, is_late: bool) -> int:
         """What stops the training, or 0: the same in all processes, whichever of them knows it."""

@@ -6,13 +6,16 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from dpbench.errors import Interrupted
 
 _FROM_PEOPLE = (signal.SIGINT, signal.SIGTERM)
 _FROM_SCHEDULERS = (signal.SIGUSR1, signal.SIGUSR2)  # Slurm's --signal, submitit's notice of a preemption
-_BETWEEN_LOOKS = 1.0  # seconds
+_BETWEEN_LOOKS = 0.2  # seconds
 SIGNALS = (*_FROM_PEOPLE, *_FROM_SCHEDULERS)
 
 
@@ -62,20 +65,40 @@ def hand_back(error: Interrupted) -> None:
         handler(error.number, None)
 
 
-def stop_with(parent: int) -> None:
-    """Have a worker of joblib save and stop when the process that made it is gone: it would train on, unwatched.
+@contextmanager
+def handled_by(handler: Any) -> Iterator[dict[int, Any]]:
+    """Inside, signals go to a handler; outside of the main thread Python allows none, and nothing changes.
+
+    Yields:
+        The handlers before, by number.
+    """
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in SIGNALS:
+            before[number] = signal.signal(number, handler)
+    try:
+        yield before
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+def end_with(parent: int, number: int) -> None:
+    """Send this process a signal when the one that started it is gone: it would train on, and nobody would know.
 
     Args:
         parent: Its id.
+        number: The signal. One that is asked to save may not begin another job of its sweep, and ends at once.
     """
-    if os.getppid() != parent:  # and the next job of the sweep was in the worker's queue
-        os._exit(128 + signal.SIGTERM)
-    name = "dpbench-sweep"
+    if os.getppid() != parent:
+        os._exit(128 + number)
+    name = f"dpbench-end-{parent}"
 
     def follow() -> None:
         while os.getppid() == parent:
             time.sleep(_BETWEEN_LOOKS)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
 
+    # A worker of a sweep comes here with each of its jobs.
     if name not in [thread.name for thread in threading.enumerate()]:
         threading.Thread(target=follow, daemon=True, name=name).start()

@@ -9,6 +9,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import sys
 import warnings
 from collections import Counter
@@ -36,7 +37,7 @@ from omegaconf.errors import OmegaConfBaseException
 from dpbench.errors import ConfigurationError, DPBenchError, Interrupted, brief
 from dpbench.options import shown
 from dpbench.run._hydra_internals import BasicSweeper, Callbacks
-from dpbench.run._signals import hand_back, stop_with
+from dpbench.run._signals import end_with, hand_back
 from dpbench.run.command_line import CommandLine, explain, read_overrides, without_hydra
 from dpbench.run.hydra_folder import claim_run_folder, claim_sweep_folder, has_workers, is_named_by_time, quoted
 from dpbench.run.processes import launched_process, together
@@ -565,7 +566,7 @@ def _run_sweep(
 
     def run(cfg: DictConfig) -> float | None:
         if is_by_joblib and os.getpid() != parent:
-            stop_with(parent)
+            end_with(parent, signal.SIGTERM)  # asks for a last checkpoint
         try:
             return task(cfg)
         except (DPBenchError, OSError) as error:

@@ -22,7 +22,6 @@ import secrets
 import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 import warnings
@@ -37,7 +36,8 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from dpbench.errors import ConfigurationError, DPBenchError, Interrupted, PeerLost, ReportedByAnotherRank, WorkerDied
-from dpbench.run._signals import SIGNALS, StopSignals
+from dpbench.files import replacing, write_atomically
+from dpbench.run._signals import SIGNALS, StopSignals, end_with, handled_by
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.provenance import available_cores
 
@@ -318,11 +318,23 @@ def run_in_processes(run: Callable[[], T], count: int, strategy: str | None, fol
             arguments = (rank, count, mailbox, run, HydraConfig.instance().cfg)
             processes.append(context.Process(target=_run_as, args=arguments))
         stops = StopSignals()
+
+        def pass_on(number: int, frame: FrameType | None) -> None:
+            if _phase_in(mailbox) != _TRAINING:  # nobody would look for a request, and nothing is lost
+                signal.signal(number, before[number])
+                signal.raise_signal(number)
+                return
+            stops.hear(number)
+            if stops.number:
+                write_atomically(mailbox / "stop", str(stops.number))
+
         try:
-            with _signals_passed_on(stops, mailbox):
-                with _deaf():
-                    for process in processes:
-                        process.start()
+            # A Ctrl-C reaches every process of a terminal: those that are started inside ignore it from their first
+            # instruction on, while PyTorch is imported, and hear of it from here.
+            with handled_by(signal.SIG_IGN):
+                for process in processes:
+                    process.start()
+            with handled_by(pass_on) as before:
                 codes = _exit_codes(processes, mailbox)
         except KeyboardInterrupt as error:
             if not stops.number:
@@ -369,7 +381,7 @@ def _mailbox() -> Path | None:
 def _say_phase(phase: str) -> None:
     mailbox = _mailbox()
     if mailbox is not None and is_first():
-        (mailbox / "phase").write_text(phase)
+        write_atomically(mailbox / "phase", phase)
 
 
 def _phase_in(mailbox: Path) -> str:
@@ -377,54 +389,13 @@ def _phase_in(mailbox: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-@contextmanager
-def _signals_passed_on(stops: StopSignals, mailbox: Path) -> Iterator[None]:
-    """Have the processes stop where they can; where they do not train, a signal does what it did before."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        if _phase_in(mailbox) != _TRAINING:
-            signal.signal(number, before[number])
-            signal.raise_signal(number)
-            return
-        stops.hear(number, frame)
-        if stops.number:
-            new = mailbox / "stop.new"
-            new.write_text(str(stops.number))
-            new.replace(mailbox / "stop")
-
-    before = {number: signal.signal(number, pass_on) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _deaf() -> Iterator[None]:
-    """Ignore signals for a moment: processes that are started inside ignore them from their first instruction.
-
-    A Ctrl-C reaches every process of a terminal, and one that still imports PyTorch would answer with a traceback.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _run_as(rank: int, count: int, mailbox: Path, run: Callable[[], Any], hydra: Any) -> None:
     """What a started process does: it becomes one like torchrun's, runs, and reports."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    _end_with_parent()
+    parent = multiprocessing.parent_process()
+    assert parent is not None and parent.pid is not None
+    end_with(parent.pid, signal.SIGKILL)
     os.environ |= {
         "TORCHELASTIC_RUN_ID": "dpbench",
         "RANK": str(rank),
@@ -461,18 +432,6 @@ def _take_over_hydra(cfg: Any) -> None:
     configure_log(cfg.hydra.job_logging, cfg.hydra.verbose)
 
 
-def _end_with_parent() -> None:
-    """Kill this process when its parent dies: an orphan would train on, beside whoever resumes the run."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def follow() -> None:
-        parent.join()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=follow, daemon=True, name="dpbench-parent").start()
-
-
 def _report(mailbox: Path, rank: int, kind: str, value: Any) -> None:
     """Leave a result or an error for the parent, whole or not at all."""
     try:
@@ -481,9 +440,8 @@ def _report(mailbox: Path, rank: int, kind: str, value: Any) -> None:
     except Exception:  # an error with arguments of its own may not come back
         stand_in = DPBenchError if isinstance(value, DPBenchError) else RuntimeError
         content = pickle.dumps(stand_in(str(value)))
-    new = mailbox / f"{rank}.new"
-    new.write_bytes(content)
-    new.replace(mailbox / f"{rank}.{kind}")
+    with replacing(mailbox / f"{rank}.{kind}") as new:
+        new.write_bytes(content)
 
 
 def _exit_codes(processes: Sequence[BaseProcess], mailbox: Path) -> list[int | None]:
@@ -506,17 +464,17 @@ def _outcome(codes: Sequence[int | None], mailbox: Path, folder: RunFolder) -> A
     may be no more than a lost connection.
     """
     result = mailbox / "0.result"
+    if result.exists():
+        for rank, code in enumerate(codes):
+            if code:
+                death = WorkerDied(rank, len(codes), _how(code))
+                warnings.warn(f"{death}, after the last line of the ledger: nothing is lost.", stacklevel=3)
+        return pickle.loads(result.read_bytes())
+    command = folder.command("resume") if folder.trained else None
     deaths = []
     for rank, code in enumerate(codes):
-        if code and (result.exists() or not (mailbox / f"{rank}.error").exists()):
-            deaths.append(
-                WorkerDied(rank, len(codes), _how(code), folder.command("resume") if folder.trained else None)
-            )
-    if result.exists():
-        for death in deaths:
-            how = f"process {death.rank} of {death.world} (from 0) died at its end ({death.how})"
-            warnings.warn(f"{how}, after the last line of the ledger: nothing is lost.", stacklevel=3)
-        return pickle.loads(result.read_bytes())
+        if code and not (mailbox / f"{rank}.error").exists():
+            deaths.append(WorkerDied(rank, len(codes), _how(code), command))
     reports = sorted(mailbox.glob("*.error"), key=lambda path: path.stat().st_mtime_ns)
     errors: list[Exception] = [pickle.loads(path.read_bytes()) for path in reports]
     consequences = [error for error in errors if isinstance(error, PeerLost | ReportedByAnotherRank)]
