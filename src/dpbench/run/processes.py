@@ -405,9 +405,11 @@ def _run_as(rank: int, count: int, mailbox: Path, run: Callable[[], Any], hydra:
         _MAILBOX: str(mailbox),
     }
     import torch
+    from pytorch_lightning.utilities import rank_zero_only
 
     from dpbench.callback.process_group import leave_group
 
+    rank_zero_only.rank = rank  # Lightning, which may have been imported, has looked for it before it was set
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, available_cores() // count))
     try:
