@@ -18,6 +18,7 @@ import pytest
 
 from dpbench.cli import main
 from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.run import _signals
 from dpbench.run.processes import LaunchedProcess, is_first, launched_process
 from dpbench.run.train import train
 from dpbench.runs.folder import RunFolder
@@ -54,6 +55,17 @@ def test_a_sweep_is_made_by_one_process(monkeypatch: pytest.MonkeyPatch, capsys:
         monkeypatch.setenv(name, value)
     assert main(["train", "-m", *FEW, "seed=0,1"]) == 1
     assert "a sweep is made by one process" in capsys.readouterr().err
+
+
+def test_a_ctrl_c_that_torchrun_hands_on_is_no_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    stops = _signals.StopSignals()
+    stops.hear(signal.SIGINT)
+    stops.hear(signal.SIGINT)
+    assert stops.number == signal.SIGINT
+    monkeypatch.setattr(_signals, "_ECHO", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        stops.hear(signal.SIGINT)
 
 
 def free_port() -> int:

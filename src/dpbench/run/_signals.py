@@ -12,10 +12,12 @@ from types import FrameType
 from typing import Any
 
 from dpbench.errors import Interrupted
+from dpbench.runs.folder import RunFolder
 
 _FROM_PEOPLE = (signal.SIGINT, signal.SIGTERM)
 _FROM_SCHEDULERS = (signal.SIGUSR1, signal.SIGUSR2)  # Slurm's --signal, submitit's notice of a preemption
 _BETWEEN_LOOKS = 0.2  # seconds
+_ECHO = 1.0  # seconds in which a signal may come twice though it was sent once
 SIGNALS = (*_FROM_PEOPLE, *_FROM_SCHEDULERS)
 
 
@@ -30,6 +32,7 @@ class StopSignals:
     def __init__(self) -> None:
         self.number = 0
         self.save_requested = False
+        self._time = 0.0
 
     def hear(self, number: int, frame: FrameType | None = None) -> None:
         """Take a signal.
@@ -40,11 +43,22 @@ class StopSignals:
         if _stops_nothing(number):
             self.save_requested = True
             return
+        # torchrun hands a Ctrl-C on to processes to which the terminal has given it already.
+        is_echo = "TORCHELASTIC_RUN_ID" in os.environ and time.monotonic() < self._time + _ECHO
         if self.number in _FROM_PEOPLE and number in _FROM_PEOPLE:
+            if is_echo:
+                return
             raise KeyboardInterrupt
         if self.number and number in _FROM_PEOPLE:
             return  # the end that a scheduler has given notice of
         self.number = number
+        self._time = time.monotonic()
+
+
+def interrupted_at_once(number: int, folder: RunFolder) -> Interrupted:
+    """The error after a second Ctrl-C, for which nothing more was saved."""
+    files = "The last checkpoint and the ledger are kept" if folder.checkpoint.exists() else "The ledger is kept"
+    return Interrupted(number, folder.command("resume"), files)
 
 
 def _stops_nothing(number: int) -> bool:

@@ -476,11 +476,11 @@ def _check_end(trainer: Mapping[str, Any], strategy: Mapping[str, Any]) -> None:
     max_time = trainer.get("max_time")
     if max_time is not None:
         try:
-            left = pl.callbacks.Timer(max_time).time_remaining() or 0.0
+            remaining = pl.callbacks.Timer(max_time).time_remaining() or 0.0
         except Exception as error:
             # Lightning has no check of its own: a wrong word fails somewhere in timedelta.
             raise ConfigurationError(f"trainer.max_time={shown(max_time)} is no duration: {brief(error)}") from error
-        if left <= 0:
+        if remaining <= 0:
             raise ConfigurationError(
                 f"trainer.max_time={shown(max_time)} leaves no time to train: give a positive one."
             )

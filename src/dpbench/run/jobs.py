@@ -489,9 +489,11 @@ def _check_study(sweeper: DictConfig) -> None:
         study = optuna.load_study(sweeper.study_name, hydra.utils.instantiate(sweeper.storage))
     except KeyError:  # there is no such study yet
         return
-    direction = sweeper.direction
-    names = [direction] if not isinstance(direction, Sequence) or isinstance(direction, str) else list(direction)
-    if [known.name for known in study.directions] != [str(getattr(name, "name", name)).upper() for name in names]:
+    directions = sweeper.direction
+    if isinstance(directions, str) or not isinstance(directions, Sequence):
+        directions = [directions]
+    expected = [str(getattr(direction, "name", direction)).upper() for direction in directions]
+    if [direction.name for direction in study.directions] != expected:
         raise ConfigurationError(
             "the study in hydra.sweeper.storage was begun with the other hydra.sweeper.direction: take the same one, "
             "or another hydra.sweeper.study_name."

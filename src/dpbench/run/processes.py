@@ -35,9 +35,9 @@ from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any, TypeVar
 
-from dpbench.errors import ConfigurationError, DPBenchError, Interrupted, PeerLost, ReportedByAnotherRank, WorkerDied
+from dpbench.errors import ConfigurationError, DPBenchError, PeerLost, ReportedByAnotherRank, WorkerDied
 from dpbench.files import replacing, write_atomically
-from dpbench.run._signals import SIGNALS, StopSignals, end_with, handled_by
+from dpbench.run._signals import SIGNALS, StopSignals, end_with, handled_by, interrupted_at_once
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.provenance import available_cores
 
@@ -339,8 +339,7 @@ def run_in_processes(run: Callable[[], T], count: int, strategy: str | None, fol
         except KeyboardInterrupt as error:
             if not stops.number:
                 raise
-            kept = "The last checkpoint and the ledger are kept" if folder.checkpoint.exists() else "The ledger is kept"
-            raise Interrupted(stops.number, folder.command("resume"), kept) from error
+            raise interrupted_at_once(stops.number, folder) from error
         finally:
             for process in processes:
                 if process.is_alive():

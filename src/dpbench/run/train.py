@@ -29,6 +29,7 @@ from dpbench.run._checkpoint import LastCheckpoint, deadline_of
 from dpbench.run._earlier_stage import weights_before, with_earlier_stage
 from dpbench.run._objective import optimizes, refuse_choice, value_of
 from dpbench.run._resume import Reopened, is_started_again, prepare_folder, resuming
+from dpbench.run._signals import interrupted_at_once
 from dpbench.run.config import check_config, uses_wandb
 from dpbench.run.hydra_folder import has_workers, hydra_files, output_dir, write_hydra_files
 from dpbench.run.logs import EvaluationRow, Origin, build_loggers, log_end, origin_of, services
@@ -259,8 +260,7 @@ def _fit(
     except SystemExit as error:  # Lightning's, in silence, after a second Ctrl-C
         if not last.interrupted:
             raise
-        kept = "The last checkpoint and the ledger are kept" if folder.checkpoint.exists() else "The ledger is kept"
-        raise Interrupted(last.interrupted, folder.command("resume"), kept) from error
+        raise interrupted_at_once(last.interrupted, folder) from error
     except BudgetExhausted:
         if checkpoint is None or folder.finished:  # else: the interrupted run had just spent its budget
             raise
