@@ -30,7 +30,7 @@ from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.records.source import RecordSource
 from dpbench.run._evaluation import Exposure, TrainingRecords, moving_average
 from dpbench.run.config import CALLBACK, class_of, parts_of_module
-from dpbench.run.processes import launched_process
+from dpbench.run.processes import first_of_node_first, launched_process
 from dpbench.run.search_path import choices_of
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.provenance import fingerprint
@@ -152,8 +152,12 @@ def build_data(config: dict[str, Any], strategy: pl.Callback) -> pl.LightningDat
     if "sampling" in options_of(cls) and options.get("sampling") is None:
         options["sampling"] = getattr(strategy, "default_sampling", "shuffled")
     data: pl.LightningDataModule = instantiate(cls, options, "data")
-    data.prepare_data()
-    data.setup("fit")
+
+    def load() -> None:
+        data.prepare_data()
+        data.setup("fit")
+
+    first_of_node_first(load)
     lots = _lots_of(data)
     if lots.seed != seed:
         raise ConfigurationError(

@@ -181,6 +181,17 @@ def from_first_process(make: Callable[[], T]) -> T:
     return value if launched_process() is None else _gather(value)[0]  # type: ignore[no-any-return]
 
 
+def first_of_node_first(load: Callable[[], None]) -> None:
+    """Do something in the first process of each node, then in the others: two downloads would write to one file."""
+    process = launched_process()
+    waits = process is not None and process.local_rank > 0
+    with together():
+        if not waits:
+            load()
+    if waits:
+        load()
+
+
 def _refuse_differences(config: Mapping[str, Any]) -> None:
     from dpbench.code import code_hash, foreign_code, versions
 
