@@ -99,6 +99,10 @@ class PeerLost(DPBenchError):
     def __init__(self, rank: int, world: int, command: str | None) -> None:
         hint = f" What was released is in the ledger; start them again with: {command}" if command else ""
         super().__init__(f"another process of this training has ended (this is {rank} of {world}, from 0).{hint}")
+        self.rank, self.world, self.command = rank, world, command
+
+    def __reduce__(self) -> tuple[type[PeerLost], tuple[int, int, str | None]]:
+        return type(self), (self.rank, self.world, self.command)
 
 
 class ReportedByAnotherRank(DPBenchError):

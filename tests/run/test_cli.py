@@ -454,7 +454,6 @@ def test_ctrl_c_with_two_processes(tmp_path: Path) -> None:
     assert status == 130, err
     partial = json.loads((run / "partial_result.json").read_text())
     assert partial["steps"] == len(read_ledger(run / "ledger.jsonl").releases) < 900
-    assert not (run / "checkpoints/.stop").exists()
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 
@@ -19,6 +20,7 @@ from dpbench.errors import ConfigurationError
 from dpbench.run import _objective as objective
 from dpbench.run import command_line
 from dpbench.run.build import build_trainer, module_for, plain
+from dpbench.run.processes import processes_to_start
 from dpbench.run.search_path import conf_dir
 from tests.support.cli import FEW
 from tests.support.configs import composed
@@ -144,6 +146,16 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("-m seed=0,1 hydra.job.name=a,b", "hydra.job.name=a,b: a sweep has one value of each of Hydra's own settings"),
         ("launcher=joblib", "launcher=joblib is for sweeps, and this is one run, made here: add -m"),
         ("-m seed=0,1,0 optimizer.lr=0.1,0.2", "the sweep has the run"),
+        ("-m seed=0,1 launcher=joblib,basic", "launcher=joblib,basic: a sweep has one value of each of Hydra's own"),
+        (
+            "-m seed=0,1 hydra.sweep.subdir=same",
+            "2 runs of the sweep would have one folder, hydra.sweep.subdir=same: put ",
+        ),
+        (
+            "-m +trainer.gradient_clip_val=1,2",
+            "trainer.gradient_clip_val=1 clips the released gradient, not each record: leave it out",
+        ),
+        ("data=leaf_json", "data=leaf_json is read by a few lines of your own now: see docs/howto/federated_files.md."),
         ("-m seed=range(0)", "seed=range(0) leaves nothing to run: the sweep has no job"),
         ("-m seed=0,1 hydra.sweep.dir=", "hydra.sweep.dir must be the path of a folder"),
         ("-m seed=0,1 hydra.sweeper.max_batch_size=0", "hydra.sweeper.max_batch_size must be positive"),
@@ -469,11 +481,33 @@ def test_a_launcher_that_is_missing_is_called_as_in_the_command(
     assert told.startswith(f"launcher={choice} is not installed: pip install ") and told.endswith(end)
 
 
-def test_several_devices_spawn_processes() -> None:
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        ({}, 1),
+        ({"devices": 2}, 2),
+        ({"devices": "2"}, 2),
+        ({"devices": "auto"}, 1),
+        ({"devices": "auto", "accelerator": "gpu"}, 3),
+        ({"devices": -1, "accelerator": "gpu"}, 3),
+        ({"devices": "0,2", "accelerator": "gpu"}, 2),
+        ({"devices": "1,", "accelerator": "gpu"}, 1),
+        ({"devices": [1, 2], "accelerator": "gpu"}, 2),
+    ],
+)
+def test_how_many_processes_are_started(options: dict[str, Any], count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert processes_to_start({"accelerator": "cpu", **options}) == count
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert processes_to_start({"accelerator": "cpu", **options}) == 1  # somebody has started them
+
+
+def test_a_trainer_alone_starts_no_process() -> None:
     """Lightning's own choice would start `dpbench train` again as a script, which it is not."""
     config = {"trainer": {"_target_": "pytorch_lightning.Trainer", "accelerator": "cpu", "devices": 2}}
-    trainer = build_trainer(config, logger=False, enable_checkpointing=False)
-    assert type(trainer.strategy).__name__ == "SpawnedDDP"
+    trainer = build_trainer(config, alone=True, logger=False, enable_checkpointing=False)
+    assert trainer.world_size == 1
 
 
 class _Hydra(dict[str, Any]):

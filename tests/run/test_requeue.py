@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from dpbench.errors import ConfigurationError, Interrupted
-from dpbench.run._resume import hand_back, job_name
+from dpbench.run._resume import job_name
+from dpbench.run._signals import hand_back
 from dpbench.run.train import train
 from dpbench.runs.folder import RunFolder
 from tests.support.processes import config_of, content_of

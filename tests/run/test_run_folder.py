@@ -68,9 +68,9 @@ def test_runs_and_sweeps_of_one_second(one_second: Path) -> None:
         seen.append(f"{folder.relative_to(one_second)} {cfg.seed}")
 
     for seed in (1, 2):
-        launch([*TINY, f"seed={seed}"], job=job)
+        launch([*TINY, f"seed={seed}"], task=job)
     for seeds in ("3,4", "5,6"):
-        launch(["-m", *TINY, f"seed={seeds}", 'run.name="it\'s"'], job=job)
+        launch(["-m", *TINY, f"seed={seeds}", 'run.name="it\'s"'], task=job)
     assert seen == [
         "outputs/2026-11-22/07-30-00-digits-mlp-dpsgd 1",
         "outputs/2026-11-22/07-30-00-digits-mlp-dpsgd-2 2",
@@ -85,12 +85,19 @@ def test_a_refused_run_takes_its_own_folder_away_only(
     one_second: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It used to delete the configuration of the run that trained in the folder of the same second."""
-    launch(TINY, job=lambda cfg: (Path(HydraConfig.get().runtime.output_dir) / "config.yaml").touch())
+    launch(TINY, task=lambda cfg: (Path(HydraConfig.get().runtime.output_dir) / "config.yaml").touch())
     before = contents(one_second)
     assert main(["train", *TINY, "data.val_size=5000"]) == 1  # found in the job, not before it
     assert "leaves nothing of 1437" in capsys.readouterr().err
     assert contents(one_second) == before and before
     assert len(list(one_second.glob("outputs/*/*"))) == 1
+
+
+def test_a_log_that_nobody_wants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *TINY, "trainer.max_steps=2", "hydra/job_logging=disabled", "hydra.run.dir=run"]) == 0
+    assert main(["resume", "run", "trainer.max_steps=3", "hydra/job_logging=disabled"]) == 0
+    assert not RunFolder(tmp_path / "run").log.exists()
 
 
 @pytest.mark.parametrize("words", [["train", *TINY, "hydra.run.dir=run"], ["resume", "run"]], ids=["train", "resume"])
@@ -99,7 +106,7 @@ def test_a_folder_in_use_is_refused_and_left_alone(
 ) -> None:
     """The second of two `dpbench resume` of one run, and whoever else comes."""
     config: list[str] = []
-    launch([*TINY, "hydra.run.dir=run"], job=lambda cfg: config.append(OmegaConf.to_yaml(cfg, resolve=True)))
+    launch([*TINY, "hydra.run.dir=run"], task=lambda cfg: config.append(OmegaConf.to_yaml(cfg, resolve=True)))
     (one_second / "run").mkdir()
     (one_second / "run" / "config.yaml").write_text(config[0])
     with open_locked(one_second / "run" / RunFolder.lock):

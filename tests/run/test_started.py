@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -18,7 +19,14 @@ import pytest
 
 from dpbench.cli import main
 from dpbench.privacy.accounting.ledger import read_ledger
-from dpbench.run.processes import LaunchedProcess, is_first, launched_process
+from dpbench.run import _signals
+from dpbench.run.processes import (
+    LaunchedProcess,
+    first_of_node_first,
+    is_first,
+    launched_process,
+    run_in_processes,
+)
 from dpbench.run.train import train
 from dpbench.runs.folder import RunFolder
 from tests.support.cli import FEW
@@ -54,6 +62,36 @@ def test_a_sweep_is_made_by_one_process(monkeypatch: pytest.MonkeyPatch, capsys:
         monkeypatch.setenv(name, value)
     assert main(["train", "-m", *FEW, "seed=0,1"]) == 1
     assert "a sweep is made by one process" in capsys.readouterr().err
+
+
+def test_a_ctrl_c_that_torchrun_hands_on_is_no_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    stops = _signals.StopSignals()
+    stops.hear(signal.SIGINT)
+    stops.hear(signal.SIGINT)
+    assert stops.number == signal.SIGINT
+    monkeypatch.setattr(_signals, "_ECHO", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        stops.hear(signal.SIGINT)
+
+
+class Downloads:
+    """Stands in for `load` in two processes, which write down when they come and go."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+
+    def __call__(self) -> None:
+        for word in ("comes", "goes"):
+            with self._log.open("a") as file:
+                file.write(f"{os.environ['RANK']} {word}\n")
+            time.sleep(0.2)
+
+
+def test_two_processes_of_a_node_do_not_download_at_once(tmp_path: Path) -> None:
+    load = functools.partial(first_of_node_first, Downloads(tmp_path / "log"))
+    run_in_processes(load, 2, "ddp_fork", RunFolder(tmp_path / "run"))
+    assert (tmp_path / "log").read_text().splitlines() == ["0 comes", "0 goes", "1 comes", "1 goes"]
 
 
 def free_port() -> int:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import re
+import signal
 import sqlite3
 import statistics
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,9 @@ from dpbench.cli import main
 from dpbench.errors import ConfigurationError
 from dpbench.reports.end_of_sweep import end_of_sweep
 from dpbench.run.jobs import launch
+from dpbench.runs.folder import RunFolder
 from dpbench.runs.sweep import Sweep
+from tests.support.cli import HANGS, start
 from tests.support.offline import SMALL, only, read_offline
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -209,3 +213,20 @@ def test_optuna(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Trials of the study rates in other folders count too" in capsys.readouterr().out
     again = yaml.safe_load(Path("more/optimization_results.yaml").read_text())
     assert again["best_value"] == max(*measured, results("more")[0]["metrics"]["val/accuracy"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("trainer=ddp_cpu",)], ids=["one process", "two processes"])
+def test_workers_of_joblib_save_and_end_with_their_parent(more: tuple[str, ...]) -> None:
+    """They would train on, and begin the jobs that wait."""
+    words = [*FEW, *more, "trainer.max_steps=1000000", "run.checkpoint_every_n_steps=5", "run.name=x", "seed=0,1,2"]
+    process = start(Path.cwd(), "train", "-m", "launcher=joblib", "hydra.sweep.dir=sweep", *words)
+    runs = [RunFolder(Path("sweep") / name) for name in ("0-x", "1-x")]
+    while not all(run.checkpoint.exists() for run in runs):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=HANGS)  # returns when all that have its standard error have ended
+    assert process.returncode == -signal.SIGTERM, err
+    assert all(run.partial_result.is_file() for run in runs), err
+    assert not Path("sweep/2-x").exists()

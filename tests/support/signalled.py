@@ -9,13 +9,13 @@ import functools
 import os
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 
 from dpbench.cli import main
 from dpbench.run import train
+from dpbench.run.processes import has_parent, requested_stop
 
 
 class Signals(pl.Callback):
@@ -30,8 +30,7 @@ class Signals(pl.Callback):
         if trainer.is_global_zero and trainer.global_step == self._step:
             for _ in range(self._times):
                 os.kill(self._pid, self._number)
-            heard = Path(trainer.default_root_dir) / "checkpoints" / ".stop"  # what the parent tells its workers
-            while self._pid != os.getpid() and not heard.exists():
+            while has_parent() and not requested_stop():
                 time.sleep(0.01)
 
 

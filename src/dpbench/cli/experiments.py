@@ -100,7 +100,8 @@ def _resume(options: argparse.Namespace) -> Answer:
     from dpbench.run.jobs import resume
 
     job = partial(train.train_and_report, trust=options.trust)
-    return Answer(status=resume(options.folder, options.words, job))
+    resume(options.folder, options.words, job)
+    return Answer()
 
 
 def _add_priors(commands: Commands) -> None:
@@ -118,7 +119,8 @@ def priors(options: argparse.Namespace) -> int:
 
     with TemporaryDirectory() as folder:
         words = [*options.words, f"hydra.run.dir={folder}/run", "hydra/job_logging=none"]
-        return launch(words, job=priors_job)
+        launch(words, priors_job)
+    return 0
 
 
 def _add_output(parser: argparse.ArgumentParser, runs: Path) -> None:

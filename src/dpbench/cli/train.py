@@ -54,7 +54,8 @@ def run(options: argparse.Namespace) -> int:
             lines.append(f"  {group + '=':<13}{' | '.join(names)}")
         print(_HELP.format(groups="\n".join(lines), examples=EXAMPLES))
         return 0
-    return launch(options.words, train_and_report, afterwards=report_sweep)
+    launch(options.words, train_and_report, afterwards=report_sweep)
+    return 0
 
 
 def report_sweep(sweep: Sweep) -> None:

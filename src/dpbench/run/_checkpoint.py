@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 import os
 import re
-import secrets
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from types import FrameType
 from typing import Any
 
 import pytorch_lightning as pl
@@ -19,13 +16,11 @@ import torch
 
 from dpbench.errors import TIME_LIMIT_REACHED, ConfigurationError
 from dpbench.files import replacing, write_json
-from dpbench.run._resume import stops_nothing
+from dpbench.run._signals import StopSignals, handled_by
+from dpbench.run.processes import has_parent, requested_stop, stopped_by_parent
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.readers import Metrics, read_json
 
-_FROM_PEOPLE = (signal.SIGINT, signal.SIGTERM)
-_FROM_SCHEDULERS = (signal.SIGUSR1, signal.SIGUSR2)  # Slurm's --signal, submitit's notice of a preemption
-_SIGNALS = (*_FROM_PEOPLE, *_FROM_SCHEDULERS)
 _UNITS = (86400, 3600, 60, 1)  # seconds of a day, an hour, a minute, a second
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 _SLURM_DURATION = re.compile(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)")
@@ -115,43 +110,45 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
         deadline: When the training must have ended.
 
     Attributes:
-        interrupted: Number of the signal that asked this process to end the training, or 0.
         metrics: The last value of whatever was logged, as it stands beside the checkpoint.
         seconds_before: Wall time of the sessions before the checkpoint from which this one resumed.
     """
 
     def __init__(self, folder: RunFolder, every_n_steps: int, deadline: Deadline | None = None) -> None:
         self.folder = folder
-        self.interrupted = 0
         self.seconds_before = 0.0
         self.metrics: dict[str, float] = {}
         self._every = every_n_steps
         self._deadline = deadline or Deadline()
         self._start = time.perf_counter()
-        self._session = secrets.token_hex(8)
-        self._ended = False
-        self._stopped_by = 0
-        self._save_requested = False  # by a signal that stops nothing
-        self._stop_file = folder.stop_request  # how spawned processes learn of a signal, all at the same step
-        self._parent = os.getpid()
+        self._signals = StopSignals()
+        self._agreed = 0  # what stops the training in all processes
         self._listening = False
 
+    @property
+    def interrupted(self) -> int:
+        """Number of the signal that asked this process to end the training, or 0."""
+        return self._signals.number
+
+    @property
+    def stopped_by(self) -> int:
+        """Number of the signal that ended the training before its end, `TIME_LIMIT_REACHED`, or 0."""
+        return self._agreed or self.interrupted or requested_stop()
+
     def state_dict(self) -> dict[str, Any]:
-        """Wall time so far, and the session that came to its end with this checkpoint, and by what."""
-        seconds = self.seconds_before + time.perf_counter() - self._start
-        return {"seconds": seconds, "ended": self._session if self._ended else None, "stopped": self._stopped_by}
+        """Wall time so far."""
+        return {"seconds": self.seconds_before + time.perf_counter() - self._start}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from the counts of a checkpoint."""
         self.seconds_before = float(state_dict["seconds"])
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Take SIGTERM back from Lightning, which would exit with 0; spawned processes leave signals to the parent."""
-        if self._parent != os.getpid():
-            for number in _SIGNALS:
-                signal.signal(number, signal.SIG_IGN)
+        """Take SIGTERM back from Lightning, which would exit with 0, or ignore it as before."""
+        if has_parent():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         elif self._listening:
-            signal.signal(signal.SIGTERM, self._stop)
+            signal.signal(signal.SIGTERM, self._signals.hear)
         self._deadline.begin()
 
     def on_train_batch_end(
@@ -160,18 +157,16 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
         """Save if it is time; after a signal, or when the time is over, save and stop."""
         is_last = trainer.should_stop or trainer.global_step == trainer.max_steps
         is_late = self._deadline.step_made() and not is_last
-        self._stopped_by = self._agree_on_stop(trainer, is_late)
-        if self._stopped_by:
+        self._agreed = self._agree_on_stop(trainer, is_late)
+        if self._agreed:
             trainer.should_stop = True
-        self._ended = is_last or bool(self._stopped_by)
-        save_now = self._save_requested and trainer.world_size == 1  # several would have to agree on the step
-        self._save_requested = False
-        if self._ended or save_now or trainer.global_step % self._every == 0:
+        save_now = self._signals.save_requested and trainer.world_size == 1  # several would have to agree on the step
+        self._signals.save_requested = False
+        if is_last or self._agreed or save_now or trainer.global_step % self._every == 0:
             self._save(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save also where the end comes from max_epochs or max_time."""
-        self._ended = True
         if trainer.global_step != trainer.max_steps and not trainer.should_stop:
             self._save(trainer)
 
@@ -183,58 +178,25 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
             for key, value in values.items():
                 self.metrics[key] = math.nan if value is None else float(value)
 
-    def ended_here(self, checkpoint: dict[str, Any]) -> bool:
-        """Whether a checkpoint is the last one of the training that this object has watched.
-
-        Args:
-            checkpoint: The content of the file.
-        """
-        return bool(checkpoint["callbacks"][self.state_key].get("ended") == self._session)
-
-    def stopped_by(self, checkpoint: dict[str, Any]) -> int:
-        """Number of the signal that ended the training before its end, `TIME_LIMIT_REACHED`, or 0.
-
-        Args:
-            checkpoint: The content of the file.
-        """
-        in_workers = checkpoint["callbacks"][self.state_key]["stopped"] if self.ended_here(checkpoint) else 0
-        return int(self.interrupted or self._stopped_by or in_workers)
-
     @contextmanager
     def on_signals(self) -> Iterator[None]:
         """Inside, the first of these signals finishes the step and stops; a second Ctrl-C interrupts at once."""
-        self._stop_file.unlink(missing_ok=True)  # of a process that was killed while it stopped
-        if threading.current_thread() is not threading.main_thread():
-            yield
+        if has_parent():
+            with stopped_by_parent():
+                yield
             return
-        before = {number: signal.signal(number, self._stop) for number in _SIGNALS}
-        self._listening = True
-        try:
-            yield
-        finally:
-            self._listening = False
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            self._stop_file.unlink(missing_ok=True)
-
-    def _stop(self, number: int, frame: FrameType | None) -> None:
-        if stops_nothing(number):
-            self._save_requested = True
-            return
-        if self.interrupted in _FROM_PEOPLE and number in _FROM_PEOPLE:
-            raise KeyboardInterrupt
-        if self.interrupted and number in _FROM_PEOPLE:
-            return  # the end that a scheduler has given notice of
-        self.interrupted = number
-        self._stop_file.touch()
+        with handled_by(self._signals.hear) as before:
+            self._listening = bool(before)
+            try:
+                yield
+            finally:
+                self._listening = False
 
     def _agree_on_stop(self, trainer: pl.Trainer, is_late: bool) -> int:
         """What stops the training, or 0: the same in all processes, whichever of them knows it."""
-        number = self.interrupted or (TIME_LIMIT_REACHED if is_late else 0)
+        number = self.interrupted or requested_stop() or (TIME_LIMIT_REACHED if is_late else 0)
         if trainer.world_size == 1:
             return number
-        if self._parent != os.getpid() and self._stop_file.exists():
-            number = signal.SIGTERM  # the parent knows which it was
         greatest = torch.tensor(number, device=trainer.strategy.root_device)
         torch.distributed.all_reduce(greatest, torch.distributed.ReduceOp.MAX)
         return int(greatest)

@@ -6,7 +6,6 @@ The folder belongs to one run, and what it holds is never mixed with another one
 from __future__ import annotations
 
 import os
-import signal
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import pytorch_lightning as pl
 from omegaconf import OmegaConf
 
-from dpbench.errors import ConfigurationError, Interrupted
+from dpbench.errors import ConfigurationError
 from dpbench.files import write_atomically
 from dpbench.guards.earlier_fits import PRIVATE_PAST
 from dpbench.run.hydra_folder import folder_key
@@ -243,21 +242,3 @@ def is_started_again(folder: RunFolder, config: dict[str, Any]) -> bool:
         return resuming(read_config(folder)) == resuming(config)
     except ConfigurationError:
         return False  # whoever wants the folder says what is wrong with it
-
-
-def stops_nothing(number: int) -> bool:
-    """Whether a signal does not end this job: submitit's get a SIGTERM together with the notice of a preemption.
-
-    One that ends there by a SIGTERM is over for submitit, though Slurm starts it again.
-    """
-    return "SUBMITIT_EXECUTOR" in os.environ and number == signal.SIGTERM
-
-
-def hand_back(error: Interrupted) -> None:
-    """Let submitit put the job into the queue again, which ends this process: everything is saved.
-
-    Its own handler would do so in the middle of a step.
-    """
-    handler = signal.getsignal(error.number)
-    if "SUBMITIT_EXECUTOR" in os.environ and error.number in (signal.SIGUSR1, signal.SIGUSR2) and callable(handler):
-        handler(error.number, None)

@@ -15,7 +15,9 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from omegaconf import DictConfig, OmegaConf
+from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor, nn
 
 from dpbench.data.lots import LotLoader, Lots
@@ -27,9 +29,8 @@ from dpbench.options import options_of
 from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.records.source import RecordSource
 from dpbench.run._evaluation import Exposure, TrainingRecords, moving_average
-from dpbench.run._spawned import with_launcher
 from dpbench.run.config import CALLBACK, class_of, parts_of_module
-from dpbench.run.processes import launched_process, trainer_options, wants_several
+from dpbench.run.processes import first_of_node_first, launched_process
 from dpbench.run.search_path import choices_of
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.provenance import fingerprint
@@ -151,8 +152,12 @@ def build_data(config: dict[str, Any], strategy: pl.Callback) -> pl.LightningDat
     if "sampling" in options_of(cls) and options.get("sampling") is None:
         options["sampling"] = getattr(strategy, "default_sampling", "shuffled")
     data: pl.LightningDataModule = instantiate(cls, options, "data")
-    data.prepare_data()
-    data.setup("fit")
+
+    def load() -> None:
+        data.prepare_data()
+        data.setup("fit")
+
+    first_of_node_first(load)
     lots = _lots_of(data)
     if lots.seed != seed:
         raise ConfigurationError(
@@ -345,7 +350,7 @@ def build_trainer(config: dict[str, Any], alone: bool = False, **extra: Any) -> 
 
     Args:
         config: The whole configuration.
-        alone: Whether this process works by itself, whoever has started it.
+        alone: Whether this process works by itself, whoever has started it, and however many are asked for.
         extra: Options that the configuration does not have.
     """
     options = {
@@ -356,13 +361,12 @@ def build_trainer(config: dict[str, Any], alone: bool = False, **extra: Any) -> 
         **config["trainer"],
         **extra,
     }
-    if launched_process() is not None and not alone:
-        options = trainer_options(options)
-    else:  # what Slurm says of a job's tasks is not about us
-        options = {"plugins": [LightningEnvironment()], **options}
-        if wants_several(options) and (options.get("strategy") or "auto") == "auto":
-            options["strategy"] = "ddp_spawn"  # Lightning's choice starts the command again, once for each process
-    options = with_launcher(options)
+    if alone:
+        options |= {"devices": 1, "num_nodes": 1}
+    if alone or launched_process() is None:  # what Slurm says of a job's tasks is not about us
+        options |= {"strategy": "auto", "plugins": [LightningEnvironment()]}
+    else:
+        options |= {"strategy": DDPStrategy(), "plugins": [TorchElasticEnvironment()]}
     # With trainer.deterministic PyTorch fills each new tensor, for those who would read it unwritten: nobody here.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     trainer: pl.Trainer = instantiate(class_of(options, "trainer"), options, "trainer")

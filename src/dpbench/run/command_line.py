@@ -41,6 +41,8 @@ _EXTRAS = {
     "hydra/sweeper/optuna": ("optuna", "hydra/sweeper=optuna", "hydra_plugins.hydra_optuna_sweeper"),
 }
 """What Hydra looks for, by the beginning of its path: name of the extra, setting and plug-in."""
+_NOW_A_HOWTO = {"data/leaf_json": "docs/howto/federated_files.md", "data/tff_hdf5": "docs/howto/federated_files.md"}
+"""Choices of earlier releases, and the page that says how to do without."""
 _SWEEPERS = {"ax": "hydra-ax-sweeper", "nevergrad": "hydra-nevergrad-sweeper"}
 """Hydra's other sweepers, with their packages."""
 
@@ -210,6 +212,8 @@ def _unknown_choice(path: str, options: Sequence[str], line: CommandLine, conf: 
         if path.startswith(beginning) and find_spec(plugin) is None:
             word = next((word for word in line.overrides if word.startswith(setting)), setting)  # submitit_local, too
             return f"{word} is not installed: {installing(extra)}."
+    if path in _NOW_A_HOWTO:
+        return f"{group}={choice} is read by a few lines of your own now: see {_NOW_A_HOWTO[path]}."
     if group == "hydra/sweeper" and choice in _SWEEPERS:
         return f"{group}={choice} is not installed: pip install {_SWEEPERS[choice]}."
     names = sorted({*options, *groups_of(conf, *plugin_dirs()).get(group, [])})

@@ -296,7 +296,7 @@ def _check_logger(options: dict[str, Any], info: ValidationInfo) -> dict[str, An
         else:
             of_wandb[name] = value
     alone = of_wandb.keys() & options_of(Wandb).keys() - {"wandb"}
-    if alone and not options.get("wandb"):
+    if alone and not of_wandb.get("wandb"):
         raise ConfigurationError(f"{group}.{min(alone)} is a setting of wandb: add logger=wandb (or many).")
     check_options(Wandb, of_wandb, group)
     return options
@@ -388,6 +388,7 @@ def check_config(config: Mapping[str, Any]) -> None:
     check_options(Configuration, config, group="", is_complete=True)
     _check_parts(config)
     _check_end(config["trainer"], config["strategy"])
+    _check_gradients(config)
     check_processes(config["trainer"])
     objective_of(config)
 
@@ -395,6 +396,11 @@ def check_config(config: Mapping[str, Any]) -> None:
 def class_of(options: Mapping[str, Any], group: str) -> type:
     """Import the class of a group, see `Target.class_of`."""
     return TARGETS[group].class_of(options, group)
+
+
+def uses_wandb(config: Mapping[str, Any]) -> bool:
+    """Whether a run is logged to wandb."""
+    return bool(config["logger"].get("wandb"))
 
 
 def other_loggers(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -455,16 +461,26 @@ def _check_parts(config: Mapping[str, Any]) -> None:
             raise ConfigurationError(f"{cls.__name__} needs one: choose another {part} than {without}.")
 
 
+def _check_gradients(config: Mapping[str, Any]) -> None:
+    """Refuse what a guard would refuse of a private run, before one of a sweep has begun."""
+    clip = config["trainer"].get("gradient_clip_val")
+    if clip and issubclass(class_of(config["strategy"], "strategy"), PrivateStrategy):
+        raise ConfigurationError(
+            f"trainer.gradient_clip_val={clip} clips the released gradient, not each record: leave it out and set "
+            "strategy.max_grad_norm."
+        )
+
+
 def _check_end(trainer: Mapping[str, Any], strategy: Mapping[str, Any]) -> None:
     """Refuse a run that would not end, or not begin."""
     max_time = trainer.get("max_time")
     if max_time is not None:
         try:
-            left = pl.callbacks.Timer(max_time).time_remaining() or 0.0
+            remaining = pl.callbacks.Timer(max_time).time_remaining() or 0.0
         except Exception as error:
             # Lightning has no check of its own: a wrong word fails somewhere in timedelta.
             raise ConfigurationError(f"trainer.max_time={shown(max_time)} is no duration: {brief(error)}") from error
-        if left <= 0:
+        if remaining <= 0:
             raise ConfigurationError(
                 f"trainer.max_time={shown(max_time)} leaves no time to train: give a positive one."
             )

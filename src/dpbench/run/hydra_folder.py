@@ -111,10 +111,10 @@ def _claim(config: DictConfig, kind: str) -> Path:
     return folder
 
 
-def is_named_by_time(hydra: DictConfig, kind: str) -> bool:
+def is_named_by_time(hydra: DictConfig, kind: str, key: str = "dir") -> bool:
     """Whether the folder of a "run" or a "sweep" has the time in its name, so that another one will do."""
     template: Any = OmegaConf.to_container(hydra[kind], resolve=False)
-    return "${now:" in str(template["dir"])
+    return "${now:" in str(template[key])
 
 
 def hydra_files(cfg: DictConfig) -> dict[str, str]:

@@ -9,11 +9,12 @@ import math
 import os
 import re
 import shutil
+import signal
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -30,12 +31,13 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import configure_log, run_job
 from hydra.errors import HydraException
 from hydra.types import HydraContext, RunMode
-from omegaconf import DictConfig, OmegaConf, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from dpbench.errors import ConfigurationError, DPBenchError, Interrupted, brief
 from dpbench.options import shown
 from dpbench.run._hydra_internals import BasicSweeper, Callbacks
+from dpbench.run._signals import end_with, hand_back
 from dpbench.run.command_line import CommandLine, explain, read_overrides, without_hydra
 from dpbench.run.hydra_folder import claim_run_folder, claim_sweep_folder, has_workers, is_named_by_time, quoted
 from dpbench.run.processes import launched_process, together
@@ -44,7 +46,8 @@ from dpbench.runs.command import key_of
 from dpbench.runs.folder import RunFolder, finished_runs_below
 from dpbench.runs.sweep import Sweep
 
-Job: TypeAlias = Callable[[DictConfig], float | None]
+Task: TypeAlias = Callable[[DictConfig], float | None]
+"""What is done with the configuration of each job."""
 
 _MOST_JOBS = 10_000
 _MOST_VALUES = 100  # of a key that are tried before a sweeper chooses among them
@@ -94,17 +97,17 @@ class _Command:
 
 def launch(
     words: Sequence[str],
-    job: Job,
+    task: Task,
     conf: Path | None = None,
     name: str = "config",
     checked: bool = True,
     afterwards: Callable[[Sweep], None] | None = None,
-) -> int:
+) -> None:
     """Compose the configuration and run the job or the sweep; answer a question such as `--cfg job`.
 
     Args:
         words: Hydra overrides and flags.
-        job: What to run.
+        task: What to do with each job's configuration.
         conf: Folder of the configuration.
         name: Primary configuration in it.
         checked: Whether a job's configuration is that of a run, to be checked before anything starts.
@@ -120,21 +123,18 @@ def launch(
     use_plugins()
     if line.mode == RunMode.MULTIRUN and launched_process() is not None:
         raise ConfigurationError("a sweep is made by one process: start it without torchrun or srun's tasks.")
-    try:
+    with _errors_explained(line, conf, name):
         if line.is_question:
             _answer(line, conf, name)
-            return 0
+            return
         with line.loader(conf) as loader:
             with together():
                 command = _compose(line, loader, name)
                 jobs = _check(command) if checked else None
             if command.sweeps:
-                _run_sweep(command, job, jobs, afterwards)
+                _run_sweep(command, task, jobs, afterwards)
             else:
-                _run(command, job)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigurationError(explain(error, line, conf, name)) from error
-    return 0
+                _run(command, task)
 
 
 def check_run(words: Sequence[str]) -> DictConfig:
@@ -152,22 +152,28 @@ def check_run(words: Sequence[str]) -> DictConfig:
     line = CommandLine.parse(words)
     conf = conf_dir()
     use_plugins()
+    with _errors_explained(line, conf, "config"), line.loader(conf) as loader:
+        command = _compose(line, loader, "config")
+        _check(command)
+        return command.cfg
+
+
+@contextmanager
+def _errors_explained(line: CommandLine, conf: Path, name: str) -> Iterator[None]:
+    """Say in one line what Hydra or OmegaConf could not compose."""
     try:
-        with line.loader(conf) as loader:
-            command = _compose(line, loader, "config")
-            _check(command)
+        yield
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigurationError(explain(error, line, conf, "config")) from error
-    return command.cfg
+        raise ConfigurationError(explain(error, line, conf, name)) from error
 
 
-def resume(folder: Path, words: Sequence[str], job: Job) -> int:
+def resume(folder: Path, words: Sequence[str], task: Task) -> None:
     """Continue an interrupted run in its own folder, with its own configuration; a finished one with more steps.
 
     Args:
         folder: Of the run.
         words: Hydra overrides, such as more steps.
-        job: What to run.
+        task: What to do with its configuration.
 
     Raises:
         ConfigurationError: The folder holds no run, one that cannot be resumed, or a word would move it.
@@ -189,13 +195,14 @@ def resume(folder: Path, words: Sequence[str], job: Job) -> int:
         f"hydra.run.dir={quoted(run.path)}",
         "hydra.output_subdir=null",
         f"++hydra.job_logging.handlers.file.filename={quoted(run.log)}",
+        "++hydra.job_logging.handlers.file.class=logging.FileHandler",  # absent where job_logging=disabled
         "+hydra.job_logging.handlers.file.delay=true",
         "hydra.job.name=train",
         "run.resume=true",
     ]
     if "split" in config["data"]:  # also where the file of an older run does not say it
         place.append(f"++data.split={config['data']['split']}")
-    return launch([*place, *words], job, folder)
+    launch([*place, *words], task, folder)
 
 
 def _answer(line: CommandLine, conf: Path, name: str) -> None:
@@ -262,7 +269,7 @@ def _check_several(override: Override, mode: RunMode) -> None:
         raise ConfigurationError(
             f"{override.input_line} is several values: add -m for a sweep (dpbench train){as_list}."
         )
-    if override.is_hydra_override():
+    if override.is_hydra_override() or override.key_or_group == "launcher":
         raise ConfigurationError(f"{override.input_line}: a sweep has one value of each of Hydra's own settings.")
 
 
@@ -311,15 +318,26 @@ def _check(command: _Command) -> list[list[str]]:
         jobs = _possible_trials(overrides)
     else:
         jobs = _without_options_of_others(command, overrides, _grid(settings.sweeper, overrides))
-    for words in jobs:
+    folders = Counter[str]()
+    for number, words in enumerate(jobs):
         # With the words of the command, and as a launcher will do it, but for the folder, which there is not yet.
         job = command.loader.load_sweep_config(command.cfg, words)
+        with read_write(job.hydra.job), open_dict(job.hydra.job):
+            job.hydra.job.num = number
+            job.hydra.job.id = f"{job.hydra.job.name}_{number}"
         HydraConfig.instance().set_config(job)
+        folders[str(job.hydra.sweep.subdir)] += 1
         config = _check_run(job)
         _check_time(settings.launcher, config["run"].get("max_time"))
         if chooses:
             direction = settings.sweeper.get("direction")
             refuse_choice(config, direction if isinstance(direction, str) else getattr(direction, "name", None))
+    subdir, times = folders.most_common(1)[0]
+    if times > 1 and not chooses and not is_named_by_time(settings, "sweep", "subdir"):
+        raise ConfigurationError(
+            f"{times} runs of the sweep would have one folder, hydra.sweep.subdir={subdir}: put ${{hydra.job.num}} "
+            "in it."
+        )
     if chooses:
         _check_study(settings.sweeper)
     return [] if chooses else jobs
@@ -328,13 +346,13 @@ def _check(command: _Command) -> list[list[str]]:
 def _check_run(cfg: DictConfig) -> dict[str, Any]:
     # PyTorch is imported here: not for a question, nor for words that do not compose.
     from dpbench.run.build import plain
-    from dpbench.run.config import check_config
+    from dpbench.run.config import check_config, uses_wandb
     from dpbench.run.logs import environment_mode, require_installed
 
     config = plain(without_hydra(cfg))
     check_config(config)
     require_installed(config)
-    if config["logger"].get("wandb"):
+    if uses_wandb(config):
         environment_mode()
     return config
 
@@ -538,9 +556,11 @@ def _check_study(sweeper: DictConfig) -> None:
         study = optuna.load_study(sweeper.study_name, hydra.utils.instantiate(sweeper.storage))
     except KeyError:  # there is no such study yet
         return
-    direction = sweeper.direction
-    names = [direction] if not isinstance(direction, Sequence) or isinstance(direction, str) else list(direction)
-    if [known.name for known in study.directions] != [str(getattr(name, "name", name)).upper() for name in names]:
+    directions = sweeper.direction
+    if isinstance(directions, str) or not isinstance(directions, Sequence):
+        directions = [directions]
+    expected = [str(getattr(direction, "name", direction)).upper() for direction in directions]
+    if [direction.name for direction in study.directions] != expected:
         raise ConfigurationError(
             "the study in hydra.sweeper.storage was begun with the other hydra.sweeper.direction: take the same one, "
             "or another hydra.sweeper.study_name."
@@ -570,13 +590,13 @@ def _values(override: Override) -> list[str]:
     return words
 
 
-def _run(command: _Command, job: Job) -> None:
+def _run(command: _Command, task: Task) -> None:
     """Run a single job here."""
     failures: list[BaseException] = []
 
-    def task(cfg: DictConfig) -> float | None:
+    def run(cfg: DictConfig) -> float | None:
         try:
-            return job(cfg)
+            return task(cfg)
         except (DPBenchError, OSError, KeyboardInterrupt) as error:
             failures.append(error)  # raised below: Hydra would print a line of its own before it
             return None
@@ -587,7 +607,7 @@ def _run(command: _Command, job: Job) -> None:
     callbacks = Callbacks(cfg)
     callbacks.on_run_start(config=cfg, config_name=command.name)
     context = HydraContext(config_loader=command.loader, callbacks=callbacks)
-    result = run_job(task, cfg, job_dir_key="hydra.run.dir", job_subdir_key=None, hydra_context=context)
+    result = run_job(run, cfg, job_dir_key="hydra.run.dir", job_subdir_key=None, hydra_context=context)
     callbacks.on_run_end(config=cfg, config_name=command.name, job_return=result)
     if failures:
         raise failures[0]
@@ -596,7 +616,7 @@ def _run(command: _Command, job: Job) -> None:
 
 def _run_sweep(
     command: _Command,
-    job: Job,
+    task: Task,
     jobs: Sequence[Sequence[str]] | None,
     afterwards: Callable[[Sweep], None] | None,
 ) -> None:
@@ -604,33 +624,34 @@ def _run_sweep(
 
     Args:
         command: The sweep.
-        job: What to run.
+        task: What to do with each job's configuration.
         jobs: What `_check` gave; None of a sweep that makes its folders itself.
         afterwards: Reports on the sweep.
     """
+    cfg = command.cfg
     failures: list[DPBenchError | OSError] = []
     parent = os.getpid()
+    is_by_joblib = str(cfg.hydra.launcher["_target_"]).endswith("JoblibLauncher")
 
-    def task(cfg: DictConfig) -> float | None:
+    def run(cfg: DictConfig) -> float | None:
+        if is_by_joblib and os.getpid() != parent:
+            end_with(parent, signal.SIGTERM)  # asks for a last checkpoint
         try:
-            return job(cfg)
+            return task(cfg)
         except (DPBenchError, OSError) as error:
             if isinstance(error, Interrupted):
-                from dpbench.run._resume import hand_back
-
                 hand_back(error)
             _leave_sweep(error, HydraConfig.get(), os.getpid() == parent)
             failures.append(error)  # the others of the sweep go on, and this one is told in the end
             return None
 
-    cfg = command.cfg
     _require_scheduler(cfg.hydra.launcher)
     configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
     sweep = _begin(command, jobs) if jobs is not None else None
     callbacks = Callbacks(cfg)
     callbacks.on_multirun_start(config=cfg, config_name=command.name)
     context = HydraContext(config_loader=command.loader, callbacks=callbacks)
-    sweeper = Plugins.instance().instantiate_sweeper(config=cfg, hydra_context=context, task_function=task)
+    sweeper = Plugins.instance().instantiate_sweeper(config=cfg, hydra_context=context, task_function=run)
     # Hydra's sweeper would compose each job only to see whether it can; they have been composed and checked.
     sweeper.validate_batch_is_legal = lambda batch: None  # type: ignore[method-assign]
     if jobs:

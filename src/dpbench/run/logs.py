@@ -33,7 +33,7 @@ from dpbench.errors import ConfigurationError, brief
 from dpbench.files import typed, write_json
 from dpbench.options import options_of
 from dpbench.run.build import instantiate
-from dpbench.run.config import LOGGER, other_loggers
+from dpbench.run.config import LOGGER, other_loggers, uses_wandb
 from dpbench.run.processes import is_first
 from dpbench.run.search_path import installing
 from dpbench.runs.command import key_of
@@ -203,11 +203,16 @@ def build_loggers(run: Run, origin: Origin) -> list[Logger]:
     loggers: list[Logger] = [MetricsCSV(run.folder)]
     if not is_first():  # of several processes one logs: each would begin a run of its own in a service
         return loggers
-    if run.config["logger"].get("wandb"):
+    if uses_wandb(run.config):
         loggers.append(wandb_logger(run, origin))
     for name, options in other_loggers(run.config).items():
         loggers.append(_other_logger(run, origin, name, options))
     return loggers
+
+
+def services(loggers: Sequence[Logger]) -> Sequence[Logger]:
+    """Loggers that are shown ε and learning rates: all but the run's own metrics.csv, which has them."""
+    return [logger for logger in loggers if not isinstance(logger, MetricsCSV)]
 
 
 def _other_logger(run: Run, origin: Origin, name: str, options: Mapping[str, Any]) -> Logger:
@@ -281,7 +286,6 @@ class WandbRows(WandbLogger):
         super().__init__(experiment=experiment)
         self._rows: dict[int, dict[str, Any]] = {}
         self._continued = continued
-        self._process = os.getpid()
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
@@ -309,18 +313,6 @@ class WandbRows(WandbLogger):
             else:
                 # No step: wandb would drop the row where users log to it, too, and so count its steps up.
                 self.experiment.log(row)
-
-    @rank_zero_only
-    def finalize(self, status: str) -> None:
-        """Write all rows at the end of a spawned process; in the first one the final tests are still to come."""
-        if os.getpid() != self._process:
-            self.flush()
-        super().finalize(status)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        self._continued = False  # the process that gets this goes on
-        return state
 
 
 def wandb_logger(run: Run, origin: Origin) -> WandbRows:

@@ -34,6 +34,7 @@ def priors_job(cfg: DictConfig) -> None:
         module = build.build_module(config, data)
         trainer = build.build_trainer(
             {**config, "trainer": {**config["trainer"], "enable_checkpointing": False}},
+            alone=True,
             logger=False,
             callbacks=[strategy, *bars(config["trainer"])],
             default_root_dir=folder,

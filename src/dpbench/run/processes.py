@@ -1,29 +1,56 @@
-"""Several processes of one training: those that torchrun or srun has launched, on one or several nodes.
+"""Several processes of one training, on one or several nodes.
 
-Each of them runs the whole command. (How many the configuration asks for on this machine is checked here too;
-`_spawned.py` starts these.)
+torchrun or srun has launched them, each with the whole command, or `run_in_processes` has started them for
+`trainer.devices=2`, each with the whole run: from there on they are the same. The first one holds the run's folder and
+writes to it; they agree on everything before the first step.
 
-Of launched processes the first one holds the run's folder and writes to it; they agree on everything before the first
-step. No import of PyTorch here before it is needed: the command line asks whether this process is the first one.
+Why `run_in_processes` does not leave it to torchrun: a job of a sweep and a call of the library have no command line
+to run again, and their observers are objects, which no file of a configuration holds. Its agent is one more interpreter
+with PyTorch (two seconds, ten on a busy machine); it kills processes 30 seconds after a signal, saved or not; and it
+hands them a Ctrl-C that the terminal has given them already, which for us is the second one, that interrupts at once.
+
+No import of PyTorch here before it is needed: the command line asks whether this process is the first one.
 """
 
 from __future__ import annotations
 
+import math
+import multiprocessing
 import os
+import pickle
 import secrets
+import signal
 import socket
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType
 from typing import Any, TypeVar
 
-from dpbench.errors import ConfigurationError, DPBenchError, PeerLost, ReportedByAnotherRank
+from dpbench.errors import ConfigurationError, DPBenchError, PeerLost, ReportedByAnotherRank, WorkerDied
+from dpbench.files import replacing, write_atomically
+from dpbench.run._signals import SIGNALS, StopSignals, end_with, handled_by, interrupted_at_once
+from dpbench.runs.folder import RunFolder
 from dpbench.runs.provenance import available_cores
 
 T = TypeVar("T")
 _VISIBLE_WITHIN = 10.0  # seconds in which a file of one node must be seen on another
+_MAILBOX = "DPBENCH_MAILBOX"
+"""Variable of started processes: the folder through which they and their parent talk.
+
+It holds the file by which they meet, the report of each, the phase of the first one, and the parent's request to stop.
+"""
+_TRAINING = "training"
+_EVALUATION = "evaluation"
+_GRACE = 30.0  # seconds that others have to notice by themselves that one has failed: NCCL takes minutes
 
 
 @dataclass(frozen=True)
@@ -44,10 +71,7 @@ class LaunchedProcess:
 
 
 def launched_process() -> LaunchedProcess | None:
-    """Which one of several processes this is that torchrun or srun has launched; None where it is alone.
-
-    (The processes that we spawn ourselves, trainer.devices=2, are none of them.)
-    """
+    """Which one of several processes this is, whoever has started them; None where it is alone."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         process = LaunchedProcess(
             rank=_number("RANK", 0),
@@ -95,8 +119,11 @@ def join_group() -> None:
         os.environ["WORLD_SIZE"] = str(process.world)
         os.environ["LOCAL_RANK"] = str(process.local_rank)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    # Where the parent is ours they meet at a file: a port that was free when it looked may be taken meanwhile.
+    mailbox = _mailbox()
+    place = "env://" if mailbox is None else f"file://{mailbox / 'meeting'}"
     try:
-        dist.init_process_group(backend, rank=process.rank, world_size=process.world)
+        dist.init_process_group(backend, place, rank=process.rank, world_size=process.world)
     except RuntimeError as error:
         raise PeerLost(process.rank, process.world, None) from error
 
@@ -108,19 +135,11 @@ def with_launched_processes(config: dict[str, Any]) -> dict[str, Any]:
         ConfigurationError: The processes differ in what they would run.
     """
     process = launched_process()
-    if process is None:
-        return config
+    if process is None or _mailbox() is not None:
+        return config  # it says their number itself, and all of them have it from one process
     _refuse_differences(config)
     trainer = {**config["trainer"], "devices": process.world // process.nodes, "num_nodes": process.nodes}
     return {**config, "trainer": trainer}
-
-
-def trainer_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a trainer for processes that were launched."""
-    from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-    from pytorch_lightning.strategies import DDPStrategy
-
-    return {**options, "strategy": DDPStrategy(), "plugins": [TorchElasticEnvironment()]}
 
 
 def _gather(value: Any) -> list[Any]:
@@ -160,6 +179,17 @@ def from_first_process(make: Callable[[], T]) -> T:
         if is_first():
             value = make()
     return value if launched_process() is None else _gather(value)[0]  # type: ignore[no-any-return]
+
+
+def first_of_node_first(load: Callable[[], None]) -> None:
+    """Do something in the first process of each node, then in the others: two downloads would write to one file."""
+    process = launched_process()
+    waits = process is not None and process.local_rank > 0
+    with together():
+        if not waits:
+            load()
+    if waits:
+        load()
 
 
 def _refuse_differences(config: Mapping[str, Any]) -> None:
@@ -249,17 +279,227 @@ def leave_to_first() -> bool:
 
     if launched_process() is not None:
         leave_group()
+        _say_phase(_EVALUATION)
     return is_first()
 
 
-def wants_several(trainer: Mapping[str, Any]) -> bool:
-    """Whether a trainer's options ask for more than one process on this machine."""
+def processes_to_start(trainer: Mapping[str, Any]) -> int:
+    """How many processes a trainer's options ask for on this machine; 1 where somebody has started them already."""
+    if launched_process() is not None:
+        return 1
     devices = _devices(trainer)
+    if devices in ("auto", -1):
+        import torch
+
+        on_gpu = trainer.get("accelerator", "auto") in ("auto", "gpu", "cuda")
+        return max(1, torch.cuda.device_count()) if on_gpu else 1
+    if isinstance(devices, str):  # such as "0,1"
+        return len([device for device in devices.split(",") if device.strip()])
     if isinstance(devices, list):
-        return len(devices) > 1
-    if isinstance(devices, str):
-        return "," in devices.strip(", ") or (devices == "auto" and trainer.get("accelerator") == "gpu")
-    return bool(devices > 1 or devices == -1)
+        return len(devices)
+    return devices if isinstance(devices, int) else 1
+
+
+def run_in_processes(run: Callable[[], T], count: int, strategy: str | None, folder: RunFolder) -> T:
+    """Run a function in several new processes, which find one another as torchrun's do, and wait for them.
+
+    Signals are heard here: the first of them has the training stop after its step, as in a single process.
+
+    Args:
+        run: What each of them does; it is pickled, unless they are forked.
+        count: How many.
+        strategy: Lightning's word for it: ddp_fork, or any other to spawn them.
+        folder: Of the run.
+
+    Returns:
+        What the first process returns.
+
+    Raises:
+        WorkerDied: A process ended without an error of its own (killed, or aborted).
+        Interrupted: After a second Ctrl-C.
+        Exception: The first error that one of them raised.
+    """
+    from hydra.core.hydra_config import HydraConfig
+
+    context = multiprocessing.get_context("fork" if strategy == "ddp_fork" else "spawn")
+    with TemporaryDirectory(prefix="dpbench-") as name:
+        mailbox = Path(name)
+        processes: list[BaseProcess] = []
+        for rank in range(count):
+            arguments = (rank, count, mailbox, run, HydraConfig.instance().cfg)
+            processes.append(context.Process(target=_run_as, args=arguments))
+        stops = StopSignals()
+
+        def pass_on(number: int, frame: FrameType | None) -> None:
+            if _phase_in(mailbox) != _TRAINING:  # nobody would look for a request, and nothing is lost
+                signal.signal(number, before[number])
+                signal.raise_signal(number)
+                return
+            stops.hear(number)
+            if stops.number:
+                write_atomically(mailbox / "stop", str(stops.number))
+
+        try:
+            # A Ctrl-C reaches every process of a terminal: those that are started inside ignore it from their first
+            # instruction on, while PyTorch is imported, and hear of it from here.
+            with handled_by(signal.SIG_IGN):
+                for process in processes:
+                    process.start()
+            with handled_by(pass_on) as before:
+                codes = _exit_codes(processes, mailbox)
+        except KeyboardInterrupt as error:
+            if not stops.number:
+                raise
+            raise interrupted_at_once(stops.number, folder) from error
+        finally:
+            for process in processes:
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+        result: T = _outcome(codes, mailbox, folder)
+        return result
+
+
+def requested_stop() -> int:
+    """Number of the signal that the parent of this process has heard, or 0: it alone hears them."""
+    mailbox = _mailbox()
+    if mailbox is None or not (mailbox / "stop").exists():
+        return 0
+    return int((mailbox / "stop").read_text())
+
+
+@contextmanager
+def stopped_by_parent() -> Iterator[None]:
+    """Inside, this process asks for `requested_stop` after each step, and its parent waits for that."""
+    _say_phase(_TRAINING)
+    try:
+        yield
+    finally:
+        _say_phase("")
+
+
+def has_parent() -> bool:
+    """Whether `run_in_processes` has started this process."""
+    return _mailbox() is not None
+
+
+def _mailbox() -> Path | None:
+    name = os.environ.get(_MAILBOX)
+    return None if name is None else Path(name)
+
+
+def _say_phase(phase: str) -> None:
+    mailbox = _mailbox()
+    if mailbox is not None and is_first():
+        write_atomically(mailbox / "phase", phase)
+
+
+def _phase_in(mailbox: Path) -> str:
+    path = mailbox / "phase"
+    return path.read_text() if path.exists() else ""
+
+
+def _run_as(rank: int, count: int, mailbox: Path, run: Callable[[], Any], hydra: Any) -> None:
+    """What a started process does: it becomes one like torchrun's, runs, and reports."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None and parent.pid is not None
+    end_with(parent.pid, signal.SIGKILL)
+    os.environ |= {
+        "TORCHELASTIC_RUN_ID": "dpbench",
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        _MAILBOX: str(mailbox),
+    }
+    import torch
+    from pytorch_lightning.utilities import rank_zero_only
+
+    from dpbench.callback.process_group import leave_group
+
+    rank_zero_only.rank = rank  # Lightning, which may have been imported, has looked for it before it was set
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, available_cores() // count))
+    try:
+        if hydra is not None:
+            _take_over_hydra(hydra)
+        _report(mailbox, rank, "result", run())
+    except Exception as error:
+        error.add_note(f"in process {rank} of {count}:\n{traceback.format_exc()}")
+        _report(mailbox, rank, "error", error)
+        sys.exit(1)
+    finally:
+        leave_group()
+
+
+def _take_over_hydra(cfg: Any) -> None:
+    """Give this process the settings and the log that Hydra has made in its parent."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.core.utils import configure_log, setup_globals
+
+    setup_globals()
+    HydraConfig.instance().cfg = cfg
+    configure_log(cfg.hydra.job_logging, cfg.hydra.verbose)
+
+
+def _report(mailbox: Path, rank: int, kind: str, value: Any) -> None:
+    """Leave a result or an error for the parent, whole or not at all."""
+    try:
+        content = pickle.dumps(value)
+        pickle.loads(content)
+    except Exception:  # an error with arguments of its own may not come back
+        stand_in = DPBenchError if isinstance(value, DPBenchError) else RuntimeError
+        content = pickle.dumps(stand_in(str(value)))
+    with replacing(mailbox / f"{rank}.{kind}") as new:
+        new.write_bytes(content)
+
+
+def _exit_codes(processes: Sequence[BaseProcess], mailbox: Path) -> list[int | None]:
+    """Wait until all have ended; where one fails in the training, others may not notice: None for those that stay."""
+    limit = math.inf
+    while True:
+        codes = [process.exitcode for process in processes]
+        if any(codes) and limit == math.inf:
+            limit = time.monotonic() + _GRACE
+        is_over = time.monotonic() > limit and _phase_in(mailbox) != _EVALUATION
+        if None not in codes or is_over:
+            return codes
+        wait([process.sentinel for process in processes if process.exitcode is None], _GRACE)
+
+
+def _outcome(codes: Sequence[int | None], mailbox: Path, folder: RunFolder) -> Any:
+    """Return the first one's result, or raise the error that came first: who fails takes down those that wait for it.
+
+    An error with a remedy explains more than the death of a process, and that more than an error of its peers, which
+    may be no more than a lost connection.
+    """
+    result = mailbox / "0.result"
+    if result.exists():
+        for rank, code in enumerate(codes):
+            if code:
+                death = WorkerDied(rank, len(codes), _how(code))
+                warnings.warn(f"{death}, after the last line of the ledger: nothing is lost.", stacklevel=3)
+        return pickle.loads(result.read_bytes())
+    command = folder.command("resume") if folder.trained else None
+    deaths = []
+    for rank, code in enumerate(codes):
+        if code and not (mailbox / f"{rank}.error").exists():
+            deaths.append(WorkerDied(rank, len(codes), _how(code), command))
+    reports = sorted(mailbox.glob("*.error"), key=lambda path: path.stat().st_mtime_ns)
+    errors: list[Exception] = [pickle.loads(path.read_bytes()) for path in reports]
+    consequences = [error for error in errors if isinstance(error, PeerLost | ReportedByAnotherRank)]
+    causes = [error for error in errors if error not in consequences]
+    with_remedy = [error for error in causes if isinstance(error, DPBenchError)]
+    raise [*with_remedy, *deaths, *causes, *consequences][0]
+
+
+def _how(code: int) -> str:
+    try:
+        return signal.Signals(-code).name if code < 0 else f"exit status {code}"
+    except ValueError:
+        return f"signal {-code}"
 
 
 def check_processes(trainer: Mapping[str, Any]) -> None:

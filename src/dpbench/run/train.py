@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import textwrap
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +21,7 @@ from pytorch_lightning.utilities.model_helpers import is_overridden
 
 from dpbench.callback.strategy import keep_scores
 from dpbench.code import code_hash
-from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, Interrupted, WorkerDied, brief
+from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, Interrupted, brief
 from dpbench.files import remove_torn
 from dpbench.privacy import native
 from dpbench.run import build, logs
@@ -29,15 +29,18 @@ from dpbench.run._checkpoint import LastCheckpoint, deadline_of
 from dpbench.run._earlier_stage import weights_before, with_earlier_stage
 from dpbench.run._objective import optimizes, refuse_choice, value_of
 from dpbench.run._resume import Reopened, is_started_again, prepare_folder, resuming
-from dpbench.run.config import check_config
+from dpbench.run._signals import interrupted_at_once
+from dpbench.run.config import check_config, uses_wandb
 from dpbench.run.hydra_folder import has_workers, hydra_files, output_dir, write_hydra_files
-from dpbench.run.logs import EvaluationRow, Origin, build_loggers, log_end, origin_of
+from dpbench.run.logs import EvaluationRow, Origin, build_loggers, log_end, origin_of, services
 from dpbench.run.processes import (
     from_first_process,
     is_first,
     leave_to_first,
     losses_explained,
+    processes_to_start,
     require_shared_folder,
+    run_in_processes,
     together,
     with_launched_processes,
 )
@@ -115,10 +118,13 @@ def train(
 ) -> dict[str, Any]:
     """Train, test and record, in a folder that no other process trains in meanwhile.
 
+    Where the configuration asks for several processes of this machine, this one starts them and waits.
+
     Args:
         config: Resolved configuration, see `conf/config.yaml`.
         folder: The run's folder; ledger, metrics, checkpoint and result go there.
-        observers: More callbacks, after all others, that change nothing of the training.
+        observers: More callbacks, after all others, that change nothing of the training. Each of several processes has
+            copies of them.
         show: Whether to draw a progress bar; None where somebody is there to see it.
         beside: Content of files for `.hydra`: how the configuration came about.
         reporter: Shows the run in the end, when nothing is left to compute.
@@ -133,6 +139,25 @@ def train(
         Interrupted: After a Ctrl-C or another signal, or at the end of its time, when everything is saved.
     """
     run_folder = RunFolder(folder)
+    run = partial(_train_here, config, run_folder, observers, show, beside or {}, reporter, origin or Origin(), trust)
+    processes = processes_to_start(config["trainer"])
+    if processes > 1:
+        check_config(config)  # what is refused is refused before any of them starts
+        return run_in_processes(run, processes, config["trainer"].get("strategy"), run_folder)
+    return run()
+
+
+def _train_here(
+    config: dict[str, Any],
+    run_folder: RunFolder,
+    observers: Sequence[pl.Callback],
+    show: bool | None,
+    beside: Mapping[str, str],
+    reporter: Reporter | None,
+    origin: Origin,
+    trust: bool,
+) -> dict[str, Any]:
+    """Hold the folder, in this process or with those that train beside it, and train."""
     with ExitStack() as stack:
         stack.enter_context(losses_explained(lambda: run_folder.command("resume") if run_folder.trained else None))
         config = with_launched_processes(config)
@@ -143,7 +168,7 @@ def train(
             if run_folder.finished:
                 return read_result(run_folder) if is_first() else {}
             config = resuming(config)
-        return _train(config, run_folder, observers, show, beside or {}, reporter, origin or Origin(), trust)
+        return _train(config, run_folder, observers, show, beside, reporter, origin, trust)
 
 
 def _train(
@@ -191,8 +216,8 @@ def _train(
             *bars(config["trainer"], show),
             *build.build_callbacks(config),
         ]
-        if loggers[1:]:
-            callbacks.append(EvaluationRow(loggers[1:]))
+        if services(loggers):
+            callbacks.append(EvaluationRow(services(loggers)))
         if folder.finished:
             callbacks.append(Reopened(run))
         callbacks += [last, *observers]
@@ -208,7 +233,7 @@ def _train(
     except MisconfigurationException as error:  # Lightning's, of settings that do not fit the data
         raise ConfigurationError(f"trainer: {brief(error)}") from error
     finally:
-        if config["logger"].get("wandb") and is_first():
+        if uses_wandb(config) and is_first():
             logs.finish_wandb(run, loggers, failed)
 
 
@@ -232,19 +257,10 @@ def _fit(
     folder = last.folder
     try:
         trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=not trust)
-    except WorkerDied as error:
-        if not folder.checkpoint.exists() or not last.ended_here(read_checkpoint(folder.checkpoint, trust=trust)):
-            has_steps = folder.checkpoint.exists() or folder.ledger.exists()
-            command = folder.command("resume") if has_steps else None
-            raise WorkerDied(error.rank, error.world, error.how, command) from error
-        warnings.warn(
-            f"{error}, after the last checkpoint and the last line of the ledger: nothing is lost.", stacklevel=1
-        )
     except SystemExit as error:  # Lightning's, in silence, after a second Ctrl-C
         if not last.interrupted:
             raise
-        kept = "The last checkpoint and the ledger are kept" if folder.checkpoint.exists() else "The ledger is kept"
-        raise Interrupted(last.interrupted, folder.command("resume"), kept) from error
+        raise interrupted_at_once(last.interrupted, folder) from error
     except BudgetExhausted:
         if checkpoint is None or folder.finished:  # else: the interrupted run had just spent its budget
             raise
@@ -273,15 +289,14 @@ def _finish(
     """Evaluate the last checkpoint in the first process, and write the record."""
     folder = run.folder
     checkpoint = read_checkpoint(folder.checkpoint, trust=run.trust)
-    steps = int(checkpoint["global_step"])  # with spawned processes only there
+    steps = int(checkpoint["global_step"])
     seconds = last.seconds_before + time.perf_counter() - start
     last.read_metrics()  # the same, wherever the training was interrupted
     metrics = last.metrics
-    stopped_by = last.stopped_by(checkpoint)
-    if stopped_by:
+    if last.stopped_by:
         if is_first():
             write_result(run, metrics, steps, seconds, seconds, finished=False)
-        raise Interrupted(stopped_by, folder.command("resume"))
+        raise Interrupted(last.stopped_by, folder.command("resume"))
     if not leave_to_first():
         return {}
     module.load_state_dict(checkpoint["state_dict"])  # the average, also where a resumed run had no budget left
@@ -299,9 +314,9 @@ def _finish(
     audit = reporter.audit(run) if reporter is not None else None
     seconds_total = last.seconds_before + time.perf_counter() - start
     record = write_result(run, metrics, steps, seconds, seconds_total, audit=audit)
-    log_end(trainer.loggers[1:], record, checkpoint)
+    log_end(services(trainer.loggers), record, checkpoint)
     opening = "not logged"
-    if run.config["logger"].get("wandb"):
+    if uses_wandb(run.config):
         logs.mirror_result(trainer.loggers, record, pictures, best_validation(folder.metrics))
         opening = logs.how_to_open(folder)
     if reporter is not None:
@@ -314,14 +329,13 @@ def _evaluator(trainer: pl.Trainer, run: Run, checkpoint: dict[str, Any]) -> pl.
     config = run.config
     progress = checkpoint["loops"]["fit_loop"]
     if trainer.world_size > 1:
-        alone = {**config["trainer"], "devices": 1, "num_nodes": 1, "strategy": "auto"}
         callbacks: list[pl.Callback] = []
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, RunProgress):
                 callbacks.append(callback)
         callbacks += [*build.build_watchers(config, run.folder), *build.build_callbacks(config)]
         trainer = build.build_trainer(
-            {**config, "trainer": alone},
+            config,
             alone=True,
             logger=trainer.loggers,
             callbacks=callbacks,

@@ -52,7 +52,6 @@ class RunFolder:
         checkpoints: Folder of the checkpoint and of what lies beside it.
         checkpoint: The last one.
         checkpoint_metrics: Last value of everything that was logged before the checkpoint.
-        stop_request: Exists while the processes of a training are asked to stop.
         result: Record of the finished run.
         partial_result: Record of an interrupted run.
         evaluation: What `dpbench evaluate` found of a GAN.
@@ -80,7 +79,6 @@ class RunFolder:
     checkpoints = _Entry("checkpoints", is_folder=True)
     checkpoint = _Entry("checkpoints/last.ckpt")
     checkpoint_metrics = _Entry("checkpoints/metrics.json")
-    stop_request = _Entry("checkpoints/.stop")
     result = _Entry("result.json")
     partial_result = _Entry("partial_result.json")
     evaluation = _Entry("evaluation.json")
