@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from dpbench.cli import train
-from dpbench.cli.arguments import Answer, Commands, add_command, add_trust, folder, place
+from dpbench.cli.arguments import Answer, Commands, add_command, add_config_dir, add_trust, folder, own_code, place
 from dpbench.cli.completion import add_overrides
 from dpbench.errors import ConfigurationError
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from dpbench.reproduce.run_table import Part
 
 _RESUME = """\
-Nothing in the folder is imported or unpickled. Its config.yaml names the classes of installed packages that are
-instantiated, and where data lie: read it before you resume what somebody else gave you.
+Nothing in the folder is imported or unpickled. Its config.yaml names the classes that are instantiated (of installed
+packages, and with --config-dir of yours), and where data lie: read it before you resume what somebody else gave you.
 
 examples:
   dpbench resume runs/long                                         after Ctrl-C, a crash, a full disk
@@ -89,10 +89,11 @@ def _add_resume(commands: Commands) -> None:
         "Continue an interrupted run, or a finished one with more steps.",
         _resume,
         epilog=_RESUME,
-        usage="dpbench resume RUN [KEY=VALUE ...] [--trust]",
+        usage="dpbench resume RUN [KEY=VALUE ...] [--config-dir FOLDER] [--trust]",
     )
     parser.add_argument("folder", type=place, metavar="RUN", help="the run's folder")
     add_overrides(parser, "such as trainer.max_steps=2000")
+    add_config_dir(parser)
     add_trust(parser)
 
 
@@ -100,7 +101,8 @@ def _resume(options: argparse.Namespace) -> Answer:
     from dpbench.run.jobs import resume
 
     job = partial(train.train_and_report, trust=options.trust)
-    return Answer(status=resume(options.folder, options.words, job))
+    with own_code(options, options.folder):
+        return Answer(status=resume(options.folder, options.words, job))
 
 
 def _add_priors(commands: Commands) -> None:
