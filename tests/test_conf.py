@@ -59,6 +59,7 @@ def test_groups() -> None:
     assert set(GROUPS) == {
         *("data", "model", "module", "strategy", "optimizer", "schedule", "trainer"),
         *("callbacks", "diagnostics", "logger", "launcher", "experiment", "records", "audit"),
+        *("debug", "hparams_search"),
     }
     assert set(GROUPS["data"]) == {*SOURCES, *USER_SOURCES}
     assert set(GROUPS["model"]) == {

@@ -11,6 +11,10 @@ class ConfigurationError(DPBenchError, ValueError):
     """A setting is wrong or contradicts another."""
 
 
+class ClassNotFound(ConfigurationError):
+    """A class that a configuration names cannot be imported."""
+
+
 class UnsupportedModuleError(DPBenchError, ValueError):
     """A layer mixes records, or its per-record gradients cannot be computed exactly."""
 

@@ -418,3 +418,35 @@ def test_what_needs_a_trainer_is_refused(tmp_path: Path) -> None:
         list(PrivateLoop(model, part, loader(), private, loss, 5))
     with pytest.raises(ConfigurationError, match="scales the loss"), torch.autocast("cpu", torch.float16):
         list(PrivateLoop(model, sgd, loader(), DPSGD(noise_multiplier=1.0, ledger=str(tmp_path / "h")), loss, 5))
+
+
+def test_batches_and_losses_are_shown_to_who_debugs(tmp_path: Path) -> None:
+    """To a function that is called nonprivate, with a warning; the training is the same to the last bit."""
+    ends = []
+    shown: list[tuple[int, int, float]] = []
+
+    def look(step: int, batch: Any, loss: Tensor) -> None:
+        assert not loss.requires_grad
+        shown.append((step, len(batch[1]), float(loss)))
+        batch[0].zero_()
+
+    for name, nonprivate in (("a", None), ("b", look)):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        strategy = DPSGD(noise_multiplier=1.0, delta=1e-3, seed=0, ledger=str(tmp_path / name))
+        loader = LotLoader.poisson(data(), 12, seed=0)
+        loop = PrivateLoop(model, optimizer, loader, strategy, plain_loss, steps=5, nonprivate=nonprivate)
+        torch.manual_seed(0)
+        if nonprivate is None:
+            assert list(loop) == [1, 2, 3, 4, 5]
+        else:
+            with pytest.warns(UserWarning, match=r"nonprivate=\.\.\. sees batches and losses that no epsilon covers"):
+                assert list(loop) == [1, 2, 3, 4, 5]
+        ends.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+    assert torch.equal(ends[0], ends[1])
+    assert [step for step, _, _ in shown] == [1, 2, 3, 4, 5]
+    assert all(0.1 < loss < 5 for _, size, loss in shown if size)
+
+
+def plain_loss(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])

@@ -108,13 +108,13 @@ def test_an_option_that_a_choice_does_not_have_is_left_out_of_its_runs(
         composed.append(list(HydraConfig.get().overrides.task))
 
     with pytest.warns(UserWarning, match=re.escape(warning)):
-        launch(["-m", *words], job=job)
+        launch(["-m", *words], task=job)
     assert composed == runs
 
 
 def test_an_option_that_no_choice_has_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"there is no key strategy\.max_grad_nrm"):
-        launch(["-m", "strategy=dpsgd,none", "strategy.max_grad_nrm=0.3,1"], job=lambda cfg: None)
+        launch(["-m", "strategy=dpsgd,none", "strategy.max_grad_nrm=0.3,1"], task=lambda cfg: None)
 
 
 def test_runs_that_failed_are_named_and_the_others_shown(capsys: pytest.CaptureFixture[str]) -> None:

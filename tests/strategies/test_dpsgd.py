@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.data.records import Collated
-from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, LedgerError, UnsupportedModuleError
+from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, UnsupportedModuleError
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.strategies import DPSGD
@@ -546,8 +546,11 @@ def test_target_that_no_noise_reaches(tmp_path: Path) -> None:
 
 def test_a_second_run_does_not_overwrite_a_ledger(tmp_path: Path) -> None:
     fit(tmp_path, make_classifier())
-    with pytest.raises(LedgerError, match="already records a run"):
-        fit(tmp_path, make_classifier())
+    first = next(tmp_path.rglob("ledger.jsonl"))
+    before = first.read_bytes()
+    fit(tmp_path, make_classifier())
+    assert first.read_bytes() == before
+    assert [path.parent.name for path in sorted(tmp_path.rglob("ledger.jsonl")) if path != first] == ["run-2"]
 
 
 class Another(DPSGD):

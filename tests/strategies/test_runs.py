@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -112,17 +112,86 @@ def test_going_on_in_one_ledger(tmp_path: Path, same_trainer: bool) -> None:
     assert private.epsilon() > before
 
 
-def test_no_logger_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., DPSGD]:
+    """A cell that makes everything anew and trains, without a logger and without a word on where."""
     monkeypatch.chdir(tmp_path)
     options: dict[str, Any] = {"logger": False, "default_root_dir": None}
-    trainer_for(tmp_path, DPSGD(noise_multiplier=1.0, delta=1e-3), 2, **options).fit(
-        Classifier(), loader_of(pictures())
-    )
-    assert os.listdir() == ["ledger.jsonl"]
+
+    def run(strategy: DPSGD | None = None, module: Classifier | None = None, steps: int = 2) -> DPSGD:
+        strategy = strategy or DPSGD(noise_multiplier=1.0, delta=1e-3)
+        trainer_for(tmp_path, strategy, steps, **options).fit(module or Classifier(), loader_of(pictures()))
+        return strategy
+
+    return run
+
+
+def ledgers(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("ledger.jsonl")}
+
+
+def test_a_cell_that_is_run_again_has_a_ledger_of_its_own(
+    cell: Callable[..., DPSGD], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cell()
+    before = ledgers(tmp_path)
+    assert list(before) == ["ledger.jsonl"] and "records another run" not in caplog.text
+    caplog.clear()
+    for number in (2, 3):
+        with caplog.at_level(logging.INFO):
+            strategy = cell()
+        path = f"run-{number}/ledger.jsonl"
+        (line,) = [message for message in caplog.messages if "records another run" in message]
+        assert f"this one is recorded in {tmp_path}/{path}" in line and "counts together" in line
+        caplog.clear()
+        after = ledgers(tmp_path)
+        assert set(after) == {*before, path} and all(after[name] == text for name, text in before.items())
+        assert len(read_ledger(tmp_path / path).releases) == strategy.releases == 2
+        before = after
+    cell(strategy)  # the same strategy goes on where it was
+    assert set(ledgers(tmp_path)) == set(before)
+    assert len(read_ledger(tmp_path / "run-3/ledger.jsonl").releases) == strategy.releases == 4
+
+
+def test_a_cell_without_its_module_is_refused(cell: Callable[..., DPSGD], tmp_path: Path) -> None:
+    module = Classifier()
+    cell(module=module)
+    with pytest.raises(ConfigurationError, match=r"was trained privately before.*make the module anew"):
+        cell(module=module)
+    assert list(ledgers(tmp_path)) == ["ledger.jsonl"]
+
+
+def test_a_ledger_without_a_release_is_taken(cell: Callable[..., DPSGD], tmp_path: Path) -> None:
+    cell()
+    header = (tmp_path / "ledger.jsonl").read_bytes().splitlines(keepends=True)[0]
+    (tmp_path / "ledger.jsonl").write_bytes(header)
+    cell()
+    assert list(ledgers(tmp_path)) == ["ledger.jsonl"] and releases(tmp_path) == 2
+
+
+def test_a_checkpoint_finds_its_ledger(cell: Callable[..., DPSGD], tmp_path: Path) -> None:
+    cell()
+    private = DPSGD(noise_multiplier=1.0, delta=1e-3)
+    trainer = trainer_for(tmp_path, private, 2, logger=False, default_root_dir=None)
+    trainer.fit(Classifier(), loader_of(pictures()))
+    trainer.save_checkpoint("last.ckpt")
+    cell()
+    before = ledgers(tmp_path)
+    trainer = trainer_for(tmp_path, DPSGD(noise_multiplier=1.0, delta=1e-3), 5, logger=False, default_root_dir=None)
+    trainer.fit(Classifier(), loader_of(pictures()), ckpt_path="last.ckpt", weights_only=False)
+    after = ledgers(tmp_path)
+    assert {name for name in after if after[name] != before[name]} == {"run-2/ledger.jsonl"}
+    assert len(read_ledger(tmp_path / "run-2/ledger.jsonl").releases) == 5
+
+
+def test_a_ledger_that_was_named_is_not_written_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        private = DPSGD(noise_multiplier=1.0, delta=1e-3, ledger=str(tmp_path / "mine.jsonl"))
+        trainer = trainer_for(tmp_path, private, 2)
+        if not private.ledger_path.exists():  # type: ignore[union-attr]
+            trainer.fit(Classifier(), loader_of(pictures()))
     with pytest.raises(LedgerError, match=r"already records a run.*default_root_dir=.*ledger=.*move the file away"):
-        trainer_for(tmp_path, DPSGD(noise_multiplier=1.0, delta=1e-3), 2, **options).fit(
-            Classifier(), loader_of(pictures())
-        )
+        trainer.fit(Classifier(), loader_of(pictures()))
 
 
 def test_a_trainer_that_trained_without_privacy(tmp_path: Path) -> None:

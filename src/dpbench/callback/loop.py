@@ -1,7 +1,7 @@
 """Private training by a plain loop: the same records, releases and ledger as in a Lightning Trainer, without one.
 
-The loop draws each lot itself and hands nothing of it out. What a record is, and all that is checked of lots, is that
-of the session, which a Trainer drives likewise.
+The loop draws each lot itself and hands nothing of it out, but to a function that is called `nonprivate`. What a record
+is, and all that is checked of lots, is that of the session, which a Trainer drives likewise.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class PrivateLoop:
         loss: Function of the model and a batch. A record's gradient must be a function of that record alone; some
             lots are run again in parts to find out, so that the function may be called more often than once a lot.
         steps: Number of lots; fewer where the budget is spent before.
+        nonprivate: For debugging: called after each update with its number, the batch, and its loss (of the last piece,
+            where `max_physical_batch_size` cuts it). No epsilon covers what it sees.
 
     Raises:
         ConfigurationError: Something does not go with private training, or needs a Lightning Trainer.
@@ -74,6 +76,7 @@ class PrivateLoop:
         strategy: PrivateStrategy,
         loss: Loss,
         steps: int,
+        nonprivate: Callable[[int, Any, Tensor], object] | None = None,
     ) -> None:
         _refuse_other_kinds(model, optimizer, strategy)
         _refuse_what_needs_a_trainer(strategy)
@@ -82,6 +85,7 @@ class PrivateLoop:
         self._loader = require_lot_loader(loader)
         self._training = LoopTraining(model, loss, optimizer)
         self._session = strategy.session(LOOP)
+        self._nonprivate = nonprivate
 
     def epsilon(self, accountant: str = "rdp") -> float:
         """Epsilon of everything released so far, at the strategy's δ.
@@ -142,6 +146,12 @@ class PrivateLoop:
             )
         session.begin(ALONE, key, strategy.ledger_path, TrainingLength(self._steps), metric_sizes={})
         strategy.take_solution()
+        if self._nonprivate is not None:
+            warnings.warn(
+                "nonprivate=... sees batches and losses that no epsilon covers: for debugging, never for a model that "
+                "is published or chosen by them.",
+                stacklevel=3,
+            )
 
     def _run_key(self) -> int | None:
         """Key of a seeded run; None without a seed."""
@@ -165,10 +175,12 @@ class PrivateLoop:
         training.restore_modes()
         batch = training.to_device(batch)
         session.open(batch, rank=0)
-        training.gradients(batch, session.releases.num_releases)
+        loss = training.gradients(batch, session.releases.num_releases)
         session.release()
         training.update()
         session.close()
+        if self._nonprivate is not None:  # last, when the lot can no longer be changed or left out by what it shows
+            self._nonprivate(session.releases.num_releases, batch, loss)
 
     def _look_at_divergence(self) -> None:
         releases = self._session.releases
@@ -256,8 +268,11 @@ class LoopTraining(Training):
         """A batch, where the model is."""
         return move_data_to_device(batch, self._device)
 
-    def gradients(self, batch: Any, number: int) -> None:
+    def gradients(self, batch: Any, number: int) -> Tensor:
         """The step and its backward pass on a lot that is open.
+
+        Returns:
+            The loss, of which no epsilon is known.
 
         Raises:
             ConfigurationError: The loss function gives no loss that can be differentiated.
@@ -278,6 +293,7 @@ class LoopTraining(Training):
                     "run the loop in torch.inference_mode()."
                 )
             self._backward(loss)
+        return loss.detach()
 
     def inform(self, text: str) -> None:
         """Log a line, as a Trainer does: Lightning's logger, unlike others, shows what is no warning."""

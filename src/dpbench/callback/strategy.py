@@ -182,7 +182,7 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
         """Take the lots over, fix the plan and open the ledger; everything can still be refused."""
         releases = self._releases
         loader = self._session.acquire(trainer.train_dataloader)
-        ledger = self.ledger_path or Path(trainer.log_dir or trainer.default_root_dir) / FILE_NAME
+        ledger = self.ledger_path or self._ledger_beside_the_log(trainer)
         budget = releases.budget
         if not self._restored and not earlier_fits.goes_on(pl_module, ledger, budget.path, budget.after):
             if trainer.global_step:
@@ -194,6 +194,23 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
         sizes = getattr(pl_module, "record_metrics", {})
         self._session.begin(processes_of(trainer, alike), key, ledger, horizon, sizes)
         self.take_solution()
+
+    def _ledger_beside_the_log(self, trainer: pl.Trainer) -> Path:
+        """Path of the ledger where the strategy was given none, the same in all processes."""
+        folder = Path(trainer.log_dir or trainer.default_root_dir)
+        if not self.private:
+            return folder / FILE_NAME
+        budget = self._releases.budget
+        known = budget.seal if self._restored else None
+        ledger = earlier_fits.ledger_in(folder, budget.path, self._restored, known)
+        ledger = trainer.strategy.broadcast(ledger)  # the first process may have begun it when another one looks
+        if ledger.parent != folder and not self._restored and ledger != budget.path:
+            first = folder / FILE_NAME
+            self._session.training.inform(
+                f"{first} records another run, and this one is recorded in {ledger}: what both release counts together "
+                f"(dpbench account {first} {ledger})."
+            )
+        return ledger
 
     def _run_key(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loader: LotLoader) -> int | None:
         """Key of a seeded run, after a check that all processes have the same records; None without a seed."""

@@ -141,7 +141,8 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
             it knows the network.
         executor: How the arithmetic is carried out, for speed alone: "eager", "graph" (a CUDA graph for each size of a
             lot, see `session.graphs`), or "auto", the fastest that carries out every training alike: "eager".
-        ledger: Path of the ledger; by default `ledger.jsonl` in the trainer's log folder.
+        ledger: Path of the ledger; by default `ledger.jsonl` in the trainer's log folder, or, where that records
+            another run, in a folder run-2 (run-3, ...) of it.
         after: Ledger of an earlier training whose weights the module holds: the second stage of one budget. The ledger
             begins with a copy of it (or goes on in that file, if it is the same), so that epsilon is of both, and a
             target is for both: noise is found for what is left.

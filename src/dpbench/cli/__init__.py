@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 
 from dpbench import __version__
-from dpbench.cli import completion, experiments, privacy, publishing, results, train
+from dpbench.cli import completion, experiments, new, privacy, publishing, results, train
 from dpbench.cli.arguments import Answer, OneLineParser, current_options, print_json
 from dpbench.errors import DPBenchError, Interrupted, ReportedByAnotherRank
 from dpbench.run.processes import is_first
@@ -25,6 +25,7 @@ _GROUPS = {
     "privacy": privacy.add_parsers,
     "results": results.add_parsers,
     "models and synthetic data": publishing.add_parsers,
+    "packages of your own": new.add_parsers,
     "shell": completion.add_parsers,
 }
 

@@ -7,10 +7,14 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
+
+from dpbench.errors import ClassNotFound, ConfigurationError
+from dpbench.files import typed
 
 _RENAMED_OPTIONS = {
     "calibrate": {"--ledger": "--continue-from", "--like": "--queries-from"},
@@ -105,6 +109,44 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the run is your own: its checkpoint may hold objects, and reading these can run any code",
     )
+
+
+def add_config_dir(parser: argparse.ArgumentParser) -> None:
+    """Add the option without which nothing but installed packages is imported for a run."""
+    parser.add_argument(
+        "--config-dir",
+        type=place,
+        metavar="FOLDER",
+        help="as in the run's own command: classes of your own are imported from the folder that holds it",
+    )
+
+
+@contextmanager
+def own_code(options: argparse.Namespace, run: Path) -> Iterator[None]:
+    """Let classes be imported from beside the --config-dir of a command, and say where one is missing.
+
+    Args:
+        options: Of the command.
+        run: Folder of the run, which says what its own command named; nothing is imported because it says so.
+
+    Raises:
+        ConfigurationError: --config-dir is no folder, or is missing.
+    """
+    from dpbench.run.search_path import code_folder, imports_from
+    from dpbench.runs.folder import RunFolder
+
+    named = options.config_dir
+    with imports_from(None if named is None else code_folder(named)):
+        try:
+            yield
+        except ClassNotFound as error:
+            earlier = RunFolder(run).config_dir
+            if named is not None or earlier is None:
+                raise
+            raise ConfigurationError(
+                f"{str(error).rstrip('.')}. The run's own command had --config-dir {typed(Path(earlier))}: repeat it, "
+                "if that code is yours."
+            ) from error
 
 
 def current_options(command: str, words: Sequence[str]) -> list[str]:

@@ -69,13 +69,14 @@ def _settings(folder: Any, groups: Any) -> Iterator[str]:
 
     for path in sorted(folder.rglob("*.yaml")):
         group = path.relative_to(folder).parts[0]
-        if path.parent == folder:
+        text = path.read_text(encoding="utf-8")
+        if path.parent == folder or (group in groups and text.startswith("# @package _global_")):
             prefix = ""
-        elif group in groups and group != "experiment":
+        elif group in groups:
             prefix = f"{group}."
-        else:  # experiments repeat keys of other files; what is left holds data, not settings
+        else:  # what is left holds data, not settings
             continue
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+        settings = yaml.safe_load(text)
         if isinstance(settings, dict):
             yield from _dotted(prefix, settings)
 

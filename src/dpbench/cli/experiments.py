@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from dpbench.cli import train
-from dpbench.cli.arguments import Answer, Commands, add_command, add_trust, folder, place
+from dpbench.cli.arguments import Answer, Commands, add_command, add_config_dir, add_trust, folder, own_code, place
 from dpbench.cli.completion import add_overrides
 from dpbench.errors import ConfigurationError
 
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from dpbench.reproduce.run_table import Part
 
 _RESUME = """\
-Nothing in the folder is imported or unpickled. Its config.yaml determines which classes of installed packages
-are instantiated and where data are read from: inspect it before you resume somebody else's run.
+Nothing in the folder is imported or unpickled. Its config.yaml determines which classes are instantiated (of installed
+packages, and with --config-dir your own) and where data are read from: inspect it before you resume somebody else's
+run.
 
 examples:
   dpbench resume runs/long                                         after Ctrl-C, a crash, a full disk
@@ -89,10 +90,11 @@ def _add_resume(commands: Commands) -> None:
         "Continue an interrupted run, or a finished one with more steps.",
         _resume,
         epilog=_RESUME,
-        usage="dpbench resume RUN [KEY=VALUE ...] [--trust]",
+        usage="dpbench resume RUN [KEY=VALUE ...] [--config-dir FOLDER] [--trust]",
     )
     parser.add_argument("folder", type=place, metavar="RUN", help="the run's folder")
     add_overrides(parser, "such as trainer.max_steps=2000")
+    add_config_dir(parser)
     add_trust(parser)
 
 
@@ -100,7 +102,8 @@ def _resume(options: argparse.Namespace) -> Answer:
     from dpbench.run.jobs import resume
 
     job = partial(train.train_and_report, trust=options.trust)
-    resume(options.folder, options.words, job)
+    with own_code(options, options.folder):
+        resume(options.folder, options.words, job)
     return Answer()
 
 

@@ -12,7 +12,19 @@ from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Any
 
 from dpbench.cli import train
-from dpbench.cli.arguments import Answer, Commands, add_command, add_json, add_runs, add_trust, integer, place, png
+from dpbench.cli.arguments import (
+    Answer,
+    Commands,
+    add_command,
+    add_config_dir,
+    add_json,
+    add_runs,
+    add_trust,
+    integer,
+    own_code,
+    place,
+    png,
+)
 from dpbench.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -210,6 +222,7 @@ def _add_audit(commands: Commands) -> None:
         help="confidence of each bound, and of the verdict as a whole (default: 0.95)",
     )
     add_json(parser)
+    add_config_dir(parser)
     add_trust(parser)
 
 
@@ -222,7 +235,8 @@ def _audit(options: argparse.Namespace) -> Answer:
     if not 0 < options.confidence < 1:
         raise ConfigurationError(f"confidence must lie strictly between 0 and 1, not {options.confidence}.")
     run = _train_with_canaries() if options.self else options.run
-    report, picture = _audit_and_draw(run, options.confidence, options.trust)
+    with own_code(options, run):
+        report, picture = _audit_and_draw(run, options.confidence, options.trust)
     text = f"{report.text}\n  {'picture':<12} {picture}"
     return Answer(text, report.facts, 0 if report.result.verdict == Verdict.CONSISTENT else 3)
 

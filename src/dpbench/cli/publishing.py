@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from dpbench.cli.arguments import Answer, Commands, add_command, add_json, add_trust, place
+from dpbench.cli.arguments import Answer, Commands, add_command, add_config_dir, add_json, add_trust, own_code, place
 
 _EXPORT = """\
 FOLDER gets model.safetensors, config.json (class and arguments of the network), README.md (a model card with epsilon
@@ -44,13 +44,15 @@ def _add_export(commands: Commands) -> None:
     add("--out", type=place, required=True, metavar="FOLDER", help="folder for the model and its card")
     add("--insecure", action="store_true", help="export even if the noise is seeded (strategy.secure=false)")
     add("--force", action="store_true", help="replace the exported model in FOLDER")
+    add_config_dir(parser)
     add_trust(parser)
 
 
 def _export(options: argparse.Namespace) -> Answer:
     from dpbench.export.folder import export
 
-    return Answer(export(options.folder, options.out, options.insecure, options.force, options.trust))
+    with own_code(options, options.folder):
+        return Answer(export(options.folder, options.out, options.insecure, options.force, options.trust))
 
 
 def _add_sample(commands: Commands) -> None:
@@ -67,21 +69,23 @@ def _add_sample(commands: Commands) -> None:
         help="npz (default), or a folder of PNGs for each class",
     )
     add("--force", action="store_true", help="replace the synthetic data set in FOLDER")
+    add_config_dir(parser)
     add_trust(parser)
 
 
 def _sample(options: argparse.Namespace) -> Answer:
     from dpbench.synthesis.sample import sample
 
-    text = sample(
-        options.folder,
-        options.num_samples,
-        options.out,
-        options.seed,
-        options.format,
-        options.force,
-        options.trust,
-    )
+    with own_code(options, options.folder):
+        text = sample(
+            options.folder,
+            options.num_samples,
+            options.out,
+            options.seed,
+            options.format,
+            options.force,
+            options.trust,
+        )
     return Answer(text)
 
 
@@ -105,18 +109,20 @@ def _add_evaluate(commands: Commands) -> None:
         help="real data to evaluate on: test (default), or val: records that the run held out (data.val_size)",
     )
     add_json(parser)
+    add_config_dir(parser)
     add_trust(parser)
 
 
 def _evaluate(options: argparse.Namespace) -> Answer:
     from dpbench.synthesis.evaluate import evaluate, summary
 
-    figures = evaluate(
-        options.folder,
-        options.num_samples,
-        options.seed,
-        options.features,
-        options.split,
-        options.trust,
-    )
+    with own_code(options, options.folder):
+        figures = evaluate(
+            options.folder,
+            options.num_samples,
+            options.seed,
+            options.features,
+            options.split,
+            options.trust,
+        )
     return Answer(summary(figures), figures)

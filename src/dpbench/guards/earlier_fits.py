@@ -12,7 +12,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from dpbench.errors import ConfigurationError
 from dpbench.guards.guard import Guard
+from dpbench.privacy.accounting.ledger import FILE_NAME
 from dpbench.privacy.accounting.seal import Seal, difference
+from dpbench.privacy.accounting.writer import records_a_run
 from dpbench.privacy.budget import Budget
 
 _TRAINED: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameter → (ledger of what it holds, its seal)
@@ -112,6 +114,31 @@ def refuse_unknown_past(private_past: bool | None, private: bool) -> None:
             "weights depend on the data in ways that no ledger covers: start a new run with a new trainer (to start "
             "from public weights, load them into the module)."
         )
+
+
+def ledger_in(folder: Path, last: Path | None, resumes: bool, known: Seal | None) -> Path:
+    """Where a training is recorded that nobody has given a ledger.
+
+    That is `ledger.jsonl` in a folder; for a further run, such as that of a notebook's cell that is run again, it is
+    one in the first free of the folders run-2, run-3, ... below, where all that lies beside a ledger has room, too.
+
+    Args:
+        folder: Of the trainer.
+        last: Ledger of the strategy's earlier fit, in which it goes on; None before it made any.
+        resumes: Whether the training goes on from a checkpoint.
+        known: The checkpoint's seal of its ledger, if it has one.
+    """
+    first = folder / FILE_NAME
+    number = 1
+    ledger = first
+    while records_a_run(ledger):
+        if last is not None and ledger.resolve() == last.resolve():
+            return ledger
+        if known is not None and difference(ledger, known, "") is None:
+            return ledger
+        number += 1
+        ledger = folder / f"run-{number}" / FILE_NAME
+    return first if resumes else ledger
 
 
 def goes_on(pl_module: pl.LightningModule, ledger: Path, last: Path | None, after: Path | None) -> bool:

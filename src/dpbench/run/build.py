@@ -370,6 +370,11 @@ def build_trainer(config: dict[str, Any], alone: bool = False, **extra: Any) -> 
     # With trainer.deterministic PyTorch fills each new tensor, for those who would read it unwritten: nobody here.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     trainer: pl.Trainer = instantiate(class_of(options, "trainer"), options, "trainer")
+    if isinstance(options.get("profiler"), str):
+        profiler: Any = trainer.profiler
+        # Into a file: a log is what it takes otherwise, and Lightning's is silent here.
+        profiler.dirpath = trainer.default_root_dir
+        profiler.filename = "profile"
     return trainer
 
 

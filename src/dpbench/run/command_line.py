@@ -101,17 +101,11 @@ class CommandLine:
 
     @contextmanager
     def loader(self, conf: Path) -> Iterator[ConfigLoader]:
-        """Hydra, set up for a folder of configuration and the one that the command line adds.
-
-        Raises:
-            ConfigurationError: The added one is no folder.
-        """
+        """Hydra, set up for a folder of configuration and the one that the command line adds."""
         version.setbase("1.3")
         path = create_automatic_config_search_path(None, None, str(conf.resolve()))
         folder = self.flags.config_dir
         if folder is not None:
-            if not Path(folder).is_dir():
-                raise ConfigurationError(f"--config-dir {folder} is no folder.")
             path.prepend("command-line", f"file://{os.path.abspath(folder)}", SearchPathQuery(provider="schema"))
         before = HydraConfig.instance().cfg
         try:

@@ -24,7 +24,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from dpbench.errors import ConfigurationError, brief
+from dpbench.errors import ClassNotFound, ConfigurationError, brief
 from dpbench.options import (
     Count,
     NonNegative,
@@ -157,9 +157,7 @@ class Target:
             # A user's own file may raise whatever it likes.
             module, _, name = path.rpartition(".")
             why = f"{module} has no {name}" if module in sys.modules else brief(error.__cause__ or error)
-            raise ConfigurationError(
-                f"{group}._target_={shown(path)} is no class that can be imported: {why}"
-            ) from error
+            raise ClassNotFound(f"{group}._target_={shown(path)} is no class that can be imported: {why}") from error
         if not self._accepts(cls):
             raise ConfigurationError(f"{group}._target_={path} must be {self._kinds()}, or a subclass.")
         return cls

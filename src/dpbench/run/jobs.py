@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import islice
@@ -41,7 +42,7 @@ from dpbench.run._signals import end_with, hand_back
 from dpbench.run.command_line import CommandLine, explain, read_overrides, without_hydra
 from dpbench.run.hydra_folder import claim_run_folder, claim_sweep_folder, has_workers, is_named_by_time, quoted
 from dpbench.run.processes import launched_process, together
-from dpbench.run.search_path import conf_dir, use_plugins
+from dpbench.run.search_path import code_folder, conf_dir, imports_from, use_plugins
 from dpbench.runs.command import key_of
 from dpbench.runs.folder import RunFolder, finished_runs_below
 from dpbench.runs.sweep import Sweep
@@ -123,11 +124,14 @@ def launch(
     use_plugins()
     if line.mode == RunMode.MULTIRUN and launched_process() is not None:
         raise ConfigurationError("a sweep is made by one process: start it without torchrun or srun's tasks.")
+    folder = None if line.flags.config_dir is None else code_folder(Path(line.flags.config_dir))
+    if folder is not None:
+        task = partial(_with_imports, task, folder)
     with _errors_explained(line, conf, name):
         if line.is_question:
             _answer(line, conf, name)
             return
-        with line.loader(conf) as loader:
+        with imports_from(folder), line.loader(conf) as loader:
             with together():
                 command = _compose(line, loader, name)
                 jobs = _check(command) if checked else None
@@ -135,6 +139,12 @@ def launch(
                 _run_sweep(command, task, jobs, afterwards)
             else:
                 _run(command, task)
+
+
+def _with_imports(task: Task, folder: Path, cfg: DictConfig) -> float | None:
+    """Run a job in whatever process a launcher has started for it: submitit and Ray start some of their own."""
+    with imports_from(folder):
+        return task(cfg)
 
 
 def check_run(words: Sequence[str]) -> DictConfig:

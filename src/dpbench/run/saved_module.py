@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from textwrap import shorten
 from typing import Any
 
-from dpbench.errors import ConfigurationError, brief
+from dpbench.errors import ClassNotFound, ConfigurationError, brief
 from dpbench.modules.image_generator import SHAPE
 from dpbench.options import options_of
 from dpbench.run.build import instantiate, module_for
@@ -64,6 +64,8 @@ def require_module(run: RunFolder, config: Mapping[str, Any], kind: type, refusa
     """
     try:
         module_class = class_of(config["module"], "module")
+    except ClassNotFound:
+        raise  # the file may be in order, and the code elsewhere
     except (ConfigurationError, AttributeError, KeyError) as error:
         raise ConfigurationError(f"{run.config} is damaged: {brief(error)}") from error
     if not issubclass(module_class, kind):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
@@ -26,6 +29,45 @@ def conf_dir() -> Path:
     package = Path(__file__).parents[1]
     installed = package / "conf"
     return installed if installed.is_dir() else package.parents[1] / "conf"
+
+
+def code_folder(config_dir: Path) -> Path:
+    """Find the folder from which classes beside a configuration of one's own are imported.
+
+    It is the folder that holds `config_dir`; where that is a package itself, the one that holds the package, as pytest
+    finds it.
+
+    Args:
+        config_dir: What --config-dir names.
+
+    Raises:
+        ConfigurationError: It is no folder.
+    """
+    if not config_dir.is_dir():
+        raise ConfigurationError(f"--config-dir {config_dir} is no folder.")
+    folder = Path(os.path.abspath(config_dir)).parent
+    while (folder / "__init__.py").is_file():
+        folder = folder.parent
+    return folder
+
+
+@contextmanager
+def imports_from(folder: Path | None) -> Iterator[None]:
+    """Let Python look for modules in one more folder.
+
+    It comes last: a file of a user's takes the place of no installed package, in none of the processes of a run.
+
+    Args:
+        folder: From `code_folder`; None changes nothing.
+    """
+    if folder is None or str(folder) in sys.path:
+        yield
+        return
+    sys.path.append(str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
 
 
 def installing(extra: str) -> str:

@@ -9,9 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
+import yaml
+
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.ledger import FILE_NAME
 from dpbench.privacy.canaries.file import FILE_NAME as SCORES
+
+FastLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""Of YAML: fifteen times as fast, where libyaml is there."""
 
 
 class _Entry:
@@ -100,7 +105,23 @@ class RunFolder:
         >>> RunFolder(Path("my runs/1")).command("resume")
         "dpbench resume 'my runs/1'"
         """
-        return f"dpbench {name} {shlex.quote(str(self))}"
+        command = f"dpbench {name} {shlex.quote(str(self))}"
+        return command if self.config_dir is None else f"{command} --config-dir {shlex.quote(self.config_dir)}"
+
+    @property
+    def config_dir(self) -> str | None:
+        """The folder that the run's command named with --config-dir; None without one.
+
+        The run's folder says so, which may be a stranger's: show it to the user, and import nothing because of it.
+        """
+        try:
+            settings = yaml.load((self.hydra / "hydra.yaml").read_text(encoding="utf-8"), FastLoader)
+            for source in settings["hydra"]["runtime"]["config_sources"]:
+                if source["provider"] == "command-line" and source["path"].isprintable():
+                    return str(source["path"])
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, yaml.YAMLError):
+            pass  # a run without the file, or a damaged one, which is not needed
+        return None
 
     def refuse_misplaced(self) -> None:
         """Raise ConfigurationError where a folder has the name of one of the run's files, or the other way round."""

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-def render(name: str, **facts: Any) -> str:
+def render(name: str, /, **facts: Any) -> str:
     """Fill a template.
 
     In an .html template whatever comes from outside is text: names of runs and metrics cannot become markup. In other

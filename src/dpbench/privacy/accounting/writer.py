@@ -439,6 +439,11 @@ def _is_checksum(line: bytes) -> bool:
     return bool(data["record"] == "checksum")
 
 
+def records_a_run(path: Path) -> bool:
+    """Whether there is a file that a new run must leave as it is; a header alone cost nothing."""
+    return path.is_file() and path.stat().st_size > 0 and not _without_release(path)
+
+
 def _without_release(path: Path) -> bool:
     try:
         ledger = read_ledger(path)

@@ -1,0 +1,98 @@
+"""`dpbench new`: the package trains, is installed and passes its own test, as it was written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.cli import ROOT, dpbench, dpbench_in_a_process
+
+QUICK = ["logger=none", "trainer.max_steps=3"]
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("new")
+    out, _ = dpbench(folder, "new", "my_paper")
+    assert "dpbench train --config-dir my_paper/my_paper/conf experiment=my_paper/demo" in out
+    return folder / "my_paper"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("My_Paper", "'My_Paper' cannot name a package"),
+        ("my-paper", "'my-paper' cannot name a package"),
+        ("class", "'class' cannot name a package"),
+        ("../paper", "'../paper' cannot name a package"),
+        ("torch", "a Python package torch is installed already"),
+        ("dpsgd", "strategy=dpsgd exists already"),
+        ("digits", "data=digits exists already"),
+        ("my_paper", "my_paper exists already"),
+    ],
+)
+def test_names_that_are_taken_or_none(name: str, message: str, package: Path) -> None:
+    before = sorted(package.rglob("*"))
+    _, err = dpbench(package.parent, "new", name, status=1)
+    assert message in err and err.count("\n") == 1
+    assert sorted(package.rglob("*")) == before and list(package.parent.iterdir()) == [package]
+
+
+def test_it_is_written_as_ruff_would_write_it(package: Path) -> None:
+    ruff = [sys.executable, "-m", "ruff"]
+    width = ["--config", "line-length = 120"]
+    rules = [
+        "--select",
+        "E,F,W,I,B,UP,D",
+        "--ignore",
+        "D105,D107,D102,D103",
+        "--config",
+        "lint.pydocstyle.convention='google'",
+    ]
+    here = ["--isolated", "--no-cache", "."]
+    for words in (["check", *rules, *width, *here], ["format", "--check", *width, *here]):
+        done = subprocess.run([*ruff, *words], cwd=package, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_it_trains_where_it_lies(package: Path, tmp_path: Path) -> None:
+    conf = package / "my_paper" / "conf"
+    dpbench(tmp_path, "train", "--config-dir", str(conf), "experiment=my_paper/demo", *QUICK, "hydra.run.dir=run")
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert list(result["foreign_code"]) == ["my_paper"] and result["steps"] == 3
+    assert "test/error" in result["metrics"] and result["privacy"]["epsilon"]["rdp"] > 0
+
+
+@pytest.mark.slow
+def test_its_own_test_passes(package: Path) -> None:
+    """Without an installation, and with its audit, which would refute a strategy that does not clip."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=package, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout
+    strategy = package / "my_paper" / "strategy.py"
+    clipped = strategy.read_text()
+    try:
+        strategy.write_text(clipped.replace("max_grad_norm=self.radius", "max_grad_norm=1000 * self.radius"))
+        done = subprocess.run(command, cwd=package, env=environment, capture_output=True, text=True)
+    finally:
+        strategy.write_text(clipped)
+    assert done.returncode == 1 and "2 failed" in done.stdout, done.stdout
+
+
+@pytest.mark.slow
+def test_it_is_installed(package: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index"]
+    subprocess.run([*pip, "--no-deps", "--no-build-isolation", "--target", str(site), str(package)], check=True)
+    path = os.pathsep.join([str(site), str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    dpbench_in_a_process(tmp_path, "train", "experiment=my_paper/demo", *QUICK, "hydra.run.dir=run", PYTHONPATH=path)
+    assert (tmp_path / "run" / "result.json").is_file()
+    words = ["my_paper/noise", "seeds=1", "rows=low"]
+    out, _ = dpbench_in_a_process(tmp_path, "reproduce", *words, PYTHONPATH=path)
+    assert "2/2 done" in out and "noise multiplier 1" in out

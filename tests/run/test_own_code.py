@@ -1,0 +1,113 @@
+"""Classes beside the folder of `--config-dir`: imported while a command names it, and never otherwise."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpbench.errors import ConfigurationError
+from dpbench.run.search_path import code_folder, imports_from
+from tests.support.cli import TINY, dpbench
+
+SOURCE = """\
+from pathlib import Path
+
+from dpbench.strategies import DPSGD
+
+with Path(__file__).with_name("imported").open("a") as file:
+    file.write("x")
+
+
+class MyStrategy(DPSGD):
+    pass
+"""
+TRAIN = ["train", "--config-dir", "mine/conf", *TINY, "strategy=own", "strategy.delta=1e-4", "trainer.max_steps=2"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run by a strategy beside its configuration."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "mine" / "conf" / "strategy").mkdir(parents=True)
+    (folder / "mine" / "own_strategy.py").write_text(SOURCE)
+    (folder / "mine" / "conf" / "strategy" / "own.yaml").write_text(
+        "defaults: [/base/strategy@_here_, _self_]\n_target_: own_strategy.MyStrategy\nmax_grad_norm: 1.0\n"
+    )
+    dpbench(folder, *TRAIN, "hydra.run.dir=run")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a new process."""
+    monkeypatch.delitem(sys.modules, "own_strategy", raising=False)
+
+
+def test_it_is_imported_where_the_command_says_so(folder: Path) -> None:
+    result = json.loads((folder / "run" / "result.json").read_text())
+    assert list(result["foreign_code"]) == ["own_strategy"]
+    assert str(folder / "mine") not in sys.path
+
+
+def test_nothing_is_imported_because_a_run_says_so(folder: Path) -> None:
+    log = folder / "mine" / "imported"
+    before = log.read_text()
+    _, err = dpbench(folder, "resume", "run", "trainer.max_steps=3", status=1)
+    assert "No module named 'own_strategy'" in err and err.count("\n") == 1
+    assert "The run's own command had --config-dir mine/conf: repeat it, if that code is yours." in err
+    for words in (["table", "run"], ["account", "run"], ["report", "run"], ["compare", "run"]):
+        dpbench(folder, *words)  # these need none of it
+    assert log.read_text() == before and "own_strategy" not in sys.modules
+
+
+def test_it_resumes_where_the_command_says_so(folder: Path) -> None:
+    dpbench(folder, "resume", "run", "trainer.max_steps=3", "--config-dir", "mine/conf")
+    assert json.loads((folder / "run" / "result.json").read_text())["steps"] == 3
+
+
+def test_an_unfinished_run_is_continued_by_the_line_that_it_prints(folder: Path) -> None:
+    _, err = dpbench(folder, *TRAIN, "hydra.run.dir=run", status=1)
+    assert "run holds a finished run" in err
+    (folder / "run" / "result.json").unlink()
+    _, err = dpbench(folder, *TRAIN, "hydra.run.dir=run", status=1)
+    assert f"`dpbench resume {folder}/run --config-dir {folder}/mine/conf`" in err
+
+
+def test_a_folder_that_is_none(folder: Path) -> None:
+    for words in (["train", "--config-dir=nowhere"], ["resume", "run", "--config-dir=nowhere"]):
+        _, err = dpbench(folder, *words, status=1)
+        assert "--config-dir nowhere is no folder." in err and err.count("\n") == 1
+
+
+def test_the_folder_that_holds_a_package(tmp_path: Path) -> None:
+    conf = tmp_path / "paper" / "nets" / "conf"
+    conf.mkdir(parents=True)
+    assert code_folder(conf) == tmp_path / "paper" / "nets"
+    for package in (conf.parent, conf.parent.parent):
+        (package / "__init__.py").touch()
+    assert code_folder(conf) == tmp_path
+    with pytest.raises(ConfigurationError, match="nowhere is no folder"):
+        code_folder(tmp_path / "nowhere")
+
+
+def test_it_takes_the_place_of_no_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tqdm.py").write_text("raise AssertionError")
+    monkeypatch.delitem(sys.modules, "tqdm", raising=False)
+    with imports_from(tmp_path), imports_from(tmp_path):
+        import tqdm
+
+        assert sys.path[-1] == str(tmp_path) and sys.path.count(str(tmp_path)) == 1
+    assert tqdm.__file__ != str(tmp_path / "tqdm.py") and str(tmp_path) not in sys.path
+
+
+@pytest.mark.slow
+def test_jobs_of_a_sweep_in_other_processes(folder: Path) -> None:
+    words = ["-m", "launcher=joblib", "seed=0,1", "hydra.sweep.dir=sweep"]
+    dpbench(folder, *TRAIN, *words)
+    assert len(list((folder / "sweep").glob("*/result.json"))) == 2
+    words = ["-m", "launcher=submitit_local", "seed=0,1", "hydra.sweep.dir=submitted"]
+    dpbench(folder, *TRAIN, *words)
+    assert len(list((folder / "submitted").glob("*/result.json"))) == 2

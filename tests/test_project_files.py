@@ -1,0 +1,174 @@
+"""Files for code hosts, containers and hooks: what they name exists, and their versions are those of the package."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dpbench.cli import parser
+from tests.support.cli import ROOT
+from tests.support.configs import composed
+
+GITHUB = ROOT / ".github"
+WORKFLOWS = {path.stem: path for path in (GITHUB / "workflows").glob("*.yml")}
+YAML = [*GITHUB.rglob("*.yml"), ROOT / ".pre-commit-config.yaml"]
+TEXTS = [
+    *YAML,
+    GITHUB / "pull_request_template.md",
+    *(ROOT / name for name in ("SECURITY.md", "Dockerfile", ".dockerignore")),
+]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PINNED = dict(re.findall(r"^(\S+)==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def loaded(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def jobs() -> dict[str, dict[str, Any]]:
+    return {f"{name}/{job}": body for name, path in WORKFLOWS.items() for job, body in loaded(path)["jobs"].items()}
+
+
+def commands() -> list[list[str]]:
+    """Every command line of the workflows, as words."""
+    lines = [line for job in jobs().values() for step in job["steps"] for line in step.get("run", "").splitlines()]
+    return [shlex.split(line) for line in lines]
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Of the Dockerfile, with continued lines joined."""
+    text = re.sub(r"\\\n\s*", "", (ROOT / "Dockerfile").read_text(encoding="utf-8"))
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return [(line.partition(" ")[0], line.partition(" ")[2]) for line in lines]
+
+
+@pytest.mark.parametrize("path", YAML, ids=lambda path: path.name)
+def test_files_are_yaml(path: Path) -> None:
+    assert isinstance(loaded(path), dict)
+
+
+def test_jobs_have_what_a_code_host_asks_for() -> None:
+    for name, job in jobs().items():
+        assert job["runs-on"] and job["steps"], name
+        for step in job["steps"]:
+            assert ("run" in step) != ("uses" in step), (name, step)
+            assert re.fullmatch(r"[\w-]+/[\w-]+@(v\d+|release/v\d+)", step.get("uses", "a/b@v1")), (name, step)
+        needed = job.get("needs")
+        assert needed is None or f"{name.partition('/')[0]}/{needed}" in jobs()
+
+
+def test_commands_of_the_workflows_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    (subcommands,) = (action.choices for action in parser()._actions if action.dest == "command")
+    assert subcommands is not None
+    seen = set()
+    for words in commands():
+        seen.add(words[0])
+        if words[0] == "make":
+            assert words[1] in targets, words
+        elif words[0] == "dpbench":
+            assert words[1] in subcommands, words
+            composed(*words[2:])
+        else:
+            assert words[0] == "test" or words[:2] == ["python", "-m"], words
+            assert words[0] == "test" or words[2] in ("pip", "hatchling"), words
+    assert seen == {"make", "dpbench", "python", "test"}
+
+
+def test_python_versions_are_those_of_the_package() -> None:
+    declared = {name.rpartition(" ")[2] for name in PROJECT["classifiers"] if re.search(r"Python :: 3\.\d+$", name)}
+    least = PROJECT["requires-python"].removeprefix(">=")
+    assert least == min(declared, key=lambda version: int(version.rpartition(".")[2]))
+    for name, job in jobs().items():
+        matrix = job.get("strategy", {}).get("matrix", {}).get("python")
+        assert matrix is None or set(matrix) == declared, name
+        for step in job["steps"]:
+            version = step.get("with", {}).get("python-version")
+            if version is not None and matrix is not None:
+                assert version == "${{ matrix.python }}", name
+            elif version is not None:
+                assert version in declared, name
+    assert dict(instructions())["ARG"].removeprefix("PYTHON=") in declared
+
+
+def test_the_release_is_published_without_a_token() -> None:
+    publish = jobs()["release/publish"]
+    assert publish["permissions"] == {"id-token": "write"} and "secrets" not in WORKFLOWS["release"].read_text()
+    for path in WORKFLOWS.values():
+        assert loaded(path)["permissions"] == {"contents": "read"}, path.name
+
+
+def test_hooks_have_the_versions_of_make_check() -> None:
+    (hooks,) = loaded(ROOT / ".pre-commit-config.yaml")["repos"]
+    assert hooks["rev"] == f"v{PINNED['ruff']}"
+    assert [hook["id"] for hook in hooks["hooks"]] == ["ruff-check", "ruff-format"]
+
+
+def test_forms_of_issues() -> None:
+    for path in (GITHUB / "ISSUE_TEMPLATE").glob("[!c]*.yml"):
+        form = loaded(path)
+        assert {"name", "description", "body"} <= form.keys(), path.name
+        for part in form["body"]:
+            assert part["type"] in ("markdown", "textarea", "input")
+            assert part["type"] == "markdown" or (part["id"] and part["attributes"]["label"])
+
+
+def test_nothing_names_a_registry_or_a_machine() -> None:
+    for path in TEXTS:
+        hosts = re.findall(r"https?://([\w.-]+)", path.read_text(encoding="utf-8"))
+        assert set(hosts) <= {"github.com"}, path
+        assert not re.search(r"/(home|root|tmp/)\b|index-url", path.read_text(encoding="utf-8")), path
+
+
+def copied() -> list[tuple[list[str], str]]:
+    return [(words[:-1], words[-1]) for kind, rest in instructions() if kind == "COPY" for words in [rest.split()]]
+
+
+def test_the_image_is_given_what_it_copies() -> None:
+    patterns = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    allowed = {line.removeprefix("!") for line in patterns if line.startswith("!")}
+    assert allowed == {source for sources, _ in copied() for source in sources}
+    assert all((ROOT / name).exists() for name in allowed)
+
+
+@pytest.mark.slow
+def test_the_image_works(tmp_path: Path) -> None:
+    """By Docker where there is one; else its steps, without what they would download."""
+    if shutil.which("docker") and subprocess.run(["docker", "info"], capture_output=True).returncode == 0:
+        subprocess.run(["docker", "build", "--tag", "dpbench-test", "."], cwd=ROOT, check=True)
+        train = ["train", "experiment=demo", "trainer.max_steps=2"]
+        done = subprocess.run(["docker", "run", "--rm", "dpbench-test", *train], capture_output=True, text=True)
+        assert done.returncode == 0 and "epsilon" in done.stdout, done.stderr
+        return
+    for sources, target in copied():
+        for source in sources:
+            place = tmp_path / target.lstrip("/") / (source if target.endswith("/") else "")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            copy = shutil.copytree if (ROOT / source).is_dir() else shutil.copy2
+            copy(ROOT / source, place)
+    (install,) = (shlex.split(rest) for kind, rest in instructions() if kind == "RUN" and rest.startswith("pip"))
+    assert install[:2] == ["pip", "install"]
+    site = tmp_path / "site"
+    offline = ["--no-index", "--no-deps", "--no-build-isolation", "--target", str(site)]
+    words = [str(tmp_path / word.lstrip("/")) if word.startswith("/") else word for word in install[1:]]
+    subprocess.run([sys.executable, "-m", "pip", *words, "--quiet", *offline], check=True)
+    (entry,) = (yaml.safe_load(rest) for kind, rest in instructions() if kind == "ENTRYPOINT")
+    (default,) = (yaml.safe_load(rest) for kind, rest in instructions() if kind == "CMD")
+    assert entry == ["dpbench"]
+    script = site / "bin" / "dpbench"
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    for arguments in (default, ["train", "experiment=demo", "trainer.max_steps=1", "logger=none"]):
+        done = subprocess.run(
+            [sys.executable, script, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0 and "epsilon" in done.stdout, done.stderr
