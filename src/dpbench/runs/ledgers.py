@@ -10,7 +10,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 from dpbench.errors import ConfigurationError, LedgerError
-from dpbench.privacy.accounting.ledger import Ledger, read_ledger
+from dpbench.privacy.accounting.ledger import Ledger, check_one_population, read_ledger
 from dpbench.privacy.accounting.seal import STATE_KEY, Seal, difference
 from dpbench.privacy.accounting.tails import uncovered_delta
 from dpbench.privacy.events import record_changes
@@ -87,6 +87,26 @@ def read_run_ledger(path: Path) -> Ledger:
     ledger = read_ledger(path)
     if path.name == RunFolder.ledger:
         ledger.doubt = doubt_about(RunFolder(path.parent), len(ledger.releases))
+    return ledger
+
+
+def read_one_ledger(path: Path) -> Ledger:
+    """The intact ledger of one run.
+
+    Raises:
+        LedgerError: It is damaged, empty, or there are several.
+    """
+    places = list(find_ledgers([path]).values())
+    if len(places) != 1:
+        raise LedgerError(f"{path} holds {len(places)} ledgers: name one run.")
+    ledger = read_run_ledger(places[0])
+    check_one_population({str(path): ledger})
+    if ledger.damage is not None:
+        raise LedgerError(f"{path}: {ledger.damage}; what it cost is known only from below.")
+    if ledger.doubt is not None:
+        raise LedgerError(f"{path}: {ledger.doubt}; what it cost is not known. Restore the ledger.")
+    if not ledger.releases:
+        raise LedgerError(f"{path}: no release is recorded.")
     return ledger
 
 
