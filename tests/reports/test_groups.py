@@ -13,7 +13,7 @@ import yaml
 
 from dpbench.cli import main
 from dpbench.errors import ConfigurationError
-from dpbench.reports.run_table import GroupTable, grouped, keys_of
+from dpbench.reports.groups import GroupTable, grouped, keys_of
 
 ACCURACY, RDP = "test accuracy (%)", "epsilon (RDP)"
 

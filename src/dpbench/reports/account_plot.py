@@ -167,7 +167,7 @@ def _draw_over_orders(
 def _finish(ax: Axes, label: str, delta: float) -> None:
     ax.set_xlabel(label)
     ax.set_ylabel(f"ε at δ = {delta:g}")
-    ax.legend(frameon=False, fontsize=8)
+    ax.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0.0, 1.0))  # above, where it covers nothing
     ax.grid(alpha=0.3)
     ax.spines[["top", "right"]].set_visible(False)
     ax.margins(x=0.1)

@@ -14,7 +14,7 @@ from dpbench.privacy.accounting.ledger import Ledger, check_one_population, read
 from dpbench.privacy.accounting.seal import STATE_KEY, Seal, difference
 from dpbench.privacy.accounting.tails import uncovered_delta
 from dpbench.privacy.events import record_changes
-from dpbench.runs.folder import RunFolder, places_of
+from dpbench.runs.folder import RunFolder, natural_order, places_of
 
 _UNREADABLE = "unreadable"
 _OTHER_SHAPES = (ValueError, TypeError, AttributeError)
@@ -65,14 +65,18 @@ def _ledgers_below(folder: Path) -> list[Path]:
 
 def runs_without_privacy(paths: Sequence[Path]) -> list[str]:
     """Runs below some folders that trained and have no ledger, because their strategy is not private."""
-    return sorted(str(folder) for folder in without_ledger(paths) if lost_ledger(folder) is None)
+    return [str(folder) for folder in without_ledger(paths) if lost_ledger(folder) is None]
 
 
 def without_ledger(paths: Sequence[Path]) -> list[RunFolder]:
     """Runs below some folders that trained and have no ledger, for whatever reason."""
     traces = (RunFolder.result, RunFolder.partial_result, RunFolder.checkpoint)
-    places = {place for path in paths for name in traces for place in places_of(name, path)}
-    return [run for run in map(RunFolder, sorted(places)) if not run.ledger.exists()]
+    places: set[Path] = set()
+    for path in paths:
+        for name in traces:
+            places.update(places_of(name, path))
+    runs = map(RunFolder, sorted(places, key=natural_order))
+    return [run for run in runs if not run.ledger.exists()]
 
 
 def read_run_ledger(path: Path) -> Ledger:

@@ -36,9 +36,21 @@ def epsilons_text(epsilons: Mapping[str, float | None]) -> str:
     return ", ".join(finite) or "none: no accountant gives a finite figure"
 
 
+def audit_text(epsilon: float | None) -> str:
+    """An ε beside lower limits of it, with as many digits as these have; None or 0: no accountant covers the lots."""
+    if not epsilon:
+        return "none"
+    return "infinite" if math.isinf(epsilon) else f"{epsilon:.2f}"
+
+
 def limit_text(epsilon: float | None) -> str:
     """A lower limit of ε, as audits give them; None is infinite."""
     return f"> {MOST_AUDITED:.0f}" if epsilon is None or epsilon > MOST_AUDITED else f">= {epsilon:.2f}"
+
+
+def limit_or_none(epsilon: float | None) -> str:
+    """A lower limit of ε, where there may be none: then it is None or not a number."""
+    return "none" if epsilon is None or math.isnan(epsilon) else limit_text(epsilon)
 
 
 def range_text(value: float | Sequence[float], form: str = ".5g") -> str:

@@ -66,9 +66,12 @@ def is_audited(record: Mapping[str, Any]) -> bool:
 
 def without_accuracy(record: Mapping[str, Any]) -> dict[str, float | None]:
     """Final figures of a run; where its model learned from canaries, none of how good it is."""
-    metrics: Mapping[str, float | None] = record["metrics"]
-    hidden = (*MEASURED, "evaluation/") if is_audited(record) else ()
-    return {name: value for name, value in metrics.items() if not name.startswith(hidden)}
+    metrics: dict[str, float | None] = dict(record["metrics"])
+    if is_audited(record):
+        for name in record["metrics"]:
+            if name.startswith((*MEASURED, "evaluation/")):
+                metrics.pop(name)
+    return metrics
 
 
 def audited_epsilon(privacy: Mapping[str, Any]) -> float:
