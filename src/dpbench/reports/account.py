@@ -21,7 +21,8 @@ from dpbench.privacy.accounting.composition import (
 from dpbench.privacy.accounting.ledger import Ledger, check_one_population, check_own_randomness
 from dpbench.privacy.accounting.planning import at_population
 from dpbench.privacy.accounting.stated_plan import own_process
-from dpbench.reports.markdown import markdown_rows
+from dpbench.privacy.events import Event
+from dpbench.reports.markdown import markdown_cell
 from dpbench.runs.ledgers import find_ledgers, noise_of, read_run_ledger, runs_without_privacy
 from dpbench.runs.numbers import ABSENT, epsilon_text, range_text, uncovered_text
 from dpbench.templates import render
@@ -296,7 +297,7 @@ def _note(name: str, basis: dict[str, Any]) -> str:
 
 def _text(template: str, facts: dict[str, Any], ledgers: Sequence[Ledger], **more: Any) -> str:
     """Facts for people, by a template."""
-    distinct = set()
+    distinct: set[Event] = set()
     for ledger in ledgers:
         distinct.update(ledger.events)
     text = render(
@@ -330,35 +331,22 @@ def _text_of_one(facts: dict[str, Any], ledger: Ledger) -> str:
 
 
 def _text_of_several(facts: dict[str, Any], ledgers: Sequence[Ledger]) -> str:
-    together = facts["epsilons"]
-    unproven = "" if facts["complete"] else ", unproven"
-    rows = [["run", "steps", "noise multiplier", *(f"epsilon ({name})" for name in together)]]
-    for run in facts["runs"]:
-        name = run["run"] if run["complete"] else f"{run['run']} (not intact)"
-        noise = range_text(run["noise_multiplier"]) if "noise_multiplier" in run else ABSENT
-        rows.append([name, str(run["steps"]), noise, *map(_figure, run["epsilons"].values())])
-    for name in facts["without_privacy"]:
-        rows.append([name, ABSENT, ABSENT, *map(_figure, dict.fromkeys(together).values())])
-    published = f"all {len(rows) - 1} published (composition){unproven}"
-    rows.append([published, str(facts["steps"]), ABSENT, *map(_figure, together.values())])
-    reasons = dict(together)
+    reasons = dict(facts["epsilons"])
+    shape = ""
     no_gain = False
     if "selection" in facts:
-        selection = facts["selection"]
-        best = selection["epsilons"]
-        best_only = f"only the best published, {selection['mean_trials']:g} trials on average"
-        rows.append(
-            [f"{best_only} ({_shape_name(selection['shape'])}){unproven}", "", ABSENT, *map(_figure, best.values())]
-        )
+        best = facts["selection"]["epsilons"]
+        shape = _shape_name(facts["selection"]["shape"])
+        no_gain = _is_no_gain(facts["epsilons"], best)
         reasons |= best
-        no_gain = _is_no_gain(together, best)
     return _text(
         "account_runs.txt",
         facts,
         ledgers,
-        table=markdown_rows(rows),
+        shape=shape,
         no_gain=no_gain,
         reasons={name: why for name, why in reasons.items() if isinstance(why, str)},
+        cell=markdown_cell,
     )
 
 

@@ -117,6 +117,12 @@ class PageRun:
         return self.privacy.get("delta") is not None
 
     @property
+    def seeded(self) -> bool:
+        """Whether its noise came from a seed."""
+        strategy = self.config.get("strategy") or {}
+        return self.private and not strategy.get("secure")
+
+    @property
     def row(self) -> RunRow:
         """As a row of a table, with its curves."""
         row = with_curves(row_of(self.folder, self.record))
@@ -399,8 +405,6 @@ def _facts(subject: Subject, accountants: Sequence[str]) -> dict[str, Any]:
     for place, name in enumerate(curve_names(rows)):
         curve_pictures.append(_picture(f"curve{place}", rows, name))
     bound_pictures, bound_legend, bounds_left_out = _bounds(rows, labels)
-    sums = _ledger_sums(alone)
-    private = [run for run in subject.runs if run.private]
     differing = [["", *labels]]
     for key in groups.differing(stated=True):
         differing.append([key, *(str(row.settings.get(key, ABSENT)) for row in rows)])
@@ -420,16 +424,11 @@ def _facts(subject: Subject, accountants: Sequence[str]) -> dict[str, Any]:
         "alone": alone,
         "cost": subject.cost,
         "cost_of_choosing": [] if subject.cost is None else subject.cost.lines(held_out),
-        "any_private": bool(private),
-        "any_seeded": any(not (run.config.get("strategy") or {}).get("secure") for run in private),
         "any_nonprivate_curve": any(name.startswith("nonprivate/") for name in logged),
         "any_mean": any(row.n > 1 and not row.curves.empty for row in rows),
-        "finished_count": sum(run.finished for run in subject.runs) + sum(len(paper.runs) for paper in subject.papers),
-        "compared_count": len(rows),
-        "any_mean_of_runs": any(row.n > 1 for row in rows),
+        "compared": rows,
         "spent_range": spent_range,
         "results_of_run": results,
-        "test_figures": [line for line in results if line[0].startswith("test/")],
         "results_of_groups": _groups_of(subject),
         "legend": _legend(labels),
         "curve_pictures": curve_pictures,
@@ -437,8 +436,8 @@ def _facts(subject: Subject, accountants: Sequence[str]) -> dict[str, Any]:
         "bound_pictures": bound_pictures,
         "bound_legend": bound_legend,
         "bounds_left_out": bounds_left_out,
-        "ledger_sums": sums[: _MOST_QUERIES + 1],
-        "sums_left_out": len(sums) - _MOST_QUERIES - 1,
+        "ledger_sums": _ledger_sums(alone),
+        "most_queries": _MOST_QUERIES,
         "audits": _audits(subject),
         "sample_images": _sample_images(subject),
         "users_of_runs": list(dict.fromkeys(run.users for run in subject.runs)),
@@ -575,7 +574,7 @@ def _picture(place: str, rows: Sequence[RunRow], name: str) -> Picture:
 def _panel(place: str, rows: Sequence[RunRow], name: str, axis: Axis) -> str:
     figure = new_figure(*_PANEL)
     axes = figure.subplots()
-    draw_panel(axes, rows, name, axis, [""] * len(rows), _MOST_POINTS)
+    draw_panel(axes, rows, name, axis, _MOST_POINTS)
     axes.set_xlabel(X_LABELS[axis])
     axes.spines[["top", "right"]].set_visible(False)
     if name.startswith(BOUND):

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
 Axis = Literal["step", "epsilon"]
 X_LABELS = {"step": "step", "epsilon": "ε spent (RDP)"}
 _COMPARED = ("nonprivate/train_loss", "nonprivate/discriminator_loss", "gan/generator_loss", EPSILON)
-_STYLES = ("-", "--", ":", "-.")  # of each ten curves, and their points where they have one only
-_POINTS = ("o", "s", "^", "D")
+_STYLES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"))  # of each ten curves: dashes, and a single point
 _BOUND = "privacy/bound/"
 _LOSSES = {"nonprivate/discriminator_loss": "discriminator (not private)", "gan/generator_loss": "generator"}
 _BLUE = "#3060a8"
@@ -40,9 +40,9 @@ _LINE = 0.165  # and of its line
 _ACCURACIES = {"val/accuracy": ("validation", _BLUE), "test/accuracy": ("test", _GRAY)}
 
 
-def _draw(ax: Axes, values: pd.Series[float], few: int = 5, point: str = "o", **style: Any) -> None:
+def _draw(ax: Axes, values: pd.Series[float], few: int = 5, **style: Any) -> None:
     """One curve; its points, too, where they are few, and a single one large enough to be seen."""
-    marker = point if len(values) == 1 else "." if len(values) < few else None
+    marker = "o" if len(values) == 1 else "." if len(values) < few else None
     ax.plot(values.index, values, marker=marker, **style)
 
 
@@ -92,7 +92,7 @@ def plot_curves(folder: RunFolder, title: str) -> Path | None:
         axes[1].set_ylabel(X_LABELS["epsilon"])
         axes[1].set_ylim(bottom=0)
     # With their frame of time, so that what was measured once stands where it was measured.
-    axes[0].set_xlim(left=0, right=1.08 * max(1, table.index.max()))
+    axes[0].set_xlim(left=0, right=1.12 * max(1, table.index.max()))
     for column in bounds:
         _draw(axes[-1], table[column].dropna(), label=column.removeprefix(_BOUND), linewidth=1.2)
     if bounds:
@@ -231,15 +231,12 @@ def draw_comparison(table: RunTable, path: Path, axis: Axis = "step", mark: str 
     longest = max(map(len, labels))
     figure = new_figure(8 + 0.4 + _LETTER * longest, max(1 + 2.4 * len(names), 0.5 + _LINE * len(labels)))
     panels = figure.subplots(len(names), sharex=True, squeeze=False)[:, 0]
-    lines = {}
     for axes, name in zip(panels, names, strict=True):
-        draw_panel(axes, rows, name, axis, labels)
+        draw_panel(axes, rows, name, axis)
         axes.set_ylabel(name)
-        handles, shown = axes.get_legend_handles_labels()
-        lines |= dict(zip(shown, handles, strict=True))
     panels[-1].set_xlabel(X_LABELS[axis])
-    shown = [label for label in labels if label in lines]
-    figure.legend([lines[label] for label in shown], shown, loc="outside right upper", fontsize=7, frameon=False)
+    lines = [Line2D([], [], label=label, **_look(number)) for number, label in enumerate(labels)]
+    figure.legend(handles=lines, loc="outside right upper", fontsize=7, frameon=False)
     return write_figure(path, figure, mark)
 
 
@@ -249,7 +246,11 @@ def has_epsilon(rows: Sequence[RunRow], name: str) -> bool:
 
 
 def draw_panel(
-    axes: Axes, rows: Sequence[RunRow], name: str, axis: Axis, names: Sequence[str], most: int | None = None
+    axes: Axes,
+    rows: Sequence[RunRow],
+    name: str,
+    axis: Axis,
+    most: int | None = None,
 ) -> None:
     """One curve of each run that has it, with a band of one standard deviation where it is a mean.
 
@@ -258,7 +259,6 @@ def draw_panel(
         rows: Which; the color of each is that of its place.
         name: Of the curve.
         axis: As in `draw`.
-        names: For the legend.
         most: Points of a curve; of more, means of neighbors are drawn.
     """
     for number, row in enumerate(rows):
@@ -268,19 +268,13 @@ def draw_panel(
             band = _thinned(band, most)
         if values.empty:
             continue
-        color = f"C{number % 10}"
-        kind = number // 10 % len(_STYLES)
-        _draw(
-            axes,
-            values,
-            point=_POINTS[kind],
-            label=names[number],
-            color=color,
-            linestyle=_STYLES[kind],
-            linewidth=1.4,
-        )
+        look = _look(number)
+        if len(values) > 1:
+            look["marker"] = "." if len(values) < 5 else None
+        axes.plot(values.index, values, linewidth=1.4, **look)
         if band.notna().any():
-            axes.fill_between(values.index, values - band, values + band, color=color, alpha=0.2, linewidth=0)
+            low = values - band
+            axes.fill_between(values.index, low, values + band, color=look["color"], alpha=0.2, linewidth=0)
     if "accuracy" in name:
         axes.yaxis.set_major_formatter(PercentFormatter(1))
     if name == EPSILON:
@@ -288,6 +282,12 @@ def draw_panel(
     # From the beginning: runs that measured once, or spent the same epsilon, would else fill the width with nothing.
     axes.set_xlim(left=0)
     axes.grid(alpha=0.3)
+
+
+def _look(number: int) -> dict[str, Any]:
+    """Color, dashes and point of the curve of a run, by its place."""
+    style, point = _STYLES[number // 10 % len(_STYLES)]
+    return {"color": f"C{number % 10}", "linestyle": style, "marker": point}
 
 
 def _curve(row: RunRow, name: str, axis: Axis) -> tuple[pd.Series[float], pd.Series[float]]:

@@ -287,7 +287,11 @@ class RunTable:
             return []
         name, _ = self.validated
         row = self.rows[self.best]
-        settings = [f"{key}={row.settings[key]}" for key in (*keys, "seed") if key in row.settings]
+        settings = []
+        for key in dict.fromkeys([*keys, "seed"]):
+            value = row.lookup(key.removesuffix("._target_"))
+            if value is not MISSING:
+                settings.append(f"{key.removesuffix('._target_')}={value}")
         figure = metric_text(name, row.metrics[name])
         return [f"Best by {name}: {row.folder or row.name} ({', '.join([*settings, figure])})."]
 
@@ -299,7 +303,9 @@ class RunTable:
             figures = outcome_texts(self.outcomes.iloc[[number]])
             rows.append([*map(str, names.iloc[number]), *figures])
         mark_best(rows, self.validated, self.best)
-        return "\n\n".join([markdown_rows(rows), *self.best_note(self.distinguishing())])
+        return "\n\n".join(
+            [markdown_rows(rows), *self.best_note([key.removesuffix("._target_") for key in self.distinguishing()])]
+        )
 
     def to_csv(self, folders: bool = False) -> str:
         """The frame, unrounded."""
@@ -391,8 +397,8 @@ def place_of_best(name: str, values: pd.Series[float]) -> int | None:
     """Place of the largest value, or the least where less is better; None where there is none, or all are the same."""
     if values.nunique() < 2:
         return None
-    positions = values.reset_index(drop=True)
-    return int(positions.idxmax() if better_direction(name) == "max" else positions.idxmin())
+    figures = values.fillna(-math.inf if better_direction(name) == "max" else math.inf).to_numpy()
+    return int(figures.argmax() if better_direction(name) == "max" else figures.argmin())
 
 
 def mark_best(rows: list[list[str]], validated: tuple[str, Any] | None, best: int | None) -> None:
@@ -495,11 +501,10 @@ def _ends(values: pd.Series[Any]) -> tuple[float, float]:
 
 def json_records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """A dictionary for each row, fit for JSON."""
-    records = frame.rename(columns=str).to_dict("records")
-    return [_finite({str(key): value for key, value in record.items()}) for record in records]
+    return [_finite(record) for record in frame.rename(columns=str).to_dict("records")]
 
 
-def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+def _finite(values: Mapping[Any, Any]) -> dict[str, Any]:
     """With None for what is no finite number: JSON has no other."""
     finite = dict(values)
     for key, value in values.items():
