@@ -76,7 +76,7 @@ def _table(options: argparse.Namespace) -> Answer:
 
 def _note_shared_noise(sources: Sequence[Path]) -> None:
     from dpbench.runs.folder import finished_runs_below
-    from dpbench.runs.shared_noise import shared_noise
+    from dpbench.runs.ledgers import shared_noise
 
     for line in shared_noise(finished_runs_below(sources)):
         note(line)
