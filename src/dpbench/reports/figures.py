@@ -91,8 +91,8 @@ def svg(figure: Figure, name: str, colors: Mapping[str, str]) -> str:
     text = re.sub(r"<svg width=\"[^\"]*\" height=\"[^\"]*\"|<svg height=\"[^\"]*\"", "<svg", text, count=1)
     text = _FONT.sub(r"font-size: \1px", _IDS.sub(rf"\g<1>{name}-", text))
     text = _PLACES.sub(lambda found: _DIGITS.sub(r"\1", found[0]), re.sub(r"\n\s*", "\n", text))
-    for drawn, called in colors.items():
-        text = text.replace(drawn, called)
+    for drawn, color in colors.items():
+        text = text.replace(drawn, color)
     return text
 
 

@@ -103,8 +103,10 @@ def group_by(table: RunTable, keys: Sequence[str]) -> GroupTable:
     """
     for key in keys:
         if not table.knows(key):
-            known = {name for row in table.rows for name in (*flat(row.record["config"]), *row.choices)}
-            near = difflib.get_close_matches(key, known, 1)
+            names: set[str] = set()
+            for row in table.rows:
+                names.update(flat(row.record["config"]), row.choices)
+            near = difflib.get_close_matches(key, names, 1)
             hint = f" Did you mean {near[0]}?" if near else ""
             raise ConfigurationError(f"no run has a key {key}.{hint}")
     table, repeats = _without_repeats(table)
@@ -167,10 +169,12 @@ def _differing_within(table: RunTable, groups: Iterable[Sequence[int]], keys: Se
     """Settings, and code, in which runs of one group differ."""
     differing: dict[str, None] = {}
     for numbers in groups:
-        settings = [{**table.rows[number].without_seed, CODE: table.rows[number].code} for number in numbers]
-        for name in dict.fromkeys(name for own in settings for name in own):
-            values = {str(own.get(name)) for own in settings}
-            if name not in ("objective", *keys) and len(values) > 1:
+        members = [table.rows[number] for number in numbers]
+        settings = pd.DataFrame([{**row.without_seed, CODE: row.code} for row in members]).astype(object)
+        # As text: options may be lists. A setting that only some of them have differs, too.
+        several = settings.where(settings.notna(), None).map(str).nunique() > 1
+        for name in settings.columns[several]:
+            if name not in ("objective", *keys):
                 differing[name.removesuffix("._target_")] = None
     return list(differing)
 

@@ -549,9 +549,9 @@ def _bounds(rows: Sequence[RunRow], labels: Sequence[str]) -> tuple[list[Picture
     curves = rows[0].curves
     each = []
     for name in groups:  # a row for each, so that a panel for several runs shows them
-        others = [group for group in groups if group != name]
-        alone = curves.drop(columns=others).rename(columns={name: BOUND})
-        each.append(replace(rows[0], curves=alone))
+        unlike = [group for group in groups if group != name]
+        curve = curves.drop(columns=unlike).rename(columns={name: BOUND})
+        each.append(replace(rows[0], curves=curve))
     return [_picture("bounds", each, BOUND)], _legend([name.removeprefix(BOUND) for name in groups]), 0
 
 
@@ -591,5 +591,5 @@ def _drawing(title: str, figure: Figure, place: str) -> Picture:
 
 def _some(names: Sequence[str]) -> str:
     """The first names, and how many more there are."""
-    shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+    text = ", ".join(names[:3])
+    return text if len(names) <= 3 else f"{text} and {len(names) - 3} more"

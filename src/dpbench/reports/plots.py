@@ -235,7 +235,10 @@ def draw_comparison(table: RunTable, path: Path, axis: Axis = "step", mark: str 
         draw_panel(axes, rows, name, axis)
         axes.set_ylabel(name)
     panels[-1].set_xlabel(X_LABELS[axis])
-    lines = [Line2D([], [], label=label, **_look(number)) for number, label in enumerate(labels)]
+    lines = []
+    for number, label in enumerate(labels):
+        if not rows[number].curves.empty:
+            lines.append(Line2D([], [], label=label, **_look(number)))
     figure.legend(handles=lines, loc="outside right upper", fontsize=7, frameon=False)
     return write_figure(path, figure, mark)
 
@@ -330,16 +333,16 @@ def audit_figure(report: AuditReport[Any]) -> Figure:
     """
     scores, member = report.observations
     figure = new_figure(10, 4)
-    left, right = figure.subplots(1, 2)
-    _draw_scores(left, scores, member)
+    of_scores, of_rates = figure.subplots(1, 2)
+    _draw_scores(of_scores, scores, member)
     if report.by_labels:
-        left.set_xlabel("score: log-odds of the label by the final weights")
-        left.set_ylabel("images of noise")
+        of_scores.set_xlabel("score: log-odds of the label by the final weights")
+        of_scores.set_ylabel("images of noise")
     else:
-        left.set_xlabel("score of a canary: log-likelihood ratio of what was released")
-        left.set_ylabel("canaries")
-    _draw_roc(right, scores, member, report.family, "these records" if report.by_labels else "these canaries")
-    for ax in (left, right):
+        of_scores.set_xlabel("score of a canary: log-likelihood ratio of what was released")
+        of_scores.set_ylabel("canaries")
+    _draw_roc(of_rates, scores, member, report.family, "these records" if report.by_labels else "these canaries")
+    for ax in (of_scores, of_rates):
         _legend(ax, fontsize=8)
         _open(ax)
     result = report.result

@@ -46,7 +46,7 @@ class RunRow:
         curves: What was logged, by step; empty where nobody asked for it.
         record: As in result.json; empty of what was no single run of this machine.
         folder: Of the run; None where it has none here.
-        whole: Whether the settings are all there are; a cell of a paper's table states only those that made it.
+        complete: Whether the settings are all there are; a cell of a paper's table states only those that made it.
         verdict: Of its audit; None without one.
         note: What a reader has to know of it wherever it is shown.
         code: Hash of the code that made it, if it is known.
@@ -61,7 +61,7 @@ class RunRow:
     curves: pd.DataFrame = field(default_factory=pd.DataFrame)
     record: Mapping[str, Any] = field(default_factory=dict)
     folder: RunFolder | None = None
-    whole: bool = True
+    complete: bool = True
     verdict: str | None = None
     note: str | None = None
     code: str | None = None
@@ -188,7 +188,7 @@ def _cell(name: str, runs: pd.DataFrame, curves: pd.DataFrame) -> RunRow:
     metrics = floats(figures.mean())
     for accountant in ("rdp", "pld"):
         metrics[f"privacy/epsilon_{accountant}"] = runs[f"epsilon_{accountant}"].max()
-    row = RunRow(name=f"{name} (n = {len(runs)})", settings=settings, metrics=metrics, whole=False, n=len(runs))
+    row = RunRow(name=f"{name} (n = {len(runs)})", settings=settings, metrics=metrics, complete=False, n=len(runs))
     if len(runs) > 1:
         row = replace(row, deviations=floats(figures.std()))
     if not curves.empty:

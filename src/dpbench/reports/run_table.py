@@ -149,7 +149,7 @@ class RunTable:
             stated: Leave out keys in which those runs do not differ that have them: options of one strategy, say.
         """
         # What a cell of a table does not state is unknown, and no difference to a run of which everything is known.
-        stated = stated or len({row.whole for row in self.rows}) > 1
+        stated = stated or len({row.complete for row in self.rows}) > 1
         keys = dict.fromkeys(key for row in self.rows for key in row.settings)
         differing = []
         for key in keys:
@@ -180,7 +180,7 @@ class RunTable:
     def labels(self) -> list[str]:
         """What distinguishes each run from the others, for a legend; its name where that is too long or not enough."""
         names = [row.name for row in self.rows]
-        if not all(row.whole for row in self.rows):  # cells have names that people gave them
+        if not all(row.complete for row in self.rows):  # cells have names that people gave them
             return names
         keys = self.distinguishing()
         ends = Counter(_end(key) for key in keys)
@@ -376,7 +376,7 @@ class RunTable:
         groups: dict[str, list[RunRow]] = {}
         for number, row in enumerate(self.rows):
             unit = row.settings.get(UNIT)
-            kind = [row.without_seed, unit, row.code] if row.whole else number  # cells are means already
+            kind = [row.without_seed, unit, row.code] if row.complete else number  # cells are means already
             groups.setdefault(json.dumps(kind, sort_keys=True, default=str), []).append(row)
         return RunTable(tuple(_mean(rows) if len(rows) > 1 else rows[0] for rows in groups.values()))
 
