@@ -76,15 +76,15 @@ class AuditReport(Generic[ResultT]):
         else:
             accused_by = result.accused_by
         probes = self.scores.probes if isinstance(self.scores, Scores) else None
+        # First the bound that stands for all.
+        bounds = sorted(result.bounds, key=lambda bound: bound is not result.shown)
         text = render(
             "audit.txt",
             run=self.run,
             by_labels=self.by_labels,
             result=result,
             sound=_sound_text(result.sound, result.sound_by),
-            bounds=sorted(
-                result.bounds, key=lambda bound: bound is not result.shown
-            ),  # first the one that stands for all
+            bounds=bounds,
             bound_width=max(len(bound.name) for bound in result.bounds),
             limit_of=limit_text,
             epsilon_of=audit_text,
@@ -256,8 +256,11 @@ def outline(privacy: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "claimed", "infinite" if claimed is None else f"epsilon {audit_text(claimed)} (RDP)"
     yield "sound", _sound_text(audit["sound"], audit["sound_by"])
     names = {key: name for name, key in KEYS.items()}
-    limits = audit["audited"]
-    bounds = [f"{limit_text(limits[key])} ({names[key]})" for key in _OUTLINE if key in limits]
+    bounds = []
+    for key in _OUTLINE:
+        if key in audit["audited"]:
+            limit = limit_text(audit["audited"][key])
+            bounds.append(f"{limit} ({names[key]})")
     yield "audited", f"{', '.join(bounds) or 'nothing'} at {100 * audit['confidence']:g} % confidence"
     yield "verdict", _verdict_text(audit["verdict"], audit["accused_by"])
 

@@ -27,12 +27,17 @@ def epsilon_text(epsilon: float | None, significant: int | None = None) -> str:
         return ABSENT
     if significant is not None:
         return f"{epsilon:.{significant}g}"
-    return f"{epsilon:.3f}" if epsilon < _MEANINGLESS or math.isinf(epsilon) else f"{epsilon:.2g}"
+    if _MEANINGLESS <= epsilon < math.inf:
+        return f"{epsilon:.2g}"
+    return f"{epsilon:.3f}"
 
 
 def epsilons_text(epsilons: Mapping[str, float | None]) -> str:
     """Each finite ε with its accountant, such as "1.924 (RDP), 1.765 (PLD)"."""
-    finite = [f"{epsilon_text(value)} ({name.upper()})" for name, value in epsilons.items() if value is not None]
+    finite = []
+    for name, value in epsilons.items():
+        if value is not None:
+            finite.append(f"{epsilon_text(value)} ({name.upper()})")
     return ", ".join(finite) or "none: no accountant gives a finite figure"
 
 
@@ -45,7 +50,9 @@ def audit_text(epsilon: float | None) -> str:
 
 def limit_text(epsilon: float | None) -> str:
     """A lower limit of ε, as audits give them; None is infinite."""
-    return f"> {MOST_AUDITED:.0f}" if epsilon is None or epsilon > MOST_AUDITED else f">= {epsilon:.2f}"
+    if epsilon is None or epsilon > MOST_AUDITED:
+        return f"> {MOST_AUDITED:.0f}"
+    return f">= {epsilon:.2f}"
 
 
 def limit_or_none(epsilon: float | None) -> str:
@@ -73,7 +80,8 @@ def mean_text(mean: float | None, deviation: float | None = None, percent: bool 
     text = format(mean, f"{sign}.2f" if percent else f"{sign}.4g")
     if deviation is None or math.isnan(deviation):
         return text
-    return f"{text} ± {deviation:{'.2f' if percent else '.2g'}}"
+    spread = format(deviation, ".2f" if percent else ".2g")
+    return f"{text} ± {spread}"
 
 
 def metric_text(name: str, value: float | None, deviation: float | None = None) -> str:
@@ -82,7 +90,8 @@ def metric_text(name: str, value: float | None, deviation: float | None = None) 
         return mean_text(value, deviation)
     if value is None or math.isnan(value):
         return ABSENT
-    return f"{mean_text(100 * value, None if deviation is None else 100 * deviation, percent=True)} %"
+    percents = None if deviation is None else 100 * deviation
+    return f"{mean_text(100 * value, percents, percent=True)} %"
 
 
 def seconds_text(seconds: float) -> str:
