@@ -121,7 +121,7 @@ def test_runs_that_differ_by_their_seed_are_a_mean(tmp_path: Path) -> None:
         for lr in (0.1, 0.2):
             made(tmp_path / "sweep" / f"{seed}-{lr}", seed, lr)
     text = page(tmp_path / "r.html", tmp_path / "sweep")
-    assert sections(text) == ALWAYS | {"results", "epsilon", "bounds"}
+    assert sections(text) == ALWAYS | {"results", "bounds"}
     is_closed(text)
     assert "90.50 ± 0.71" in text and "lr=0.1 (n = 2)" in text and "lr=0.2 (n = 2)" in text
     assert "Choosing one of these 4 runs" in text and "a band of one standard deviation" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import re
@@ -48,7 +49,8 @@ def write_figure(path: Path, figure: Figure, mark: str = "") -> Path:
 def mark_of(sources: Sequence[object]) -> str:
     """What pages and pictures of the same sources have in common, and those of others have not."""
     places = [str(Path(str(source)).resolve()) for source in sources]
-    return f"sources {hashlib.sha256(repr(places).encode()).hexdigest()[:16]}"
+    digest = hashlib.sha256(repr(places).encode()).digest()
+    return f"sources {base64.b32encode(digest)[:16].decode()}"
 
 
 def free_place(path: Path, mark: str) -> Path:
