@@ -33,6 +33,7 @@ from dpbench.reports.run_rows import (
     RunRow,
     cells_of,
     flat,
+    keys_of_any,
     require_folder,
     row_of,
     unfinished_below,
@@ -252,14 +253,14 @@ class Subject:
         """A run's name; of several runs their data, and what was swept."""
         if self.alone is not None:
             return str(self.alone.config["run"]["name"])
-        data: dict[str, None] = {}
+        data = []
         for run in self.runs:
             name = (run.config.get("data") or {}).get("name")
-            data[str(name or run.config["run"]["name"])] = None
+            data.append(str(name or run.config["run"]["name"]))
         swept = [key.removesuffix("._target_") for key in self.each.distinguishing()]
         if not data or not swept:
             return _some(self.names)
-        return f"{_some(list(data))}: {' × '.join(swept)}"
+        return f"{_some(list(dict.fromkeys(data)))}: {' × '.join(swept)}"
 
     @property
     def subtitle(self) -> str:
@@ -535,9 +536,7 @@ def _bounds(rows: Sequence[RunRow], labels: Sequence[str]) -> tuple[list[Picture
     Returns:
         Drawings, their legend, and how many groups are in none of them.
     """
-    columns: dict[str, None] = {}
-    for row in rows:
-        columns.update(dict.fromkeys(map(str, row.curves)))
+    columns = keys_of_any(map(str, row.curves) for row in rows)
     groups = [name for name in columns if name.startswith(BOUND)]
     if not groups:
         return [], [], 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -210,6 +210,14 @@ def marked(name: str, mark: str | None) -> str:
 def unit_setting(unit: Any) -> dict[str, str]:
     """What epsilon is for, as a setting in which runs may differ."""
     return {} if unit is None or pd.isna(unit) else {UNIT: str(unit)}
+
+
+def keys_of_any(mappings: Iterable[Iterable[str]]) -> list[str]:
+    """Keys that any of several mappings has, each once, in the order in which they come first."""
+    keys: dict[str, None] = {}
+    for mapping in mappings:
+        keys.update(dict.fromkeys(mapping))
+    return list(keys)
 
 
 def flat(config: Any, prefix: str = "") -> dict[str, Any]:

@@ -27,6 +27,7 @@ from dpbench.reports.run_rows import (
     RunRow,
     cells_of,
     floats,
+    keys_of_any,
     marked,
     require_folder,
     row_of,
@@ -150,12 +151,12 @@ class RunTable:
         """
         # What a cell of a table does not state is unknown, and no difference to a run of which everything is known.
         stated = stated or len({row.complete for row in self.rows}) > 1
-        keys = dict.fromkeys(key for row in self.rows for key in row.settings)
+        free = keys_of_any(row.without_seed for row in self.rows)
         differing = []
-        for key in keys:
-            values = {_setting(row, key) for row in self.rows if not stated or key in row.settings}
-            follows_seed = key not in ("seed", UNIT) and not any(key in row.without_seed for row in self.rows)
-            if len(values) > 1 and not follows_seed:
+        for key in keys_of_any(row.settings for row in self.rows):
+            rows = [row for row in self.rows if key in row.settings] if stated else self.rows
+            several = len({_setting(row, key) for row in rows}) > 1
+            if several and key in (*free, "seed", UNIT):
                 differing.append(key)
         return differing
 
@@ -334,13 +335,14 @@ class RunTable:
 
     def figures(self) -> list[list[str]]:
         """Final figures as people read them, a line for each."""
-        names = dict.fromkeys(name for row in self.rows for name in row.metrics)
+        names = keys_of_any(row.metrics for row in self.rows)
         lines = []
         for name in names:
             if "/" not in name and name != "seconds":
                 continue
-            # Single bounds of an audit, as wandb has them, and ε by RDP once more, as it was logged last.
-            if (name.startswith("privacy/audited_") and name != AUDITED) or (name == EPSILON and _EPSILON_BY in names):
+            if name.startswith("privacy/audited_") and name != AUDITED:  # single bounds, as wandb has them
+                continue
+            if name == EPSILON and _EPSILON_BY in names:  # the same, as it was logged last
                 continue
             cells = []
             for row in self.rows:
