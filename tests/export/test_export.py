@@ -106,6 +106,19 @@ def test_seeded_noise_is_said(runs: Path, tmp_path: Path, capsys: pytest.Capture
     assert "Seeded noise" in text and front["differential_privacy"]["secure_randomness"] is False
 
 
+def test_a_card_tells_of_the_sweep(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, name in enumerate(("secure", "seeded")):
+        shutil.copytree(runs / name, tmp_path / "sweep" / str(number))
+    words = ["export", str(tmp_path / "sweep" / "0"), "--out", str(tmp_path / "model"), "--force"]
+    assert main(words) == 0
+    assert "of a sweep" not in capsys.readouterr().out
+    (tmp_path / "sweep" / "multirun.yaml").touch()
+    assert main(words) == 0
+    told = "This run is one of the 2 runs of a sweep, which cost ε = "
+    assert told in capsys.readouterr().out and told in (tmp_path / "model" / "README.md").read_text()
+    assert told in json.loads((tmp_path / "model" / "privacy.json").read_text())["sweep"]
+
+
 def test_a_run_without_privacy_is_labelled(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(runs / "bare"), "--out", str(tmp_path / "model")]) == 0
     assert "NOT private" in capsys.readouterr().out

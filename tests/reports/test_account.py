@@ -155,7 +155,9 @@ def test_selection(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "all 8 published (composition)" in out
     assert "only the best published, 8 trials on average (geometric)" in out
-    assert "drawn from that distribution before anything" in out
+    assert "drawn from that distribution before anything" in out and "gains nothing" not in out
+    main(["account", str(tmp_path / "sweep/a"), str(tmp_path / "sweep/b"), *map(str, words[2:])])
+    assert "Selection gains nothing here: publishing all of these runs costs less" in capsys.readouterr().out
     assert answer(capsys, *words[:-3], 0.5, "--mean-trials", 8)["selection"]["shape"] == 0.5
     assert answer(capsys, *words[:-3], "poisson", "--mean-trials", 8)["selection"]["shape"] == "poisson"
     assert "both --selection and --mean-trials" in refused(capsys, *words[:-2])

@@ -11,6 +11,7 @@ import pytest
 import wandb
 
 from dpbench.cli import main
+from dpbench.reports.markdown import markdown_cells, markdown_rows
 from dpbench.reports.plots import draw_comparison
 from dpbench.reports.run_table import RunTable
 
@@ -194,3 +195,58 @@ def test_the_picture_is_a_png(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit):
         main(["compare", str(run(tmp_path / "a", 0, 0.1, 0.8)), "--plot", "x.jpg"])
     assert "should end in .png" in capsys.readouterr().err
+
+
+def test_what_nobody_set_and_what_stands_there_already_is_left_out(tmp_path: Path) -> None:
+    """The seed of made-up records follows the run's; ε by RDP is what was logged last."""
+    for seed in (0, 1):
+        folder = run(tmp_path / str(seed), seed, 0.1, 0.5)
+        record = json.loads((folder / "result.json").read_text())
+        record["metrics"]["privacy/epsilon"] = 1.5
+        (folder / "result.json").write_text(json.dumps(record))
+    text = RunTable.read_sources([str(tmp_path)]).compare()
+    assert "| seed | 0 | 1 |" in text and "data.inserted.seed" not in text
+    assert "| privacy/epsilon_rdp | 1.500 | 1.500 |" in text and "| privacy/epsilon |" not in text
+
+
+def test_many_runs_stand_below_one_another_in_their_natural_order(tmp_path: Path) -> None:
+    for number in range(11):
+        run(tmp_path / f"{number}-x", number, 0.1, 0.5)
+    rows = RunTable.read_sources([str(tmp_path)]).compare().splitlines()
+    assert rows[0].startswith("| run | seed |") and len(rows) == 13
+    assert [row.split(",")[0] for row in rows[2:]] == [f"| {number}-x" for number in range(11)]
+
+
+def test_a_line_in_a_name_stays_in_its_cell(tmp_path: Path) -> None:
+    run(tmp_path / "a|b", 0, 0.1, 0.5)
+    run(tmp_path / "c", 0, 0.2, 0.5)
+    heading = RunTable.read_sources([str(tmp_path)]).compare().splitlines()[0]
+    assert heading == "|  | a\\|b, seed 0 | c, seed 0 |"
+    assert markdown_cells(markdown_rows([["x|y", "z"], ["1", "2\n3"]])) == [["x|y", "z"], ["1", "2 3"]]
+
+
+def test_a_picture_of_other_runs_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two = run(tmp_path / "a", 0, 0.1, 0.8), run(tmp_path / "b", 0, 0.2, 0.9)
+    monkeypatch.chdir(tmp_path)
+    for source, place in ((one, "compare.png"), (two, "compare-2.png"), (one, "compare.png (replaced)")):
+        assert main(["compare", str(source)]) == 0
+        assert capsys.readouterr().out.endswith(f"curves: {place}\n")
+
+
+def test_the_legend_covers_nothing_and_one_point_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = []
+    monkeypatch.setattr("dpbench.reports.plots.write_figure", lambda path, figure, mark: figures.append(figure) or path)
+    for number in range(24):
+        folder = run(tmp_path / str(number), number, 0.1, 0.5)
+        (folder / "metrics.csv").write_text("step,val/accuracy\n40,0.5\n")
+    draw_comparison(RunTable.read_sources([str(tmp_path)]), tmp_path / "x.png")
+    (figure,) = figures
+    figure.canvas.draw()
+    (panel,) = figure.axes
+    (legend,) = figure.legends
+    assert len(legend.get_texts()) == 24
+    frame = legend.get_window_extent()
+    assert frame.x0 >= panel.get_tightbbox().x1 and frame.y0 >= 0 and frame.x1 <= figure.bbox.x1
+    assert {line.get_marker() for line in panel.lines} == {"o", "s", "^"} and panel.get_xlim()[0] == 0

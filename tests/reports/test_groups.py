@@ -13,7 +13,8 @@ import yaml
 
 from dpbench.cli import main
 from dpbench.errors import ConfigurationError
-from dpbench.reports.run_table import GroupTable, grouped, keys_of
+from dpbench.reports.groups import GroupTable, grouped, keys_of
+from dpbench.reports.run_table import RunTable
 
 ACCURACY, RDP = "test accuracy (%)", "epsilon (RDP)"
 
@@ -155,3 +156,18 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert err == "dpbench: note: Mean ± standard deviation of n runs.\n"
     assert main(["table", str(tmp_path), "--group-by", "lr"]) == 1
     assert capsys.readouterr().err == "dpbench: error: no run has a key lr.\n"
+
+
+def test_the_best_by_validation_is_marked(tmp_path: Path) -> None:
+    for lr, seed, accuracy in ((0.1, 0, 0.5), (0.1, 1, 0.7), (0.2, 0, 0.8), (0.2, 1, 0.6)):
+        metrics = {"val/accuracy": accuracy, "test/accuracy": 0.9}
+        finished(tmp_path / f"{lr}-{seed}", lr, seed, 0.9, metrics=metrics)
+    groups = grouped([tmp_path], ["optimizer.lr"])
+    assert [row["validation accuracy (%)"] for row in cells(groups)] == ["60.00 ± 14.14", "70.00 ± 14.14 (best)"]
+    assert f"Best by val/accuracy: {tmp_path / '0.2-0'} (optimizer.lr=0.2, seed=0, 80.00 %)." in groups.notes
+    text = RunTable.read([tmp_path]).to_markdown()
+    assert "80.00 (best)" in text and text.count("(best)") == 1
+    losses = {0.1: 0.5, 0.2: 0.9}
+    for lr, loss in losses.items():
+        finished(tmp_path / f"loss/{lr}", lr, 0, 0.9, metrics={"val/loss": loss, "test/accuracy": 0.9})
+    assert RunTable.read([tmp_path / "loss"]).best == 0  # less is better

@@ -121,10 +121,13 @@ def test_runs_that_differ_by_their_seed_are_a_mean(tmp_path: Path) -> None:
         for lr in (0.1, 0.2):
             made(tmp_path / "sweep" / f"{seed}-{lr}", seed, lr)
     text = page(tmp_path / "r.html", tmp_path / "sweep")
-    assert sections(text) == ALWAYS | {"results", "epsilon", "bounds"}
+    assert sections(text) == ALWAYS | {"results", "bounds"}
     is_closed(text)
     assert "90.50 ± 0.71" in text and "lr=0.1 (n = 2)" in text and "lr=0.2 (n = 2)" in text
     assert "Choosing one of these 4 runs" in text and "a band of one standard deviation" in text
+    assert "<title>digits: optimizer.lr × seed</title>" in text and "sweep · 4 runs" in text
+    assert text.index("ε (RDP) of all together") < text.index("ε (RDP) of one run")  # first of all what a choice costs
+    assert text.index("Choosing one of these 4 runs") < text.index("Alone, everything that one of these trainings")
     one, two = read_subject([tmp_path / "sweep"]).groups.rows
     assert one.n == two.n == 2 and one.bands["test/accuracy"].iloc[0] == pytest.approx(0.01 / 2**0.5)
 
@@ -298,3 +301,20 @@ def test_chromium_has_nothing_to_say_against_it(tmp_path: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert "</main>" in done.stdout and "<svg" in done.stdout, done.stderr
     assert "CONSOLE" not in done.stderr
+
+
+def test_a_page_of_other_runs_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two = made(tmp_path / "a"), made(tmp_path / "b", seed=1)
+    monkeypatch.chdir(tmp_path)
+    for source, place in ((one, "report.html"), (two, "report-2.html"), (one, "report.html (replaced)")):
+        assert main(["report", str(source), "--accountant", "rdp"]) == 0
+        assert capsys.readouterr().out == f"report: {place}\n"
+
+
+def test_what_was_measured_once_is_drawn(tmp_path: Path) -> None:
+    folder = made(tmp_path / "a")
+    table = pd.read_csv(folder / "metrics.csv")
+    table.tail(1).to_csv(folder / "metrics.csv", index=False)
+    assert "<figcaption>test/accuracy</figcaption>" in page(tmp_path / "r.html", folder)

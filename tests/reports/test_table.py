@@ -9,6 +9,7 @@ import pytest
 
 from dpbench.cli import main
 from dpbench.errors import ConfigurationError
+from dpbench.reports.groups import group_by
 from dpbench.reports.run_table import RunTable
 from tests.support.finished_runs import finished
 
@@ -105,7 +106,7 @@ def test_records_are_fit_for_json(tmp_path: Path) -> None:
     one, two = json.loads(json.dumps(RunTable.read([tmp_path]).to_records(), allow_nan=False))
     assert one["run"] == "a" and one["test accuracy (%)"] == 95 and one["epsilon (RDP)"] == 1.5
     assert two["test accuracy (%)"] is None and two["epsilon (RDP)"] is None  # infinite
-    (group,) = json.loads(json.dumps(RunTable.read([tmp_path]).group_by(["seed"]).to_records(), allow_nan=False))
+    (group,) = json.loads(json.dumps(group_by(RunTable.read([tmp_path]), ["seed"]).to_records(), allow_nan=False))
     assert group["n"] == 2 and group["test accuracy (%)"] is None
     compared = RunTable.read_sources([str(tmp_path)]).compared_records()
     one, two = json.loads(json.dumps(compared, allow_nan=False))

@@ -31,6 +31,13 @@ def test_finished_runs_are_found_at_any_depth_and_once(tmp_path: Path) -> None:
     assert all(run.finished for run in found)
 
 
+def test_numbers_in_names_are_sorted_by_their_size(tmp_path: Path) -> None:
+    for number in (10, 2, 0, 1):
+        (tmp_path / f"{number}-run").mkdir()
+        RunFolder(tmp_path / f"{number}-run").result.touch()
+    assert [run.path.name for run in finished_runs_below([tmp_path])] == ["0-run", "1-run", "2-run", "10-run"]
+
+
 @pytest.mark.parametrize("name", ["config.yaml", "ledger.jsonl", "checkpoints/last.ckpt", "curves.png"])
 def test_a_folder_with_a_name_of_a_file(name: str, tmp_path: Path) -> None:
     RunFolder(tmp_path).refuse_misplaced()

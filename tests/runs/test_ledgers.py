@@ -17,10 +17,10 @@ from dpbench.privacy.accounting.ledger import Header, Release
 from dpbench.privacy.accounting.writer import LedgerWriter
 from dpbench.privacy.events import SumQuery
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling
-from dpbench.reports.calibrate import read_one_ledger
 from dpbench.reports.end_of_run import summary
 from dpbench.reports.run_table import RunTable
 from dpbench.runs.folder import Run, RunFolder
+from dpbench.runs.ledgers import read_one_ledger
 from dpbench.runs.numbers import noise_text
 from dpbench.runs.record import read_result, write_result
 

@@ -7,8 +7,10 @@ import math
 import pytest
 
 from dpbench.runs.numbers import (
+    audit_text,
     epsilon_text,
     epsilons_text,
+    limit_or_none,
     limit_text,
     mean_text,
     metric_text,
@@ -37,6 +39,8 @@ def test_figures_that_are_compared_have_as_many_digits() -> None:
     assert epsilons_text({"rdp": 1.92345, "pld": None}) == "1.923 (RDP)"
     assert epsilons_text({"rdp": None}).startswith("none: ")
     assert limit_text(None) == limit_text(2000.0) == "> 1000" and limit_text(0.5) == ">= 0.50"
+    assert audit_text(8.0) == "8.00" and audit_text(None) == audit_text(0.0) == "none"
+    assert limit_or_none(math.nan) == limit_or_none(None) == "none" and limit_or_none(0.5) == ">= 0.50"
 
 
 def test_means_and_ranges() -> None:

@@ -15,8 +15,8 @@ from dpbench.privacy.accounting.writer import LedgerWriter
 from dpbench.reports.end_of_run import EndOfRun
 from dpbench.run.train import train
 from dpbench.runs.folder import Run, RunFolder
+from dpbench.runs.ledgers import shared_noise, shared_with_neighbors
 from dpbench.runs.record import read_result
-from dpbench.runs.shared_noise import shared_noise, shared_with_neighbors
 from tests.support.processes import config_of
 
 

@@ -54,7 +54,8 @@ def _add_table(commands: Commands) -> None:
 
 
 def _table(options: argparse.Namespace) -> Answer:
-    from dpbench.reports.run_table import RunTable, grouped, keys_of
+    from dpbench.reports.groups import grouped, keys_of
+    from dpbench.reports.run_table import RunTable
 
     if options.group_by is None:
         table = RunTable.read(options.sources)
@@ -75,7 +76,7 @@ def _table(options: argparse.Namespace) -> Answer:
 
 def _note_shared_noise(sources: Sequence[Path]) -> None:
     from dpbench.runs.folder import finished_runs_below
-    from dpbench.runs.shared_noise import shared_noise
+    from dpbench.runs.ledgers import shared_noise
 
     for line in shared_noise(finished_runs_below(sources)):
         note(line)
@@ -89,9 +90,8 @@ def _add_compare(commands: Commands) -> None:
     parser.add_argument(
         "--plot",
         type=png,
-        default=Path("compare.png"),
         metavar="PNG",
-        help="picture of the curves (default: compare.png)",
+        help="picture of the curves (default: compare.png, or compare-2.png if that shows other runs)",
     )
     parser.add_argument(
         "--axis",
@@ -108,16 +108,21 @@ def _add_compare(commands: Commands) -> None:
 
 
 def _compare(options: argparse.Namespace) -> Answer:
+    from dpbench.reports.figures import free_place, mark_of
     from dpbench.reports.plots import draw_comparison
     from dpbench.reports.run_table import RunTable
 
     table = RunTable.read_sources(options.sources)
     if options.mean:
         table = table.over_seeds()
-    options.plot.parent.mkdir(parents=True, exist_ok=True)
-    picture = draw_comparison(table, options.plot, options.axis)
+    mark = mark_of(options.sources)
+    place = options.plot or free_place(Path("compare.png"), mark)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    replaced = " (replaced)" if place.exists() else ""
+    picture = draw_comparison(table, place, options.axis, mark)
     _note_shared_noise([Path(source) for source in options.sources if Path(source).is_dir()])
-    text = f"{table.compare()}\n\ncurves: {picture or 'none of these logged any'}"
+    curves = "none of these logged any" if picture is None else f"{picture}{replaced}"
+    text = f"{table.compare()}\n\ncurves: {curves}"
     return Answer(text, table.compared_records())
 
 
@@ -128,9 +133,8 @@ def _add_report(commands: Commands) -> None:
     parser.add_argument(
         "--out",
         type=html,
-        default=Path("report.html"),
         metavar="HTML",
-        help="default: report.html",
+        help="default: report.html, or report-2.html where that shows other runs",
     )
     parser.add_argument(
         "--accountant",
@@ -146,4 +150,5 @@ def _report(options: argparse.Namespace) -> Answer:
     from dpbench.reports.page import write_report
 
     accountants = accountant_names(options.accountant)
-    return Answer(f"report: {write_report(options.sources, options.out, accountants, options.force)}")
+    place, replaced = write_report(options.sources, options.out, accountants, options.force)
+    return Answer(f"report: {place}{' (replaced)' if replaced else ''}")

@@ -17,8 +17,9 @@ from dpbench import __version__
 from dpbench.errors import ConfigurationError
 from dpbench.export._network import Network, load_network
 from dpbench.privacy.accounting.ledger import Ledger
+from dpbench.reports.end_of_sweep import cost_of_sweep
 from dpbench.runs.folder import RunFolder
-from dpbench.runs.numbers import epsilons_text, noise_text, uncovered_text
+from dpbench.runs.numbers import epsilon_text, epsilons_text, noise_text, uncovered_text
 from dpbench.runs.provenance import config_hash
 from dpbench.runs.record import doubt, has_canaries, privacy_of, read_result, without_accuracy
 from dpbench.synthesis.sample import complete_ledger, guarantee, new_contents, resolve_out
@@ -28,6 +29,7 @@ WEIGHTS = "model.safetensors"
 BUILD = "config.json"
 FACTS = "privacy.json"
 _CONTENTS = re.compile(r"model\.safetensors|config\.json|privacy\.json|ledger\.jsonl|README\.md")
+_OF_A_SWEEP = "multirun.yaml"  # Hydra writes it into the folder of a sweep, beside those of its runs
 _FOREIGN = "loading these weights requires the code that defines it."
 _INPUTS = ("name", "scale", "image_size", "features")
 _FROM_PRIVACY = (
@@ -88,7 +90,10 @@ def export(run: Path, out: Path, insecure: bool = False, force: bool = False, tr
         if ledger is not None:
             shutil.copyfile(folder.ledger, new / RunFolder.ledger)
     count = sum(value.numel() for value in network.weights.values())
-    return f"{count:,} numbers in {out}: {guarantee(facts)}"
+    summary = f"{count:,} numbers in {out}: {guarantee(facts)}"
+    if facts["sweep"] is not None:
+        summary += f"\n{facts['sweep']}"
+    return summary
 
 
 def _refuse(run: RunFolder, facts: Mapping[str, Any], insecure: bool) -> None:
@@ -100,6 +105,21 @@ def _refuse(run: RunFolder, facts: Mapping[str, Any], insecure: bool) -> None:
             f"the noise of {run} came from a seed, and whoever knows it can subtract it: train with "
             "strategy.secure=true, or export it with --insecure, and its card says so."
         )
+
+
+def _sweep_of(run: RunFolder) -> str | None:
+    """What the sweep costs of which a run is one, in one line; None of a run that is of none, or of one without ε."""
+    sweep = run.path.resolve().parent
+    if not (sweep / _OF_A_SWEEP).is_file():
+        return None
+    cost = cost_of_sweep([sweep])
+    if cost is None:
+        return None
+    text = f"This run is one of the {cost.count} runs of a sweep"
+    if cost.refusal or cost.unprotected:
+        return f"{text}: what choosing it by its results costs is not known."
+    together = f"ε = {epsilon_text(cost.epsilon)} (RDP) at δ = {cost.delta:g}"
+    return f"{text}, which cost {together} together: so does choosing it by its results."
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -131,6 +151,7 @@ def _facts_of(run: RunFolder, network: Network, ledger: Ledger | None) -> dict[s
         "secure_randomness": bool(config["strategy"].get("secure")) and ledger is not None and ledger.secure,
         "learned_from_canaries": has_canaries(config),
         "doubt": doubt(record["privacy"]) if record else None,
+        "sweep": _sweep_of(run),
         "training_data": (config.get("data") or {}).get("name"),
         "strategy": str(config["strategy"].get("_target_", "")).rpartition(".")[2],
         "trainable": config.get("trainable"),
@@ -190,8 +211,12 @@ def _front_matter(facts: Mapping[str, Any]) -> dict[str, Any]:
     front: dict[str, Any] = {"license": "unknown", "library_name": "pytorch", "tags": ["pytorch", "dpbench", mark]}
     if facts["training_data"] is not None:
         front["datasets"] = [str(facts["training_data"])]
-    privacy = {"private": facts["private"]}
-    privacy["epsilon"] = {name: round(value, 6) for name, value in facts["epsilon"].items() if value is not None}
-    privacy |= {name: facts[name] for name in _IN_FRONT if facts[name] is not None}
+    privacy = {"private": facts["private"], "epsilon": {}}
+    for name, value in facts["epsilon"].items():
+        if value is not None:
+            privacy["epsilon"][name] = round(value, 6)
+    for name in _IN_FRONT:
+        if facts[name] is not None:
+            privacy[name] = facts[name]
     front["differential_privacy"] = privacy
     return front

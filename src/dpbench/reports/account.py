@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,24 +12,26 @@ from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS
 from dpbench.privacy.accounting.composition import (
     MOST_COSTS,
+    LedgerCost,
     Selection,
     doubt_about_delta,
-    epsilon,
     find_accountant,
     microbatch_epsilon,
-    nominal_events,
-    selection_epsilon,
 )
 from dpbench.privacy.accounting.ledger import Ledger, check_one_population, check_own_randomness
+from dpbench.privacy.accounting.planning import at_population
 from dpbench.privacy.accounting.stated_plan import own_process
 from dpbench.privacy.events import Event
-from dpbench.privacy.sampling import Sampling
-from dpbench.reports.nominal import at_population
+from dpbench.reports.markdown import markdown_cell
 from dpbench.runs.ledgers import find_ledgers, noise_of, read_run_ledger, runs_without_privacy
 from dpbench.runs.numbers import ABSENT, epsilon_text, range_text, uncovered_text
 from dpbench.templates import render
 
 _SHAPES = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
+_DIGITS = 5  # of an ε: figures of accountants are compared with one another
+
+Epsilons = dict[str, float | str | None]
+"""By accountant: ε, None where it is infinite, or why there is none."""
 
 
 @dataclass(frozen=True)
@@ -104,11 +105,10 @@ def selection_named(shape: str | None, mean_trials: float | None) -> Selection |
     if shape is None or mean_trials is None:
         raise ConfigurationError("the cost of selection needs both --selection and --mean-trials.")
     try:
-        return Selection(_SHAPES[shape] if shape in _SHAPES else float(shape), mean_trials)
-    except ValueError as error:
-        if isinstance(error, ConfigurationError):
-            raise
+        eta = _SHAPES[shape] if shape in _SHAPES else float(shape)
+    except ValueError:
         raise ConfigurationError(f"--selection must be {', '.join(_SHAPES)} or a number, not {shape!r}.") from None
+    return Selection(eta, mean_trials)
 
 
 def account(paths: Sequence[Path], request: AccountingRequest) -> AccountingReport:
@@ -130,26 +130,28 @@ def account(paths: Sequence[Path], request: AccountingRequest) -> AccountingRepo
             ledgers[name] = _first_releases(name, ledger, request.releases)
         if request.population is not None:
             ledgers[name] = at_population(ledgers[name], request.population, request.lot_size)
-    if not any(ledger.releases for ledger in ledgers.values()):
-        if broken := next((f"{name}: {ledger.wrong}" for name, ledger in ledgers.items() if ledger.wrong), None):
-            raise LedgerError(f"{broken}, and no release can be read: what was published is unknown.")
-        raise LedgerError(f"{', '.join(ledgers)}: no release is recorded; nothing of the data was published.")
-    deltas = {ledger.header.delta for ledger in ledgers.values()}
-    if request.delta is None and len(deltas) > 1:
-        raise ConfigurationError(
-            f"the runs aim at different deltas ({', '.join(map(str, sorted(deltas)))}): give --delta."
-        )
-    delta = deltas.pop() if request.delta is None else request.delta
     damage = {name: ledger.wrong for name, ledger in ledgers.items() if ledger.wrong is not None}
-    header = next(iter(ledgers.values())).header
-    doubt = doubt_about_delta(delta, header.population, header.unit)
+    if not any(ledger.releases for ledger in ledgers.values()):
+        for name, wrong in damage.items():
+            raise LedgerError(f"{name}: {wrong}, and no release can be read: what was published is unknown.")
+        raise LedgerError(f"{', '.join(ledgers)}: no release is recorded; nothing of the data was published.")
+    delta = request.delta
+    if delta is None:
+        deltas = sorted({ledger.header.delta for ledger in ledgers.values()})
+        if len(deltas) > 1:
+            raise ConfigurationError(f"the runs aim at different deltas ({', '.join(map(str, deltas))}): give --delta.")
+        delta = deltas[0]
     unprotected = runs_without_privacy(paths)
-    if len(ledgers) == 1 and request.selection is None and not unprotected:
-        (ledger,) = ledgers.values()
-        facts = _facts_of_one(ledger, request, delta)
-        return AccountingReport(facts, _text_of_one(facts, ledger), damage, doubt, ledgers)
-    facts = _facts_of_several(ledgers, request, delta, unprotected)
-    return AccountingReport(facts, _text_of_several(facts, list(ledgers.values())), damage, doubt, ledgers)
+    runs = list(ledgers.values())
+    if len(runs) == 1 and request.selection is None and not unprotected:
+        facts = _facts_of_one(runs[0], request, delta)
+        text = _text_of_one(facts, runs[0])
+    else:
+        facts = _facts_of_several(ledgers, request, delta, unprotected)
+        text = _text_of_several(facts, runs)
+    header = runs[0].header
+    doubt = doubt_about_delta(delta, header.population, header.unit)
+    return AccountingReport(facts, text, damage, doubt, ledgers)
 
 
 def _first_releases(name: str, ledger: Ledger, releases: int) -> Ledger:
@@ -164,28 +166,26 @@ def _first_releases(name: str, ledger: Ledger, releases: int) -> Ledger:
     return ledger.prefix(releases)
 
 
-def epsilons(
-    runs: Sequence[Ledger], request: AccountingRequest, delta: float, select: bool = False
-) -> dict[str, float | str | None]:
-    """By accountant: ε of all runs together (or of the best of them), None if infinite, or why there is none."""
-    values: dict[str, float | str | None] = {}
+def _epsilons(
+    ledgers: Sequence[Ledger],
+    request: AccountingRequest,
+    delta: float,
+    selection: Selection | None = None,
+) -> Epsilons:
+    """ε of all runs together, or of the best of them, by each accountant; with a single one its refusal is raised."""
+    alone = len(request.accountants) == 1
+    values: Epsilons = {}
     for name in request.accountants:
-        if not request.nominal and _is_nominal(runs, name):
-            kinds = ", ".join(_kinds(runs))
-            values[name] = (
-                f"{name} does not cover {kinds} sampling: --nominal shows what lots that it covers would cost"
-            )
-            if len(request.accountants) == 1:
-                raise ConfigurationError(f"{values[name]}, or use another accountant.")
-            continue
+        cost = LedgerCost(ledgers, name, request.nominal)
         try:
-            events = [_events(run, name, request.nominal) for run in runs]
-            if select and request.selection is not None:
-                value = selection_epsilon(events, request.selection, delta, name)
-            else:
-                value = epsilon(sum(events, Counter[Event]()), delta, name)
+            if not request.nominal and not cost.covered:
+                remedy = "--nominal shows what lots that it covers would cost"
+                if alone:
+                    remedy += ", or use another accountant."
+                raise ConfigurationError(f"{name} does not cover {', '.join(_kinds(cost))} sampling: {remedy}")
+            value = cost.epsilon(delta, selection)
         except ConfigurationError as error:
-            if len(request.accountants) == 1:
+            if alone:
                 raise
             values[name] = str(error)
         else:
@@ -193,38 +193,25 @@ def epsilons(
     return values
 
 
-def _events(ledger: Ledger, accountant: str, nominal: bool) -> Counter[Event]:
-    size = ledger.header.microbatch_size
-    return nominal_events(ledger.events, accountant, size) if nominal else ledger.events
-
-
-def _samplings(ledgers: Sequence[Ledger]) -> set[Sampling]:
-    return {event.sampling for ledger in ledgers for event in ledger.events}
-
-
-def _kinds(ledgers: Sequence[Ledger]) -> list[str]:
-    return sorted({sampling.kind for sampling in _samplings(ledgers)})
-
-
-def _is_nominal(ledgers: Sequence[Ledger], accountant: str) -> bool:
-    return not all(map(ACCOUNTANTS[accountant].covers, _samplings(ledgers)))
+def _kinds(cost: LedgerCost) -> list[str]:
+    return sorted({sampling.kind for sampling in cost.samplings})
 
 
 # Facts
 
 
-def _basis(ledgers: Sequence[Ledger], accountant: str) -> dict[str, Any]:
-    """Say whether an accountant's figure is a guarantee, an approximation or nominal, and for which neighbors."""
-    nominal = _is_nominal(ledgers, accountant)
-    by = ACCOUNTANTS[accountant]
-    relation = by.nominal.neighboring_relation if nominal else ledgers[0].header.neighboring_relation
-    return {"guarantee": by.guarantee and not nominal, "nominal": nominal, "neighbouring_relation": relation}
-
-
-def _common_facts(ledgers: Sequence[Ledger], request: AccountingRequest, delta: float) -> dict[str, Any]:
+def _common_facts(
+    ledgers: Sequence[Ledger],
+    request: AccountingRequest,
+    delta: float,
+    epsilons: Epsilons,
+) -> dict[str, Any]:
     header = ledgers[0].header
-    bases = {name: _basis(ledgers, name) for name in request.accountants}
+    costs = {name: LedgerCost(ledgers, name) for name in request.accountants}
+    bases = {name: cost.basis for name, cost in costs.items()}
+    first = epsilons[request.accountants[0]]
     return {
+        "epsilon": None if isinstance(first, str) else first,  # a text is why there is none
         "delta": delta,
         "accountant": request.accountants[0],
         "guarantee": request.population is None and all(basis["guarantee"] for basis in bases.values()),
@@ -232,7 +219,7 @@ def _common_facts(ledgers: Sequence[Ledger], request: AccountingRequest, delta: 
         "unit": header.unit,
         "neighbouring_relation": header.neighboring_relation,
         "population": header.population,
-        "sampling": _kinds(ledgers),
+        "sampling": _kinds(costs[request.accountants[0]]),
         "nominal_population": request.population is not None,
         "steps": sum(len(ledger.releases) for ledger in ledgers),
         "complete": all(ledger.wrong is None for ledger in ledgers),
@@ -240,109 +227,144 @@ def _common_facts(ledgers: Sequence[Ledger], request: AccountingRequest, delta: 
 
 
 def _facts_of_one(ledger: Ledger, request: AccountingRequest, delta: float) -> dict[str, Any]:
-    values = epsilons([ledger], request, delta)
-    size = ledger.header.microbatch_size
-    facts: dict[str, Any] = {"epsilon": _number(values[request.accountants[0]])}
+    values = _epsilons([ledger], request, delta)
+    facts = _common_facts([ledger], request, delta, values)
     if len(values) > 1:
         facts["epsilons"] = values
+    size = ledger.header.microbatch_size
     if size > 1:
-        covering = [name for name in request.accountants if not _is_nominal([ledger], name)]
-        nominal = microbatch_epsilon(ledger, delta, covering[0]) if covering else math.inf
+        nominal = math.inf
+        for name, basis in facts["bases"].items():
+            if not basis["nominal"]:
+                nominal = microbatch_epsilon(ledger, delta, name)
+                break
         facts["epsilon_microbatch"] = nominal if math.isfinite(nominal) else None
         facts["microbatch_size"] = size
-    return facts | _common_facts([ledger], request, delta) | noise_of(ledger)
+    return facts | noise_of(ledger)
 
 
 def _facts_of_several(
-    ledgers: dict[str, Ledger], request: AccountingRequest, delta: float, unprotected: list[str]
+    ledgers: dict[str, Ledger],
+    request: AccountingRequest,
+    delta: float,
+    unprotected: list[str],
 ) -> dict[str, Any]:
     runs = []
     for name, ledger in ledgers.items():
         run: dict[str, Any] = {"run": name, "steps": len(ledger.releases)}
         if ledger.releases:
             run |= noise_of(ledger)
-        runs.append(run | {"epsilons": epsilons([ledger], request, delta), "complete": ledger.wrong is None})
+        run["epsilons"] = _epsilons([ledger], request, delta)
+        run["complete"] = ledger.wrong is None
+        runs.append(run)
     every = list(ledgers.values())
-    infinite: dict[str, float | str | None] = dict.fromkeys(request.accountants)
-    together = infinite if unprotected else epsilons(every, request, delta)
-    facts: dict[str, Any] = {
-        "epsilon": _number(together[request.accountants[0]]),
-        "epsilons": together,
-        "charged_by": "composition",
-        **_common_facts(every, request, delta),
-        "runs": runs,
-        "without_privacy": unprotected,
-    }
+    infinite: Epsilons = dict.fromkeys(request.accountants)
+    together = infinite if unprotected else _epsilons(every, request, delta)
+    facts = _common_facts(every, request, delta, together)
+    facts["epsilons"] = together
+    facts["charged_by"] = "composition"
+    facts["runs"] = runs
+    facts["without_privacy"] = unprotected
     selection = request.selection
     if selection is not None:
         facts["selection"] = {
             "shape": "poisson" if math.isinf(selection.shape) else selection.shape,
             "mean_trials": selection.mean_trials,
-            "epsilons": infinite if unprotected else epsilons(every, request, delta, select=True),
+            "epsilons": infinite if unprotected else _epsilons(every, request, delta, selection),
         }
     return facts
-
-
-def _number(value: float | str | None) -> float | None:
-    """Without the reason why there is none."""
-    return None if isinstance(value, str) else value
 
 
 # Text
 
 
 def _figure(value: float | str | None) -> str:
-    """Five digits in all: figures of accountants are compared with one another."""
-    return ABSENT if isinstance(value, str) else epsilon_text(value, significant=5)
+    return ABSENT if isinstance(value, str) else epsilon_text(value, significant=_DIGITS)
 
 
-def _note(basis: dict[str, Any], accountant: str) -> str:
-    notes = [] if ACCOUNTANTS[accountant].guarantee else ["an approximation, no bound"]
+def _note(name: str, basis: dict[str, Any]) -> str:
+    """What has to be said of an accountant's figure; empty of a plain guarantee."""
+    accountant = ACCOUNTANTS[name]
+    notes = []
+    if not accountant.guarantee:
+        notes.append("an approximation, no bound")
     if basis["nominal"]:
-        covered = ACCOUNTANTS[accountant].nominal.kind
-        relation = basis["neighbouring_relation"]
-        notes.append(f"nominal: as if lots had been drawn by {covered} sampling, which they were not; {relation}")
+        covered = accountant.nominal.kind
+        notes.append(f"nominal: as if lots had been drawn by {covered} sampling, which they were not")
+        notes.append(basis["neighbouring_relation"])
     return "; ".join(notes)
 
 
 def _text(template: str, facts: dict[str, Any], ledgers: Sequence[Ledger], **more: Any) -> str:
     """Facts for people, by a template."""
-    costs = len({event for ledger in ledgers for event in ledger.events})
+    distinct: set[Event] = set()
+    for ledger in ledgers:
+        distinct.update(ledger.events)
     text = render(
         template,
+        facts=facts,
         **facts,
         **more,
-        notes={name: _note(basis, name) for name, basis in facts["bases"].items()},
-        distinct_costs=costs,
-        rounded=f"{costs} distinct costs, rounded to the costly side" if costs > MOST_COSTS else "",
+        notes={name: _note(name, basis) for name, basis in facts["bases"].items()},
+        distinct_costs=len(distinct),
+        most_costs=MOST_COSTS,
         figure=_figure,
         range=range_text,
+        uncovered_of=uncovered_text,
     )
     return text.rstrip("\n")
 
 
 def _text_of_one(facts: dict[str, Any], ledger: Ledger) -> str:
-    plans = [header.plan for header in ledger.headers if header.plan is not None]
-    processes = {own_process(plan.noise.to_dict()) for plan in plans} - {None}
+    processes = set()
+    for header in ledger.headers:
+        process = None if header.plan is None else own_process(header.plan.noise.to_dict())
+        if process is not None:
+            processes.add(str(process))
     return _text(
         "account_run.txt",
         facts,
         [ledger],
         damaged=bool(ledger.damage),
-        own_processes=sorted(map(str, processes)),
-        uncovered=uncovered_text(facts),
+        own_processes=sorted(processes),
     )
 
 
 def _text_of_several(facts: dict[str, Any], ledgers: Sequence[Ledger]) -> str:
-    reasons = facts["epsilons"] | facts.get("selection", {}).get("epsilons", {})
-    shape = facts.get("selection", {}).get("shape")
-    names = {value: name for name, value in _SHAPES.items()}
+    reasons = dict(facts["epsilons"])
+    shape = ""
+    no_gain = False
+    if "selection" in facts:
+        best = facts["selection"]["epsilons"]
+        shape = _shape_name(facts["selection"]["shape"])
+        no_gain = _is_no_gain(facts["epsilons"], best)
+        reasons |= best
     return _text(
         "account_runs.txt",
         facts,
         ledgers,
-        shape=shape if isinstance(shape, str | None) else names.get(shape, f"negative binomial, shape {shape:.4g}"),
-        uncovered={run["run"]: uncovered_text(run) for run in facts["runs"]},
+        shape=shape,
+        no_gain=no_gain,
         reasons={name: why for name, why in reasons.items() if isinstance(why, str)},
+        cell=markdown_cell,
     )
+
+
+def _is_no_gain(together: Epsilons, best: Epsilons) -> bool:
+    """Whether publishing all runs costs no more, by any accountant that has both figures, than the best alone."""
+    for name, value in best.items():
+        everything = together[name]
+        if not isinstance(everything, float) or isinstance(value, str):
+            return False
+        if value is not None and value < everything:
+            return False
+    return True
+
+
+def _shape_name(shape: float | str) -> str:
+    if isinstance(shape, str):
+        return shape
+    for name, value in _SHAPES.items():
+        if value == shape:
+            return name
+    return f"negative binomial, shape {shape:.4g}"

@@ -12,10 +12,18 @@ from matplotlib.figure import Figure
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS, ContinuousRenyiAccountant, RenyiAccountant
-from dpbench.privacy.accounting.composition import MOST_COSTS, coarser_costs, composable, epsilon, nominal_events
+from dpbench.privacy.accounting.composition import (
+    MOST_COSTS,
+    LedgerCost,
+    coarser_costs,
+    composable,
+    epsilon,
+    nominal_events,
+)
 from dpbench.privacy.accounting.ledger import Ledger, counted_event
 from dpbench.privacy.events import Event
 from dpbench.reports.figures import new_figure, write_figure
+from dpbench.runs.numbers import epsilon_text
 
 _POINTS = {"pld": (12, 100), "rdp-continuous": (40, 400)}
 """Slow accountants: most points of a curve over steps, and most points times distinct costs."""
@@ -23,7 +31,11 @@ _COLORS = ("#3060a8", "#c04030", "#508850", "#a070b0", "#c09020", "#808080")
 
 
 def plot_epsilon(
-    path: Path, ledgers: Mapping[str, Ledger], delta: float, accountants: Sequence[str], nominal: bool = False
+    path: Path,
+    ledgers: Mapping[str, Ledger],
+    delta: float,
+    accountants: Sequence[str],
+    nominal: bool = False,
 ) -> Path:
     """Write the picture of `epsilon_figure`.
 
@@ -54,68 +66,89 @@ def epsilon_figure(
     """
     figure = new_figure(11, 4)
     over_steps, over_orders = figure.subplots(1, 2)
-    samplings = {event.sampling for ledger in ledgers.values() for event in ledger.events}
+    runs = list(ledgers.values())
     for name, color in zip(accountants, _COLORS, strict=False):
-        accountant = ACCOUNTANTS[name]
-        events = _events(ledgers, name, nominal)
+        events = _events(runs, name, nominal)
         try:
             composed = composable(Counter(events), name)
         except ConfigurationError:
             continue
         if not composed:
             raise ConfigurationError("nothing was released: there is no epsilon to draw.")
+        note = "" if ACCOUNTANTS[name].guarantee else " (approximation)"
+        if not LedgerCost(runs, name).covered:
+            note += " (nominal)"
         most, work = _POINTS.get(name, (40, 40 * MOST_COSTS))
         if name in _POINTS:
             most = min(most, slow_points)
+        # Each point composes all distinct costs once more.
         points = max(3, min(most, work // len(composed)))
         counts = np.unique(np.linspace(1, len(events), points).astype(int)).tolist()
-        note = "" if accountant.guarantee else " (approximation)"
-        note += "" if all(map(accountant.covers, samplings)) else " (nominal)"
         _draw_over_steps(over_steps, events, counts, delta, name, color, note)
         _draw_over_orders(over_orders, composed, delta, name, color, note)
     if not over_steps.lines:
         raise ConfigurationError("none of the accountants covers the sampling of these runs: there is nothing to draw.")
-    ends = np.cumsum([len(ledger.releases) for ledger in ledgers.values()])
+    ends = np.cumsum([len(ledger.releases) for ledger in runs])
     for end in ends[:-1]:
         over_steps.axvline(end, color="#808080", linewidth=0.6, linestyle=":")
-    _finish(over_steps, f"steps of {len(ledgers)} runs, one after another" if len(ledgers) > 1 else "steps", delta)
+    _finish(over_steps, f"steps of {len(runs)} runs, one after another" if len(runs) > 1 else "steps", delta)
     over_steps.set_ylim(bottom=0)
+    over_orders.set_visible(bool(over_orders.lines))
     if over_orders.lines:
         over_orders.set_xscale("log")
         over_orders.set_yscale("log")
         _finish(over_orders, "order of the Rényi divergence", delta)
-    else:
-        over_orders.set_visible(False)
     return figure
 
 
-def _events(ledgers: Mapping[str, Ledger], accountant: str, nominal: bool) -> list[Event]:
+def _events(ledgers: Sequence[Ledger], accountant: str, nominal: bool) -> list[Event]:
     """All releases in their order, as the accountant takes them, at most about a hundred distinct."""
     events: list[Event] = []
-    for ledger in ledgers.values():
+    for ledger in ledgers:
         charged = {event: event for event in ledger.events}
         if nominal:
             for event in ledger.events:
                 (charged[event],) = nominal_events({event: 1}, accountant, ledger.header.microbatch_size)
-        events += [charged[counted_event(release)] for _, release in ledger.releases]
+        for _, release in ledger.releases:
+            events.append(charged[counted_event(release)])
     coarser = coarser_costs(set(events))
     return [coarser[event] for event in events]
 
 
 def _draw_over_steps(
-    ax: Axes, events: list[Event], counts: Sequence[int], delta: float, name: str, color: str, note: str
+    ax: Axes,
+    events: list[Event],
+    counts: Sequence[int],
+    delta: float,
+    name: str,
+    color: str,
+    note: str,
 ) -> None:
     values = []
     spent = Counter[Event]()
-    for before, count in zip([0, *counts], counts, strict=False):
+    before = 0
+    for count in counts:
         spent.update(events[before:count])
         values.append(epsilon(spent, delta, name))
-    label = f"{name}: {values[-1]:.4g}{note}"
-    style = "--" if name == "rdp-continuous" else "-"
-    ax.plot(counts, values, color=color, label=label, marker="." if len(counts) < 20 else None, linestyle=style)
+        before = count
+    ax.plot(
+        counts,
+        values,
+        color=color,
+        label=f"{name}: {epsilon_text(values[-1], 5)}{note}",
+        marker="." if len(counts) < 20 else None,
+        linestyle="--" if name == "rdp-continuous" else "-",
+    )
 
 
-def _draw_over_orders(ax: Axes, events: Mapping[Event, int], delta: float, name: str, color: str, note: str) -> None:
+def _draw_over_orders(
+    ax: Axes,
+    events: Mapping[Event, int],
+    delta: float,
+    name: str,
+    color: str,
+    note: str,
+) -> None:
     accountant = ACCOUNTANTS[name]
     if not isinstance(accountant, RenyiAccountant) or isinstance(accountant, ContinuousRenyiAccountant):
         return  # the latter's grid is that of rdp
@@ -126,14 +159,15 @@ def _draw_over_orders(ax: Axes, events: Mapping[Event, int], delta: float, name:
     if not near.any():
         return
     order = float(orders[near][values[near].argmin()])
-    ax.plot(orders[near], values[near], color=color, label=f"{name}: {best:.4g} at order {order:g}{note}")
+    label = f"{name}: {epsilon_text(best, 5)} at order {order:g}{note}"
+    ax.plot(orders[near], values[near], color=color, label=label)
     ax.plot(order, best, "o", color=color)
 
 
 def _finish(ax: Axes, label: str, delta: float) -> None:
     ax.set_xlabel(label)
     ax.set_ylabel(f"ε at δ = {delta:g}")
-    ax.legend(frameon=False, fontsize=8)
+    ax.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0.0, 1.0))  # above, where it covers nothing
     ax.grid(alpha=0.3)
     ax.spines[["top", "right"]].set_visible(False)
     ax.margins(x=0.1)

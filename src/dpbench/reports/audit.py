@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from dpbench.privacy.canaries.labels import LabelScores
 from dpbench.privacy.canaries.scores import Scores
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.ledgers import read_run_ledger
-from dpbench.runs.numbers import MOST_AUDITED, limit_text
+from dpbench.runs.numbers import MOST_AUDITED, audit_text, limit_or_none, limit_text
 from dpbench.runs.readers import read_json
 from dpbench.runs.record import audited_epsilon, read_result, verdict_of
 from dpbench.templates import render
@@ -77,17 +76,18 @@ class AuditReport(Generic[ResultT]):
         else:
             accused_by = result.accused_by
         probes = self.scores.probes if isinstance(self.scores, Scores) else None
+        # First the bound that stands for all.
+        bounds = sorted(result.bounds, key=lambda bound: bound is not result.shown)
         text = render(
             "audit.txt",
             run=self.run,
             by_labels=self.by_labels,
             result=result,
             sound=_sound_text(result.sound, result.sound_by),
-            bounds=sorted(
-                result.bounds, key=lambda bound: bound is not result.shown
-            ),  # first the one that stands for all
+            bounds=bounds,
             bound_width=max(len(bound.name) for bound in result.bounds),
             limit_of=limit_text,
+            epsilon_of=audit_text,
             most_audited=MOST_AUDITED,
             verdict=_verdict_text(result.verdict, accused_by),
             left_out=[f"{name} ({size:,} coordinates)" for name, size in self.left_out.items()],
@@ -103,8 +103,8 @@ class AuditReport(Generic[ResultT]):
         result = self.result
         if stored is None or stored.get("verdict") is None:
             return ""
-        limit = _limit_or_none(math.nan if result.audited is None else result.audited)
-        stored_limit = _limit_or_none(audited_epsilon({"audit": stored}))
+        limit = limit_or_none(result.audited)
+        stored_limit = limit_or_none(audited_epsilon({"audit": stored}))
         if (stored["confidence"], stored["verdict"], stored_limit) == (result.confidence, result.verdict, limit):
             return ""
         return f"{stored_limit}, {stored['verdict']}, at {100 * stored['confidence']:g} % confidence"
@@ -121,10 +121,6 @@ class AuditReport(Generic[ResultT]):
             return self.scores.llr, self.scores.member
         values = np.concatenate([self.scores.members, self.scores.others])
         return values, np.arange(len(values)) < len(self.scores.members)
-
-
-def _limit_or_none(epsilon: float) -> str:
-    return "none" if math.isnan(epsilon) else limit_text(epsilon)
 
 
 def refuse_unended(folder: Path) -> None:
@@ -257,11 +253,14 @@ def outline(privacy: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "verdict", f"{verdict_of({'audit': audit})}"
         return
     claimed = audit["claimed"]
-    yield "claimed", "infinite" if claimed is None else f"epsilon {claimed:.2f} (RDP)"
+    yield "claimed", "infinite" if claimed is None else f"epsilon {audit_text(claimed)} (RDP)"
     yield "sound", _sound_text(audit["sound"], audit["sound_by"])
     names = {key: name for name, key in KEYS.items()}
-    limits = audit["audited"]
-    bounds = [f"{limit_text(limits[key])} ({names[key]})" for key in _OUTLINE if key in limits]
+    bounds = []
+    for key in _OUTLINE:
+        if key in audit["audited"]:
+            limit = limit_text(audit["audited"][key])
+            bounds.append(f"{limit} ({names[key]})")
     yield "audited", f"{', '.join(bounds) or 'nothing'} at {100 * audit['confidence']:g} % confidence"
     yield "verdict", _verdict_text(audit["verdict"], audit["accused_by"])
 
@@ -270,4 +269,4 @@ def _sound_text(sound: float | None, accountant: str | None) -> str:
     """The sound ε, with the accountant that gives it."""
     if not sound or accountant is None:
         return "none: no accountant covers these lots"
-    return f"{sound:.2f} ({accountant.upper()})"
+    return f"{audit_text(sound)} ({accountant.upper()})"

@@ -8,17 +8,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dpbench.errors import ConfigurationError, LedgerError
+from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS
 from dpbench.privacy.accounting.calibration import TrainingSetting, missing_in, solved
-from dpbench.privacy.accounting.ledger import Ledger, check_one_population
+from dpbench.privacy.accounting.planning import FACTORS, neighborhood, sampling_at
 from dpbench.privacy.events import Event, SumQuery, effective_noise_multiplier, record_changes
 from dpbench.privacy.sampling import PoissonSampling, find_scheme
-from dpbench.reports.nominal import sampling_at
-from dpbench.runs.ledgers import find_ledgers, read_run_ledger
+from dpbench.runs.ledgers import read_one_ledger
+from dpbench.runs.numbers import epsilon_text
 from dpbench.templates import render
 
-FACTORS = (0.5, 0.8, 1.0, 1.25, 2.0)
 _MOST_QUERIES = 12  # shown
 
 
@@ -45,8 +44,9 @@ class QueryPattern:
 
     def __post_init__(self) -> None:
         for name in ("groups", "microbatch_size"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"{name} must be at least 1, not {getattr(self, name)}.")
+            value = getattr(self, name)
+            if value < 1:
+                raise ConfigurationError(f"{name} must be at least 1, not {value}.")
 
     def facts(self, noise_multiplier: float) -> dict[str, Any]:
         """How the noise of the whole release is shared among its queries.
@@ -59,40 +59,28 @@ class QueryPattern:
             from dpbench.privacy.mechanism.clipping import VectorGroup  # brings torch
             from dpbench.privacy.mechanism.plan import ReleasePlan, Statistic
 
-            statistics = tuple(Statistic(name, 1, 1.0, z) for name, z in self.statistics.items())
-            gradient = (VectorGroup("gradient", (0,), 1.0),)
-            plan = ReleasePlan(PoissonSampling(1, 1.0), gradient, noise_multiplier, (1,), statistics)
+            plan = ReleasePlan(
+                PoissonSampling(1, 1.0),
+                (VectorGroup("gradient", (0,), 1.0),),
+                noise_multiplier,
+                (1,),
+                tuple(Statistic(name, 1, 1.0, z) for name, z in self.statistics.items()),
+            )
             facts["gradient_noise_multiplier"] = plan.gradient_multiplier
             facts["groups"] = self.groups
             facts["group_noise_multiplier"] = plan.gradient_multiplier * math.sqrt(self.groups)
             facts["statistics"] = dict(self.statistics)
         if self.queries:
             factor = noise_multiplier / effective_noise_multiplier(self.queries)
-            facts["queries"] = [
-                {"name": query.name, "sensitivity": query.sensitivity, "noise_std": query.noise_std * factor}
-                for query in self.queries
-            ]
+            facts["queries"] = []
+            for query in self.queries:
+                scaled = {
+                    "name": query.name,
+                    "sensitivity": query.sensitivity,
+                    "noise_std": query.noise_std * factor,
+                }
+                facts["queries"].append(scaled)
         return facts
-
-
-def read_one_ledger(path: Path) -> Ledger:
-    """The intact ledger of one run.
-
-    Raises:
-        LedgerError: It is damaged, empty, or there are several.
-    """
-    places = list(find_ledgers([path]).values())
-    if len(places) != 1:
-        raise LedgerError(f"{path} holds {len(places)} ledgers: name one run.")
-    ledger = read_run_ledger(places[0])
-    check_one_population({str(path): ledger})
-    if ledger.damage is not None:
-        raise LedgerError(f"{path}: {ledger.damage}; what it cost is known only from below.")
-    if ledger.doubt is not None:
-        raise LedgerError(f"{path}: {ledger.doubt}; what it cost is not known. Restore the ledger.")
-    if not ledger.releases:
-        raise LedgerError(f"{path}: no release is recorded.")
-    return ledger
 
 
 @dataclass(frozen=True)
@@ -134,7 +122,7 @@ class TrainingValues:
             epochs=self.epochs,
             epsilon=self.epsilon,
             delta=self.delta,
-            sampling=PoissonSampling.kind if self.sampling is None else find_scheme(self.sampling).kind,
+            sampling=find_scheme(self.sampling or PoissonSampling.kind).kind,
             population=self.population,
             spent=spent,
         )
@@ -142,7 +130,7 @@ class TrainingValues:
     def _rate(self) -> float | None:
         for name, other in (("sample_rate", "batch_size"), ("steps", "epochs")):
             if getattr(self, name) is not None and getattr(self, other) is not None:
-                raise ConfigurationError(f"give --{name.replace('_', '-')} or --{other.replace('_', '-')}, not both.")
+                raise ConfigurationError(f"give {_flag(name)} or {_flag(other)}, not both.")
         if self.batch_size is None:
             return self.sample_rate
         if self.population is None:
@@ -154,8 +142,12 @@ class TrainingValues:
         return self.batch_size / self.population
 
 
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def request(
-    given: TrainingValues,
+    values: TrainingValues,
     *,
     groups: int = 1,
     statistics: Sequence[str] = (),
@@ -168,7 +160,7 @@ def request(
     With a run, what is not given comes from its last release, as long as one value is left to solve for.
 
     Args:
-        given: Values of the training.
+        values: Of the training.
         groups: Number of vector groups.
         statistics: "NAME=Z" each: noise multipliers of counts, norms and metrics.
         microbatch_size: μ; None takes the run's, else 1.
@@ -181,39 +173,41 @@ def request(
     """
     source = ledger or like
     if source is None:
-        size = 1 if microbatch_size is None else microbatch_size
-        return given.setting({}), QueryPattern(groups, _statistics(statistics), size)
+        pattern = QueryPattern(groups, _statistics(statistics), 1 if microbatch_size is None else microbatch_size)
+        return values.setting({}), pattern
     run = read_one_ledger(source)
     last = run.releases[-1][1]
-    _ = last.sampling.relation  # refuses what no accountant covers
-    elsewhere = like is not None and given.population not in (None, last.sampling.population)
+    sampling = last.sampling
+    _ = sampling.relation  # refuses what no accountant covers
+    elsewhere = like is not None and values.population not in (None, sampling.population)
+    recorded = {"sampling": sampling.kind, "microbatch_size": run.header.microbatch_size}
+    requested = {
+        "sampling": None if values.sampling is None else find_scheme(values.sampling).kind,
+        "microbatch_size": microbatch_size,
+    }
     if not elsewhere:
-        _same(source, "population", given.population, last.sampling.population)
-    named = None if given.sampling is None else find_scheme(given.sampling).kind
-    _same(source, "sampling", named, last.sampling.kind)
+        recorded["population"] = sampling.population
+        requested["population"] = values.population
+    for name, value in requested.items():
+        if value not in (None, recorded[name]):
+            raise ConfigurationError(f"{source} has {name} {recorded[name]}, not {value}: leave {_flag(name)} out.")
     if groups > 1 or statistics:
         raise ConfigurationError(f"--groups and --statistic describe the queries, which {source} has already.")
-    _same(source, "microbatch_size", microbatch_size, run.header.microbatch_size)
-    sampling = last.sampling
-    if elsewhere and given.population is not None:
-        sampling = sampling_at(sampling, given.population, given.batch_size)
-    setting = replace(given, population=sampling.population, sampling=sampling.kind).setting(
-        run.events if ledger is not None else {}
-    )
-    of_run = {
+    if elsewhere and values.population is not None:
+        sampling = sampling_at(sampling, values.population, values.batch_size)
+    spent = run.events if ledger is not None else {}
+    setting = replace(values, population=sampling.population, sampling=sampling.kind).setting(spent)
+    of_run: dict[str, Any] = {
         "delta": run.header.delta,
         "sample_rate": sampling.rate,
         "noise_multiplier": effective_noise_multiplier(last.queries),
     }
     for name, value in of_run.items():
-        if getattr(setting, name) is None and len(missing_in(setting)) > 1:
-            setting = replace(setting, **{name: value})  # type: ignore[arg-type]
-    return setting, QueryPattern(microbatch_size=run.header.microbatch_size, queries=last.queries, elsewhere=elsewhere)
-
-
-def _same(source: Path, name: str, given: object, recorded: object) -> None:
-    if given is not None and given != recorded:
-        raise ConfigurationError(f"{source} has {name} {recorded}, not {given}: leave --{name.replace('_', '-')} out.")
+        # One value stays open: it is what is solved for.
+        if name in missing_in(setting) and len(missing_in(setting)) > 1:
+            setting = replace(setting, **{name: value})
+    pattern = QueryPattern(microbatch_size=run.header.microbatch_size, queries=last.queries, elsewhere=elsewhere)
+    return setting, pattern
 
 
 def _statistics(words: Sequence[str]) -> dict[str, float]:
@@ -228,37 +222,6 @@ def _statistics(words: Sequence[str]) -> dict[str, float]:
             raise ConfigurationError(f"--statistic must be NAME=Z, such as counts=20, each name once, not {word!r}.")
         values[name] = value
     return values
-
-
-def neighborhood(setting: TrainingSetting, accountant: str) -> dict[str, list[dict[str, float | None]]]:
-    """Epsilon if one value of a solved setting changes by some factors; None where there is none."""
-    assert setting.noise_multiplier is not None and setting.sample_rate is not None and setting.steps is not None
-    values = {
-        "noise_multiplier": setting.noise_multiplier,
-        "sample_rate": setting.sample_rate,
-        "steps": float(setting.steps),
-    }
-    table: dict[str, list[dict[str, float | None]]] = {}
-    for name, value in values.items():
-        table[name] = []
-        for factor in FACTORS:
-            changed: float = value * factor
-            if name == "steps":
-                changed = max(1, round(changed))
-            if name == "sample_rate" and setting.scheme.whole_lots and setting.population is not None:
-                changed = max(1, round(changed * setting.population)) / setting.population
-            table[name].append(
-                {"factor": factor, name: changed, "epsilon": _epsilon(setting, name, changed, accountant)}
-            )
-    return table
-
-
-def _epsilon(setting: TrainingSetting, name: str, value: float, accountant: str) -> float | None:
-    try:
-        reached = replace(setting, **{name: int(value) if name == "steps" else value}).epsilon_by(accountant)  # type: ignore[arg-type]
-    except ConfigurationError:  # a rate above 1, or too large for pld
-        return None
-    return reached if math.isfinite(reached) else None
 
 
 def calibrate(setting: TrainingSetting, pattern: QueryPattern, accountant: str) -> dict[str, Any]:
@@ -276,7 +239,9 @@ def calibrate(setting: TrainingSetting, pattern: QueryPattern, accountant: str) 
     z = answer.noise_multiplier
     rate = answer.sample_rate
     steps = answer.steps
-    assert z is not None and rate is not None and steps is not None
+    assert z is not None
+    assert rate is not None
+    assert steps is not None
     sampling = answer.event.sampling
     facts: dict[str, Any] = {
         "solved_for": missing_in(setting)[0],
@@ -293,10 +258,11 @@ def calibrate(setting: TrainingSetting, pattern: QueryPattern, accountant: str) 
         "guarantee": ACCOUNTANTS[accountant].guarantee,
     }
     if answer.population is not None:
-        facts |= {"population": answer.population, "batch_size": sampling.expected_batch_size}
+        facts["population"] = answer.population
+        facts["batch_size"] = sampling.expected_batch_size
     facts["nominal_population"] = pattern.elsewhere
     if answer.spent:
-        facts |= {"steps_before": sum(answer.spent.values())}
+        facts["steps_before"] = sum(answer.spent.values())
     facts["noise_std_over_max_grad_norm"] = z * record_changes(sampling, pattern.microbatch_size)
     facts |= pattern.facts(z)
     facts["neighbourhood"] = neighborhood(answer, accountant)
@@ -305,6 +271,12 @@ def calibrate(setting: TrainingSetting, pattern: QueryPattern, accountant: str) 
 
 def calibration_text(facts: dict[str, Any]) -> str:
     """Format the facts of a calibration for the terminal."""
-    title = ACCOUNTANTS[facts["accountant"]].title
-    text = render("calibrate.txt", **facts, accountant_title=title, factors=FACTORS, most_queries=_MOST_QUERIES)
+    text = render(
+        "calibrate.txt",
+        **facts,
+        accountant_title=ACCOUNTANTS[facts["accountant"]].title,
+        factors=FACTORS,
+        most_queries=_MOST_QUERIES,
+        epsilon_of=epsilon_text,
+    )
     return text.rstrip("\n")

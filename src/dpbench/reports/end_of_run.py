@@ -11,9 +11,9 @@ from dpbench.files import from_here, typed
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS
 from dpbench.privacy.sampling import sampling_from_dict
 from dpbench.runs.folder import Run, RunFolder
+from dpbench.runs.ledgers import shared_with_neighbors
 from dpbench.runs.numbers import epsilon_text, metric_text, noise_text, seconds_text
 from dpbench.runs.record import CONFIDENCE, doubt, has_canaries, is_audited
-from dpbench.runs.shared_noise import shared_with_neighbors
 from dpbench.templates import render
 
 

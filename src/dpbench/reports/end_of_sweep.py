@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from dpbench.errors import DPBenchError
 from dpbench.files import typed, write_atomically
 from dpbench.privacy.accounting.composition import Selection
 from dpbench.reports.account import AccountingRequest, account
+from dpbench.reports.groups import GroupTable, group_by, missing_note
 from dpbench.reports.run_rows import unfinished_below
-from dpbench.reports.run_table import GroupTable, RunTable, missing_note
+from dpbench.reports.run_table import RunTable
 from dpbench.runs.command import key_of, words_of
 from dpbench.runs.folder import RunFolder, places_of
 from dpbench.runs.ledgers import runs_without_privacy
@@ -52,9 +54,11 @@ def end_of_sweep(sweep: Sweep) -> EndOfSweep | None:
         return None
     table = RunTable.of(finished)
     # A word may set what is no setting of a run, such as its launcher's.
-    groups = table.group_by([key for key in sweep.differing() if table.knows(key)])
-    held_out = any(name.startswith("val/") for row in table.rows for name in row.metrics)
-    notes = [*groups.notes, *_missing(sweep, finished), *cost_of_choosing(sweep.folder, held_out)]
+    groups = group_by(table, [key for key in sweep.differing() if table.knows(key)])
+    notes = [*groups.notes, *_missing(sweep, finished)]
+    cost = cost_of_sweep([sweep.folder])
+    if cost is not None:
+        notes += cost.lines(held_out=any(name.startswith("val/") for row in table.rows for name in row.metrics))
     if sweep.study is not None:
         notes.append(f"Trials of the study {sweep.study} in other folders count too: give dpbench account all of them.")
     if groups.keys:
@@ -86,7 +90,7 @@ def _missing(sweep: Sweep, finished: list[RunFolder]) -> list[str]:
     """Runs of the sweep without a result, by the words in which they differ, or by their folder."""
     unfinished = {words_of(run): run for run in unfinished_below(sweep.folder)}
     if not sweep.jobs:
-        names = [f"{typed(run.path)} (go on: dpbench resume {typed(run.path)})" for run in unfinished.values()]
+        names = [f"{typed(run.path)} ({_how_to_go_on(run)})" for run in unfinished.values()]
         return missing_note(names, len(finished) + len(names))
     finished_jobs = {words_of(run) for run in finished}
     names = []
@@ -94,44 +98,91 @@ def _missing(sweep: Sweep, finished: list[RunFolder]) -> list[str]:
         if job in finished_jobs:
             continue
         words = " ".join(word for word in job if key_of(word) in sweep.swept)
-        names.append(f"{words} (go on: dpbench resume {typed(unfinished[job].path)})" if job in unfinished else words)
+        names.append(f"{words} ({_how_to_go_on(unfinished[job])})" if job in unfinished else words)
     return missing_note(names, len(sweep.jobs))
 
 
-def cost_of_choosing(folder: Path, held_out: bool) -> list[str]:
-    """What it costs to choose one of the runs of a sweep; nothing where no run, or only one, is private.
+def _how_to_go_on(run: RunFolder) -> str:
+    return f"go on: dpbench resume {typed(run.path)}"
+
+
+@dataclass(frozen=True)
+class SweepCost:
+    """What the runs of a sweep cost together: whoever publishes the one that looks best pays for all of them.
+
+    Attributes:
+        count: Number of runs, those without privacy included.
+        command: That computes it.
+        epsilon: By RDP; None where it is infinite, or not known.
+        epsilon_of_best: Of the best alone, had the number of trials been drawn at random; None where that is unknown.
+        delta: δ.
+        unit: Unit of privacy.
+        unprotected: Whether one of them trained without privacy.
+        refusal: Why nothing is known; empty where it is.
+    """
+
+    count: int
+    command: str
+    epsilon: float | None = None
+    epsilon_of_best: float | None = None
+    delta: float = 0.0
+    unit: str = ""
+    unprotected: bool = False
+    refusal: str = ""
+
+    def lines(self, held_out: bool) -> list[str]:
+        """What it costs to choose one of the runs, a paragraph each.
+
+        Args:
+            held_out: Whether runs were measured on records held out of the training data.
+        """
+        if self.refusal:
+            return [f"What choosing one of these {self.count} runs costs is not known: {self.refusal} ({self.command})"]
+        if self.unprotected:
+            return ["A run without privacy is among these: what is chosen by comparison with it has no epsilon."]
+        together = f"epsilon {epsilon_text(self.epsilon)} (RDP) at delta={self.delta:g}, unit: {self.unit}"
+        text = (
+            f"Choosing one of these {self.count} runs, by whatever metric (also one of public records), costs what all "
+            f"of them cost together: {together} ({self.command})."
+        )
+        if self.epsilon is not None and self.epsilon_of_best is not None and self.epsilon_of_best < self.epsilon:
+            text += (
+                f" With a number of trials drawn at random beforehand, {self.count} on average, and random settings "
+                f"for each, the best alone costs {epsilon_text(self.epsilon_of_best)} ({self.command} --selection "
+                f"geometric --mean-trials {self.count}; docs/epsilon.md has the conditions)."
+            )
+        lines = [text]
+        if held_out:
+            lines.append(
+                "No epsilon covers the held-out records (val/...): choices based on them reveal information about them."
+            )
+        return lines
+
+
+def cost_of_sweep(folders: Sequence[Path]) -> SweepCost | None:
+    """What all runs below some folders cost together; None where no run, or only one, is private.
 
     Args:
-        folder: Of the sweep.
-        held_out: Whether runs were measured on records held out of the training data.
+        folders: Of sweeps, or of runs.
     """
-    ledgers = places_of(RunFolder.ledger, folder)
-    count = len(ledgers) + len(runs_without_privacy([folder]))
+    ledgers = 0
+    for folder in folders:
+        ledgers += len(places_of(RunFolder.ledger, folder))
+    count = ledgers + len(runs_without_privacy(folders))
     if not ledgers or count < 2:
-        return []
-    ask = f"dpbench account {typed(folder)}"
+        return None
+    command = f"dpbench account {' '.join(map(typed, folders))}"
+    selection = Selection(_GEOMETRIC, float(count))
     try:
-        facts = account([folder], AccountingRequest(selection=Selection(_GEOMETRIC, float(count)))).facts
+        facts = account(folders, AccountingRequest(selection=selection)).facts
     except DPBenchError as error:
-        return [f"What choosing one of these {count} runs costs is not told: {error} ({ask})"]
-    if facts["without_privacy"]:
-        return ["A run without privacy is among these: what is chosen by comparison with it has no epsilon."]
-    everything = facts["epsilon"]
-    best = facts["selection"]["epsilons"]["rdp"]
-    together = f"epsilon {epsilon_text(everything)} (RDP) at delta={facts['delta']:g}, unit: {facts['unit']}"
-    text = (
-        f"Choosing one of these {count} runs, by whatever metric (also one of public records), costs what all of them "
-        f"cost together: {together} ({ask})."
+        return SweepCost(count, command, refusal=str(error))
+    return SweepCost(
+        count,
+        command,
+        epsilon=facts["epsilon"],
+        epsilon_of_best=facts["selection"]["epsilons"]["rdp"],
+        delta=facts["delta"],
+        unit=facts["unit"],
+        unprotected=bool(facts["without_privacy"]),
     )
-    if None not in (everything, best) and best < everything:
-        text += (
-            f" With a number of trials drawn at random beforehand, {count} on average, and random settings for each, "
-            f"the best alone costs {epsilon_text(best)} ({ask} --selection geometric --mean-trials {count}; "
-            "docs/epsilon.md has the conditions)."
-        )
-    lines = [text]
-    if held_out:
-        lines.append(
-            "No epsilon covers the held-out records (val/...): choices based on them reveal information about them."
-        )
-    return lines

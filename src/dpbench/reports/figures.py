@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -13,6 +15,7 @@ from matplotlib.figure import Figure
 
 from dpbench.files import replacing
 
+_HEAD = 4096  # bytes
 _UNDATED = {".pdf": {"CreationDate": None}}  # the same figure is the same file
 _NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 _PLACES = re.compile(r" (?:d|x|y|transform)=\"[^\"]*\"")
@@ -28,12 +31,47 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def write_figure(path: Path, figure: Figure) -> Path:
-    """Write a picture atomically, in the format that its name ends in."""
+def write_figure(path: Path, figure: Figure, mark: str = "") -> Path:
+    """Write a picture atomically, in the format that its name ends in.
+
+    Args:
+        path: The file.
+        figure: What was drawn.
+        mark: See `free_place`; only a PNG has room for one.
+    """
     _take_words_as_they_are(figure)
+    metadata = {"Description": mark} if mark else _UNDATED.get(path.suffix)
     with replacing(path) as new:
-        figure.savefig(new, dpi=130, format=path.suffix[1:], metadata=_UNDATED.get(path.suffix))
+        figure.savefig(new, dpi=130, format=path.suffix[1:], metadata=metadata)
     return path
+
+
+def mark_of(sources: Sequence[object]) -> str:
+    """What pages and pictures of the same sources have in common, and those of others have not."""
+    places = [str(Path(str(source)).resolve()) for source in sources]
+    digest = hashlib.sha256(repr(places).encode()).digest()
+    return f"sources {base64.b32encode(digest)[:16].decode()}"
+
+
+def free_place(path: Path, mark: str) -> Path:
+    """A name for a file that nobody has named: that, or with the first number behind it that no other file has.
+
+    Args:
+        path: The usual name.
+        mark: A file that has it in its head shows the same, and is replaced.
+    """
+    place = path
+    number = 1
+    while place.exists() and mark.encode() not in head_of(place):
+        number += 1
+        place = path.with_stem(f"{path.stem}-{number}")
+    return place
+
+
+def head_of(path: Path) -> bytes:
+    """The beginning of a file, in which marks stand."""
+    with path.open("rb") as file:
+        return file.read(_HEAD)
 
 
 def svg(figure: Figure, name: str, colors: Mapping[str, str]) -> str:
@@ -55,8 +93,8 @@ def svg(figure: Figure, name: str, colors: Mapping[str, str]) -> str:
     text = re.sub(r"<svg width=\"[^\"]*\" height=\"[^\"]*\"|<svg height=\"[^\"]*\"", "<svg", text, count=1)
     text = _FONT.sub(r"font-size: \1px", _IDS.sub(rf"\g<1>{name}-", text))
     text = _PLACES.sub(lambda found: _DIGITS.sub(r"\1", found[0]), re.sub(r"\n\s*", "\n", text))
-    for drawn, called in colors.items():
-        text = text.replace(drawn, called)
+    for drawn, color in colors.items():
+        text = text.replace(drawn, color)
     return text
 
 

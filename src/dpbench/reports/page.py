@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,21 +22,24 @@ from dpbench import __version__
 from dpbench.errors import ConfigurationError, DPBenchError, brief
 from dpbench.files import write_atomically
 from dpbench.reports.account_plot import epsilon_figure
-from dpbench.reports.end_of_sweep import cost_of_choosing
-from dpbench.reports.figures import new_figure, svg
-from dpbench.reports.plots import X_LABELS, Axis, curve_names, draw_panel, has_epsilon
+from dpbench.reports.end_of_sweep import SweepCost, cost_of_sweep
+from dpbench.reports.figures import free_place, head_of, mark_of, new_figure, svg
+from dpbench.reports.groups import GroupTable, group_by
+from dpbench.reports.markdown import markdown_cells
+from dpbench.reports.plots import X_LABELS, Axis, audit_figure, curve_names, draw_panel, has_epsilon
 from dpbench.reports.run_rows import (
     CELLS,
     NOT_FINISHED,
     RunRow,
     cells_of,
     flat,
+    keys_of_any,
     require_folder,
     row_of,
     unfinished_below,
     with_curves,
 )
-from dpbench.reports.run_table import EPSILON, GroupTable, RunTable
+from dpbench.reports.run_table import EPSILON, RunTable
 from dpbench.runs.command import words_of
 from dpbench.runs.folder import RunFolder, finished_runs_below
 from dpbench.runs.ledgers import lost_ledger, read_run_ledger
@@ -60,8 +63,8 @@ _MOST_PANELS = 12  # of bounds
 _MOST_POINTS = 400  # of a curve
 _SLOW_POINTS = 6  # each a second of the PLD accountant
 _PANEL = (4.4, 2.7)  # inches: a column of the page, and the width of a phone
+_USUAL = Path("report.html")
 _MARK = '<meta name="generator" content="dpbench report'
-_HEAD = 4096  # bytes, in which it stands
 _RESTORE = "restore {path}, or make it again (dpbench reproduce)"
 _NO_PRIVACY_YET: dict[str, Any] = {"epsilon": {}, "delta": None, "unit": None, "neighbouring_relation": None}
 _OF_PAPERS = ("commit", "code_hash", "date", "cpu", "gpu", "threads", "kernels", "python", "torch", "dpbench")
@@ -115,6 +118,12 @@ class PageRun:
         return self.privacy.get("delta") is not None
 
     @property
+    def seeded(self) -> bool:
+        """Whether its noise came from a seed."""
+        strategy = self.config.get("strategy") or {}
+        return self.private and not strategy.get("secure")
+
+    @property
     def row(self) -> RunRow:
         """As a row of a table, with its curves."""
         row = with_curves(row_of(self.folder, self.record))
@@ -127,10 +136,11 @@ class PageRun:
     @property
     def all_settings(self) -> list[tuple[str, str]]:
         """Dotted keys and values."""
-        return [
-            (key, value if isinstance(value, str) else json.dumps(value, default=str))
-            for key, value in flat(self.config).items()
-        ]
+        settings = []
+        for key, value in flat(self.config).items():
+            text = value if isinstance(value, str) else json.dumps(value, default=str)
+            settings.append((key, text))
+        return settings
 
     @property
     def users(self) -> tuple[tuple[str, str], ...]:
@@ -145,8 +155,8 @@ class PageRun:
         size = self.privacy.get("expected_batch_size")
         if isinstance(size, int | float):
             rows.append((f"{unit}s in a lot, expected", f"{size:.6g}"))
-        chosen = {"data": {key: data[key] for key in ("val_users", "options") if key in data}}
-        for key, value in flat({**chosen, "records": self.config.get("records")}).items():
+        chosen = {key: data[key] for key in ("val_users", "options") if key in data}
+        for key, value in flat({"data": chosen, "records": self.config.get("records")}).items():
             if value is not None and value != {}:
                 rows.append((key.removesuffix("._target_"), str(value).removeprefix("dpbench.")))
         return tuple(rows)
@@ -174,9 +184,8 @@ class Paper:
     @property
     def guarantee(self) -> list[str]:
         """What its runs guarantee, each by itself."""
-        return [
-            f"{name} {values}" for name, values in self._values("unit", "delta", "neighbouring_relation", "population")
-        ]
+        values = self._values("unit", "delta", "neighbouring_relation", "population")
+        return [f"{name} {text}" for name, text in values]
 
     @property
     def provenance(self) -> list[tuple[str, str]]:
@@ -187,8 +196,8 @@ class Paper:
         """Columns that have any value, with all of their values."""
         values = []
         for name in columns:
-            several = pd.Series(self.runs.get(name), dtype=object).dropna().astype(str).unique()
-            if len(several):
+            if name in self.runs and self.runs[name].notna().any():
+                several = self.runs[name].dropna().astype(str).unique()
                 values.append((name.replace("_", " "), ", ".join(several)))
         return values
 
@@ -198,15 +207,7 @@ class Paper:
         page = self.folder / "table.md"
         if not page.is_file():
             return RunTable(tuple(self.cells)).compared_rows()
-        rows: list[list[str]] = []
-        for line in page.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("|"):
-                cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-                if not all(cell and set(cell) <= set(":- ") for cell in cells):  # the rule below the headings
-                    rows.append(cells)
-            elif rows:
-                break
-        return rows
+        return markdown_cells(page.read_text(encoding="utf-8", errors="replace"))
 
 
 @dataclass(frozen=True)
@@ -239,6 +240,53 @@ class Subject:
         """The run, where it is the only one."""
         return self.runs[0] if len(self.runs) == 1 and not self.papers else None
 
+    @cached_property
+    def cost(self) -> SweepCost | None:
+        """What all runs of the page cost together; None of a single one."""
+        if self.alone is not None or not self.runs:
+            return None
+        papers = {paper.folder for paper in self.papers}
+        return cost_of_sweep([source for source in self.sources if source not in papers])
+
+    @property
+    def title(self) -> str:
+        """A run's name; of several runs their data, and what was swept."""
+        if self.alone is not None:
+            return str(self.alone.config["run"]["name"])
+        data = []
+        for run in self.runs:
+            name = (run.config.get("data") or {}).get("name")
+            data.append(str(name or run.config["run"]["name"]))
+        swept = [key.removesuffix("._target_") for key in self.each.distinguishing()]
+        if not data or not swept:
+            return _some(self.names)
+        return f"{_some(list(dict.fromkeys(data)))}: {' × '.join(swept)}"
+
+    @property
+    def subtitle(self) -> str:
+        """Of what kind a run is; of several runs where they lie, and how many they are."""
+        run = self.alone
+        parts = []
+        if run is None:
+            parts.append(_some(self.names))
+            if self.runs:
+                parts.append(f"{len(self.runs)} runs")
+            for paper in self.papers:
+                parts.append(f"{len(paper.runs)} runs of a reproduced table")
+            return " · ".join(parts)
+        for part in ("data", "model", "strategy"):
+            options = run.config.get(part)
+            if isinstance(options, dict):
+                name = options.get("name") or options.get("_target_") or ""
+                parts.append(str(name).rpartition(".")[2])
+        parts.append(f"seed {run.record['seed']}")
+        return " · ".join(filter(None, parts))
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the folders that were named."""
+        return [source.resolve().name for source in self.sources]
+
 
 @dataclass(frozen=True)
 class Picture:
@@ -250,27 +298,37 @@ class Picture:
     note: str = ""
 
 
-def write_report(sources: Sequence[Path], out: Path, accountants: Sequence[str], force: bool = False) -> Path:
+def write_report(
+    sources: Sequence[Path],
+    out: Path | None,
+    accountants: Sequence[str],
+    force: bool = False,
+) -> tuple[Path, bool]:
     """Write the page of runs.
 
     Args:
         sources: Folders of runs, of sweeps, or of the results of tables.
-        out: The file, which appears when it is complete.
+        out: The file, which appears when it is complete; None: report.html, or where that shows other runs, the first
+            free name like it.
         accountants: Whose ε over the steps of a run is drawn.
         force: Replace a file that is no such page.
+
+    Returns:
+        The file, and whether there was one.
 
     Raises:
         ConfigurationError: There is no run, a file of one is damaged, or something else is at `out`.
     """
-    if out.exists() and not force:
-        with out.open("rb") as file:
-            head = file.read(_HEAD)
-        if _MARK.encode() not in head:
-            raise ConfigurationError(f"{out} is no report of ours: choose another name, or replace it with --force.")
-    text = render("report.html", version=__version__, **_facts(read_subject(sources), accountants))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out, text.encode("utf-8", "replace").decode("utf-8"))  # half of a surrogate pair is no text
-    return out
+    mark = mark_of(sources)
+    place = out or free_place(_USUAL, mark)
+    replaced = place.exists()
+    if replaced and not force and _MARK.encode() not in head_of(place):
+        raise ConfigurationError(f"{place} is no report of ours: choose another name, or replace it with --force.")
+    facts = _facts(read_subject(sources), accountants)
+    text = render("report.html", version=__version__, mark=mark, **facts)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(place, text.encode("utf-8", "replace").decode("utf-8"))  # half of a surrogate pair is no text
+    return place, replaced
 
 
 def read_subject(sources: Sequence[Path]) -> Subject:
@@ -287,9 +345,8 @@ def read_subject(sources: Sequence[Path]) -> Subject:
     for source in sources:
         require_folder(source)
         if (source / CELLS).is_file():
-            papers.append(
-                Paper(source, read_csv(source / CELLS, ["seed", "value"], _RESTORE, ("*",)), cells_of(source))
-            )
+            lines = read_csv(source / CELLS, ["seed", "value"], _RESTORE, ("*",))
+            papers.append(Paper(source, lines, cells_of(source)))
             continue
         finished = finished_runs_below([source])
         unfinished = unfinished_below(source)
@@ -299,10 +356,9 @@ def read_subject(sources: Sequence[Path]) -> Subject:
             raise ConfigurationError(
                 f"{source} holds no run of dpbench ({RunFolder.result}, {RunFolder.config}) and no table ({CELLS})."
             )
-        for folder in finished:
-            runs[folder.path.resolve()] = PageRun(folder, read_result(folder), True, lost_ledger(folder))
-        for folder in unfinished:
-            runs[folder.path.resolve()] = PageRun(folder, _partial_record(folder), False, lost_ledger(folder))
+        for folder in [*finished, *unfinished]:
+            record = read_result(folder) if folder.finished else _partial_record(folder)
+            runs[folder.path.resolve()] = PageRun(folder, record, folder.finished, lost_ledger(folder))
     finished_first = sorted(runs.values(), key=lambda run: not run.finished)
     return Subject(tuple(sources), tuple(finished_first), tuple(papers))
 
@@ -341,78 +397,61 @@ def _facts(subject: Subject, accountants: Sequence[str]) -> dict[str, Any]:
         accountants: Whose ε over the steps of a run is drawn.
     """
     alone = subject.alone
-    each = subject.each
     groups = subject.groups
+    rows = groups.rows
     labels = groups.labels()
-    title, subtitle = _titles(subject)
-    curves = curve_names(each.rows)
-    drawn = [name for name in curve_names(groups.rows) if _has_points(groups.rows, name)]
-    bound_pictures, bound_legend, bounds_left_out = _bounds(groups.rows, labels)
-    sums = _ledger_sums(alone)
-    private = [run for run in subject.runs if run.private]
-    seeded = [run for run in private if not (run.config.get("strategy") or {}).get("secure")]
-    differing = [[key, *(str(row.settings.get(key, ABSENT)) for row in groups.rows)] for key in groups.differing(True)]
+    logged = curve_names(subject.each.rows)
+    held_out = any(name.startswith("val/") for run in subject.runs for name in run.record["metrics"])
+    curve_pictures = []
+    for place, name in enumerate(curve_names(rows)):
+        curve_pictures.append(_picture(f"curve{place}", rows, name))
+    bound_pictures, bound_legend, bounds_left_out = _bounds(rows, labels)
+    differing = [["", *labels]]
+    for key in groups.differing(stated=True):
+        differing.append([key, *(str(row.settings.get(key, ABSENT)) for row in rows)])
     results = []
     if alone is not None:
-        results = [(name, text) for name, text in each.figures() if name != EPSILON and text != ABSENT]
-    spent = pd.Series([row.metrics.get("privacy/epsilon_rdp") for row in groups.rows], dtype=float)
-    papers = sum(len(paper.runs) for paper in subject.papers)
+        results = [(name, text) for name, text in subject.each.figures() if text != ABSENT]
+    spent = pd.Series([row.metrics.get("privacy/epsilon_rdp") for row in rows], dtype=float)
+    spent_range = ""
+    if spent.notna().any():
+        ends = dict.fromkeys([epsilon_text(spent.min()), epsilon_text(spent.max())])
+        spent_range = " to ".join(ends)
     return {
-        "title": title,
-        "subtitle": subtitle,
+        "title": subject.title,
+        "subtitle": subject.subtitle,
         "runs": subject.runs,
         "papers": subject.papers,
         "alone": alone,
-        "any_private": bool(private),
-        "any_seeded": bool(seeded),
-        "any_nonprivate_curve": any(name.startswith("nonprivate/") for name in curves),
-        "any_mean": any(row.n > 1 and not row.curves.empty for row in groups.rows),
-        "finished_count": sum(run.finished for run in subject.runs) + papers,
-        "compared_count": len(groups.rows),
-        "any_mean_of_runs": any(row.n > 1 for row in groups.rows),
-        "spent_range": range_text([spent.min(), spent.max()], ".3f") if spent.notna().any() else "",
+        "cost": subject.cost,
+        "cost_of_choosing": [] if subject.cost is None else subject.cost.lines(held_out),
+        "any_nonprivate_curve": any(name.startswith("nonprivate/") for name in logged),
+        "any_mean": any(row.n > 1 and not row.curves.empty for row in rows),
+        "compared": rows,
+        "spent_range": spent_range,
         "results_of_run": results,
-        "test_figures": [line for line in results if line[0].startswith("test/")],
         "results_of_groups": _groups_of(subject),
         "legend": _legend(labels),
-        "curve_pictures": [_picture(f"curve{place}", groups.rows, name) for place, name in enumerate(drawn)],
-        "cost_of_choosing": _cost_of_choosing(subject),
+        "curve_pictures": curve_pictures,
         "spent_picture": _spent_picture(alone, accountants),
         "bound_pictures": bound_pictures,
         "bound_legend": bound_legend,
         "bounds_left_out": bounds_left_out,
-        "ledger_sums": sums[: _MOST_QUERIES + 1],
-        "sums_left_out": len(sums) - _MOST_QUERIES - 1,
+        "ledger_sums": _ledger_sums(alone),
+        "most_queries": _MOST_QUERIES,
         "audits": _audits(subject),
         "sample_images": _sample_images(subject),
         "users_of_runs": list(dict.fromkeys(run.users for run in subject.runs)),
         "diagnostics_image": _data_uri(alone.folder.diagnostics) if alone is not None else "",
-        "differing_settings": [["", *labels], *differing],
+        "differing_settings": differing,
         "most_runs": _MOST_RUNS,
         "epsilon_of": epsilon_text,
         "epsilons_of": epsilons_text,
         "range_of": range_text,
-        "listed": _listed,
         "noise_of": noise_text,
         "uncovered_of": uncovered_text,
         "some": _some,
     }
-
-
-def _titles(subject: Subject) -> tuple[str, str]:
-    """The name of what the page is about, and of what kind it is."""
-    run = subject.alone
-    if run is None:
-        parts = [f"{len(subject.runs)} runs"] if subject.runs else []
-        parts += [f"{len(paper.runs)} runs of a reproduced table" for paper in subject.papers]
-        return _some([source.resolve().name for source in subject.sources]), " · ".join(parts)
-    kinds = []
-    for part in ("data", "model", "strategy"):
-        options = run.config.get(part)
-        if isinstance(options, dict):
-            kinds.append(str(options.get("name") or options.get("_target_") or "").rpartition(".")[2])
-    kinds.append(f"seed {run.record['seed']}")
-    return str(run.config["run"]["name"]), " · ".join(filter(None, kinds))
 
 
 def _groups_of(subject: Subject) -> GroupTable | None:
@@ -422,14 +461,7 @@ def _groups_of(subject: Subject) -> GroupTable | None:
         return None
     table = RunTable(tuple(finished))
     keys = [key.removesuffix("._target_") for key in table.distinguishing() if key != "seed"]
-    return table.group_by([key for key in keys if table.knows(key)])
-
-
-def _cost_of_choosing(subject: Subject) -> list[str]:
-    if subject.alone is not None or not subject.runs:
-        return []
-    held_out = any(name.startswith("val/") for run in subject.runs for name in run.record["metrics"])
-    return [line for folder in subject.sources for line in cost_of_choosing(folder, held_out)]
+    return group_by(table, [key for key in keys if table.knows(key)])
 
 
 def _spent_picture(run: PageRun | None, accountants: Sequence[str]) -> list[Picture]:
@@ -460,22 +492,23 @@ def _ledger_sums(run: PageRun | None) -> list[list[str]]:
 
 def _audits(subject: Subject) -> list[dict[str, Any]]:
     """What is shown of the audits of runs; of a single run all of it."""
-    runs = [run for run in subject.runs if run.privacy.get("audit") is not None]
-    if not runs:
-        return []
-    from dpbench.reports.audit import audit_run, outline  # brings a second of imports
-    from dpbench.reports.plots import audit_figure
+    audits = []
+    for run in subject.runs[:_MOST_RUNS]:
+        if run.privacy.get("audit") is None:
+            continue
+        from dpbench.reports.audit import audit_run, outline  # brings a second of imports
 
-    if subject.alone is None:
-        return [{"name": run.folder.path.name, "rows": list(outline(run.privacy))} for run in runs[:_MOST_RUNS]]
-    (run,) = runs
-    facts: dict[str, Any] = {"rows": list(outline(run.privacy)), "picture": None}
-    try:
-        report = audit_run(run.folder.path, run.privacy["audit"].get("confidence") or CONFIDENCE)
-    except DPBenchError as error:
-        return [facts | {"text": str(error)}]
-    title = "scores of canaries, and their ROC curve under the one that the ledger allows"
-    return [facts | {"text": report.text, "picture": _drawing(title, audit_figure(report), "audit")}]
+        facts: dict[str, Any] = {"name": run.folder.path.name, "rows": list(outline(run.privacy)), "picture": None}
+        if subject.alone is not None:
+            try:
+                report = audit_run(run.folder.path, run.privacy["audit"].get("confidence") or CONFIDENCE)
+                title = "scores of canaries, and their ROC curve under the one that the ledger allows"
+                facts["picture"] = _drawing(title, audit_figure(report), "audit")
+                facts["text"] = report.text
+            except DPBenchError as error:
+                facts["text"] = str(error)
+        audits.append(facts)
+    return audits
 
 
 def _sample_images(subject: Subject) -> list[tuple[str, str]]:
@@ -483,8 +516,7 @@ def _sample_images(subject: Subject) -> list[tuple[str, str]]:
     images = []
     for run in subject.runs[:_MOST_RUNS]:
         name = "" if subject.alone else f" ({run.folder.path.name})"
-        words = f"what the generator made in the end, a row a class{name}"
-        images.append((_data_uri(run.folder.samples), words))
+        images.append((_data_uri(run.folder.samples), f"what the generator made in the end, a row a class{name}"))
     for paper in subject.papers:
         images.append((_data_uri(paper.folder / RunFolder.samples), "what generators made"))
     return [image for image in images if image[0]]
@@ -498,33 +530,35 @@ def _data_uri(path: Path) -> str:
 # Drawings, in the colors of the page
 
 
-def _has_points(rows: Sequence[RunRow], name: str) -> bool:
-    return any(name in row.curves and row.curves[name].count() > 1 for row in rows)
-
-
 def _bounds(rows: Sequence[RunRow], labels: Sequence[str]) -> tuple[list[Picture], list[tuple[int, int, str]], int]:
     """Clipping bounds: of one run all groups in a panel, of several runs a panel for each group.
 
     Returns:
         Drawings, their legend, and how many groups are in none of them.
     """
-    groups = list(dict.fromkeys(str(name) for row in rows for name in row.curves if str(name).startswith(BOUND)))
+    columns = keys_of_any(map(str, row.curves) for row in rows)
+    groups = [name for name in columns if name.startswith(BOUND)]
     if not groups:
         return [], [], 0
     if len(rows) > 1:
-        pictures = [_picture(f"bound{place}", rows, name) for place, name in enumerate(groups[:_MOST_PANELS])]
+        pictures = []
+        for place, name in enumerate(groups[:_MOST_PANELS]):
+            pictures.append(_picture(f"bound{place}", rows, name))
         return pictures, _legend(labels), len(groups) - len(pictures)
     curves = rows[0].curves
     each = []
     for name in groups:  # a row for each, so that a panel for several runs shows them
-        alone = curves.drop(columns=[group for group in groups if group != name])
-        each.append(replace(rows[0], curves=alone.rename(columns={name: BOUND})))
+        unlike = [group for group in groups if group != name]
+        curve = curves.drop(columns=unlike).rename(columns={name: BOUND})
+        each.append(replace(rows[0], curves=curve))
     return [_picture("bounds", each, BOUND)], _legend([name.removeprefix(BOUND) for name in groups]), 0
 
 
 def _legend(labels: Sequence[str]) -> list[tuple[int, int, str]]:
     """Color, dashes and name of each line; nothing for a single one."""
-    return [(number % 10, number // 10 % 4, label) for number, label in enumerate(labels)] if len(labels) > 1 else []
+    if len(labels) < 2:
+        return []
+    return [(number % 10, number // 10 % 4, label) for number, label in enumerate(labels)]
 
 
 def _picture(place: str, rows: Sequence[RunRow], name: str) -> Picture:
@@ -539,7 +573,7 @@ def _picture(place: str, rows: Sequence[RunRow], name: str) -> Picture:
 def _panel(place: str, rows: Sequence[RunRow], name: str, axis: Axis) -> str:
     figure = new_figure(*_PANEL)
     axes = figure.subplots()
-    draw_panel(axes, rows, name, axis, [""] * len(rows), _MOST_POINTS)
+    draw_panel(axes, rows, name, axis, _MOST_POINTS)
     axes.set_xlabel(X_LABELS[axis])
     axes.spines[["top", "right"]].set_visible(False)
     if name.startswith(BOUND):
@@ -554,9 +588,7 @@ def _drawing(title: str, figure: Figure, place: str) -> Picture:
 # Words
 
 
-def _listed(facts: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
-
-
 def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    """The first names, and how many more there are."""
+    text = ", ".join(names[:3])
+    return text if len(names) <= 3 else f"{text} and {len(names) - 3} more"

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
@@ -17,6 +18,7 @@ from dpbench.reports.figures import new_figure, write_figure
 from dpbench.reports.run_rows import RunRow
 from dpbench.reports.run_table import EPSILON, RunTable
 from dpbench.runs.folder import RunFolder
+from dpbench.runs.numbers import audit_text, epsilon_text, limit_or_none
 from dpbench.runs.readers import read_csv, read_metrics
 from dpbench.runs.record import MEASURED
 
@@ -27,23 +29,27 @@ if TYPE_CHECKING:
 Axis = Literal["step", "epsilon"]
 X_LABELS = {"step": "step", "epsilon": "ε spent (RDP)"}
 _COMPARED = ("nonprivate/train_loss", "nonprivate/discriminator_loss", "gan/generator_loss", EPSILON)
-_STYLES = ("-", "--", ":", "-.")
+_STYLES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"))  # of each ten curves: dashes, and a single point
 _BOUND = "privacy/bound/"
 _LOSSES = {"nonprivate/discriminator_loss": "discriminator (not private)", "gan/generator_loss": "generator"}
 _BLUE = "#3060a8"
 _RED = "#c04030"
 _GRAY = "#808080"
+_LETTER = 0.058  # inches of a legend's letter
+_LINE = 0.165  # and of its line
 _ACCURACIES = {"val/accuracy": ("validation", _BLUE), "test/accuracy": ("test", _GRAY)}
 
 
 def _draw(ax: Axes, values: pd.Series[float], few: int = 5, **style: Any) -> None:
-    """One curve; its points, too, where they are few."""
-    ax.plot(values.index, values, marker="." if len(values) < few else None, **style)
+    """One curve; its points, too, where they are few, and a single one large enough to be seen."""
+    marker = "o" if len(values) == 1 else "." if len(values) < few else None
+    ax.plot(values.index, values, marker=marker, **style)
 
 
-def _mark_last(ax: Axes, values: pd.Series[float], form: str) -> None:
-    last = (float(values.index[-1]), float(values.iloc[-1]))
-    ax.annotate(format(last[1], form), last, xytext=(4, 0), textcoords="offset points", va="center")
+def _mark_last(ax: Axes, values: pd.Series[float], text: str) -> None:
+    """Write a figure beside the end of a curve."""
+    end = (float(values.index[-1]), float(values.iloc[-1]))
+    ax.annotate(text, end, xytext=(4, 0), textcoords="offset points", va="center")
 
 
 def _open(ax: Axes) -> None:
@@ -52,9 +58,9 @@ def _open(ax: Axes) -> None:
 
 
 def _legend(ax: Axes, **style: Any) -> None:
-    """A legend without a frame, where there is any line."""
+    """A legend without a frame beside the panel, where it covers nothing; none where there is no line."""
     if ax.get_legend_handles_labels()[0]:
-        ax.legend(frameon=False, **style)
+        ax.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), **style)
 
 
 # One run
@@ -82,15 +88,17 @@ def plot_curves(folder: RunFolder, title: str) -> Path | None:
     if private:
         spent = table[EPSILON].dropna()
         _draw(axes[1], spent, color=_RED)
-        _mark_last(axes[1], spent, ".3g")
-        axes[1].set_ylabel("ε spent (RDP)")
+        _mark_last(axes[1], spent, epsilon_text(spent.iloc[-1]))
+        axes[1].set_ylabel(X_LABELS["epsilon"])
         axes[1].set_ylim(bottom=0)
+    # With their frame of time, so that what was measured once stands where it was measured.
+    axes[0].set_xlim(left=0, right=1.12 * max(1, table.index.max()))
     for column in bounds:
         _draw(axes[-1], table[column].dropna(), label=column.removeprefix(_BOUND), linewidth=1.2)
     if bounds:
         axes[-1].set_yscale("log")
         axes[-1].set_ylabel("clipping bound")
-        _legend(axes[-1], fontsize=7, ncols=3)
+        _legend(axes[-1], fontsize=7)
     for ax in axes:
         ax.grid(alpha=0.3)
         ax.margins(x=0.08)
@@ -102,28 +110,27 @@ def plot_curves(folder: RunFolder, title: str) -> Path | None:
 
 def _draw_metrics(ax: Axes, table: pd.DataFrame) -> None:
     """Losses of a GAN; else accuracies; else whatever was measured on validation and test data."""
-    names = list(map(str, table))
-    if _LOSSES.keys() & set(names):
-        for name, label in _LOSSES.items():
-            if name in names:
-                _draw(ax, table[name].dropna(), label=label, linewidth=1.2)
+    logged = [str(name) for name in table if table[name].notna().any()]
+    losses = [name for name in _LOSSES if name in logged]
+    accuracies = [name for name in _ACCURACIES if name in logged]
+    if losses:
         ax.set_ylabel("loss")
-        _legend(ax)
-    elif _ACCURACIES.keys() & set(names):
-        for name, (label, color) in _ACCURACIES.items():
-            if name in names:
-                accuracy = 100 * table[name].dropna()
-                _draw(ax, accuracy, few=50, label=label, color=color)
-                _mark_last(ax, accuracy, ".1f")
+        for name in losses:
+            _draw(ax, table[name].dropna(), label=_LOSSES[name], linewidth=1.2)
+    elif accuracies:
         ax.set_ylabel("accuracy (%)")
-        _legend(ax, loc="lower right")
+        for name in accuracies:
+            label, color = _ACCURACIES[name]
+            accuracy = 100 * table[name].dropna()
+            _draw(ax, accuracy, few=50, label=label, color=color)
+            _mark_last(ax, accuracy, f"{accuracy.iloc[-1]:.1f}")
     else:
-        for name in names:
+        for name in logged:
             if name.startswith(MEASURED):
                 values = table[name].dropna()
                 _draw(ax, values, few=50, label=name)
-                _mark_last(ax, values, ".3g")
-        _legend(ax)
+                _mark_last(ax, values, f"{values.iloc[-1]:.3g}")
+    _legend(ax)
 
 
 def shows_private_records(folder: RunFolder) -> bool:
@@ -170,7 +177,7 @@ def plot_diagnostics(folder: RunFolder, title: str) -> Path | None:
         ax.set_xlabel("step")
         ax.set_ylabel(label)
         ax.grid(alpha=0.3)
-        _legend(ax, fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        _legend(ax, fontsize=7)
     _draw_histogram(axes[len(panels)], folder.gradient_histogram)
     for ax in axes[len(panels) + 1 :]:
         ax.set_visible(False)
@@ -197,32 +204,43 @@ def _draw_histogram(ax: Axes, source: Path) -> None:
 
 def curve_names(rows: Sequence[RunRow]) -> list[str]:
     """What runs logged and a comparison draws: what was measured, losses, epsilon."""
-    logged = {str(name) for row in rows for name in row.curves if row.curves[name].notna().any()}
-    measured = [name for part in MEASURED for name in sorted(logged) if name.startswith(part)]
-    return [*measured, *(name for name in _COMPARED if name in logged)]
+    logged: set[str] = set()
+    for row in rows:
+        logged.update(map(str, row.curves.columns[row.curves.notna().any()]))
+    names = []
+    for part in MEASURED:
+        names += sorted(name for name in logged if name.startswith(part))
+    return names + [name for name in _COMPARED if name in logged]
 
 
-def draw_comparison(table: RunTable, path: Path, axis: Axis = "step") -> Path | None:
+def draw_comparison(table: RunTable, path: Path, axis: Axis = "step", mark: str = "") -> Path | None:
     """Draw all curves of each kind in one panel; None where no run has any.
 
     Args:
         table: Of the runs.
         path: The picture.
         axis: What is drawn to the right: steps, or the epsilon that they had spent.
+        mark: See `figures.free_place`.
     """
     rows = table.rows
     names = [name for name in curve_names(rows) if axis == "step" or has_epsilon(rows, name)]
     if not names:
         return None
-    figure = new_figure(8, 1 + 2.4 * len(names))
     labels = table.labels() if len(rows) > 1 else [rows[0].name]
+    # The legend stands beside the panels, where it covers no curve, and has room for all of its lines.
+    longest = max(map(len, labels))
+    figure = new_figure(8 + 0.4 + _LETTER * longest, max(1 + 2.4 * len(names), 0.5 + _LINE * len(labels)))
     panels = figure.subplots(len(names), sharex=True, squeeze=False)[:, 0]
     for axes, name in zip(panels, names, strict=True):
-        draw_panel(axes, rows, name, axis, labels)
+        draw_panel(axes, rows, name, axis)
         axes.set_ylabel(name)
     panels[-1].set_xlabel(X_LABELS[axis])
-    panels[0].legend(fontsize=7)
-    return write_figure(path, figure)
+    lines = []
+    for number, label in enumerate(labels):
+        if not rows[number].curves.empty:
+            lines.append(Line2D([], [], label=label, **_look(number)))
+    figure.legend(handles=lines, loc="outside right upper", fontsize=7, frameon=False)
+    return write_figure(path, figure, mark)
 
 
 def has_epsilon(rows: Sequence[RunRow], name: str) -> bool:
@@ -231,7 +249,11 @@ def has_epsilon(rows: Sequence[RunRow], name: str) -> bool:
 
 
 def draw_panel(
-    axes: Axes, rows: Sequence[RunRow], name: str, axis: Axis, names: Sequence[str], most: int | None = None
+    axes: Axes,
+    rows: Sequence[RunRow],
+    name: str,
+    axis: Axis,
+    most: int | None = None,
 ) -> None:
     """One curve of each run that has it, with a band of one standard deviation where it is a mean.
 
@@ -240,7 +262,6 @@ def draw_panel(
         rows: Which; the color of each is that of its place.
         name: Of the curve.
         axis: As in `draw`.
-        names: For the legend.
         most: Points of a curve; of more, means of neighbors are drawn.
     """
     for number, row in enumerate(rows):
@@ -250,14 +271,26 @@ def draw_panel(
             band = _thinned(band, most)
         if values.empty:
             continue
-        color = f"C{number % 10}"
-        style = _STYLES[number // 10 % len(_STYLES)]
-        _draw(axes, values, label=names[number], color=color, linestyle=style, linewidth=1.4)
+        look = _look(number)
+        if len(values) > 1:
+            look["marker"] = "." if len(values) < 5 else None
+        axes.plot(values.index, values, linewidth=1.4, **look)
         if band.notna().any():
-            axes.fill_between(values.index, values - band, values + band, color=color, alpha=0.2, linewidth=0)
+            low = values - band
+            axes.fill_between(values.index, low, values + band, color=look["color"], alpha=0.2, linewidth=0)
     if "accuracy" in name:
         axes.yaxis.set_major_formatter(PercentFormatter(1))
+    if name == EPSILON:
+        axes.set_ylim(bottom=0)
+    # From the beginning: runs that measured once, or spent the same epsilon, would else fill the width with nothing.
+    axes.set_xlim(left=0)
     axes.grid(alpha=0.3)
+
+
+def _look(number: int) -> dict[str, Any]:
+    """Color, dashes and point of the curve of a run, by its place."""
+    style, point = _STYLES[number // 10 % len(_STYLES)]
+    return {"color": f"C{number % 10}", "linestyle": style, "marker": point}
 
 
 def _curve(row: RunRow, name: str, axis: Axis) -> tuple[pd.Series[float], pd.Series[float]]:
@@ -300,27 +333,21 @@ def audit_figure(report: AuditReport[Any]) -> Figure:
     """
     scores, member = report.observations
     figure = new_figure(10, 4)
-    left, right = figure.subplots(1, 2)
-    _draw_scores(left, scores, member)
+    of_scores, of_rates = figure.subplots(1, 2)
+    _draw_scores(of_scores, scores, member)
     if report.by_labels:
-        left.set_xlabel("score: log-odds of the label by the final weights")
-        left.set_ylabel("images of noise")
+        of_scores.set_xlabel("score: log-odds of the label by the final weights")
+        of_scores.set_ylabel("images of noise")
     else:
-        left.set_xlabel("score of a canary: log-likelihood ratio of what was released")
-        left.set_ylabel("canaries")
-    _draw_roc(right, scores, member, report.family, "these records" if report.by_labels else "these canaries")
-    for ax in (left, right):
+        of_scores.set_xlabel("score of a canary: log-likelihood ratio of what was released")
+        of_scores.set_ylabel("canaries")
+    _draw_roc(of_rates, scores, member, report.family, "these records" if report.by_labels else "these canaries")
+    for ax in (of_scores, of_rates):
         _legend(ax, fontsize=8)
         _open(ax)
-    sound = _epsilon_or_none(report.result.sound)
-    figure.suptitle(
-        f"{report.result.verdict}: sound ε {sound}, audited at least {_epsilon_or_none(report.result.audited)}"
-    )
+    result = report.result
+    figure.suptitle(f"{result.verdict}: sound ε {audit_text(result.sound)}, audited {limit_or_none(result.audited)}")
     return figure
-
-
-def _epsilon_or_none(epsilon: float | None) -> str:
-    return "none" if epsilon is None else f"{epsilon:.3g}"
 
 
 def _draw_scores(ax: Axes, scores: NDArray[np.float64], member: NDArray[np.bool_]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from dpbench.runs.command import choices_of
 from dpbench.runs.folder import RunFolder, places_of
 from dpbench.runs.numbers import ABSENT
 from dpbench.runs.readers import read_csv, read_metrics
-from dpbench.runs.record import accusation, audited_epsilon, doubt, verdict_of, without_accuracy
+from dpbench.runs.record import accusation, audited_epsilon, doubt, read_result, verdict_of, without_accuracy
 from dpbench.runs.sweep import JOB_TYPE
 
 CELLS = "runs.csv"
@@ -46,7 +46,7 @@ class RunRow:
         curves: What was logged, by step; empty where nobody asked for it.
         record: As in result.json; empty of what was no single run of this machine.
         folder: Of the run; None where it has none here.
-        whole: Whether the settings are all there are; a cell of a paper's table states only those that made it.
+        complete: Whether the settings are all there are; a cell of a paper's table states only those that made it.
         verdict: Of its audit; None without one.
         note: What a reader has to know of it wherever it is shown.
         code: Hash of the code that made it, if it is known.
@@ -61,7 +61,7 @@ class RunRow:
     curves: pd.DataFrame = field(default_factory=pd.DataFrame)
     record: Mapping[str, Any] = field(default_factory=dict)
     folder: RunFolder | None = None
-    whole: bool = True
+    complete: bool = True
     verdict: str | None = None
     note: str | None = None
     code: str | None = None
@@ -78,11 +78,12 @@ class RunRow:
     def without_seed(self) -> dict[str, Any]:
         """Settings but for the seed, for what takes its value from there, and for the unit, which is no setting."""
         seed = self.settings.get("seed")
-        return {
-            key: value
-            for key, value in self.settings.items()
-            if key != UNIT and ("seed" not in key.rpartition(".")[2] or value != seed)
-        }
+        settings = dict(self.settings)
+        settings.pop(UNIT, None)
+        for key, value in self.settings.items():
+            if "seed" in key.rpartition(".")[2] and value == seed:
+                settings.pop(key)
+        return settings
 
     def lookup(self, key: str) -> Any:
         """The value of a dotted key, or of a group the name of its file; `MISSING` where the run has none."""
@@ -106,20 +107,32 @@ def require_folder(path: Path) -> None:
 
 def unfinished_below(folder: Path) -> list[RunFolder]:
     """Runs below a folder that were begun and have no result: interrupted, failed, or still under way."""
-    return [run for run in map(RunFolder, places_of(RunFolder.lock, folder)) if run.begun and not run.finished]
+    runs = map(RunFolder, places_of(RunFolder.lock, folder))
+    return [run for run in runs if run.begun and not run.finished]
 
 
-def row_of(folder: RunFolder, record: Mapping[str, Any]) -> RunRow:
-    """The row of one run, from what result.json holds of it, without its curves."""
+def row_of(folder: RunFolder, record: Mapping[str, Any] | None = None) -> RunRow:
+    """The row of one run, without its curves.
+
+    Args:
+        folder: Of the run.
+        record: As result.json holds it; None reads it from there.
+
+    Raises:
+        ConfigurationError: The file is damaged.
+    """
+    record = read_result(folder) if record is None else record
+    config = record["config"]
     privacy = record["privacy"]
-    metrics = dict(without_accuracy(record))
-    metrics |= {f"privacy/epsilon_{name}": value for name, value in privacy["epsilon"].items()}
+    metrics = without_accuracy(record)
+    for name, value in privacy["epsilon"].items():
+        metrics[f"privacy/epsilon_{name}"] = value
     if "audit" in privacy:
         metrics[AUDITED] = audited_epsilon(privacy)
     metrics["seconds"] = record["seconds"]
     return RunRow(
-        name=marked(f"{record['config']['run']['name']}, seed {record['seed']}", doubt(privacy)),
-        settings=flat_settings(record["config"]) | unit_setting(privacy.get("unit")),
+        name=marked(f"{config['run']['name']}, seed {record['seed']}", doubt(privacy)),
+        settings=flat_settings(config) | unit_setting(privacy.get("unit")),
         metrics=metrics,
         record=record,
         folder=folder,
@@ -140,45 +153,48 @@ def cells_of(folder: Path) -> list[RunRow]:
     Raises:
         ConfigurationError: A file is damaged.
     """
-    logged = ["step", "value"]
-    figures = ["value", "seconds", "epsilon_rdp", "epsilon_pld"]
+    place = ["row", "column"]
     words = (*_CELL, "words", "metric", "unit", "*")
-    runs = read_csv(folder / CELLS, ["row", "column", "words", "metric", *figures], _RESTORE, words)
-    curves = pd.DataFrame(columns=["row", "column", *logged])
+    columns = [*place, "words", "metric", "value", "seconds", "epsilon_rdp", "epsilon_pld"]
+    runs = read_csv(folder / CELLS, columns, _RESTORE, words)
+    logged = [*place, "step", "value"]
+    curves = pd.DataFrame(columns=logged)
     if (folder / CELL_CURVES).is_file():
-        curves = read_csv(folder / CELL_CURVES, ["row", "column", *logged], _RESTORE, (*_CELL, "*"))
+        curves = read_csv(folder / CELL_CURVES, logged, _RESTORE, (*_CELL, "*"))
     by = [name for name in _CELL if name in runs]
     rows = []
-    for cell, of_cell in runs.groupby(by, sort=False):
+    for cell, members in runs.groupby(by, sort=False):
         points = curves
         for name, value in zip(by, cell, strict=True):
-            points = points[points[name] == value] if name in points else points
-        rows.append(_cell(", ".join(map(str, cell)), of_cell, points))
+            if name in points:  # an older file of curves knows of no trials
+                points = points[points[name] == value]
+        rows.append(_cell(", ".join(map(str, cell)), members, points))
     return rows
 
 
 def _cell(name: str, runs: pd.DataFrame, curves: pd.DataFrame) -> RunRow:
-    words = str(runs["words"].iloc[0]).split()
-    settings = dict(word.partition("=")[::2] for word in words if not word.startswith(("seed=", "run.", "logger")))
-    settings |= unit_setting(runs["unit"].iloc[0]) if "unit" in runs else {}
+    settings = {}
+    for word in str(runs["words"].iloc[0]).split():
+        if not word.startswith(("seed=", "run.", "logger")):
+            key, _, value = word.partition("=")
+            settings[key] = value
+    if "unit" in runs:
+        settings |= unit_setting(runs["unit"].iloc[0])
     metric = str(runs["metric"].iloc[0])
     figures = pd.DataFrame({metric: runs["value"], "seconds": runs["seconds"]})
     for column in runs:
         if "/" in str(column):
             figures[column] = pd.to_numeric(runs[column], errors="coerce")
     metrics = floats(figures.mean())
-    metrics |= {f"privacy/epsilon_{name}": runs[f"epsilon_{name}"].max() for name in ("rdp", "pld")}
-    steps = curves.rename(columns={"value": metric}).groupby("step")[[metric]]
-    return RunRow(
-        name=f"{name} (n = {len(runs)})",
-        settings=settings,
-        metrics=metrics,
-        curves=pd.DataFrame() if curves.empty else steps.mean(),
-        whole=False,
-        n=len(runs),
-        deviations=floats(figures.std()) if len(runs) > 1 else {},
-        bands=pd.DataFrame() if curves.empty else steps.std(),
-    )
+    for accountant in ("rdp", "pld"):
+        metrics[f"privacy/epsilon_{accountant}"] = runs[f"epsilon_{accountant}"].max()
+    row = RunRow(name=f"{name} (n = {len(runs)})", settings=settings, metrics=metrics, complete=False, n=len(runs))
+    if len(runs) > 1:
+        row = replace(row, deviations=floats(figures.std()))
+    if not curves.empty:
+        steps = curves.rename(columns={"value": metric}).groupby("step")[[metric]]
+        row = replace(row, curves=steps.mean(), bands=steps.std())
+    return row
 
 
 def floats(values: pd.Series[float]) -> dict[str, float]:
@@ -194,6 +210,14 @@ def marked(name: str, mark: str | None) -> str:
 def unit_setting(unit: Any) -> dict[str, str]:
     """What epsilon is for, as a setting in which runs may differ."""
     return {} if unit is None or pd.isna(unit) else {UNIT: str(unit)}
+
+
+def keys_of_any(mappings: Iterable[Iterable[str]]) -> list[str]:
+    """Keys that any of several mappings has, each once, in the order in which they come first."""
+    keys: dict[str, None] = {}
+    for mapping in mappings:
+        keys.update(dict.fromkeys(mapping))
+    return list(keys)
 
 
 def flat(config: Any, prefix: str = "") -> dict[str, Any]:
@@ -231,31 +255,28 @@ def rows_of_wandb(place: str) -> list[RunRow]:
     if not re.fullmatch(r"[^/\s]+/[^/\s]+", project):
         raise ConfigurationError(f"wandb:{place} names no project: write wandb:ENTITY/PROJECT or ...:GROUP behind it.")
     try:
-        runs = [
-            run
-            for run in wandb.Api().runs(project, filters={"group": group} if group else {})
-            if run.job_type != JOB_TYPE
-        ]
+        listed = wandb.Api().runs(project, filters={"group": group} if group else {})
+        runs = [run for run in listed if run.job_type != JOB_TYPE]
     except (ValueError, OSError, wandb.Error) as error:
         raise ConfigurationError(f"wandb cannot list {project}: {brief(error)}") from error
     if not runs:
         raise ConfigurationError(f"wandb has no runs in {project}{f', group {group}' if group else ''}.")
-    rows = []
-    for run in runs:
-        history = run.history(pandas=True)
-        step = next((name for name in _STEPS if name in history), None)
-        metrics = {}
-        for key, value in dict(run.summary).items():
-            if isinstance(value, int | float) and not key.startswith("_"):
-                metrics[key] = value
-        verdict = run.summary.get("privacy/audited_verdict")
-        row = RunRow(
-            name=marked(run.name, accusation(verdict)),
-            settings=flat_settings(dict(run.config)),
-            metrics=metrics,
-            curves=pd.DataFrame() if step is None else history.set_index(step),
-            verdict=verdict,
-            note=accusation(verdict),
-        )
-        rows.append(row)
-    return rows
+    return list(map(_row_of_wandb, runs))
+
+
+def _row_of_wandb(run: Any) -> RunRow:
+    metrics = {}
+    for key, value in dict(run.summary).items():
+        if isinstance(value, int | float) and not key.startswith("_"):
+            metrics[key] = value
+    curves = run.history(pandas=True)
+    step = next((name for name in _STEPS if name in curves), None)
+    verdict = run.summary.get("privacy/audited_verdict")
+    return RunRow(
+        name=marked(run.name, accusation(verdict)),
+        settings=flat_settings(dict(run.config)),
+        metrics=metrics,
+        curves=pd.DataFrame() if step is None else curves.set_index(step),
+        verdict=verdict,
+        note=accusation(verdict),
+    )

@@ -1,11 +1,11 @@
 """Runs side by side: one row a run, with its settings, figures, epsilons, and what speaks against them.
 
-`dpbench table`, `compare` and `report`, the end of a sweep and the tables of papers stand on this.
+`dpbench table`, `compare` and `report`, the end of a sweep and the tables of papers stand on this; `reports.groups`
+puts runs together that are alike in some settings.
 """
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from collections import Counter
@@ -22,23 +22,21 @@ from dpbench.reports.markdown import markdown_rows
 from dpbench.reports.run_rows import (
     AUDITED,
     CELLS,
-    CODE,
     MISSING,
-    NOT_FINISHED,
     UNIT,
     RunRow,
     cells_of,
-    flat,
     floats,
+    keys_of_any,
     marked,
     require_folder,
     row_of,
     rows_of_wandb,
-    unfinished_below,
     unit_setting,
     with_curves,
 )
 from dpbench.runs.folder import RunFolder, finished_runs_below
+from dpbench.runs.metrics_log import better_direction
 from dpbench.runs.numbers import ABSENT, epsilon_text, mean_text, metric_text, range_text
 from dpbench.runs.record import (
     MEASURED,
@@ -46,58 +44,29 @@ from dpbench.runs.record import (
     accusation,
     audited_epsilon,
     is_audited,
-    read_result,
     verdict_of,
     without_accuracy,
 )
 
 EPSILON = "privacy/epsilon"
-"""ε after so many steps, as a run logs it."""
+"""ε by RDP after so many steps, as a run logs it."""
 AUDITED_LABEL = "audited epsilon (95 %)"
+APART = ("trained with canaries", "evaluation split", "unit")
+"""Columns of outcomes: figures of runs that differ in these have no mean."""
+TIME = "ms per step"
 
 _ACCURACIES = {
     "val/accuracy": "validation accuracy (%)",
     "test/accuracy": "test accuracy (%)",
     "evaluation/accuracy_cnn": "accuracy of a CNN on synthetic images (%)",
 }
-_CANARIES = "trained with canaries"
-_JUDGED = "evaluation split"
-_TIME = "ms per step"
-_APART = (_CANARIES, _JUDGED, "unit")  # figures of runs that differ in these have no mean
-_WORDS = (*_APART, "verdict", "ledger")
+_WORDS = (*APART, "verdict", "ledger")
+_RANGES = {AUDITED_LABEL: ".3f", "steps": ".0f", TIME: ".1f"}  # columns of which several runs show the ends, and how
 _CLASSES = ("_target_", "name")  # settings whose values say what they are
+_EPSILON_BY = "privacy/epsilon_rdp"
 _LONGEST = 80  # letters of a legend's line
-_MOST_NAMED = 8  # runs in a note
-
-
-@dataclass(frozen=True)
-class GroupTable:
-    """Means of runs that are alike in some settings.
-
-    Attributes:
-        keys: These settings.
-        frame: A row for each group, with unrounded figures: the keys, n, mean and standard deviation (`... sd`) of
-            each metric, the largest epsilon (and the least, `... least`, where a group has several).
-        rows: The same as people read it, the headings first.
-        notes: What a reader has to know of the rows.
-    """
-
-    keys: tuple[str, ...]
-    frame: pd.DataFrame
-    rows: list[list[str]]
-    notes: list[str]
-
-    def to_markdown(self) -> str:
-        """The table, and its notes as paragraphs."""
-        return "\n\n".join([markdown_rows(self.rows, len(self.keys)), *self.notes])
-
-    def to_csv(self) -> str:
-        """The frame; without the notes."""
-        return str(self.frame.to_csv(index=False))
-
-    def to_records(self) -> list[dict[str, Any]]:
-        """A dictionary for each group, fit for JSON: figures that are missing or infinite are None."""
-        return _records(self.frame)
+_MOST_COLUMNS = 8  # runs beside one another; more stand below one another
+_BEST = "best"
 
 
 @dataclass(frozen=True)
@@ -129,7 +98,7 @@ class RunTable:
     @classmethod
     def of(cls, folders: Iterable[RunFolder]) -> RunTable:
         """Read finished runs, without their curves."""
-        return cls(tuple(row_of(folder, read_result(folder)) for folder in folders))
+        return cls(tuple(map(row_of, folders)))
 
     @classmethod
     def read_sources(cls, sources: Sequence[str]) -> RunTable:
@@ -154,47 +123,56 @@ class RunTable:
             folders = finished_runs_below([path])
             if not folders:
                 raise ConfigurationError(f"{path} holds no finished run ({RunFolder.result}) and no table ({CELLS}).")
-            rows += [with_curves(row_of(folder, read_result(folder))) for folder in folders]
+            for folder in folders:
+                rows.append(with_curves(row_of(folder)))
         return cls(tuple(rows)).told_apart()
 
     def told_apart(self) -> RunTable:
-        """Add the folder to names that several runs have."""
-        count = Counter(row.name for row in self.rows)
-        rows = [
-            replace(row, name=f"{row.name} ({row.folder.path.name})") if count[row.name] > 1 and row.folder else row
-            for row in self.rows
-        ]
+        """Add the folder to names that several runs have: its name, or all of it where that is the same, too."""
+        names = Counter(row.name for row in self.rows)
+        folders = Counter((row.name, row.folder.path.name) for row in self.rows if row.folder)
+        rows = []
+        for row in self.rows:
+            name = row.name
+            if names[name] > 1 and row.folder:
+                folder = row.folder.path
+                alone = folders[name, folder.name] == 1
+                name = f"{name} ({folder.name if alone else folder})"
+            rows.append(replace(row, name=name))
         return RunTable(tuple(rows))
 
     # Settings
 
-    @cached_property
-    def settings(self) -> pd.DataFrame:
-        """A column for each key that any run has; not a number where a run lacks it."""
-        return pd.DataFrame([dict(row.settings) for row in self.rows]).astype(object)
-
     def differing(self, stated: bool = False) -> list[str]:
-        """Keys in which runs differ.
+        """Keys in which runs differ; not those that take their value from the seed, beside the seed itself.
 
         Args:
             stated: Leave out keys in which those runs do not differ that have them: options of one strategy, say.
         """
         # What a cell of a table does not state is unknown, and no difference to a run of which everything is known.
-        stated = stated or len({row.whole for row in self.rows}) > 1
-        keys = dict.fromkeys(key for row in self.rows for key in row.settings)
-        return [key for key in keys if len(self._values(key, stated)) > 1]
-
-    def _values(self, key: str, stated: bool) -> set[str]:
-        return {str(row.settings.get(key, ABSENT)) for row in self.rows if not stated or key in row.settings}
+        stated = stated or len({row.complete for row in self.rows}) > 1
+        free = keys_of_any(row.without_seed for row in self.rows)
+        differing = []
+        for key in keys_of_any(row.settings for row in self.rows):
+            rows = [row for row in self.rows if key in row.settings] if stated else self.rows
+            several = len({_setting(row, key) for row in rows}) > 1
+            if several and key in (*free, "seed", UNIT):
+                differing.append(key)
+        return differing
 
     def distinguishing(self) -> list[str]:
         """As few keys as distinguish all runs that differ: first those that all of them set, classes before options."""
-        keys = [key for key in self.differing() if any(key in row.without_seed for row in self.rows) and key != "seed"]
-        keys.sort(key=lambda key: (any(row.settings.get(key) is None for row in self.rows), not key.endswith(_CLASSES)))
+
+        def rank(key: str) -> tuple[bool, bool, bool]:
+            missing = any(row.settings.get(key) is None for row in self.rows)
+            return key == "seed", missing, not key.endswith(_CLASSES)
+
         kinds = 1
         chosen: list[str] = []
-        for key in [*keys, "seed"]:
-            values = {tuple(str(row.settings.get(name, ABSENT)) for name in (*chosen, key)) for row in self.rows}
+        for key in sorted(self.differing(), key=rank):
+            if key == UNIT:
+                continue
+            values = {tuple(_setting(row, name) for name in (*chosen, key)) for row in self.rows}
             if len(values) > kinds:
                 kinds = len(values)
                 chosen.append(key)
@@ -202,21 +180,29 @@ class RunTable:
 
     def labels(self) -> list[str]:
         """What distinguishes each run from the others, for a legend; its name where that is too long or not enough."""
+        names = [row.name for row in self.rows]
+        if not all(row.complete for row in self.rows):  # cells have names that people gave them
+            return names
         keys = self.distinguishing()
-        ends = Counter(key.rpartition(".")[2] for key in keys)
+        ends = Counter(_end(key) for key in keys)
         labels = []
         for row in self.rows:
             parts = []
             for key in keys:
-                end = key.rpartition(".")[2]
                 value = row.settings.get(key)
-                if value is not None:
-                    parts.append(str(value) if end in _CLASSES else f"{end if ends[end] == 1 else key}={value}")
+                if value is None:
+                    continue
+                end = _end(key)
+                name = end if ends[end] == 1 else key
+                parts.append(str(value) if end in _CLASSES else f"{name}={value}")
             count = f" (n = {row.n})" if row.n > 1 else ""
             label = marked(", ".join(parts) + count, row.note)
             labels.append(label if parts and len(label) <= _LONGEST else row.name)
-        named = not all(row.whole for row in self.rows)  # cells have names that people gave them
-        return [row.name for row in self.rows] if named or len(set(labels)) < len(labels) else labels
+        return labels if len(set(labels)) == len(labels) else names
+
+    def knows(self, key: str) -> bool:
+        """Whether any run has a key."""
+        return any(row.lookup(key) is not MISSING for row in self.rows)
 
     # One row a run
 
@@ -236,20 +222,20 @@ class RunTable:
             if name in metrics and metrics[name].notna().any():
                 columns[label] = 100 * metrics[name]
         if not columns:  # no classifiers
-            columns |= {
-                name: metrics[name] for name in sorted(map(str, metrics), reverse=True) if name.startswith(MEASURED)
-            }
+            for name in sorted(map(str, metrics), reverse=True):
+                if name.startswith(MEASURED):
+                    columns[name] = metrics[name]
         for name in sorted({str(record["config"].get("objective") or "") for record in records}):
             if name and name not in _ACCURACIES:
                 columns.setdefault(name, metrics.get(name, math.nan))
-        canaries = [is_audited(record) for record in records]
-        if any(canaries):
-            columns[_CANARIES] = ["yes" if audited else ABSENT for audited in canaries]
+        with_canaries, split, _ = APART
+        if any(map(is_audited, records)):
+            columns[with_canaries] = ["yes" if is_audited(record) else ABSENT for record in records]
         judged = [record.get("judged_on", ABSENT) for record in records]
         if "val" in judged:
-            columns[_JUDGED] = judged
+            columns[split] = judged
         columns |= _privacy_columns([record["privacy"] for record in records])
-        columns[_TIME] = [1000 * record["seconds"] / max(record["steps"], 1) for record in records]
+        columns[TIME] = [1000 * record["seconds"] / max(record["steps"], 1) for record in records]
         columns["steps"] = [record["steps"] for record in records]
         return pd.DataFrame(columns)
 
@@ -263,22 +249,64 @@ class RunTable:
 
     def _names(self, folders: bool) -> pd.DataFrame:
         """The columns to the left of the outcomes."""
-        names = pd.DataFrame({"run": [row.record["config"]["run"]["name"] for row in self.rows]})
+        names: dict[str, list[Any]] = {"run": [row.record["config"]["run"]["name"] for row in self.rows]}
         if folders:
             names["folder"] = [str(row.folder) for row in self.rows]
-        for key, values in self.settings.items():
-            # An option that only some strategies have differs if the runs of those strategies differ in it.
-            if key != UNIT and values.dropna().astype(str).nunique() > 1:
-                names[str(key).removesuffix("._target_")] = values.where(values.notna(), ABSENT)
-        return names
+        # An option that only some strategies have differs if the runs of those strategies differ in it.
+        for key in self.differing(stated=True):
+            if key != UNIT:
+                values = [row.settings.get(key) for row in self.rows]
+                names[key.removesuffix("._target_")] = [ABSENT if value is None else value for value in values]
+        return pd.DataFrame(names).astype(object)
+
+    @cached_property
+    def validated(self) -> tuple[str, pd.Series[float]] | None:
+        """The metric on validation data by which a best run is chosen, and its value of each run; None without one.
+
+        That is the objective of a sweep if it is such a metric, else the accuracy, else the first that says whether
+        more or less is better.
+        """
+        metrics = pd.DataFrame([dict(row.metrics) for row in self.rows]).astype(float)
+        objectives = {(row.record.get("config") or {}).get("objective") for row in self.rows}
+        names = [*(objectives if len(objectives) == 1 else ()), "val/accuracy", *sorted(map(str, metrics))]
+        for name in names:
+            if name in metrics and better_direction(name) is not None and metrics[name].notna().any():
+                return name, metrics[name]
+        return None
+
+    @property
+    def best(self) -> int | None:
+        """Place of the run that is best by validation; None of fewer than two, or where nothing was validated."""
+        if len(self.rows) < 2 or self.validated is None:
+            return None
+        name, values = self.validated
+        return place_of_best(name, values)
+
+    def best_note(self, keys: Sequence[str]) -> list[str]:
+        """One line that names the run that is best by validation, its folder and what some keys were; else none."""
+        if self.best is None or self.validated is None:
+            return []
+        name, _ = self.validated
+        row = self.rows[self.best]
+        settings = []
+        for key in dict.fromkeys([*keys, "seed"]):
+            value = row.lookup(key.removesuffix("._target_"))
+            if value is not MISSING:
+                settings.append(f"{key.removesuffix('._target_')}={value}")
+        figure = metric_text(name, row.metrics[name])
+        return [f"Best by {name}: {row.folder or row.name} ({', '.join([*settings, figure])})."]
 
     def to_markdown(self, folders: bool = False) -> str:
-        """The frame, with rounded figures, and doubts beside each epsilon."""
+        """The frame, with rounded figures and doubts beside each epsilon; below it, which run is best by validation."""
         names = self._names(folders)
         rows = [[*map(str, names), *map(str, self.outcomes)]]
         for number in range(len(names)):
-            rows.append([*map(str, names.iloc[number]), *_texts(self.outcomes.iloc[[number]])])
-        return markdown_rows(rows)
+            figures = outcome_texts(self.outcomes.iloc[[number]])
+            rows.append([*map(str, names.iloc[number]), *figures])
+        mark_best(rows, self.validated, self.best)
+        return "\n\n".join(
+            [markdown_rows(rows), *self.best_note([key.removesuffix("._target_") for key in self.distinguishing()])]
+        )
 
     def to_csv(self, folders: bool = False) -> str:
         """The frame, unrounded."""
@@ -286,39 +314,54 @@ class RunTable:
 
     def to_records(self, folders: bool = False) -> list[dict[str, Any]]:
         """A dictionary for each run, fit for JSON: figures that are missing or infinite are None."""
-        return _records(self.frame(folders))
+        return json_records(self.frame(folders))
 
     # One column a run
 
     def compare(self) -> str:
-        """`compared_rows` in Markdown."""
-        return markdown_rows(self.compared_rows())
+        """`compared_rows` in Markdown; many runs stand below one another."""
+        rows = self.compared_rows()
+        if len(self.rows) > _MOST_COLUMNS:
+            rows = [list(cells) for cells in zip(*rows, strict=True)]
+            rows[0][0] = "run"
+        return markdown_rows(rows)
 
     def compared_rows(self) -> list[list[str]]:
         """Runs as columns, as people read them: settings in which they differ, and figures; names first."""
         rows = [["", *(row.name for row in self.rows)]]
         for key in self.differing():
-            rows.append([key, *(str(row.settings.get(key, ABSENT)) for row in self.rows)])
+            rows.append([key, *(_setting(row, key) for row in self.rows)])
         return rows + self.figures()
 
     def figures(self) -> list[list[str]]:
         """Final figures as people read them, a line for each."""
-        names = dict.fromkeys(key for row in self.rows for key in row.metrics if "/" in key or key == "seconds")
+        names = keys_of_any(row.metrics for row in self.rows)
         lines = []
         for name in names:
-            if name.startswith("privacy/audited_") and name != AUDITED:  # single bounds and the like, as wandb has them
+            if "/" not in name and name != "seconds":
                 continue
-            cells = [metric_text(name, row.metrics.get(name), row.deviations.get(name)) for row in self.rows]
+            if name.startswith("privacy/audited_") and name != AUDITED:  # single bounds, as wandb has them
+                continue
+            if name == EPSILON and _EPSILON_BY in names:  # the same, as it was logged last
+                continue
+            cells = []
+            for row in self.rows:
+                value = row.metrics.get(name)
+                is_epsilon = name.startswith("privacy/epsilon") and value is not None
+                deviation = row.deviations.get(name)
+                cells.append(epsilon_text(value) if is_epsilon else metric_text(name, value, deviation))
             lines.append([AUDITED_LABEL if name == AUDITED else name, *cells])
-        if any(row.verdict is not None for row in self.rows):
-            lines.append(["verdict of the audit", *(row.verdict or ABSENT for row in self.rows)])
+        verdicts = [row.verdict for row in self.rows]
+        if any(verdicts):
+            lines.append(["verdict of the audit", *(verdict or ABSENT for verdict in verdicts)])
         return lines
 
     def compared_records(self) -> list[dict[str, Any]]:
         """A dictionary for each run, fit for JSON: its name, settings in which runs differ, and unrounded figures."""
         keys = self.differing()
-        return [
-            {
+        records = []
+        for row in self.rows:
+            record = {
                 "name": row.name,
                 "n": row.n,
                 "settings": {key: row.settings.get(key) for key in keys},
@@ -327,92 +370,56 @@ class RunTable:
                 "verdict": row.verdict,
                 "note": row.note,
             }
-            for row in self.rows
-        ]
-
-    # Means
+            records.append(record)
+        return records
 
     def over_seeds(self) -> RunTable:
         """Mean and standard deviation of runs that differ by their seed only, each group in the place of its first."""
         groups: dict[str, list[RunRow]] = {}
         for number, row in enumerate(self.rows):
             unit = row.settings.get(UNIT)
-            kind = [row.without_seed, unit, row.code] if row.whole else number  # cells are means already
+            kind = [row.without_seed, unit, row.code] if row.complete else number  # cells are means already
             groups.setdefault(json.dumps(kind, sort_keys=True, default=str), []).append(row)
         return RunTable(tuple(_mean(rows) if len(rows) > 1 else rows[0] for rows in groups.values()))
 
-    def knows(self, key: str) -> bool:
-        """Whether any run has a key."""
-        return any(row.lookup(key) is not MISSING for row in self.rows)
 
-    def group_by(self, keys: Sequence[str]) -> GroupTable:
-        """Put runs together that are alike in some settings.
+def _setting(row: RunRow, key: str) -> str:
+    return str(row.settings.get(key, ABSENT))
 
-        Args:
-            keys: Dotted keys of the configuration, or groups of it (then by the name of the file that was chosen).
 
-        Raises:
-            ConfigurationError: No run has one of the keys.
-        """
-        for key in keys:
-            if not self.knows(key):
-                names = {name for row in self.rows for name in (*flat(row.record["config"]), *row.choices)}
-                near = difflib.get_close_matches(key, names, 1)
-                raise ConfigurationError(f"no run has a key {key}." + (f" Did you mean {near[0]}?" if near else ""))
-        table, notes = self._without_repeats()
-        outcomes = table.outcomes.drop(columns=_TIME)
-        apart = outcomes.filter(items=_APART)
-        values = [[*map(row.lookup, keys), *apart.iloc[number]] for number, row in enumerate(table.rows)]
-        groups: dict[tuple[str, ...], list[int]] = {}
-        for number in sorted(range(len(values)), key=lambda number: list(map(_order, values[number]))):
-            groups.setdefault(tuple(map(_setting_text, values[number])), []).append(number)
-        rows = [[*keys, "n", *map(str, outcomes)]]
-        lines = []
-        for numbers in groups.values():
-            settings = dict(zip(keys, values[numbers[0]], strict=False))
-            members = outcomes.iloc[numbers]
-            rows.append([*map(_brief, settings.values()), str(len(numbers)), *_texts(members)])
-            exact = {name: _exact(value) for name, value in settings.items()}
-            lines.append({**exact, "n": len(numbers), **_means(members)})
-        differing = table._differing_within(groups.values(), keys)
-        if differing:
-            notes.insert(0, f"Runs of one row differ in more than their seed: in {', '.join(differing)}.")
-        if len(groups) < len(values):
-            notes.insert(0, "Mean ± standard deviation of n runs.")
-        frame = pd.DataFrame(lines)
-        for name in map(str, outcomes):
-            least = f"{name} least"
-            if least in frame and (frame[least].eq(frame[name]) | frame[name].isna()).all():  # a range in no group
-                frame = frame.drop(columns=least)
-        return GroupTable(tuple(keys), frame, rows, notes)
+def _end(key: str) -> str:
+    """The last part of a dotted key."""
+    return key.rpartition(".")[2]
 
-    def _without_repeats(self) -> tuple[RunTable, list[str]]:
-        """Each seeded run once: the same settings, seed and code give the same run, and no other draw of anything."""
-        once: dict[Any, RunRow] = {}
-        repeated = []
-        for number, row in enumerate(self.rows):
-            facts = [row.record.get(name) for name in ("config_hash", CODE, "versions", "foreign_code")]
-            secure = bool((row.record["config"].get("strategy") or {}).get("secure"))
-            run: Any = number if None in facts or secure else json.dumps(facts, sort_keys=True)
-            if once.setdefault(run, row) is not row:
-                repeated.append(str(row.folder))
-        if not repeated:
-            return self, []
-        note = f"Of runs with the same settings, seed and code one counts; left out: {', '.join(repeated)}."
-        return RunTable(tuple(once.values())), [note]
 
-    def _differing_within(self, groups: Iterable[Sequence[int]], keys: Sequence[str]) -> list[str]:
-        """Settings, and code, in which runs of one group differ."""
-        differing: dict[str, None] = {}
-        for numbers in groups:
-            settings = [{**self.rows[number].without_seed, CODE: self.rows[number].code} for number in numbers]
-            for name in dict.fromkeys(name for own in settings for name in own):
-                if name not in ("objective", *keys) and len({str(own.get(name)) for own in settings}) > 1:
-                    differing[name.removesuffix("._target_")] = None
-        return list(differing)
+# The best run
+
+
+def place_of_best(name: str, values: pd.Series[float]) -> int | None:
+    """Place of the largest value, or the least where less is better; None where there is none, or all are the same."""
+    if values.nunique() < 2:
+        return None
+    figures = values.fillna(-math.inf if better_direction(name) == "max" else math.inf).to_numpy()
+    return int(figures.argmax() if better_direction(name) == "max" else figures.argmin())
+
+
+def mark_best(rows: list[list[str]], validated: tuple[str, Any] | None, best: int | None) -> None:
+    """Mark the figure by which a row of text is best; the headings are the first row."""
+    if validated is None or best is None:
+        return
+    label = _ACCURACIES.get(validated[0], validated[0])
+    if label in rows[0]:
+        column = rows[0].index(label)
+        row = rows[1 + best]
+        row[column] = marked(row[column], _BEST)
 
 
 # Outcomes
+
+
+def label_of(metric: str) -> str:
+    """The column of outcomes that shows a metric."""
+    return _ACCURACIES.get(metric, metric)
 
 
 def _privacy_columns(privacies: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -421,10 +428,11 @@ def _privacy_columns(privacies: Sequence[Mapping[str, Any]]) -> dict[str, list[A
     units = [privacy.get("unit") or ABSENT for privacy in privacies]
     if set(units) - {"example", ABSENT}:
         columns["unit"] = units
-    for name in sorted({name for privacy in privacies for name in privacy["epsilon"]}, reverse=True):
+    accountants = {name for privacy in privacies for name in privacy["epsilon"]}
+    for name in sorted(accountants, reverse=True):
         columns[f"epsilon ({name.upper()})"] = [_epsilon(privacy, name) for privacy in privacies]
     if any("audit" in privacy for privacy in privacies):
-        columns[AUDITED_LABEL] = [audited_epsilon(privacy) for privacy in privacies]
+        columns[AUDITED_LABEL] = list(map(audited_epsilon, privacies))
         columns["verdict"] = [verdict_of(privacy) or ABSENT for privacy in privacies]
     if any("damage" in privacy for privacy in privacies):
         columns["ledger"] = [privacy.get("damage", "intact") for privacy in privacies]
@@ -439,72 +447,72 @@ def _epsilon(privacy: Mapping[str, Any], accountant: str) -> float:
     return math.inf if privacy.get("unit") is None else math.nan
 
 
-def _kind(column: str) -> str:
-    """How a column of outcomes is shown, and what stands for several runs: a range, words, or else a mean."""
-    if column.startswith("epsilon ("):
-        return "epsilon"
-    if column in _ACCURACIES.values():
-        return "percent"
-    if column in _WORDS:
-        return "words"
-    return {AUDITED_LABEL: "limit", "steps": "steps", _TIME: "time"}.get(column, "metric")
-
-
-def _texts(outcomes: pd.DataFrame) -> list[str]:
+def outcome_texts(outcomes: pd.DataFrame) -> list[str]:
     """Outcomes of one or several runs as people read them, a cell for each column."""
-    mark = _joined(_doubt_in(outcome) for _, outcome in outcomes.iterrows())
-    return [_text(_kind(str(name)), values, mark) for name, values in outcomes.items()]
+    doubts = []
+    for _, outcome in outcomes.iterrows():
+        intact = outcome.get("ledger", "intact") == "intact"
+        doubts.append(accusation(outcome.get("verdict")) if intact else UNPROVEN)
+    doubt = joined(doubts)
+    cells = []
+    for name, values in outcomes.items():
+        column = str(name)
+        if column in _WORDS:
+            cells.append(joined(map(str, values)) or ABSENT)
+        elif _has_mean(column):
+            cells.append(mean_text(*mean_and_deviation(values), percent=column in _ACCURACIES.values()))
+        else:
+            cells.append(_ends_text(column, *_ends(values), doubt))
+    return cells
 
 
-def _text(kind: str, values: pd.Series[Any], mark: str | None) -> str:
-    if kind == "words":
-        return _joined(map(str, values)) or ABSENT
-    if kind in ("percent", "metric"):
-        return mean_text(*mean_and_deviation(values), percent=kind == "percent")
-    least, most = _extremes(values)
-    if math.isnan(most):
-        return marked(ABSENT, mark) if kind == "epsilon" else ABSENT
-    if kind == "epsilon":
-        return marked(" to ".join(dict.fromkeys([epsilon_text(least), epsilon_text(most)])), mark)
-    return range_text([least, most], {"limit": ".3f", "time": ".1f", "steps": ".0f"}[kind])
+def _ends_text(column: str, least: float, most: float, doubt: str | None) -> str:
+    """The least and the largest figure of a column; an epsilon with what speaks against it."""
+    if column in _RANGES:
+        return ABSENT if math.isnan(most) else range_text([least, most], _RANGES[column])
+    text = ABSENT
+    if not math.isnan(most):
+        text = " to ".join(dict.fromkeys([epsilon_text(least), epsilon_text(most)]))
+    return marked(text, doubt)
 
 
-def _means(outcomes: pd.DataFrame) -> dict[str, Any]:
+def outcome_means(outcomes: pd.DataFrame) -> dict[str, Any]:
     """The same as unrounded figures, by the columns of a frame of groups."""
     line: dict[str, Any] = {}
     for name, values in outcomes.items():
-        kind = _kind(str(name))
-        if kind == "words":
-            line[str(name)] = _text(kind, values, None)
-        elif kind in ("percent", "metric"):
-            line[str(name)], line[f"{name} sd"] = mean_and_deviation(values)
+        column = str(name)
+        if column in _WORDS:
+            line[column] = joined(map(str, values)) or ABSENT
+        elif _has_mean(column):
+            line[column], line[f"{column} sd"] = mean_and_deviation(values)
         else:
-            line[f"{name} least"], line[str(name)] = _extremes(values)
+            line[f"{column} least"], line[column] = _ends(values)
     return line
 
 
-def _extremes(values: pd.Series[Any]) -> tuple[float, float]:
+def _has_mean(column: str) -> bool:
+    """Whether the mean stands for several runs: of an epsilon the largest does, of steps and times the range."""
+    return column not in _RANGES and not column.startswith("epsilon (")
+
+
+def _ends(values: pd.Series[Any]) -> tuple[float, float]:
     """Least and largest; not a number where one is missing."""
     numbers = pd.to_numeric(values, errors="coerce")
     return numbers.min(skipna=False), numbers.max(skipna=False)
 
 
-def _doubt_in(outcome: pd.Series[Any]) -> str | None:
-    """What stands beside each epsilon of a row of outcomes."""
-    if outcome.get("ledger", "intact") != "intact":
-        return UNPROVEN
-    return accusation(outcome.get("verdict"))
+def json_records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """A dictionary for each row, fit for JSON."""
+    return [_finite(record) for record in frame.rename(columns=str).to_dict("records")]
 
 
-def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    return [_finite({str(key): value for key, value in record.items()}) for record in frame.to_dict("records")]
-
-
-def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+def _finite(values: Mapping[Any, Any]) -> dict[str, Any]:
     """With None for what is no finite number: JSON has no other."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()
-    }
+    finite = dict(values)
+    for key, value in values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            finite[key] = None
+    return finite
 
 
 # Means
@@ -528,11 +536,12 @@ def _mean(rows: Sequence[RunRow]) -> RunRow:
     bands = {}
     for name in map(str, first.curves):
         if all(name in row.curves for row in rows):
-            together = pd.concat([row.curves[name].dropna() for row in rows], axis=1, join="inner")
+            curves = [row.curves[name].dropna() for row in rows]
+            together = pd.concat(curves, axis=1, join="inner")
             means[name] = together.mean(axis=1)
             bands[name] = together.std(axis=1)
     name = first.name.rpartition(", seed ")[0] or first.name
-    note = _joined(row.note for row in rows)
+    note = joined(row.note for row in rows)
     seeds = ", ".join(str(row.settings.get("seed")) for row in rows)
     return replace(
         first,
@@ -541,7 +550,7 @@ def _mean(rows: Sequence[RunRow]) -> RunRow:
         metrics=floats(metrics),
         curves=pd.DataFrame(means),
         folder=None,
-        verdict=_joined(row.verdict for row in rows),
+        verdict=joined(row.verdict for row in rows),
         note=note,
         n=len(rows),
         deviations=floats(deviations),
@@ -549,70 +558,6 @@ def _mean(rows: Sequence[RunRow]) -> RunRow:
     )
 
 
-def _joined(words: Iterable[str | None]) -> str | None:
-    """Each word once."""
+def joined(words: Iterable[str | None]) -> str | None:
+    """Each word once; None where there is none."""
     return ", ".join(dict.fromkeys(word for word in words if word is not None)) or None
-
-
-def keys_of(words: str) -> tuple[str, ...]:
-    """Keys from "optimizer.lr,strategy".
-
-    Raises:
-        ConfigurationError: There is none.
-    """
-    keys = tuple(dict.fromkeys(word.strip() for word in words.split(",") if word.strip()))
-    if not keys:
-        raise ConfigurationError("--group-by names no key: --group-by optimizer.lr,strategy, say.")
-    return keys
-
-
-def grouped(folders: Sequence[Path], keys: Sequence[str]) -> GroupTable:
-    """Group all finished runs below some folders, and name those that are not finished.
-
-    Args:
-        folders: Of runs, or of sweeps.
-        keys: As in `RunTable.group_by`.
-
-    Raises:
-        ConfigurationError: One of the folders holds no finished run, or no run has one of the keys.
-    """
-    table = RunTable.read(folders)
-    unfinished = [run for folder in folders for run in unfinished_below(folder)]
-    names = [f"{run} ({NOT_FINISHED}: {run.command('resume')})" for run in unfinished]
-    groups = table.group_by(keys)
-    return replace(groups, notes=[*groups.notes, *missing_note(names, len(table.rows) + len(names))])
-
-
-def missing_note(names: Sequence[str], total: int) -> list[str]:
-    """A note on runs that are in no row; none where all are there."""
-    if not names:
-        return []
-    more = f"; and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    are = "run is" if total == 1 else "runs is" if len(names) == 1 else "runs are"
-    return [f"{len(names)} of {total} {are} missing: {'; '.join(names[:_MOST_NAMED])}{more}."]
-
-
-def _setting_text(value: Any) -> str:
-    """A value of a setting, so that 1.0 is 1, which another run's command may have said."""
-    if value is MISSING:
-        return ABSENT
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    return f"{value:.15g}" if isinstance(value, float) else str(value)
-
-
-def _brief(value: Any) -> str:
-    """A value of a setting, rounded."""
-    return f"{value:.6g}" if isinstance(value, float) else _setting_text(value)
-
-
-def _exact(value: Any) -> Any:
-    """A number, or a text for what is none."""
-    return value if _order(value)[0] == 0 else _setting_text(value)
-
-
-def _order(value: Any) -> tuple[int, float, str]:
-    """A key to sort settings by: numbers first, by their size."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return (0, float(value), "")
-    return (1, 0.0, _setting_text(value))

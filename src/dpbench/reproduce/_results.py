@@ -13,7 +13,7 @@ import pandas as pd
 from dpbench.code import code_hash
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.composition import ledger_epsilon
-from dpbench.reports.nominal import at_population
+from dpbench.privacy.accounting.planning import at_population
 from dpbench.reproduce._jobs import Job, value_at
 from dpbench.reproduce.tables import MEASURES, Table, Variant, read_table
 from dpbench.runs.ledgers import read_run_ledger

@@ -27,11 +27,15 @@ def choices_of(folder: RunFolder) -> dict[str, str]:
     Raises:
         ConfigurationError: The file is damaged.
     """
-    choices = _read(folder.hydra / "hydra.yaml")
+    content = _read(folder.hydra / "hydra.yaml")
     for key in ("hydra", "runtime", "choices"):
-        choices = choices.get(key) if isinstance(choices, dict) else None
-    groups = choices.items() if isinstance(choices, dict) else ()
-    return {str(group): str(name) for group, name in groups if name is not None and "hydra/" not in str(group)}
+        content = content.get(key) if isinstance(content, dict) else None
+    choices = {}
+    if isinstance(content, dict):
+        for group, name in content.items():
+            if name is not None and "hydra/" not in str(group):  # Hydra's own groups say nothing of a result
+                choices[str(group)] = str(name)
+    return choices
 
 
 def key_of(word: str) -> str:

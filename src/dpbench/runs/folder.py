@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from dpbench.privacy.canaries.file import FILE_NAME as SCORES
 
 FastLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """Of YAML: fifteen times as fast, where libyaml is there."""
+_NUMBER = re.compile(r"([0-9]+)")
 
 
 class _Entry:
@@ -167,7 +169,7 @@ class Run:
 
 
 def finished_runs_below(folders: Collection[Path]) -> list[RunFolder]:
-    """Folders of finished runs: those that were named, and all below them, sorted.
+    """Folders of finished runs: those that were named, and all below them, in `natural_order`.
 
     Args:
         folders: Of runs, or of sweeps.
@@ -175,12 +177,26 @@ def finished_runs_below(folders: Collection[Path]) -> list[RunFolder]:
     Raises:
         ConfigurationError: A folder among them cannot be looked into.
     """
-    places = {place for folder in folders for place in places_of(RunFolder.result, folder)}
-    return [RunFolder(path) for path in sorted(places)]
+    places: set[Path] = set()
+    for folder in folders:
+        places.update(places_of(RunFolder.result, folder))
+    return [RunFolder(path) for path in sorted(places, key=natural_order)]
+
+
+def natural_order(path: Path | str) -> list[str | int]:
+    """A key to sort paths by: numbers in them by their size.
+
+    >>> sorted(["10-run", "2-run", "1-run"], key=natural_order)
+    ['1-run', '2-run', '10-run']
+    """
+    # Texts and numbers take turns, so that each is compared with its like.
+    parts: list[str | int] = list(_NUMBER.split(str(path)))
+    parts[1::2] = map(int, parts[1::2])
+    return parts
 
 
 def places_of(name: str, folder: Path) -> list[Path]:
-    """Where something of a name lies: of a folder and all below it, also behind links, those that hold it, sorted.
+    """Find which folders hold something of a name: one, and all below it, also behind links, in `natural_order`.
 
     Raises:
         ConfigurationError: One of the folders is closed to this user: what is in it would be left out silently.
@@ -202,4 +218,4 @@ def places_of(name: str, folder: Path) -> list[Path]:
         seen.add(real)
         if os.path.exists(os.path.join(place, name)):
             places.append(Path(place))
-    return sorted(places)
+    return sorted(places, key=natural_order)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import combinations, islice
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 from dpbench.errors import ConfigurationError, LedgerError
-from dpbench.privacy.accounting.ledger import Ledger, read_ledger
+from dpbench.files import from_here
+from dpbench.privacy.accounting.ledger import Ledger, check_one_population, check_own_randomness, read_ledger
 from dpbench.privacy.accounting.seal import STATE_KEY, Seal, difference
 from dpbench.privacy.accounting.tails import uncovered_delta
 from dpbench.privacy.events import record_changes
-from dpbench.runs.folder import RunFolder, places_of
+from dpbench.runs.folder import RunFolder, natural_order, places_of
 
+_HEADER = b'{"record":"header"'
+_MOST_NEIGHBORS = 500  # ledgers beside a run whose headers are read
 _UNREADABLE = "unreadable"
 _OTHER_SHAPES = (ValueError, TypeError, AttributeError)
 
@@ -65,14 +69,18 @@ def _ledgers_below(folder: Path) -> list[Path]:
 
 def runs_without_privacy(paths: Sequence[Path]) -> list[str]:
     """Runs below some folders that trained and have no ledger, because their strategy is not private."""
-    return sorted(str(folder) for folder in without_ledger(paths) if lost_ledger(folder) is None)
+    return [str(folder) for folder in without_ledger(paths) if lost_ledger(folder) is None]
 
 
 def without_ledger(paths: Sequence[Path]) -> list[RunFolder]:
     """Runs below some folders that trained and have no ledger, for whatever reason."""
     traces = (RunFolder.result, RunFolder.partial_result, RunFolder.checkpoint)
-    places = {place for path in paths for name in traces for place in places_of(name, path)}
-    return [run for run in map(RunFolder, sorted(places)) if not run.ledger.exists()]
+    places: set[Path] = set()
+    for path in paths:
+        for name in traces:
+            places.update(places_of(name, path))
+    runs = map(RunFolder, sorted(places, key=natural_order))
+    return [run for run in runs if not run.ledger.exists()]
 
 
 def read_run_ledger(path: Path) -> Ledger:
@@ -87,6 +95,26 @@ def read_run_ledger(path: Path) -> Ledger:
     ledger = read_ledger(path)
     if path.name == RunFolder.ledger:
         ledger.doubt = doubt_about(RunFolder(path.parent), len(ledger.releases))
+    return ledger
+
+
+def read_one_ledger(path: Path) -> Ledger:
+    """The intact ledger of one run.
+
+    Raises:
+        LedgerError: It is damaged, empty, or there are several.
+    """
+    places = list(find_ledgers([path]).values())
+    if len(places) != 1:
+        raise LedgerError(f"{path} holds {len(places)} ledgers: name one run.")
+    ledger = read_run_ledger(places[0])
+    check_one_population({str(path): ledger})
+    if ledger.damage is not None:
+        raise LedgerError(f"{path}: {ledger.damage}; what it cost is known only from below.")
+    if ledger.doubt is not None:
+        raise LedgerError(f"{path}: {ledger.doubt}; what it cost is not known. Restore the ledger.")
+    if not ledger.releases:
+        raise LedgerError(f"{path}: no release is recorded.")
     return ledger
 
 
@@ -105,19 +133,27 @@ def noise_of(ledger: Ledger) -> dict[str, Any]:
         - `uncovered_delta`: what no epsilon covers because noise ends somewhere, where that is above a tenth of delta.
         - `noise_end`: beside it, in standard deviations; None for an older version's.
     """
-    releases = [(queries[0].noise_std, sampling) for sampling, queries in ledger.events]  # one query that costs as much
-    facts: dict[str, Any] = {"noise_multiplier": _range([z for z, _ in releases])}
-    over_bound = [z * record_changes(sampling, ledger.header.microbatch_size) for z, sampling in releases]
-    if _range(over_bound) != facts["noise_multiplier"]:
-        facts["noise_std_over_max_grad_norm"] = _range(over_bound)
-    samplings = [sampling for _, sampling in releases]
-    facts["sample_rate"] = _range([sampling.expected_batch_size / sampling.population for sampling in samplings])
-    facts["expected_batch_size"] = _range([sampling.expected_batch_size for sampling in samplings])
+    multipliers = []
+    over_bounds = []
+    rates = []
+    sizes = []
+    for sampling, queries in ledger.events:
+        z = queries[0].noise_std  # one query that costs as much as all of them
+        multipliers.append(z)
+        over_bounds.append(z * record_changes(sampling, ledger.header.microbatch_size))
+        rates.append(sampling.expected_batch_size / sampling.population)
+        sizes.append(sampling.expected_batch_size)
+    facts: dict[str, Any] = {"noise_multiplier": _range(multipliers)}
+    over_bound = _range(over_bounds)
+    if over_bound != facts["noise_multiplier"]:
+        facts["noise_std_over_max_grad_norm"] = over_bound
+    facts["sample_rate"] = _range(rates)
+    facts["expected_batch_size"] = _range(sizes)
     beyond = uncovered_delta(ledger)
     if beyond > ledger.header.delta / 10:
-        ends = [header.noise_end for header in ledger.headers]
+        ends = [header.noise_end for header in ledger.headers if header.noise_end is not None]
         facts["uncovered_delta"] = beyond
-        facts["noise_end"] = None if None in ends else min(end for end in ends if end is not None)
+        facts["noise_end"] = min(ends) if len(ends) == len(ledger.headers) else None
     return facts
 
 
@@ -145,10 +181,11 @@ def doubt_about(run: RunFolder, releases: int | None = None) -> str | None:
         wrong = None
         if seal is not None:
             wrong = difference(run.ledger, seal, witness, ended)
-        elif (
-            isinstance(counted, int) and releases is not None and (releases < counted or (ended and releases > counted))
-        ):
-            wrong = f"{releases} releases of {counted} that {witness} counts: it was cut, or is of another run"
+        elif isinstance(counted, int) and releases is not None:
+            # A ledger may be ahead of a checkpoint, which is written later, and never of a result.
+            differs = releases != counted if ended else releases < counted
+            if differs:
+                wrong = f"{releases} releases of {counted} that {witness} counts: it was cut, or is of another run"
         if wrong is not None:
             return f"{run.ledger.name} has {wrong}"
     return None
@@ -160,7 +197,9 @@ def lost_ledger(run: RunFolder) -> str | None:
     Returns:
         None where it is there, or where nobody tells of one: the run had no privacy. Otherwise a piece of a sentence.
     """
-    for witness, statement, _ in _witnesses(run) if not run.ledger.exists() else ():
+    if run.ledger.exists():
+        return None
+    for witness, statement, _ in _witnesses(run):
         if Seal.read(statement.get("ledger")) is not None or statement.get("releases"):
             return f"{run.ledger.name} is missing, of which {witness} tells"
     return None
@@ -184,3 +223,65 @@ def _witnesses(run: RunFolder) -> Iterator[tuple[str, dict[str, Any], bool]]:
             state = torch.load(run.checkpoint, map_location="cpu", weights_only=True, mmap=True)
             statement = dict(state["callbacks"][STATE_KEY])
         yield "the checkpoint", statement, False
+
+
+# Runs that drew their noise or lots from one key for different releases: no epsilon covers them together
+
+
+def shared_noise(runs: Iterable[RunFolder]) -> list[str]:
+    """One line for each two runs that share noise or lots for different releases."""
+    drawn: dict[tuple[str, int, str], list[Path]] = {}
+    for run in runs:
+        for source in _sources(run.ledger):
+            drawn.setdefault(source, []).append(run.ledger)
+    pairs: set[tuple[Path, Path]] = set()
+    for ledgers in drawn.values():
+        pairs.update(combinations(ledgers, 2))
+    lines = []
+    for one, other in sorted(pairs):
+        lines += _complaint(one, other)
+    return lines
+
+
+def shared_with_neighbors(run: RunFolder) -> list[str]:
+    """One line for each run in the same folder, or in one beside it, that shares noise or lots with a run."""
+    if not run.ledger.is_file():
+        return []
+    sources = _sources(run.ledger)
+    lines = []
+    for ledger in islice(_neighbors(run), _MOST_NEIGHBORS):
+        if sources & _sources(ledger):
+            lines += _complaint(run.ledger, ledger)
+    return lines
+
+
+def _neighbors(run: RunFolder) -> Iterator[Path]:
+    around = run.path.resolve().parent
+    for pattern, folder in (("*", around), ("*/*", around.parent)):
+        for ledger in folder.glob(f"{pattern}/{RunFolder.ledger}"):
+            other = ledger.parent
+            if other != run.path.resolve() and (pattern == "*" or other.parent != around):
+                yield ledger
+
+
+def _sources(ledger: Path) -> set[tuple[str, int, str]]:
+    """What the phases of a ledger drew from, as their headers say."""
+    sources = set()
+    try:
+        with ledger.open("rb") as file:
+            headers = [json.loads(line) for line in file if line.startswith(_HEADER)]
+        for header in headers:
+            for name in ("noise_source", "lot_source"):
+                if header.get(name) is not None:
+                    sources.add((name, header["phase"], header[name]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # damaged: other readers say so
+        return set()
+    return sources
+
+
+def _complaint(one: Path, other: Path) -> list[str]:
+    try:
+        check_own_randomness({from_here(path.parent): read_ledger(path) for path in (one, other)})
+    except LedgerError as error:
+        return [str(error)]
+    return []

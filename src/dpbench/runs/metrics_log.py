@@ -117,13 +117,19 @@ def best_validation(path: Path) -> dict[str, float]:
         path: Of the log.
     """
     best = {}
-    for name, values in read_metrics(path).items():
-        directions = {"max": _MORE_IS_BETTER, "min": _LESS_IS_BETTER}
-        better = [way for way, words in directions.items() if str(name).startswith("val/") and words & _words_of(name)]
-        if better and values.notna().any():
-            best[str(name)] = float(values.agg(better[0]))
+    for column, values in read_metrics(path).items():
+        name = str(column)
+        direction = better_direction(name)
+        if direction is not None and values.notna().any():
+            best[name] = float(values.agg(direction))
     return best
 
 
-def _words_of(name: Any) -> set[str]:
-    return set(re.split(r"[/_@.]", str(name)))
+def better_direction(name: str) -> str | None:
+    """Whether the best value of a metric on validation data is its "max" or "min"; None where its name says neither."""
+    words = set(re.split(r"[/_@.]", name))
+    if not name.startswith("val/"):
+        return None
+    if words & _MORE_IS_BETTER:
+        return "max"
+    return "min" if words & _LESS_IS_BETTER else None

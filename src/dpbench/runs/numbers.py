@@ -27,18 +27,37 @@ def epsilon_text(epsilon: float | None, significant: int | None = None) -> str:
         return ABSENT
     if significant is not None:
         return f"{epsilon:.{significant}g}"
-    return f"{epsilon:.3f}" if epsilon < _MEANINGLESS or math.isinf(epsilon) else f"{epsilon:.2g}"
+    if _MEANINGLESS <= epsilon < math.inf:
+        return f"{epsilon:.2g}"
+    return f"{epsilon:.3f}"
 
 
 def epsilons_text(epsilons: Mapping[str, float | None]) -> str:
     """Each finite ε with its accountant, such as "1.924 (RDP), 1.765 (PLD)"."""
-    finite = [f"{epsilon_text(value)} ({name.upper()})" for name, value in epsilons.items() if value is not None]
+    finite = []
+    for name, value in epsilons.items():
+        if value is not None:
+            finite.append(f"{epsilon_text(value)} ({name.upper()})")
     return ", ".join(finite) or "none: no accountant gives a finite figure"
+
+
+def audit_text(epsilon: float | None) -> str:
+    """An ε beside lower limits of it, with as many digits as these have; None or 0: no accountant covers the lots."""
+    if not epsilon:
+        return "none"
+    return "infinite" if math.isinf(epsilon) else f"{epsilon:.2f}"
 
 
 def limit_text(epsilon: float | None) -> str:
     """A lower limit of ε, as audits give them; None is infinite."""
-    return f"> {MOST_AUDITED:.0f}" if epsilon is None or epsilon > MOST_AUDITED else f">= {epsilon:.2f}"
+    if epsilon is None or epsilon > MOST_AUDITED:
+        return f"> {MOST_AUDITED:.0f}"
+    return f">= {epsilon:.2f}"
+
+
+def limit_or_none(epsilon: float | None) -> str:
+    """A lower limit of ε, where there may be none: then it is None or not a number."""
+    return "none" if epsilon is None or math.isnan(epsilon) else limit_text(epsilon)
 
 
 def range_text(value: float | Sequence[float], form: str = ".5g") -> str:
@@ -61,7 +80,8 @@ def mean_text(mean: float | None, deviation: float | None = None, percent: bool 
     text = format(mean, f"{sign}.2f" if percent else f"{sign}.4g")
     if deviation is None or math.isnan(deviation):
         return text
-    return f"{text} ± {deviation:{'.2f' if percent else '.2g'}}"
+    spread = format(deviation, ".2f" if percent else ".2g")
+    return f"{text} ± {spread}"
 
 
 def metric_text(name: str, value: float | None, deviation: float | None = None) -> str:
@@ -70,7 +90,8 @@ def metric_text(name: str, value: float | None, deviation: float | None = None) 
         return mean_text(value, deviation)
     if value is None or math.isnan(value):
         return ABSENT
-    return f"{mean_text(100 * value, None if deviation is None else 100 * deviation, percent=True)} %"
+    percents = None if deviation is None else 100 * deviation
+    return f"{mean_text(100 * value, percents, percent=True)} %"
 
 
 def seconds_text(seconds: float) -> str:

@@ -40,10 +40,12 @@ def read_result(folder: RunFolder) -> dict[str, Any]:
     if record["privacy"].get("delta") is not None:
         damage = doubt_about(folder) if folder.ledger.is_file() else lost_ledger(folder)
         damage = record["privacy"].get("damage") or damage
-        record["privacy"] |= {} if damage is None else {"damage": damage}
+        if damage is not None:
+            record["privacy"]["damage"] = damage
     if record["privacy"].get("audit") is not None:
         changed = record["privacy"].get("damage") or _other_scores(folder, record["privacy"]["audit"])
-        record["privacy"] |= {} if changed is None else {"audit": {"damage": changed}}
+        if changed is not None:
+            record["privacy"]["audit"] = {"damage": changed}
     if folder.evaluation.exists():
         evaluation = read_json(folder.evaluation, Evaluation, again % folder.command("evaluate"))
         if evaluation["steps"] == record["steps"]:
@@ -66,9 +68,12 @@ def is_audited(record: Mapping[str, Any]) -> bool:
 
 def without_accuracy(record: Mapping[str, Any]) -> dict[str, float | None]:
     """Final figures of a run; where its model learned from canaries, none of how good it is."""
-    metrics: Mapping[str, float | None] = record["metrics"]
-    hidden = (*MEASURED, "evaluation/") if is_audited(record) else ()
-    return {name: value for name, value in metrics.items() if not name.startswith(hidden)}
+    metrics: dict[str, float | None] = dict(record["metrics"])
+    if is_audited(record):
+        for name in record["metrics"]:
+            if name.startswith((*MEASURED, "evaluation/")):
+                metrics.pop(name)
+    return metrics
 
 
 def audited_epsilon(privacy: Mapping[str, Any]) -> float:
@@ -132,21 +137,24 @@ def privacy_of(ledger: Path, private: bool = True) -> dict[str, Any]:
 
     book = read_run_ledger(ledger)
     header = book.header
-    epsilons = _epsilons(book, ledger_epsilon)
-    return {
-        "epsilon": epsilons,
-        **({"epsilon_microbatch": _epsilons(book, microbatch_epsilon)} if header.microbatch_size > 1 else {}),
+    privacy: dict[str, Any] = {"epsilon": _epsilons(book, ledger_epsilon)}
+    if header.microbatch_size > 1:
+        privacy["epsilon_microbatch"] = _epsilons(book, microbatch_epsilon)
+    privacy |= {
         "delta": header.delta,
         "unit": header.unit,
         "neighbouring_relation": header.neighboring_relation,
         "population": header.population,
         "microbatch_size": header.microbatch_size,
         "releases": len(book.releases),
-        **(noise_of(book) if book.releases else {}),
-        "ledger": seal_of(ledger)._asdict(),
-        **({} if book.wrong is None else {"damage": book.wrong}),
-        "sampling": book.releases[-1][1].sampling.to_dict() if book.releases else None,
     }
+    if book.releases:
+        privacy |= noise_of(book)
+    privacy["ledger"] = seal_of(ledger)._asdict()
+    if book.wrong is not None:
+        privacy["damage"] = book.wrong
+    privacy["sampling"] = book.releases[-1][1].sampling.to_dict() if book.releases else None
+    return privacy
 
 
 def _epsilons(book: Ledger, epsilon_of: Callable[[Ledger, float, str], float]) -> dict[str, float | None]:

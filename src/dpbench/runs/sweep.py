@@ -41,5 +41,9 @@ class Sweep:
         for run in self.finished():
             for word in words_of(run):
                 values.setdefault(key_of(word), set()).add(word)
-        several = [key for key, words in values.items() if len(words) > 1]
-        return tuple(key for key in dict.fromkeys([*self.swept, *several]) if key != "seed")
+        keys = dict.fromkeys(self.swept)
+        for key, words in values.items():
+            if len(words) > 1:
+                keys[key] = None
+        keys.pop("seed", None)
+        return tuple(keys)

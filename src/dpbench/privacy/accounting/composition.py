@@ -359,3 +359,69 @@ class _CurveAccountant(rdp_privacy_accountant.RdpAccountant):
         if do_compose:
             self._rdp += count * event.curve
         return None
+
+
+@dataclass(frozen=True)
+class LedgerCost:
+    """What runs on the same data cost together, as one accountant takes them.
+
+    Attributes:
+        ledgers: Of the runs.
+        accountant: A name in `ACCOUNTANTS`.
+        nominal: Whether lots that the accountant does not cover are taken for lots that it covers.
+    """
+
+    ledgers: Sequence[Ledger]
+    accountant: str
+    nominal: bool = False
+
+    @property
+    def samplings(self) -> set[Sampling]:
+        """How lots were drawn."""
+        samplings: set[Sampling] = set()
+        for ledger in self.ledgers:
+            samplings.update(sampling for sampling, _ in ledger.events)
+        return samplings
+
+    @property
+    def covered(self) -> bool:
+        """Whether the accountant covers all lots as they were drawn: otherwise its figure is nominal."""
+        return all(map(ACCOUNTANTS[self.accountant].covers, self.samplings))
+
+    @property
+    def basis(self) -> dict[str, bool | str]:
+        """Whether the figure is a guarantee, or nominal, and for which neighbors it holds."""
+        mathematics = ACCOUNTANTS[self.accountant]
+        covered = self.covered
+        relation = self.ledgers[0].header.neighboring_relation
+        if not covered:
+            relation = mathematics.nominal.neighboring_relation
+        return {
+            "guarantee": mathematics.guarantee and covered,
+            "nominal": not covered,
+            "neighbouring_relation": relation,
+        }
+
+    def events(self, ledger: Ledger) -> Counter[Event]:
+        """Releases of one of the runs, as the accountant takes them."""
+        if not self.nominal:
+            return ledger.events
+        return nominal_events(ledger.events, self.accountant, ledger.header.microbatch_size)
+
+    def epsilon(self, delta: float, selection: Selection | None = None) -> float:
+        """ε of all runs together, or of publishing only the best of them.
+
+        Args:
+            delta: δ.
+            selection: Distribution of the number of runs of which only the best is published.
+
+        Raises:
+            ConfigurationError: As `epsilon` and `selection_epsilon`.
+        """
+        runs = [self.events(ledger) for ledger in self.ledgers]
+        if selection is not None:
+            return selection_epsilon(runs, selection, delta, self.accountant)
+        together: Counter[Event] = Counter()
+        for events in runs:
+            together += events
+        return epsilon(together, delta, self.accountant)

@@ -11,9 +11,9 @@ from dpbench.cli import main
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.composition import epsilon, ledger_epsilon
 from dpbench.privacy.accounting.ledger import Header, Ledger, Release, read_ledger
+from dpbench.privacy.accounting.planning import at_population
 from dpbench.privacy.events import Event, SumQuery
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling, TruncatedPoissonSampling
-from dpbench.reports.nominal import at_population
 from tests.runs.test_ledgers import by_result
 
 
