@@ -25,7 +25,7 @@ def held(definition: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> t
     def listed(jobs: Sequence[Job], *_: object) -> None:
         asked.append([job.name for job in jobs])
 
-    monkeypatch.setattr("dpbench.reproduce.run_table.sweep", listed)
+    monkeypatch.setattr("dpbench.reproduce.reproduction.sweep", listed)
     jobs = table_jobs(read_table(str(definition)), tmp_path / "runs")
     lines = runs({(job.row, job.column, job.seed): 0.5 for job in jobs if job.seed == 0})
     lines["words"] = [" ".join(job.words) for job in jobs if job.seed == 0]

@@ -16,7 +16,7 @@ from dpbench.cli.completion import add_overrides
 from dpbench.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from dpbench.reproduce.run_table import Part
+    from dpbench.reproduce.reproduction import Part
 
 _RESUME = """\
 Nothing in the folder is imported or unpickled. Its config.yaml names the classes of installed packages that are
@@ -190,7 +190,7 @@ def _reproduce(options: argparse.Namespace) -> Answer:
         out.mkdir(parents=True, exist_ok=True)  # find out now, not after a minute
         return Answer(COMPUTED_TABLES[options.table].write(out))
     _refuse_idle_replacement(options.status, options.existing == "replace")
-    from dpbench.reproduce.run_table import reproduce_table  # slow to import, which a listing need not wait for
+    from dpbench.reproduce.reproduction import reproduce_table  # slow to import, which a listing need not wait for
 
     part = part_of(options.words)
     text, good = reproduce_table(options.table, part, options.out, options.runs, options.status, options.existing)
@@ -203,7 +203,7 @@ def part_of(words: Sequence[str]) -> Part:
     Raises:
         ConfigurationError: A word is something else.
     """
-    from dpbench.reproduce.run_table import Part
+    from dpbench.reproduce.reproduction import Part
 
     values: dict[str, Any] = {}
     launcher = []

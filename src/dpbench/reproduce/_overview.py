@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from dpbench.files import write_atomically
 from dpbench.reports.figures import new_figure, write_figure
-from dpbench.reproduce._outputs import summary
+from dpbench.reproduce._summary import summary
 from dpbench.reproduce.tables import MEASURES, Table, Variant
 from dpbench.run.search_path import conf_dir
 

@@ -1,9 +1,8 @@
-"""The pictures of a table: its cells with intervals, what its runs logged, and what their generators make."""
+"""Pictures of a table: its cells with intervals, and what its runs logged."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +10,15 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 
-from dpbench.files import replacing
 from dpbench.reports.figures import new_figure, write_figure
-from dpbench.reproduce._jobs import Job
-from dpbench.reproduce._results import CURVES, GRADIENTS, MONTAGE, STRIPS
+from dpbench.reproduce._results import CURVES, GRADIENTS
 from dpbench.reproduce.tables import Series, Table, Variant, select_cell
-from dpbench.synthesis.samples import FRAME, PER_CLASS
 
 _FEW = 2  # runs, which say nothing about their spread
 _STYLES = ("-", "--", ":", "-.")
 _TOGETHER = 12  # curves in one panel
 _ROOM = (0.03, 0.97)  # quantiles of a curve's values between which the axis always reaches
-_IMAGES = 2  # of a class in a strip
-_MAKER = "dpbench run"
 
 
 def draw_table(table: Table, runs: pd.DataFrame, lines: pd.DataFrame, folder: Path) -> None:
@@ -37,7 +29,7 @@ def draw_table(table: Table, runs: pd.DataFrame, lines: pd.DataFrame, folder: Pa
     Args:
         table: The definition.
         runs: Finished runs, as in runs.csv.
-        lines: A line for each cell, see `_outputs.summary`.
+        lines: A line for each cell, see `_summary.summary`.
         folder: Where to.
     """
     rows = [row.name for row in table.rows if (runs["row"] == row.name).any()]
@@ -99,7 +91,7 @@ def draw_logged(table: Table, name: str, frame: pd.DataFrame, path: Path) -> Non
     write_figure(path, figure)
 
 
-def _cell_label(table: Table, row: Variant, column: Variant, separator: str = "; ") -> str:
+def cell_label(table: Table, row: Variant, column: Variant, separator: str = "; ") -> str:
     return row.label if len(table.columns) == 1 else f"{row.label}{separator}{column.label}"
 
 
@@ -166,7 +158,7 @@ def _series(table: Table, lines: pd.DataFrame, series: Series) -> Figure:
                 panels.setdefault(column.label, {})[row.label] = part
             else:
                 by_name: Any = part.groupby("name", sort=False)
-                panels[_cell_label(table, row, column)] = dict(list(by_name))
+                panels[cell_label(table, row, column)] = dict(list(by_name))
     across = len(panels) if len(panels) <= 3 else math.ceil(math.sqrt(len(panels)))
     down = math.ceil(len(panels) / across)
     figure = new_figure(5.5 * across, 4.0 * down)
@@ -197,7 +189,7 @@ def _histograms(table: Table, counts: pd.DataFrame) -> Figure:
         for column in table.columns:
             part = select_cell(counts, row, column)
             if len(part):
-                panels[_cell_label(table, row, column)] = part
+                panels[cell_label(table, row, column)] = part
     figure = new_figure(5.0 * len(panels), 3.6)
     places = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (label, part) in zip(places, panels.items(), strict=True):
@@ -211,116 +203,3 @@ def _histograms(table: Table, counts: pd.DataFrame) -> Figure:
         axes.set(xlabel="log10 |value of a record's gradient|", ylabel="share of values")
         axes.grid(alpha=0.3)
     return figure
-
-
-def strip(grid: Path) -> np.ndarray:
-    """Cut two images of each class, side by side, out of the grid that a run wrote (a row for each class).
-
-    Args:
-        grid: samples.png of a run.
-
-    Returns:
-        (height, width, 3), uint8.
-    """
-    pixels = np.asarray(Image.open(grid).convert("RGB"))
-    side = (pixels.shape[1] - FRAME) // PER_CLASS
-    rows = (pixels.shape[0] - FRAME) // side
-    parts = []
-    for row in range(rows):
-        for place in range(_IMAGES):
-            top = row * side
-            left = place * side
-            parts.append(pixels[top + FRAME : top + side, left + FRAME : left + side])
-    return np.concatenate(parts, axis=1)
-
-
-def keep_strips(jobs: Sequence[Job], runs: pd.DataFrame, earlier: Path, folder: Path) -> None:
-    """Bring one run's images of each cell into the folder, so that the picture can be drawn again without the runs.
-
-    A file says which run made it: images of a run that is not among `runs` are removed.
-
-    Args:
-        jobs: Runs of the table whose folders may be there.
-        runs: Those that the table shows, as in runs.csv.
-        earlier: Results of earlier runs, the images of which are preferred; may be the folder itself.
-        folder: Of the results; made if need be.
-    """
-    grids = {}
-    for job in jobs:
-        if job.result() is not None and job.run.samples.is_file():
-            grids[_identity(vars(job))] = job.run.samples
-    written = set()
-    for (row, column), part in runs.groupby(["row", "column"]):
-        place = _place(folder, row, column)
-        makers = [_identity(line) for line in part.to_dict("records")]
-        files = [path for path in (_place(earlier, row, column), place) if _maker(path) in makers]
-        fresh = [maker for maker in makers if maker in grids]
-        # Images that are there first: those of another run would change a picture whose figures have not changed.
-        if files:
-            _write(place, np.asarray(Image.open(files[0])), _maker(files[0]))
-        elif fresh:
-            _write(place, strip(grids[fresh[0]]), fresh[0])
-        else:
-            continue
-        written.add(place)
-    for path in (folder / STRIPS).glob("*/*.png"):
-        if path not in written:
-            path.unlink(missing_ok=True)
-
-
-def write_montage(table: Table, folder: Path) -> list[str]:
-    """Draw the images of all cells, one below the other; the picture goes where there are none.
-
-    Args:
-        table: The definition.
-        folder: Of the results, with the images of each cell.
-
-    Returns:
-        Cells without images, for the reader.
-    """
-    strips = {}
-    without = []
-    for row in table.rows:
-        for column in table.columns:
-            place = _place(folder, row.name, column.name)
-            if place.is_file():
-                strips[place] = _cell_label(table, row, column, "\n")
-            else:
-                without.append(f"{row.name}, {column.name}")
-    if not strips:
-        (folder / MONTAGE).unlink(missing_ok=True)
-        return without
-    figure = new_figure(12.0, 0.75 * len(strips) + 0.4)
-    places = figure.subplots(len(strips), 1, squeeze=False)[:, 0]
-    for axes, (path, label) in zip(places, strips.items(), strict=True):
-        axes.imshow(np.asarray(Image.open(path)), interpolation="nearest")
-        axes.set_ylabel(label, rotation=0, ha="right", va="center", fontsize=8)
-        axes.set(xticks=[], yticks=[])
-    write_figure(folder / MONTAGE, figure)
-    return without
-
-
-def _place(folder: Path, row: object, column: object) -> Path:
-    return folder / STRIPS / str(row) / f"{column}.png"
-
-
-def _identity(run: Mapping[Any, Any]) -> str:
-    return f"{int(run['seed'])} {run['config_hash']} {run['code_hash']}"
-
-
-def _maker(path: Path) -> str:
-    """Which run made the images of a file; empty where there is none, it is torn, or does not say."""
-    try:
-        with Image.open(path) as image:
-            image.load()
-            return str(image.info.get(_MAKER, ""))
-    except OSError:
-        return ""
-
-
-def _write(place: Path, pixels: np.ndarray, maker: str) -> None:
-    text = PngInfo()
-    text.add_text(_MAKER, maker)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(place) as new:
-        Image.fromarray(pixels).save(new, format="png", pnginfo=text)

@@ -12,11 +12,8 @@ import pandas as pd
 
 from dpbench.code import code_hash
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.accounting.composition import ledger_epsilon
-from dpbench.reports.nominal import at_population
 from dpbench.reproduce._jobs import Job, value_at
 from dpbench.reproduce.tables import MEASURES, Table, Variant, read_table
-from dpbench.runs.ledgers import read_run_ledger
 from dpbench.runs.readers import read_csv, read_metrics
 
 RUNS = "runs.csv"
@@ -119,6 +116,11 @@ def _nominal_epsilon(table: Table, job: Job) -> float | None:
     """What the run would have cost at the table's nominal population."""
     if table.nominal is None or not job.run.ledger.is_file():
         return None
+    # Here, because accountants take a second to import, and few tables have such a column.
+    from dpbench.privacy.accounting.composition import ledger_epsilon
+    from dpbench.reports.nominal import at_population
+    from dpbench.runs.ledgers import read_run_ledger
+
     ledger = at_population(read_run_ledger(job.run.ledger), table.nominal.population, table.nominal.batch_size)
     return ledger_epsilon(ledger, table.nominal.delta, "rdp")
 

@@ -19,7 +19,7 @@ from dpbench.reproduce._workflow_results import (
     trained,
     write_page,
 )
-from dpbench.reproduce.run_table import full_disk_explained, refuse_unknown_choices
+from dpbench.reproduce.reproduction import full_disk_explained, refuse_unknown_choices
 from dpbench.reproduce.tables import Table
 
 

@@ -11,8 +11,6 @@ from typing import Literal
 
 from dpbench.errors import ConfigurationError
 from dpbench.reproduce._jobs import status, sweep, table_jobs
-from dpbench.reproduce._outputs import markdown, write_outputs
-from dpbench.reproduce._pictures import keep_strips, write_montage
 from dpbench.reproduce._results import (
     MONTAGE,
     EarlierRuns,
@@ -24,6 +22,7 @@ from dpbench.reproduce._results import (
     of_best_trials,
     with_choices,
 )
+from dpbench.reproduce._summary import markdown
 from dpbench.reproduce.tables import read_table
 from dpbench.run.search_path import conf_dir, groups_of, plugin_dirs
 
@@ -82,9 +81,16 @@ def reproduce_table(
     selected = table.selected(part.rows, part.columns, part.seeds)
     # Whatever is finished of the whole table goes into it, by this code, not only what is asked for now.
     full = table.selected((), (), max(len(table.seeds), len(selected.seeds)))
-    jobs = table_jobs(selected, runs, part.trainer)
-    every_job = {job.key: job for job in (*table_jobs(full, runs, part.trainer), *jobs)}
-    all_jobs = list(every_job.values())
+    seeds = dict.fromkeys((*full.seeds, *selected.seeds))
+    jobs = []
+    all_jobs = []
+    # Listed once: Hydra takes a tenth of a second for each cell.
+    for job in table_jobs(full.selected((), (), tuple(seeds)), runs, part.trainer):
+        is_selected = selected.has(job.row, job.column) and job.seed in selected.seeds
+        if is_selected:
+            jobs.append(job)
+        if is_selected or job.seed in full.seeds:
+            all_jobs.append(job)
     folder = out / table.folder
     earlier = earlier_runs(table, folder, all_jobs) if held == "keep" else EarlierRuns()
     missing = earlier.without(jobs)
@@ -99,6 +105,9 @@ def reproduce_table(
         succeeded = all(job.state() != "failed" for job in missing)
         if only_status or finished.empty:
             return "\n".join(text), succeeded
+        # Not before: it imports PyTorch and matplotlib, for whose seconds `--status` need not wait.
+        from dpbench.reproduce._outputs import keep_strips, write_montage, write_outputs
+
         if held != "replace" and (other := conflicting_results(folder, finished, held == "keep")) is not None:
             text.append(
                 f"{folder} holds {other} and stays as it is: --replace overwrites it, --keep leaves its runs in the "
