@@ -209,8 +209,8 @@ def test_a_choice_that_cannot_be_made_is_one_clear_error(
     [
         ("metric: val/accuracy", "metric: test/accuracy", "chosen by a metric of validation data"),
         ("rows:\n", "chosen_from: x\nrows:\n", "give both"),
-        ("label: C = 1,", "label: C = 1, chosen: [a],", "rows.loose.chosen: "),
-        ("rows:\n", "nominal: 7\nrows:\n", "nominal: input should be a valid mapping"),
+        ("label: C = 1,", "label: C = 1, chosen: [a],", r"rows.loose.chosen must be a mapping \(KEY: VALUE\)"),
+        ("rows:\n", "nominal: 7\nrows:\n", r"nominal must be a mapping \(KEY: VALUE\), not 7"),
         ("rows:\n", "difference: [[low]]\nrows:\n", "difference.0.1 is missing"),
     ],
 )

@@ -127,7 +127,7 @@ def test_means_over_the_last_evaluations(definition: Path, tmp_path: Path) -> No
     write_outputs(table, measured, {}, tmp_path / "out")  # nothing was evaluated on the way
     assert "last 2 evaluations" not in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     definition.write_text(f"{TABLE}last_evaluations: none\n")
-    with pytest.raises(ConfigurationError, match="last_evaluations: input should be a valid integer"):
+    with pytest.raises(ConfigurationError, match="last_evaluations must be a whole number, not 'none'"):
         read_table(str(definition))
 
 

@@ -14,7 +14,7 @@ from PIL.PngImagePlugin import PngInfo
 from dpbench.files import replacing, write_atomically
 from dpbench.reports.figures import new_figure, write_figure
 from dpbench.reproduce._jobs import Job
-from dpbench.reproduce._pictures import cell_label, draw_logged, draw_table
+from dpbench.reproduce._pictures import draw_logged, draw_table
 from dpbench.reproduce._results import (
     CURVES,
     MONTAGE,
@@ -213,13 +213,12 @@ def write_montage(table: Table, folder: Path) -> list[str]:
     """
     strips = {}
     without = []
-    for row in table.rows:
-        for column in table.columns:
-            place = _place(folder, row.name, column.name)
-            if place.is_file():
-                strips[place] = cell_label(table, row, column, "\n")
-            else:
-                without.append(f"{row.name}, {column.name}")
+    for row, column in table.cells:
+        place = _place(folder, row.name, column.name)
+        if place.is_file():
+            strips[place] = table.label_of(row, column, "\n")
+        else:
+            without.append(f"{row.name}, {column.name}")
     if not strips:
         (folder / MONTAGE).unlink(missing_ok=True)
         return without
@@ -227,7 +226,13 @@ def write_montage(table: Table, folder: Path) -> list[str]:
     places = figure.subplots(len(strips), 1, squeeze=False)[:, 0]
     for axes, (path, label) in zip(places, strips.items(), strict=True):
         axes.imshow(np.asarray(Image.open(path)), interpolation="nearest")
-        axes.set_ylabel(label, rotation=0, ha="right", va="center", fontsize=8)
+        axes.set_ylabel(
+            label,
+            rotation=0,
+            ha="right",
+            va="center",
+            fontsize=8,
+        )
         axes.set(xticks=[], yticks=[])
     write_figure(folder / MONTAGE, figure)
     return without

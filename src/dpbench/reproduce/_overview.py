@@ -162,22 +162,21 @@ def _papers(table: Table) -> list[dict[str, Any]]:
     if not table.metric.startswith("test/") or table.name.startswith(OWN):
         return []
     entries = []
-    for row in table.rows:
-        for column in table.columns:
-            epsilon = row.epsilon if row.epsilon is not None else column.epsilon
-            mean, _ = table.printed(row.name, column.name)
-            if epsilon is None or mean is None:
-                continue
-            by_microbatch = "strategy.microbatch_size=" in " ".join(table.words_of(row, column))
-            entry = _entry(table, row, column)
-            entry |= {
-                "unit": "microbatch" if by_microbatch else "example",
-                "whose": PAPER,
-                "epsilon": epsilon,
-                "accountant": "as claimed",
-                "value": mean,
-            }
-            entries.append(entry)
+    for row, column in table.cells:
+        epsilon = row.epsilon if row.epsilon is not None else column.epsilon
+        mean, _ = table.printed(row.name, column.name)
+        if epsilon is None or mean is None:
+            continue
+        by_microbatch = "strategy.microbatch_size=" in " ".join(table.words_of(row, column))
+        entry = _entry(table, row, column)
+        entry |= {
+            "unit": "microbatch" if by_microbatch else "example",
+            "whose": PAPER,
+            "epsilon": epsilon,
+            "accountant": "as claimed",
+            "value": mean,
+        }
+        entries.append(entry)
     return entries
 
 
@@ -222,7 +221,7 @@ def _entry(table: Table, row: Variant, column: Variant) -> dict[str, Any]:
         "source": table.source,
         "row": row.name,
         "column": column.name,
-        "label": row.label if len(table.columns) == 1 else f"{row.label}; {column.label}",
+        "label": table.label_of(row, column),
         "method": method,
         "is_chosen": bool(table.chosen_from) or table.name.startswith(OWN),
     }
@@ -345,7 +344,14 @@ def _join_cells(axes: Axes, visible: pd.DataFrame) -> None:
     for _, cell in visible[visible["table"] != ""].groupby(["table", "row", "column"]):
         is_long = cell["epsilon"].max() > _LONG_GAP * cell["epsilon"].min()
         if is_long and set(cell["whose"]) == {OURS, PAPER}:
-            axes.plot(cell["epsilon"], cell["value"], color=_GRAY, linestyle=":", linewidth=0.9, zorder=1)
+            axes.plot(
+                cell["epsilon"],
+                cell["value"],
+                color=_GRAY,
+                linestyle=":",
+                linewidth=0.9,
+                zorder=1,
+            )
 
 
 def _name_sources(axes: Axes, panel: pd.DataFrame, field: pd.DataFrame) -> None:
@@ -387,13 +393,42 @@ def _add_legend(figure: Figure, frame: pd.DataFrame) -> None:
     handles = []
     for method, (name, color) in _METHODS.items():
         if (frame["method"] == method).any():
-            handles.append(Line2D([], [], color=color, linewidth=5, label=name))
+            handles.append(
+                Line2D(
+                    [],
+                    [],
+                    color=color,
+                    linewidth=5,
+                    label=name,
+                )
+            )
     if not frame["method"].dropna().isin(_METHODS).all():
         name, color = _OTHER_METHOD
-        handles.append(Line2D([], [], color=color, linewidth=5, label=name))
+        handles.append(
+            Line2D(
+                [],
+                [],
+                color=color,
+                linewidth=5,
+                label=name,
+            )
+        )
     for label, style in _MARKS.items():
-        handles.append(Line2D([], [], label=label, **{"color": _BLACK, "linestyle": "none", "markersize": 5} | style))
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+        handles.append(
+            Line2D(
+                [],
+                [],
+                label=label,
+                **{"color": _BLACK, "linestyle": "none", "markersize": 5} | style,
+            )
+        )
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=3,
+        fontsize=8,
+        frameon=False,
+    )
 
 
 def _finish(axes: Axes, panel: pd.DataFrame, is_narrow: bool) -> None:
@@ -403,7 +438,14 @@ def _finish(axes: Axes, panel: pd.DataFrame, is_narrow: bool) -> None:
     axes.set_xscale("log")
     if most > _MEANINGLESS:
         axes.set_xlim(least / 1.3, most * 1.3)
-        axes.axvspan(max(_MEANINGLESS, least / 1.3), most * 1.3, color=_GRAY, alpha=0.12, linewidth=0, zorder=0)
+        axes.axvspan(
+            max(_MEANINGLESS, least / 1.3),
+            most * 1.3,
+            color=_GRAY,
+            alpha=0.12,
+            linewidth=0,
+            zorder=0,
+        )
         axes.text(
             0.99,
             0.02,

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from dpbench.reports.figures import new_figure, write_figure
 from dpbench.reproduce._results import CURVES, GRADIENTS
-from dpbench.reproduce.tables import Series, Table, Variant, select_cell
+from dpbench.reproduce.tables import Series, Table, select_cell
 
 _FEW = 2  # runs, which say nothing about their spread
 _STYLES = ("-", "--", ":", "-.")
@@ -46,13 +46,35 @@ def draw_table(table: Table, runs: pd.DataFrame, lines: pd.DataFrame, folder: Pa
         shift = (number - (len(table.columns) - 1) / 2) * 0.7 / len(table.columns)
         heights = {row.name: place + shift for place, row in enumerate(table.rows)}
         part = runs[(runs["column"] == column.name) & runs["row"].isin(list(heights))]
-        axes.plot(part["value"], part["row"].map(heights), ".", color=color, alpha=0.45, markersize=5)
+        axes.plot(
+            part["value"],
+            part["row"].map(heights),
+            ".",
+            color=color,
+            alpha=0.45,
+            markersize=5,
+        )
         cells = lines[lines["column"] == column.name]
         height = cells["row"].map(heights)
         half = cells["half"].where(cells["n"] > _FEW)
-        axes.errorbar(cells["mean"], height, xerr=half, fmt="o", color=color, capsize=3, label=f"{column.label}, ours")
+        axes.errorbar(
+            cells["mean"],
+            height,
+            xerr=half,
+            fmt="o",
+            color=color,
+            capsize=3,
+            label=f"{column.label}, ours",
+        )
         if cells["paper"].notna().any():
-            axes.plot(cells["paper"], height, "x", color=color, markersize=9, label=f"{column.label}, paper")
+            axes.plot(
+                cells["paper"],
+                height,
+                "x",
+                color=color,
+                markersize=9,
+                label=f"{column.label}, paper",
+            )
     axes.set_yticks(range(len(table.rows)), [row.label for row in table.rows], fontsize=8)
     axes.invert_yaxis()
     values = pd.concat([runs["value"], lines["paper"]]).dropna()
@@ -67,7 +89,12 @@ def draw_table(table: Table, runs: pd.DataFrame, lines: pd.DataFrame, folder: Pa
     axes.set_xlabel(table.measure.label)
     axes.set_title(table.title, fontsize=10)
     axes.grid(axis="x", alpha=0.3)
-    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    axes.legend(
+        fontsize=8,
+        loc="upper left",
+        bbox_to_anchor=(1.0, 1.0),
+        frameon=False,
+    )
     for suffix in ("png", "pdf"):
         write_figure(folder / f"figure.{suffix}", figure)
 
@@ -91,10 +118,6 @@ def draw_logged(table: Table, name: str, frame: pd.DataFrame, path: Path) -> Non
     write_figure(path, figure)
 
 
-def cell_label(table: Table, row: Variant, column: Variant, separator: str = "; ") -> str:
-    return row.label if len(table.columns) == 1 else f"{row.label}{separator}{column.label}"
-
-
 def _curves(table: Table, curves: pd.DataFrame) -> Figure:
     """Learning curves: the mean over seeds after each evaluation, and the range of the seeds.
 
@@ -105,7 +128,12 @@ def _curves(table: Table, curves: pd.DataFrame) -> Figure:
     if curves.groupby(["row", "column"]).ngroups > _TOGETHER:
         panels = [[column] for column in table.columns]
     figure = new_figure(8.0 if len(panels) == 1 else 2.0 + 3.5 * len(panels), 4.5)
-    places = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    places = figure.subplots(
+        1,
+        len(panels),
+        squeeze=False,
+        sharey=True,
+    )[0]
     for axes, columns in zip(places, panels, strict=True):
         for number, row in enumerate(table.rows):
             for column, style in zip(columns, _STYLES * len(columns), strict=False):
@@ -119,7 +147,12 @@ def _curves(table: Table, curves: pd.DataFrame) -> Figure:
             axes.set_title(columns[0].label, fontsize=9)
     places[0].set_ylim(*_curve_limits(table, curves))
     places[0].set_ylabel(table.measure.label)
-    places[-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    places[-1].legend(
+        fontsize=7,
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
+        frameon=False,
+    )
     return figure
 
 
@@ -138,8 +171,23 @@ def _curve_limits(table: Table, curves: pd.DataFrame) -> tuple[float, float]:
 def _draw_curve(axes: Axes, part: pd.DataFrame, style: str, color: str, label: str) -> None:
     steps = part.groupby("step")["value"].agg(["mean", "min", "max"])
     marker = "o" if len(steps) == 1 else None
-    axes.plot(steps.index, steps["mean"], style, color=color, label=label, linewidth=1.3, marker=marker)
-    axes.fill_between(steps.index, steps["min"], steps["max"], color=color, alpha=0.15, linewidth=0)
+    axes.plot(
+        steps.index,
+        steps["mean"],
+        style,
+        color=color,
+        label=label,
+        linewidth=1.3,
+        marker=marker,
+    )
+    axes.fill_between(
+        steps.index,
+        steps["min"],
+        steps["max"],
+        color=color,
+        alpha=0.15,
+        linewidth=0,
+    )
 
 
 def _series(table: Table, lines: pd.DataFrame, series: Series) -> Figure:
@@ -158,7 +206,7 @@ def _series(table: Table, lines: pd.DataFrame, series: Series) -> Figure:
                 panels.setdefault(column.label, {})[row.label] = part
             else:
                 by_name: Any = part.groupby("name", sort=False)
-                panels[cell_label(table, row, column)] = dict(list(by_name))
+                panels[table.label_of(row, column)] = dict(list(by_name))
     across = len(panels) if len(panels) <= 3 else math.ceil(math.sqrt(len(panels)))
     down = math.ceil(len(panels) / across)
     figure = new_figure(5.5 * across, 4.0 * down)
@@ -169,13 +217,24 @@ def _series(table: Table, lines: pd.DataFrame, series: Series) -> Figure:
     for axes, (title, curves) in zip(places, panels.items(), strict=False):
         for name, values in curves.items():
             style = "--" if name.endswith("bias") else "-"
-            axes.plot(values["step"], values["value"], style, label=name, linewidth=1.1)
+            axes.plot(
+                values["step"],
+                values["value"],
+                style,
+                label=name,
+                linewidth=1.1,
+            )
         axes.set(yscale=series.scale, xlabel="step", ylabel=series.label)
         if series.scale == "linear" and lines["value"].min() >= 0:
             axes.set_ylim(bottom=0)
         axes.set_title(title, fontsize=9)
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        axes.legend(
+            fontsize=7,
+            frameon=False,
+            loc="center left",
+            bbox_to_anchor=(1.0, 0.5),
+        )
     return figure
 
 
@@ -185,11 +244,10 @@ def _histograms(table: Table, counts: pd.DataFrame) -> Figure:
     The frame has columns log10_from, log10_to and count; the first bin holds the zeros.
     """
     panels = {}
-    for row in table.rows:
-        for column in table.columns:
-            part = select_cell(counts, row, column)
-            if len(part):
-                panels[cell_label(table, row, column)] = part
+    for row, column in table.cells:
+        part = select_cell(counts, row, column)
+        if len(part):
+            panels[table.label_of(row, column)] = part
     figure = new_figure(5.0 * len(panels), 3.6)
     places = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (label, part) in zip(places, panels.items(), strict=True):
@@ -197,7 +255,13 @@ def _histograms(table: Table, counts: pd.DataFrame) -> Figure:
         is_inner = np.isfinite(part["log10_from"]) & np.isfinite(part["log10_to"])
         inner = part[is_inner]
         width = inner["log10_to"] - inner["log10_from"]
-        axes.bar(inner["log10_from"], share[is_inner], width=width, align="edge", color="#3060a8")
+        axes.bar(
+            inner["log10_from"],
+            share[is_inner],
+            width=width,
+            align="edge",
+            color="#3060a8",
+        )
         zeros = 100 * share[~np.isfinite(part["log10_from"])].sum()
         axes.set_title(f"{label} ({zeros:.0f} % are below 1e-9)", fontsize=9)
         axes.set(xlabel="log10 |value of a record's gradient|", ylabel="share of values")

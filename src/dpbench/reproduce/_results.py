@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -13,7 +14,7 @@ import pandas as pd
 from dpbench.code import code_hash
 from dpbench.errors import ConfigurationError
 from dpbench.reproduce._jobs import Job, value_at
-from dpbench.reproduce.tables import MEASURES, Table, Variant, read_table
+from dpbench.reproduce.tables import MEASURES, Table, Variant, read_table, select_lines
 from dpbench.runs.readers import read_csv, read_metrics
 
 RUNS = "runs.csv"
@@ -147,6 +148,24 @@ def conflicting_results(folder: Path, runs: pd.DataFrame, any_code: bool = False
     return f"{lost} run(s) that are not among these (of other settings or seeds, or from another --runs)"
 
 
+def stored_results(folder: Path) -> str:
+    """Say how many finished runs a results folder holds, and how many of them other code made; "" where none.
+
+    Args:
+        folder: Of the table's results.
+    """
+    if not (folder / RUNS).is_file():
+        return ""
+    runs = read_csv(folder / RUNS, [], _RESTORE, ("*",))
+    runs = runs.reindex(columns=["code_hash", "commit"])  # which older files may lack
+    text = f"{folder} holds {len(runs)} finished runs"
+    foreign = runs[runs["code_hash"] != code_hash()]
+    if foreign.empty:
+        return text
+    commits = ", ".join(sorted(foreign["commit"].dropna().astype(str).str[:10].unique()))
+    return f"{text}, {len(foreign)} of them made by other code ({commits}): --keep counts them as done"
+
+
 def refuse_other_words(table: Table, runs: pd.DataFrame) -> None:
     """Raise ConfigurationError where runs do not hold what the definition shows now, by the words that it has now."""
     again = f"(dpbench reproduce {table.command} --replace)"
@@ -158,10 +177,8 @@ def refuse_other_words(table: Table, runs: pd.DataFrame) -> None:
             f"the definition, or write it again {again}."
         )
     words = {}
-    for row in table.rows:
-        for column in table.columns:
-            for trial in table.trials:
-                words[row.name, column.name, trial.name] = " ".join(table.words_of(row, column, trial))
+    for row, column, trial in itertools.product(table.rows, table.columns, table.trials):
+        words[row.name, column.name, trial.name] = " ".join(table.words_of(row, column, trial))
     for (*cell, _), text in zip(keys_of(runs), runs["words"], strict=True):
         name = _named(cell)
         if tuple(cell) not in words:
@@ -191,8 +208,7 @@ def best_trials(table: Table, runs: pd.DataFrame) -> dict[tuple[str, str], tuple
     means = runs.groupby(["row", "column", trials_of(runs)])["value"].mean().dropna()
     best = {}
     for _, values in means.groupby(level=["row", "column"]):
-        key: Any = values.idxmin() if table.measure.lower_is_better else values.idxmax()
-        row, column, name = key
+        row, column, name = table.measure.best(values)
         best[row, column] = (trials[name], len(values))
     return best
 
@@ -236,45 +252,33 @@ def with_choices(table: Table, results: Path) -> Table:
     # Not a number where a seed is missing: a trial of fewer seeds is not compared.
     means = values.reindex(columns=list(tuning.seeds)).mean(axis=1, skipna=False)
     choices = {}
-    for row in table.rows:
-        for column in table.columns:
-            candidates = _candidates(table, tuning, row, column)
-            scores = means.reindex(list(candidates))
-            missing = scores.index[scores.isna()]
-            if len(missing):
-                raise ConfigurationError(
-                    f"{table.name} chooses {row.label}, {column.label} among {len(scores)} trials of {tuning.name}, of "
-                    f"which {len(missing)} are not finished in {path} (such as {candidates[missing[0]].label}): "
-                    f"{first}."
-                )
-            best: Any = scores.idxmin() if tuning.measure.lower_is_better else scores.idxmax()
-            choices[row.name, column.name] = candidates[best]
+    for row, column in table.cells:
+        candidates = _candidates(table, tuning, row, column)
+        scores = means.reindex(list(candidates))
+        missing = scores.index[scores.isna()]
+        if len(missing):
+            raise ConfigurationError(
+                f"{table.name} chooses {row.label}, {column.label} among {len(scores)} trials of {tuning.name}, of "
+                f"which {len(missing)} are not finished in {path} (such as {candidates[missing[0]].label}): {first}."
+            )
+        choices[row.name, column.name] = candidates[tuning.measure.best(scores)]
     return table.model_copy(update={"choices": choices})
 
 
 def _candidates(table: Table, tuning: Table, row: Variant, column: Variant) -> dict[tuple[str, str, str], Variant]:
     """What a cell chooses among: cells of the tuning table that its row or its column names, with every trial."""
+    refusal = f"{table.name} chooses from {tuning.name}, which has no"
+    rows = select_lines(tuning.rows, row.chosen.rows + column.chosen.rows, refusal)
+    columns = select_lines(tuning.columns, row.chosen.columns + column.chosen.columns, refusal)
     candidates = {}
-    for tuned_row in _those_named(table, tuning, tuning.rows, row.chosen.rows + column.chosen.rows):
-        for tuned_column in _those_named(table, tuning, tuning.columns, row.chosen.columns + column.chosen.columns):
-            for trial in tuning.trials:
-                parts = (tuned_row, tuned_column, trial)
-                label = _named([part.label for part in parts])
-                words = (*tuned_row.words, *tuned_column.words, *trial.words)
-                key = (tuned_row.name, tuned_column.name, trial.name)
-                candidates[key] = Variant(name="chosen", label=label, words=words)
+    for parts in itertools.product(rows, columns, tuning.trials):
+        tuned_row, tuned_column, trial = parts
+        candidates[tuned_row.name, tuned_column.name, trial.name] = Variant(
+            name="chosen",
+            label=_named([part.label for part in parts]),
+            words=(*tuned_row.words, *tuned_column.words, *trial.words),
+        )
     return candidates
-
-
-def _those_named(table: Table, tuning: Table, lines: Sequence[Variant], names: Sequence[str]) -> Sequence[Variant]:
-    """Rows or columns of the tuning table; all of them where none is named."""
-    by_name = {line.name: line for line in lines}
-    for name in names:
-        if name not in by_name:
-            raise ConfigurationError(
-                f"{table.name} chooses from {tuning.name}, which has no {name!r}; known: {', '.join(by_name)}."
-            )
-    return [by_name[name] for name in names] or lines
 
 
 @dataclass(frozen=True)
@@ -396,7 +400,14 @@ def _collected(jobs: Sequence[Job], read: Callable[[Job], pd.DataFrame]) -> pd.D
     for job in jobs:
         part = read(job)
         if len(part):
-            parts.append(part.assign(row=job.row, column=job.column, trial=job.trial, seed=job.seed))
+            parts.append(
+                part.assign(
+                    row=job.row,
+                    column=job.column,
+                    trial=job.trial,
+                    seed=job.seed,
+                )
+            )
     if not parts:
         return pd.DataFrame()
     frame = pd.concat(parts)

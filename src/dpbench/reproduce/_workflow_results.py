@@ -271,14 +271,24 @@ def steps_text(outcome: Outcome, *steps: str) -> str:
         data_table=_data_table(outcome),
         caveats=_CAVEATS,
         number=_number,
-        fill=partial(textwrap.fill, width=120, initial_indent="  note     ", subsequent_indent=" " * 11),
+        fill=partial(
+            textwrap.fill,
+            width=120,
+            initial_indent="  note     ",
+            subsequent_indent=" " * 11,
+        ),
     )
     return text.rstrip("\n")
 
 
 def _noise_table(outcome: Outcome) -> str:
     runs = [outcome.power, *outcome.noise] if outcome.power else []
-    return render("workflow_noise.md", outcome=outcome, runs=runs, number=_number).rstrip()
+    return render(
+        "workflow_noise.md",
+        outcome=outcome,
+        runs=runs,
+        number=_number,
+    ).rstrip()
 
 
 def _data_table(outcome: Outcome) -> str:
@@ -352,10 +362,26 @@ def _draw(path: Path, outcome: Outcome) -> None:
     figure = new_figure(11, 4.2)
     left, right = figure.subplots(1, 2)
     _draw_recall(left, outcome, recalls)
-    right.plot(recalls["epsilon"], recalls["epsilon"], color=_RED, label="sound ε")
+    right.plot(
+        recalls["epsilon"],
+        recalls["epsilon"],
+        color=_RED,
+        label="sound ε",
+    )
     audited = recalls["audited"].astype(float)
-    right.plot(recalls["epsilon"], audited, color=_BLUE, marker="o", label="audited by labels, at least")
-    right.set(xscale="log", yscale="log", xlabel="sound ε", ylabel="ε")
+    right.plot(
+        recalls["epsilon"],
+        audited,
+        color=_BLUE,
+        marker="o",
+        label="audited by labels, at least",
+    )
+    right.set(
+        xscale="log",
+        yscale="log",
+        xlabel="sound ε",
+        ylabel="ε",
+    )
     for axis in (left.xaxis, right.xaxis, right.yaxis):
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -364,7 +390,12 @@ def _draw(path: Path, outcome: Outcome) -> None:
     for axes in (left, right):
         if chosen is not None and chosen.epsilon is not None:
             label = f"chosen: z = {chosen.noise_multiplier:g}"
-            axes.axvline(chosen.epsilon, color=_GREEN, linewidth=1, label=label)
+            axes.axvline(
+                chosen.epsilon,
+                color=_GREEN,
+                linewidth=1,
+                label=label,
+            )
         axes.legend(frameon=False, fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
     plan = outcome.plan
@@ -376,11 +407,35 @@ def _draw_recall(axes: Axes, outcome: Outcome, recalls: pd.DataFrame) -> None:
     assert outcome.power is not None
     epsilons = recalls["epsilon"]
     fresh = 100 * recalls["guessed"]
-    axes.axhline(100 * outcome.power.recalled, color=_GRAY, linestyle="--", linewidth=1, label="without privacy")
-    axes.plot(epsilons, 100 * recalls["recalled"], color=_BLUE, marker="o", label="training labels")
+    axes.axhline(
+        100 * outcome.power.recalled,
+        color=_GRAY,
+        linestyle="--",
+        linewidth=1,
+        label="without privacy",
+    )
+    axes.plot(
+        epsilons,
+        100 * recalls["recalled"],
+        color=_BLUE,
+        marker="o",
+        label="training labels",
+    )
     limit = fresh + 100 * recalls["limit"]
-    axes.plot(epsilons, limit, color=_BLUE, linestyle=":", label="95 % limit of the gap, on top of fresh ones")
-    axes.plot(epsilons, fresh, color=_GRAY, marker="o", label="fresh labels")
+    axes.plot(
+        epsilons,
+        limit,
+        color=_BLUE,
+        linestyle=":",
+        label="95 % limit of the gap, on top of fresh ones",
+    )
+    axes.plot(
+        epsilons,
+        fresh,
+        color=_GRAY,
+        marker="o",
+        label="fresh labels",
+    )
     axes.fill_between(
         epsilons,
         fresh,
@@ -390,4 +445,9 @@ def _draw_recall(axes: Axes, outcome: Outcome, recalls: pd.DataFrame) -> None:
         linewidth=0,
         label="limit within the margin: passes",
     )
-    axes.set(xscale="log", xlabel="sound ε of the run", ylabel="recalled random labels (%)", ylim=(0, 102))
+    axes.set(
+        xscale="log",
+        xlabel="sound ε of the run",
+        ylabel="recalled random labels (%)",
+        ylim=(0, 102),
+    )

@@ -252,7 +252,12 @@ def noise_per_example(row: Mapping[str, Any]) -> NoisePerExample:
         shares = []
         for batch_size in row["batch_sizes"]:
             rate = batch_size / row["population"]
-            setting = TrainingSetting(sample_rate=rate, epochs=row["epochs"], epsilon=epsilon, delta=_delta(row))
+            setting = TrainingSetting(
+                sample_rate=rate,
+                epochs=row["epochs"],
+                epsilon=epsilon,
+                delta=_delta(row),
+            )
             noise = solved(setting, "rdp-classic").noise_multiplier
             assert noise is not None
             shares.append(noise / batch_size)
@@ -325,8 +330,18 @@ def _draw(path: Path, claims: pd.DataFrame, orders: BestOrders, noise: NoisePerE
     _draw_orders(figure.add_subplot(grid[0, 1]), orders)
     axes = figure.add_subplot(grid[1, 1])
     for epsilon, shares in noise.per_example.items():
-        axes.plot(noise.batch_sizes, shares, marker=".", label=f"ε={epsilon:g}")
-    axes.set(xscale="log", yscale="log", xlabel="batch size", ylabel="σ / batch size")
+        axes.plot(
+            noise.batch_sizes,
+            shares,
+            marker=".",
+            label=f"ε={epsilon:g}",
+        )
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="batch size",
+        ylabel="σ / batch size",
+    )
     axes.set_title("three_tools, Fig. 5: noise per example, 10 epochs", fontsize=10)
     for axes in figure.axes:
         axes.legend(frameon=False, fontsize=8)
@@ -337,8 +352,24 @@ def _draw(path: Path, claims: pd.DataFrame, orders: BestOrders, noise: NoisePerE
 
 def _draw_claims(axes: Axes, claims: pd.DataFrame) -> None:
     for name, color in _COLORS.items():
-        axes.plot(claims[name], claims.index, "o", color=color, label=name, markersize=5, alpha=0.85)
-    axes.plot(claims["claim"], claims.index, "x", color="black", label="printed", markersize=8, markeredgewidth=1.6)
+        axes.plot(
+            claims[name],
+            claims.index,
+            "o",
+            color=color,
+            label=name,
+            markersize=5,
+            alpha=0.85,
+        )
+    axes.plot(
+        claims["claim"],
+        claims.index,
+        "x",
+        color="black",
+        label="printed",
+        markersize=8,
+        markeredgewidth=1.6,
+    )
     papers = claims["paper"].str.rsplit("_", n=1).str[0]
     axes.set_yticks(claims.index, papers + ": " + claims["source"], fontsize=7)
     axes.invert_yaxis()
@@ -348,10 +379,31 @@ def _draw_claims(axes: Axes, claims: pd.DataFrame) -> None:
 
 
 def _draw_orders(axes: Axes, orders: BestOrders) -> None:
-    axes.plot(orders.orders, orders.epsilons["rdp-classic"], color=_COLORS["rdp-classic"], label="papers' conversion")
-    axes.plot(orders.orders, orders.epsilons["rdp"], color=_COLORS["rdp"], label="today's conversion")
+    axes.plot(
+        orders.orders,
+        orders.epsilons["rdp-classic"],
+        color=_COLORS["rdp-classic"],
+        label="papers' conversion",
+    )
+    axes.plot(
+        orders.orders,
+        orders.epsilons["rdp"],
+        color=_COLORS["rdp"],
+        label="today's conversion",
+    )
     axes.plot(*orders.real_best, "o", color=_COLORS["rdp-classic"])
     label = f"{orders.real_best[1]:.3f} at {orders.real_best[0]:.1f}"
-    axes.annotate(label, orders.real_best, xytext=(-14, -14), textcoords="offset points", fontsize=8)
-    axes.set(xlabel="order α", ylabel="ε", xlim=(1, 20), ylim=(0, 10))
+    axes.annotate(
+        label,
+        orders.real_best,
+        xytext=(-14, -14),
+        textcoords="offset points",
+        fontsize=8,
+    )
+    axes.set(
+        xlabel="order α",
+        ylabel="ε",
+        xlim=(1, 20),
+        ylim=(0, 10),
+    )
     axes.set_title("pyvacy, Fig. 3: q=0.005, σ=1.1, 2,500 steps", fontsize=10)

@@ -20,6 +20,7 @@ from dpbench.reproduce._results import (
     earlier_runs,
     finished_runs,
     of_best_trials,
+    stored_results,
     with_choices,
 )
 from dpbench.reproduce._summary import markdown
@@ -82,11 +83,12 @@ def reproduce_table(
     # Whatever is finished of the whole table goes into it, by this code, not only what is asked for now.
     full = table.selected((), (), max(len(table.seeds), len(selected.seeds)))
     seeds = dict.fromkeys((*full.seeds, *selected.seeds))
+    cells = [(row.name, column.name) for row, column in selected.cells]
     jobs = []
     all_jobs = []
     # Listed once: Hydra takes a tenth of a second for each cell.
     for job in table_jobs(full.selected((), (), tuple(seeds)), runs, part.trainer):
-        is_selected = selected.has(job.row, job.column) and job.seed in selected.seeds
+        is_selected = (job.row, job.column) in cells and job.seed in selected.seeds
         if is_selected:
             jobs.append(job)
         if is_selected or job.seed in full.seeds:
@@ -102,6 +104,8 @@ def reproduce_table(
         text = [markdown(table, finished), "", status(missing)]
         if len(missing) < len(jobs):
             text.append(f"{len(jobs) - len(missing)} more are kept from the results that were there")
+        if only_status and held != "keep" and (stored := stored_results(folder)):
+            text.append(stored)
         succeeded = all(job.state() != "failed" for job in missing)
         if only_status or finished.empty:
             return "\n".join(text), succeeded

@@ -29,6 +29,7 @@ from yaml import YAMLError
 from dpbench.errors import ConfigurationError, brief
 from dpbench.options import did_you_mean, shown
 from dpbench.run.search_path import conf_dir, plugin_dirs
+from dpbench.runs.numbers import mean_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -86,21 +87,13 @@ class Measure:
         """The smallest value that can be shown."""
         return -self.most if self.signed else 0.0
 
-    def text(self, mean: float | None, spread: float | None = None, digits: int = 2, sign: str = "") -> str:
-        """Format a mean and its spread as a cell of a table.
+    def best(self, values: pd.Series[Any]) -> Any:
+        """The label of the best of some values."""
+        return values.idxmin() if self.lower_is_better else values.idxmax()
 
-        Args:
-            mean: As shown, see `scale`; None or not a number: a dash.
-            spread: Of the mean, if known.
-            digits: Behind the point, of percents; of others four digits in all are shown, and two of the spread.
-            sign: "+" shows the sign of positive means, too.
-        """
-        if mean is None or math.isnan(mean):
-            return "–"
-        text = format(mean, f"{sign}.{digits}f" if self.percent else f"{sign}.4g")
-        if spread is None or math.isnan(spread):
-            return text
-        return f"{text} ± {format(spread, f'.{digits}f' if self.percent else '.2g')}"
+    def text(self, mean: float | None, spread: float | None = None, digits: int = 2, sign: str = "") -> str:
+        """Format a mean and its spread, both as shown, as a cell of a table; see `mean_text`."""
+        return mean_text(mean, spread, percent=self.percent, sign=sign, digits=digits)
 
 
 _ON_REAL = "accuracy on real images"
@@ -347,7 +340,12 @@ class Table(_Definition):
     @property
     def measure(self) -> Measure:
         """What the metric is; one that nobody described is shown as it is, under its name."""
-        return MEASURES.get(self.metric) or Measure(self.metric, self.metric, percent=False, signed=True)
+        return MEASURES.get(self.metric) or Measure(
+            self.metric,
+            self.metric,
+            percent=False,
+            signed=True,
+        )
 
     @property
     def has_trials(self) -> bool:
@@ -359,9 +357,14 @@ class Table(_Definition):
         """Name of the table's folders, without a slash."""
         return self.name.replace("/", "_")
 
-    def has(self, row: str, column: str) -> bool:
-        """Whether a row and a column (names) are among its own."""
-        return any(line.name == row for line in self.rows) and any(line.name == column for line in self.columns)
+    @property
+    def cells(self) -> list[tuple[Variant, Variant]]:
+        """Row and column of each cell, row by row."""
+        return list(itertools.product(self.rows, self.columns))
+
+    def label_of(self, row: Variant, column: Variant, separator: str = "; ") -> str:
+        """What a picture calls a cell; where there is one column, its row says all."""
+        return row.label if len(self.columns) == 1 else f"{row.label}{separator}{column.label}"
 
     def printed(self, row: str, column: str) -> tuple[float | None, float | None]:
         """Mean and spread that the paper prints in a cell; None for what it does not print."""
@@ -389,18 +392,28 @@ class Table(_Definition):
             following = range(max(self.seeds) + 1, max(self.seeds) + 1 + seeds)
             seeds = (*self.seeds, *following)[:seeds]
         parts = {
-            "rows": _selected(self.rows, rows, f"{self.name} has no row"),
-            "columns": _selected(self.columns, columns, f"{self.name} has no column"),
+            "rows": select_lines(self.rows, rows, f"{self.name} has no row"),
+            "columns": select_lines(self.columns, columns, f"{self.name} has no column"),
             "seeds": tuple(seeds or self.seeds),
         }
         return self.model_copy(update=parts)
 
 
-def _selected(lines: tuple[Variant, ...], names: Sequence[str], refusal: str) -> tuple[Variant, ...]:
-    line_names = [line.name for line in lines]
+def select_lines(lines: tuple[Variant, ...], names: Sequence[str], refusal: str) -> tuple[Variant, ...]:
+    """Rows or columns of some names, in their own order; all of them where none is named.
+
+    Args:
+        lines: Rows or columns.
+        names: That are asked for.
+        refusal: How the message begins, before the name that there is not.
+
+    Raises:
+        ConfigurationError: There is no line of a name.
+    """
+    known = [line.name for line in lines]
     for name in names:
-        if name not in line_names:
-            raise ConfigurationError(f"{refusal} {name!r}; known: {', '.join(line_names)}.")
+        if name not in known:
+            raise ConfigurationError(f"{refusal} {name!r}; known: {', '.join(known)}.")
     return tuple(line for line in lines if not names or line.name in names)
 
 
