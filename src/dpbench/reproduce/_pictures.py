@@ -40,12 +40,13 @@ def draw_table(table: Table, runs: pd.DataFrame, lines: pd.DataFrame, folder: Pa
     figure = new_figure(8.0, 1.6 + len(table.rows) * (0.25 + 0.17 * len(table.columns)))
     axes = figure.add_subplot()
     runs = runs.assign(value=table.measure.scale * runs["value"])
+    names = [row.name for row in table.rows]
     # Columns of a row lie below each other, so that their intervals do not cover one another.
-    for number, column in enumerate(table.columns):
+    shifts = np.linspace(-0.35, 0.35, 2 * len(table.columns) + 1)[1::2]
+    for number, (column, shift) in enumerate(zip(table.columns, shifts, strict=True)):
         color = f"C{number % 10}"
-        shift = (number - (len(table.columns) - 1) / 2) * 0.7 / len(table.columns)
-        heights = {row.name: place + shift for place, row in enumerate(table.rows)}
-        part = runs[(runs["column"] == column.name) & runs["row"].isin(list(heights))]
+        heights = pd.Series(range(len(names)), index=names) + shift
+        part = runs[(runs["column"] == column.name) & runs["row"].isin(names)]
         axes.plot(
             part["value"],
             part["row"].map(heights),
