@@ -162,8 +162,8 @@ def strip(grid: Path) -> np.ndarray:
     for row in range(rows):
         for place in range(_IMAGES):
             top = row * side
-            left = place * side
-            parts.append(pixels[top + FRAME : top + side, left + FRAME : left + side])
+            start = place * side
+            parts.append(pixels[top + FRAME : top + side, start + FRAME : start + side])
     return np.concatenate(parts, axis=1)
 
 

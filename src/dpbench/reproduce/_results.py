@@ -148,22 +148,24 @@ def conflicting_results(folder: Path, runs: pd.DataFrame, any_code: bool = False
     return f"{lost} run(s) that are not among these (of other settings or seeds, or from another --runs)"
 
 
-def stored_results(folder: Path) -> str:
-    """Say how many finished runs a results folder holds, and how many of them other code made; "" where none.
+def stored_results(folder: Path) -> list[str]:
+    """Say in a line how many finished runs a results folder holds, and how many of them other code made.
 
     Args:
-        folder: Of the table's results.
+        folder: Of the table's results; where it holds none, there is nothing to say.
     """
     if not (folder / RUNS).is_file():
-        return ""
+        return []
     runs = read_csv(folder / RUNS, [], _RESTORE, ("*",))
     runs = runs.reindex(columns=["code_hash", "commit"])  # which older files may lack
     text = f"{folder} holds {len(runs)} finished runs"
     foreign = runs[runs["code_hash"] != code_hash()]
     if foreign.empty:
-        return text
-    commits = ", ".join(sorted(foreign["commit"].dropna().astype(str).str[:10].unique()))
-    return f"{text}, {len(foreign)} of them made by other code ({commits}): --keep counts them as done"
+        return [text]
+    commits = foreign["commit"].dropna().astype(str).str[:10].unique()
+    return [
+        f"{text}, {len(foreign)} of them made by other code ({', '.join(sorted(commits))}): --keep counts them as done"
+    ]
 
 
 def refuse_other_words(table: Table, runs: pd.DataFrame) -> None:

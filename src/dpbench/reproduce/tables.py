@@ -410,10 +410,10 @@ def select_lines(lines: tuple[Variant, ...], names: Sequence[str], refusal: str)
     Raises:
         ConfigurationError: There is no line of a name.
     """
-    known = [line.name for line in lines]
+    line_names = [line.name for line in lines]
     for name in names:
-        if name not in known:
-            raise ConfigurationError(f"{refusal} {name!r}; known: {', '.join(known)}.")
+        if name not in line_names:
+            raise ConfigurationError(f"{refusal} {name!r}; known: {', '.join(line_names)}.")
     return tuple(line for line in lines if not names or line.name in names)
 
 
