@@ -551,7 +551,13 @@ _EXPECTED = {
     "tuple_type": "a list",
 }
 """Kind of a problem in pydantic → what a key must be."""
-_PARTS = {"rows": Variant, "columns": Variant, "trials": Variant, "series": Series, "nominal": Nominal}
+_PARTS: dict[str, type[_Definition]] = {
+    "rows": Variant,
+    "columns": Variant,
+    "trials": Variant,
+    "series": Series,
+    "nominal": Nominal,
+}
 """Keys of a definition whose values have keys of their own."""
 
 
@@ -567,14 +573,16 @@ def _first_problem(error: ValidationError) -> str:
     if kind == "missing":
         return f"{key} is missing"
     if kind == "extra_forbidden":
-        model = _PARTS.get(place[0], Table) if len(place) > 1 else Table
+        model: type[_Definition] = _PARTS.get(place[0], Table) if len(place) > 1 else Table
         names = list(model.model_fields)
         if model is not Series:
             names = [name for name in names if name not in _NOT_IN_FILES]
         hint = did_you_mean(place[-1], names)
         return f"unknown key {key} (a text with a comma needs quotes).{hint} Known: {', '.join(names)}"
-    # A kind that no annotation above has would be a new one, whose own words are better than none.
-    expected = _EXPECTED.get(kind, problem["msg"]).format(**problem.get("ctx", {}))
+    if kind not in _EXPECTED:
+        # Of an annotation that is new: pydantic's own words are better than none.
+        return f"{key}: {problem['msg']}"
+    expected = _EXPECTED[kind].format(**problem.get("ctx", {}))
     return f"{key} must be {expected}, not {shown(problem['input'])}"
 
 
