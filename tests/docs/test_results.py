@@ -13,8 +13,8 @@ from docutils import nodes
 from docutils.core import publish_doctree
 from sphinx.errors import ExtensionError
 
-from dpbench.reproduce._outputs import cells
 from dpbench.reproduce._results import RUNS
+from dpbench.reproduce._summary import cells
 from dpbench.reproduce.tables import Table
 from tools.site import results
 from tools.site.cells import anchor, positions

@@ -9,8 +9,9 @@ import pytest
 
 from dpbench.errors import ConfigurationError
 from dpbench.reproduce._jobs import _JOBS, table_jobs
-from dpbench.reproduce._outputs import cells, write_outputs
+from dpbench.reproduce._outputs import write_outputs
 from dpbench.reproduce._results import best_trials, collect, of_best_trials, refuse_other_words, with_choices
+from dpbench.reproduce._summary import cells
 from dpbench.reproduce.tables import Table, read_table
 
 TUNING = """
@@ -208,8 +209,8 @@ def test_a_choice_that_cannot_be_made_is_one_clear_error(
     [
         ("metric: val/accuracy", "metric: test/accuracy", "chosen by a metric of validation data"),
         ("rows:\n", "chosen_from: x\nrows:\n", "give both"),
-        ("label: C = 1,", "label: C = 1, chosen: [a],", "rows.loose.chosen: "),
-        ("rows:\n", "nominal: 7\nrows:\n", "nominal: input should be a valid mapping"),
+        ("label: C = 1,", "label: C = 1, chosen: [a],", r"rows.loose.chosen must be a mapping \(KEY: VALUE\)"),
+        ("rows:\n", "nominal: 7\nrows:\n", r"nominal must be a mapping \(KEY: VALUE\), not 7"),
         ("rows:\n", "difference: [[low]]\nrows:\n", "difference.0.1 is missing"),
     ],
 )

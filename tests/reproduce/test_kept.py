@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from dpbench.cli import main
+from dpbench.code import code_hash
 from dpbench.reproduce._jobs import Job, table_jobs
 from dpbench.reproduce._results import EarlierRuns
 from dpbench.reproduce.tables import read_table
@@ -25,7 +26,7 @@ def held(definition: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> t
     def listed(jobs: Sequence[Job], *_: object) -> None:
         asked.append([job.name for job in jobs])
 
-    monkeypatch.setattr("dpbench.reproduce.run_table.sweep", listed)
+    monkeypatch.setattr("dpbench.reproduce.reproduction.sweep", listed)
     jobs = table_jobs(read_table(str(definition)), tmp_path / "runs")
     lines = runs({(job.row, job.column, job.seed): 0.5 for job in jobs if job.seed == 0})
     lines["words"] = [" ".join(job.words) for job in jobs if job.seed == 0]
@@ -54,6 +55,21 @@ def test_kept_runs_are_not_run_again(
     folder = tmp_path / "out" / "own_digits"
     assert f"written to {folder}" in printed and "- commit: abc" in (folder / "README.md").read_text(encoding="utf-8")
     assert len(pd.read_csv(folder / "runs.csv")) == 4 and len(pd.read_csv(folder / "curves.csv")) == 3
+
+
+def test_status_says_what_the_results_hold(
+    held: tuple[list[Job], list[list[str]]], definition: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _call(definition, tmp_path, "--status") == 0
+    folder = tmp_path / "out" / "own_digits"
+    said = f"{folder} holds 4 finished runs, 4 of them made by other code (abc): --keep counts them as done"
+    assert said in capsys.readouterr().out
+    own = pd.read_csv(folder / "runs.csv").assign(code_hash=code_hash())
+    own.to_csv(folder / "runs.csv", index=False)
+    assert _call(definition, tmp_path, "--status") == 0
+    assert capsys.readouterr().out.endswith(f"{folder} holds 4 finished runs\n")
+    assert _call(definition, tmp_path, "--status", "--keep") == 0
+    assert "holds" not in capsys.readouterr().out and not held[1]
 
 
 def test_a_picture_without_its_images_is_not_lost(

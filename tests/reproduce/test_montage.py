@@ -17,7 +17,7 @@ from PIL import Image
 from dpbench.cli import main
 from dpbench.reproduce import refresh
 from dpbench.reproduce._jobs import Job, table_jobs
-from dpbench.reproduce._pictures import _identity, _write, strip
+from dpbench.reproduce._outputs import _identity, _write, strip
 from dpbench.reproduce.tables import read_table
 from dpbench.synthesis.samples import grid, write_grid
 from tests.reproduce.digits_table import edited
@@ -26,7 +26,7 @@ from tests.reproduce.digits_table import edited
 @pytest.fixture
 def jobs(definition: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     """Runs of a table with pictures, one seed, none of which is made."""
-    monkeypatch.setattr("dpbench.reproduce.run_table.sweep", lambda *_: None)
+    monkeypatch.setattr("dpbench.reproduce.reproduction.sweep", lambda *_: None)
     edited(definition, "seeds: 2", "seeds: 1\nsamples: true")
     return table_jobs(read_table(str(definition)), tmp_path / "runs")
 

@@ -13,16 +13,9 @@ from matplotlib.figure import Figure
 from dpbench.errors import ConfigurationError
 from dpbench.reproduce import _pictures as pictures
 from dpbench.reproduce._jobs import table_jobs
-from dpbench.reproduce._outputs import (
-    cells,
-    differences,
-    latex,
-    markdown,
-    summary,
-    write_logged,
-    write_outputs,
-)
+from dpbench.reproduce._outputs import write_logged, write_outputs
 from dpbench.reproduce._results import collect, conflicting_results, finished_runs, read_logged, refuse_other_words
+from dpbench.reproduce._summary import cells, differences, latex, markdown, summary
 from dpbench.reproduce.refresh import refresh
 from dpbench.reproduce.tables import read_table
 from tests.reproduce.digits_table import TABLE, edited
@@ -134,7 +127,7 @@ def test_means_over_the_last_evaluations(definition: Path, tmp_path: Path) -> No
     write_outputs(table, measured, {}, tmp_path / "out")  # nothing was evaluated on the way
     assert "last 2 evaluations" not in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     definition.write_text(f"{TABLE}last_evaluations: none\n")
-    with pytest.raises(ConfigurationError, match="last_evaluations: input should be a valid integer"):
+    with pytest.raises(ConfigurationError, match="last_evaluations must be a whole number, not 'none'"):
         read_table(str(definition))
 
 

@@ -57,7 +57,7 @@ def test_others_are_in_the_picture_and_no_paper_of_ours(frame: pd.DataFrame) -> 
 
 
 def test_the_picture_at_a_glance(frame: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only images by example; what is left out below is counted; every table has the color of its paper."""
+    """Only images by example; what is left out is counted; few runs are hollow, and what was chosen has a ring."""
     drawn: list[Figure] = []
     monkeypatch.setattr(overview, "write_figure", lambda path, figure: drawn.append(figure))
     overview._write_front(frame[frame["unit"] != "user"], tmp_path)
@@ -68,8 +68,20 @@ def test_the_picture_at_a_glance(frame: pd.DataFrame, tmp_path: Path, monkeypatc
         marks = sum(len(line.get_xdata()) for line in axes.lines if line.get_marker() in ("o", "x", "D", "*"))
         left_out = int(re.findall(r"\((\d+) lower", axes.get_title())[0])
         assert marks + left_out == len(own) and left_out <= 1 + 0.1 * len(own)
-    tables = frame.loc[frame["data"].isin(["mnist", "cifar10"]) & (frame["table"] != ""), "table"]
-    assert all(table.startswith(tuple(overview._PAPERS)) for table in tables)
+        dots = [line for line in axes.lines if line.get_marker() == "o"]
+        hollow = sum(len(line.get_xdata()) for line in dots if line.get_markerfacecolor() == "white")
+        assert 0 <= (own["n"] <= 2).sum() - hollow <= left_out
+        rings = len(axes.collections[-1].get_offsets())
+        assert 0 <= own.loc[own["whose"] == OURS, "is_chosen"].sum() - rings <= left_out
+    assert {"Tramèr & Boneh 2021", "De et al. 2022"} <= {text.get_text() for text in drawn[0].axes[1].texts}
+
+
+def test_every_method_has_a_color_and_tables_one_for_each_of_theirs(frame: pd.DataFrame) -> None:
+    assert set(frame["method"].dropna()) <= set(overview._METHODS)
+    compared = frame[frame["table"] == "gradient_compression_table1"]
+    assert set(compared["method"]) == {"dpsgd", "discretized"}
+    assert set(frame.loc[frame["table"].str.startswith("recipes"), "is_chosen"]) == {True}
+    assert frame.loc[frame["whose"] == FIELD, "method"].isna().all()
 
 
 def test_nothing_is_written_of_nothing(frame: pd.DataFrame, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_a_full_disk_is_told(
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("dpbench.reproduce.run_table.sweep", full)
+    monkeypatch.setattr("dpbench.reproduce.reproduction.sweep", full)
     assert main(["reproduce", str(definition), "--runs", str(tmp_path / "runs")]) == 1
     assert "Finished runs are kept: free some, and call the same command again" in capsys.readouterr().err
 

@@ -109,38 +109,52 @@ def test_jobs_are_named_by_what_they_compute(definition: Path, tmp_path: Path) -
     ("old", "new", "message"),
     [
         ("metric: test/accuracy", "metric: best/test", "metric must be one of"),
-        ("seeds: 2", "seeds: 0", "must not be empty"),
-        ("title: Digits", "titel: Digits", "unknown key titel"),
+        ("seeds: 2", "seeds: 0", r"seeds must be a list, or how many there are \(1 to 1,000\), not 0"),
+        ("seeds: 2", "seeds: true", "seeds must be a list, or how many .* not True"),
+        ("seeds: 2", "seeds: []", "seeds must not be empty"),
+        ("seeds: 2", "seeds: [1, -1]", "seeds.1 must be a number from 0 on, not -1"),
+        ("seeds: 2", "seeds: [1, 1]", "seeds names one of them twice: 1, 1"),
+        ("hours: 0.01", "hours: -1", "hours must be a number from 0 on, not -1"),
+        ("hours: 0.01", "hours: true", "hours must be a number, not True"),
+        ("hours: 0.01", "hours: .inf", "hours must be a finite number, not inf"),
+        ("hours: 0.01", "samples: 1\nhours: 0.01", "samples must be true or false, not 1"),
+        ("[a note]", "[1]", "notes.0 must be a text .*not 1"),
+        ("metric: test/accuracy", "metric: test/", "metric must be one of .*not 'test/'"),
+        ("title: Digits", "titel: Digits", r"unknown key titel .*\. Did you mean title\? Known: title, source, "),
         ("hours: 0.01", "name: own/name\nhours: 0.01", "unknown key name"),
         ("hours: 0.01", "choices: {}\nhours: 0.01", "unknown key choices"),
         ("label: 3 steps,", "name: other, label: 3 steps,", "unknown key short.name"),
-        ("[strategy=none]", "[3]", "columns.plain.words.0 must be a text, not 3"),
+        ("[strategy=none]", "[3]", "columns.plain.words.0 must be a text .*not 3"),
         ("source: nowhere\n", "", "source is missing"),
         ("  short: {private", "  shorter: {private", "which is no cell"),
-        ("difference: [private, plain]", "difference: [private, none]", "must name two columns"),
+        (
+            "difference: [private, plain]",
+            "difference: [private, none]",
+            "must name two columns.* 'none' is no column; known: private, plain",
+        ),
         ("rows:", "rows: [", "defines no table: line [0-9]+: "),
-        ("seeds: 2", "seeds: {}", "seeds: input should be a valid list, not {}"),
+        ("seeds: 2", "seeds: {}", "seeds must be a list, or how many .* not {}"),
         (
             "hours: 0.01",
             "series: [{name: bounds, metrics: privacy/bound/, label: bound, scale: cubic}]\nhours: 0.01",
-            "series.0.scale: input should be 'log' or 'linear', not 'cubic'",
+            "series.0.scale must be 'log' or 'linear', not 'cubic'",
         ),
         (
             "hours: 0.01",
             "series: [bounds]\nhours: 0.01",
-            "series.0: input should be a valid mapping or instance of Series, not 'bounds'",
+            r"series.0 must be a mapping \(KEY: VALUE\), not 'bounds'",
         ),
-        ("hours: 0.01", "series: [{nam: b}]\nhours: 0.01", "unknown key series.0.nam"),
-        ("[a note]", "[a: note]", "notes.0 must be a text, not .*one with a colon needs quotes"),
-        ("hours: 0.01", "trials: 5\nhours: 0.01", "trials: input should be a valid mapping, not 5"),
+        ("hours: 0.01", "series: [{nam: b}]\nhours: 0.01", r"unknown key series.0.nam .*Did you mean name\?"),
+        ("[a note]", "[a: note]", r"notes.0 must be a text \(one with a colon needs quotes\), not "),
+        ("hours: 0.01", "trials: 5\nhours: 0.01", r"trials must be a mapping \(KEY: VALUE\), not 5"),
         (
             "label: 3 steps,",
             "label: 3,000 steps,",
             "unknown key rows.short.000 steps .*comma needs quotes",
         ),
-        ("epsilon: 1.5", "epsilon: three", "rows.short.epsilon: input should be a valid number, .*not 'three'"),
-        ("[strategy=none]", "strategy=none", "columns.plain.words: input should be a valid list"),
-        ("plain: [95.0]", "plain: []", "paper.short.plain: list should have at least 1 item"),
+        ("epsilon: 1.5", "epsilon: three", "rows.short.epsilon must be a number, not 'three'"),
+        ("[strategy=none]", "strategy=none", "columns.plain.words must be a list, not 'strategy=none'"),
+        ("plain: [95.0]", "plain: []", "paper.short.plain must be a list of at least 1, not "),
     ],
 )
 def test_a_wrong_definition_is_one_clear_error(definition: Path, old: str, new: str, message: str) -> None:
@@ -177,7 +191,10 @@ def test_a_definition_in_this_folder_has_a_short_name(definition: Path, monkeypa
 
 def test_words_that_do_not_compose_name_the_cell(definition: Path, tmp_path: Path) -> None:
     table = read_table(edited(definition, "strategy=none", "strategy=nothing"))
-    with pytest.raises(ConfigurationError, match="own/digits, short, plain: .*nothing"):
+    with pytest.raises(ConfigurationError, match="own/digits, short, plain: there is no strategy=nothing"):
+        table_jobs(table, tmp_path)
+    table = read_table(edited(definition, "strategy=none", "optimizer.rl=1"))
+    with pytest.raises(ConfigurationError, match=r"short, plain: there is no key optimizer\.rl\. Known: .*lr"):
         table_jobs(table, tmp_path)
 
 

@@ -15,9 +15,9 @@ from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 from sphinx.transforms import SphinxTransform
 
-from dpbench.reproduce._outputs import cells, summary
 from dpbench.reproduce._overview import OVERVIEW, WHOSE
 from dpbench.reproduce._results import CURVES, RUNS, best_trials, of_best_trials, with_choices
+from dpbench.reproduce._summary import cells, summary
 from dpbench.reproduce.tables import Table, read_table, select_cell, table_names
 from tools.site.cells import anchor, cell_html, positions, shared_settings
 from tools.site.written import ROOT

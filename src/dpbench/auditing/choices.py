@@ -41,9 +41,9 @@ class ExpectedScores(NamedTuple):
     @property
     def thresholds(self) -> Floats:
         """A grid over all scores that are to be expected."""
-        low = min(self.mean_in - 5 * self.std_in, self.mean_out - 5 * self.std_out)
-        high = max(self.mean_in + 5 * self.std_in, self.mean_out + 5 * self.std_out)
-        return np.linspace(low, high, 1001)
+        means = np.array([self.mean_in, self.mean_out])
+        reach = 5 * np.array([self.std_in, self.std_out])  # scores beyond five deviations are not to be expected
+        return np.linspace((means - reach).min(), (means + reach).max(), 1001)
 
 
 def expected_scores(events: Mapping[Event, int], replace_one: bool = False, reach: float = 1.0) -> ExpectedScores:
@@ -54,24 +54,28 @@ def expected_scores(events: Mapping[Event, int], replace_one: bool = False, reac
         replace_one: As for `log_likelihood_ratio`.
         reach: As for `log_likelihood_ratio`.
     """
-    move_in, move_out = (reach / 2, -reach / 2) if replace_one else (reach, 0.0)
-    mean_in = variance_in = mean_out = variance_out = 0.0
+    # Of members and of others: by how much a canary moves the sum where it is drawn.
+    moves = np.array([reach / 2, -reach / 2] if replace_one else [reach, 0.0])
+    means = np.zeros(2)
+    variances = np.zeros(2)
     for (sampling, queries), count in events.items():
         z = effective_noise_multiplier(queries)
         q = min(1.0, sampling.rate)
-        ratio = partial(log_likelihood_ratio, noise_multiplier=z, sample_rate=q, replace_one=replace_one, reach=reach)
-        mean, variance = _moments(ratio, move_in, z, q)
-        mean_in += count * mean
-        variance_in += count * variance
-        mean, variance = _moments(ratio, move_out, z, q)
-        mean_out += count * mean
-        variance_out += count * variance
-    return ExpectedScores(
-        mean_in,
-        max(variance_in**0.5, _LEAST_DEVIATION),
-        mean_out,
-        max(variance_out**0.5, _LEAST_DEVIATION),
-    )
+        ratio = partial(
+            log_likelihood_ratio,
+            noise_multiplier=z,
+            sample_rate=q,
+            replace_one=replace_one,
+            reach=reach,
+        )
+        # Releases are independent: means and variances of their sum add up.
+        for place, move in enumerate(moves):
+            mean, variance = _moments(ratio, move, z, q)
+            means[place] += count * mean
+            variances[place] += count * variance
+    mean_in, mean_out = means.tolist()
+    std_in, std_out = np.maximum(np.sqrt(variances), _LEAST_DEVIATION).tolist()
+    return ExpectedScores(mean_in, std_in, mean_out, std_out)
 
 
 def _moments(ratio: Callable[[Floats], Floats], move: float, z: float, q: float) -> tuple[float, float]:
@@ -83,16 +87,13 @@ def _moments(ratio: Callable[[Floats], Floats], move: float, z: float, q: float)
         z: Noise multiplier.
         q: Rate at which it is drawn.
     """
-    not_drawn = ratio(z * _NODES + 0.0)
-    drawn = ratio(z * _NODES + move)
-    mean = (1 - q) * _expectation(not_drawn) + q * _expectation(drawn)
-    square = (1 - q) * _expectation(not_drawn**2) + q * _expectation(drawn**2)
+    noise = z * _NODES
+    # What is seen is a mixture: noise alone where the canary is not drawn, moved noise where it is.
+    values = np.stack([ratio(noise + 0.0), ratio(noise + move)])
+    weights = np.outer([1 - q, q], _WEIGHTS / _WEIGHTS.sum())
+    mean = float((weights * values).sum())
+    square = float((weights * values**2).sum())
     return mean, max(square - mean**2, 0.0)
-
-
-def _expectation(values: Floats) -> float:
-    """Of a function of a standard normal number, from its values at the nodes."""
-    return float(_WEIGHTS @ values / _WEIGHTS.sum())
 
 
 def choose_guesses(canaries: int, expected: ExpectedScores, level: float) -> Guesses:
@@ -118,7 +119,8 @@ def choose_guesses(canaries: int, expected: ExpectedScores, level: float) -> Gue
     wrong = np.maximum(guesses - right, 0)
     is_possible = (guesses > 0) & (guesses <= canaries)
     # The Clopper-Pearson limit of the share of right guesses; its log-odds are the ε that is refuted.
-    limits = np.where(is_possible, stats.beta.ppf(level, np.maximum(right, 1e-9), wrong + 1), 0.0)
+    limits = stats.beta.ppf(level, np.maximum(right, 1e-9), wrong + 1)
+    limits[~is_possible] = 0.0
     members, others = np.unravel_index(int(limits.argmax()), limits.shape)
     return Guesses(int(numbers[members]), int(numbers[others]))
 
@@ -136,8 +138,11 @@ def choose_threshold(canaries: int, expected: ExpectedScores, delta: float, leve
     half = canaries / 2  # as many members and others are expected
     inside, outside = expected.above(thresholds)
     # Clopper-Pearson limits of both error rates, of expected numbers of errors, which are no whole ones.
-    fpr = special.betaincinv(half * outside + 1, half * (1 - outside) + 1e-9, 1 - level / 2)
-    fnr = special.betaincinv(half * (1 - inside) + 1, half * inside + 1e-9, 1 - level / 2)
+    false_alarms = half * outside
+    misses = half * (1 - inside)
+    fpr = special.betaincinv(false_alarms + 1, half - false_alarms + 1e-9, 1 - level / 2)
+    fnr = special.betaincinv(misses + 1, half - misses + 1e-9, 1 - level / 2)
+    # Both directions of (ε, δ)-DP, see `two_rates`.
     with np.errstate(divide="ignore"):
         from_alarms = np.log(np.maximum(1 - fnr - delta, 0) / fpr)
         from_misses = np.log(np.maximum(1 - fpr - delta, 0) / fnr)

@@ -88,8 +88,11 @@ def release_game(sums: GameSums, level: float) -> ReleaseGame | None:
     slope = 1 + s_xy / s_xx
     standard_error = std / math.sqrt(s_xx)
     half_width = stats.t.isf(level / 2, freedom) * standard_error
-    std_low = std * math.sqrt(freedom / stats.chi2.isf(level / 2, freedom))
-    std_high = std * math.sqrt(freedom / stats.chi2.isf(1 - level / 2, freedom))
+    # f·s²/σ² is χ² of f degrees of freedom.
+    chi2_high = stats.chi2.isf(level / 2, freedom)
+    chi2_low = stats.chi2.isf(1 - level / 2, freedom)
+    std_low = std * math.sqrt(freedom / chi2_high)
+    std_high = std * math.sqrt(freedom / chi2_low)
     return ReleaseGame(
         declared_mu=sums.most_mu,
         noise=Measured(std, float(std_low), float(std_high)),
@@ -105,7 +108,8 @@ def _ratio(t: float, freedom: int, scale: float, level: float) -> Measured:
     t·(1 − 1/(4f)) is about normal around the noncentrality, with the variance 1 + t²/(2f).
     """
     middle = t * (1 - 1 / (4 * freedom))
-    half_width = stats.norm.isf(level / 2) * math.sqrt(1 + t**2 / (2 * freedom))
+    std = math.sqrt(1 + t**2 / (2 * freedom))
+    half_width = stats.norm.isf(level / 2) * std
     return Measured(
         value=_cut(t / scale),
         low=_cut((middle - half_width) / scale),
@@ -220,10 +224,12 @@ def _dispersion(scores: Scores) -> Checked | None:
     if variance < _LEAST_VARIANCE:
         return None
     freedom = len(counts) - 1
-    index = float(((counts - counts.mean()) ** 2).sum()) / variance
+    squares = np.square(counts - counts.mean()).sum()
+    index = float(squares) / variance
     # Variance of the index over that of a χ², by the delta method: 1 for Poisson numbers, 1 − 1/T for binomial ones.
     spread = 1 - (lots.variance - lots.cumulant) / (6 * lots.variance**2)
-    return Checked(index / freedom, 1.0, chi_squared_p_value(index / spread, freedom / spread))
+    p_value = chi_squared_p_value(index / spread, freedom / spread)
+    return Checked(index / freedom, 1.0, p_value)
 
 
 def _lag(sums: CorrelationSums) -> Checked | None:
@@ -231,8 +237,10 @@ def _lag(sums: CorrelationSums) -> Checked | None:
     if not sums.pairs or squares == 0:
         return None
     correlation = sums.product / squares
+    # Of n independent pairs it is about normal, with the variance 1/n.
     deviations = correlation * math.sqrt(sums.pairs)
-    return Checked(correlation, 0.0, two_sided(stats.norm.sf(-deviations), stats.norm.sf(deviations)))
+    p_value = two_sided(stats.norm.sf(-deviations), stats.norm.sf(deviations))
+    return Checked(correlation, 0.0, p_value)
 
 
 def _shared(scores: Scores) -> Checked | None:

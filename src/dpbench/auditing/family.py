@@ -18,7 +18,8 @@ from dpbench.privacy.canaries.scores import Floats
 from dpbench.privacy.events import Event
 from dpbench.privacy.sampling import PoissonSampling
 
-LEAST_SCALE, MOST_SCALE = 1e-3, 1e3  # of noise; a mechanism beyond is broken, however far
+LEAST_SCALE = 1e-3  # of noise; a mechanism beyond is broken, however far
+MOST_SCALE = 1e3
 _STEP = 0.004  # of the logarithm of the scales that are tried
 _TRIED = math.log(8) / _STEP
 _GRID = 60 * np.linspace(0, 1, 161) ** 2  # of ε, at which δ is asked for

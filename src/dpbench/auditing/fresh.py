@@ -99,7 +99,7 @@ def _spectrum(noise: Floats) -> Checked | None:
     if releases < _FEWEST_RELEASES:
         return None
     spectrum = np.fft.rfft(noise, axis=0, norm="ortho")
-    power = (np.abs(spectrum) ** 2).sum(1)
+    power = np.square(np.abs(spectrum)).sum(1)
     # Where the transform is real, the power is χ² of k degrees of freedom, elsewhere half of one of 2k.
     is_real = np.zeros(len(power), dtype=np.bool_)
     is_real[0] = True
@@ -109,11 +109,14 @@ def _spectrum(noise: Floats) -> Checked | None:
     mean = special.digamma(shape) + np.log(scale)
     variance = float(special.polygamma(1, shape).sum())
     third = float(special.polygamma(2, shape).sum())
-    tiny = np.finfo(float).tiny  # noise that cancels has no power at some frequencies
-    excess = float((np.log(np.maximum(power, tiny)) - mean).sum())
+    # Noise that cancels has no power at some frequencies, whose logarithm would be infinite.
+    power = np.maximum(power, np.finfo(float).tiny)
+    excess = float((np.log(power) - mean).sum())
     # One-sided: a memory of any kind makes the spectrum less flat, and none more.
-    p_value = stats.pearson3.cdf(excess / math.sqrt(variance), third / variance**1.5)
-    return Checked(math.exp(excess / len(power)), 1.0, float(p_value))
+    skewness = third / variance**1.5
+    p_value = stats.pearson3.cdf(excess / math.sqrt(variance), skewness)
+    flatness = math.exp(excess / len(power))
+    return Checked(flatness, 1.0, float(p_value))
 
 
 def _standardized(residuals: Residuals, std: float) -> Floats:
@@ -140,9 +143,11 @@ def _closest(points: Floats) -> Checked | None:
         is_another = neighbors != np.arange(count)[:, None]
         distance = min(distance, float(distances[is_another].min()))
     pairs = count * (count - 1)  # with both signs
-    p_value = min(1.0, pairs * float(stats.chi2.cdf(distance**2 / 2, dimensions)))
-    # The median of the smallest of so many distances, if all were independent.
-    median = 2 * float(stats.chi2.ppf(min(0.5, math.log(2) / pairs), dimensions))
+    so_near = float(stats.chi2.cdf(distance**2 / 2, dimensions))
+    p_value = min(1.0, pairs * so_near)
+    # The median of the smallest of so many distances, if all were independent: (1 − p)^pairs = 1/2.
+    quantile = min(0.5, math.log(2) / pairs)
+    median = 2 * float(stats.chi2.ppf(quantile, dimensions))
     return Checked(distance, math.sqrt(median), p_value)
 
 
@@ -171,15 +176,23 @@ def _shape(residuals: Residuals, n: int) -> Checked | None:
     if n < _FEWEST_OBSERVATIONS:
         return None
     kurtosis = n * residuals.fourth / residuals.squared**2
-    # Mean and variance of b₂ = kurtosis under normality, and the skewness √β₁ of b₂.
+    # b₂, the kurtosis of normal numbers, has the mean 3(n − 1)/(n + 1), ...
     mean = 3 * (n - 1) / (n + 1)
-    variance = 24 * n * (n - 2) * (n - 3) / ((n + 1) ** 2 * (n + 3) * (n + 5))
-    deviation = (kurtosis - mean) / math.sqrt(variance)
-    skewness = 6 * (n**2 - 5 * n + 2) / ((n + 7) * (n + 9)) * math.sqrt(6 * (n + 3) * (n + 5) / (n * (n - 2) * (n - 3)))
+    # ... the variance 24n(n − 2)(n − 3)/((n + 1)²(n + 3)(n + 5)), ...
+    variance = 24 * n * (n - 2) * (n - 3)
+    variance /= (n + 1) ** 2 * (n + 3) * (n + 5)
+    # ... and the skewness √β₁ = 6(n² − 5n + 2)/((n + 7)(n + 9)) · √(6(n + 3)(n + 5)/(n(n − 2)(n − 3))).
+    skewness = 6 * (n**2 - 5 * n + 2)
+    skewness /= (n + 7) * (n + 9)
+    skewness *= math.sqrt(6 * (n + 3) * (n + 5) / (n * (n - 2) * (n - 3)))
     # A χ² of A degrees of freedom has that skewness; its cube root is about normal (Wilson & Hilferty).
-    freedom = 6 + 8 / skewness * (2 / skewness + math.sqrt(1 + 4 / skewness**2))
+    inverse = 2 / skewness
+    freedom = 6 + 4 * inverse * (inverse + math.sqrt(1 + inverse**2))
+    deviation = (kurtosis - mean) / math.sqrt(variance)
     denominator = 1 + deviation * math.sqrt(2 / (freedom - 4))
     ratio = (1 - 2 / freedom) / max(abs(denominator), 1e-12)
     cube_root = math.copysign(ratio ** (1 / 3), denominator)
-    z = (1 - 2 / (9 * freedom) - cube_root) / math.sqrt(2 / (9 * freedom))
-    return Checked(kurtosis, 3.0, two_sided(stats.norm.cdf(z), stats.norm.sf(z)))
+    root_variance = 2 / (9 * freedom)
+    z = (1 - root_variance - cube_root) / math.sqrt(root_variance)
+    p_value = two_sided(stats.norm.cdf(z), stats.norm.sf(z))
+    return Checked(kurtosis, 3.0, p_value)

@@ -77,9 +77,13 @@ def auc(scores: Floats, member: Flags) -> tuple[float, float]:
     outside = scores[~member]
     ranks = stats.rankdata(scores)
     # DeLong's placements: the share of the others below each member, and of the members above each other.
-    of_members = (ranks[member] - stats.rankdata(inside)) / len(outside)
-    of_others = 1 - (ranks[~member] - stats.rankdata(outside)) / len(inside)
-    variance = of_members.var(ddof=1) / len(inside) + of_others.var(ddof=1) / len(outside)
+    others_below = ranks[member] - stats.rankdata(inside)
+    members_below = ranks[~member] - stats.rankdata(outside)
+    of_members = others_below / len(outside)
+    of_others = 1 - members_below / len(inside)
+    # DeLong's variance of the area: that of both kinds of placements, each over its number.
+    variance = of_members.var(ddof=1) / len(inside)
+    variance += of_others.var(ddof=1) / len(outside)
     return float(of_members.mean()), math.sqrt(variance)
 
 
@@ -108,7 +112,8 @@ def auc_lower(scores: Floats, member: Flags, level: float) -> float:
     if value < 1:
         # By the delta method the logit's error is that of the area over A(1 − A); its limit stays within (0, 1).
         logit_error = error / (value * (1 - value))
-        limit = float(special.expit(special.logit(value) - stats.norm.isf(level) * logit_error))
+        lower_logit = special.logit(value) - stats.norm.isf(level) * logit_error
+        limit = float(special.expit(lower_logit))
     wrong = pairs * (1 - value)
     if wrong < _FEW:
         limit = min(limit, clopper_pearson_lower(pairs - wrong, pairs, level))

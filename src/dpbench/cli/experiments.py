@@ -16,7 +16,7 @@ from dpbench.cli.completion import add_overrides
 from dpbench.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from dpbench.reproduce.run_table import Part
+    from dpbench.reproduce.reproduction import Part
 
 _RESUME = """\
 Nothing in the folder is imported or unpickled. Its config.yaml determines which classes are instantiated (of installed
@@ -197,7 +197,7 @@ def _reproduce(options: argparse.Namespace) -> Answer:
         out.mkdir(parents=True, exist_ok=True)  # find out now, not after a minute
         return Answer(COMPUTED_TABLES[options.table].write(out))
     _refuse_idle_replacement(options.status, options.existing == "replace")
-    from dpbench.reproduce.run_table import reproduce_table  # slow to import, which a listing need not wait for
+    from dpbench.reproduce.reproduction import reproduce_table  # slow to import, which a listing need not wait for
 
     part = part_of(options.words)
     text, good = reproduce_table(options.table, part, options.out, options.runs, options.status, options.existing)
@@ -210,7 +210,7 @@ def part_of(words: Sequence[str]) -> Part:
     Raises:
         ConfigurationError: A word is something else.
     """
-    from dpbench.reproduce.run_table import Part
+    from dpbench.reproduce.reproduction import Part
 
     values: dict[str, Any] = {}
     launcher = []

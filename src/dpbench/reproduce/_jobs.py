@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import TypeAdapter
 
 from dpbench.code import code_hash, foreign_code
-from dpbench.errors import TIME_LIMIT_STATUS, ConfigurationError, Interrupted, brief
+from dpbench.errors import TIME_LIMIT_STATUS, ConfigurationError, Interrupted
 from dpbench.files import write_json
 from dpbench.reproduce.tables import MEASURES, Table, Variant
 from dpbench.run.search_path import conf_dir
@@ -55,6 +55,8 @@ sys.exit(main(sys.argv[1:]))
 """
 State = Literal["done", "running", "failed", "begun", "new"]
 HeldOut = Literal["test", "val"]
+Cell = tuple[Variant, Variant, Variant]
+"""Row, column and trial."""
 
 
 @dataclass(frozen=True)
@@ -191,41 +193,57 @@ def table_jobs(table: Table, root: Path, more: Sequence[str] = ()) -> list[Job]:
         more: Words for every run.
 
     Raises:
-        ConfigurationError: The words of a cell do not compose.
+        ConfigurationError: The words of a cell do not compose, or its runs would not measure what the table shows.
     """
-    from hydra import initialize_config_dir
+    from hydra.errors import HydraException
+    from hydra.types import RunMode
+    from omegaconf.errors import OmegaConfBaseException
 
+    from dpbench.run.command_line import CommandLine, explain, without_hydra
     from dpbench.run.search_path import use_plugins
 
     use_plugins()
+    conf = conf_dir()
     cells = list(product(table.rows, table.columns, table.trials))
-    # Seeds and names are set in the composed configuration: Hydra would take minutes for a table of many seeds.
-    composed: dict[tuple[str, ...], DictConfig] = {}
-    with initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
-        return [_job(table, cell, seed, root, more, composed) for seed in table.seeds for cell in cells]
+    composed = []
+    line = CommandLine.parse([])
+    cell_name = ""
+    try:
+        with line.loader(conf) as loader:
+            for row, column, trial in cells:
+                cell_name = ", ".join([table.name, row.name, column.name])
+                words = (*table.words_of(row, column, trial), *_identity(table, (row, column, trial), 0), *more)
+                line = CommandLine.parse(words)
+                composed.append(without_hydra(loader.load_configuration("config", list(words), RunMode.RUN)))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigurationError(f"{cell_name}: {explain(error, line, conf, 'config')}") from error
+    jobs = []
+    for seed in table.seeds:
+        for cell, cfg in zip(cells, composed, strict=True):
+            jobs.append(_job(table, cell, cfg, seed, root, more))
+    return jobs
 
 
-def _job(
-    table: Table,
-    cell: tuple[Variant, Variant, Variant],
-    seed: int,
-    root: Path,
-    more: Sequence[str],
-    composed: dict[tuple[str, ...], DictConfig],
-) -> Job:
-    from dpbench.run.build import plain
+def _identity(table: Table, cell: Cell, seed: int) -> list[str]:
+    """Words that name a run, and those of options that its results do not name."""
+    name = _run_name(cell, seed)
+    return [f"seed={seed}", f"run.name={name}", f"run.group={table.folder}", "logger=none", *table.later]
+
+
+def _run_name(cell: Cell, seed: int) -> str:
+    names = [variant.name for variant in cell if variant.name]
+    return "-".join([*names, str(seed)])
+
+
+def _job(table: Table, cell: Cell, cfg: DictConfig, seed: int, root: Path, more: Sequence[str]) -> Job:
+    from omegaconf import OmegaConf
 
     row, column, trial = cell
-    names = tuple(variant.name for variant in cell if variant.name)
-    name = "-".join([*names, str(seed)])
-    identity = (f"seed={seed}", f"run.name={name}", f"run.group={table.folder}", "logger=none")
-    words = (*table.words_of(row, column, trial), *identity, *table.later, *more)
-    if names not in composed:
-        composed[names] = _compose(words, f"{table.name}, {row.name}, {column.name}")
-    cfg = composed[names]
+    name = _run_name(cell, seed)
+    # Set in the composed configuration: Hydra would take minutes for a table of many seeds.
     cfg.seed = seed
     cfg.run.name = name
-    config = plain(cfg)
+    config: Any = OmegaConf.to_container(cfg, resolve=True)
     held_out = _data_held_out(config)
     _refuse_unmeasured(table, config, name, held_out)
     digest = config_hash(config)
@@ -234,27 +252,17 @@ def _job(
     hashes = [digest, code, *foreign_code(config).values()]
     folder = root / table.folder / "-".join([name, *(text[:8] for text in hashes)])
     return Job(
-        row.name,
-        column.name,
-        seed,
-        words,
-        digest,
-        code,
-        int(config["trainer"]["max_steps"]),
-        str(folder.resolve()),
-        held_out if table.metric.startswith("evaluation/") else None,
-        trial.name,
+        row=row.name,
+        column=column.name,
+        seed=seed,
+        words=(*table.words_of(row, column, trial), *_identity(table, cell, seed), *more),
+        config_hash=digest,
+        code_hash=code,
+        steps=int(config["trainer"]["max_steps"]),
+        folder=str(folder.resolve()),
+        evaluated=held_out if table.metric.startswith("evaluation/") else None,
+        trial=trial.name,
     )
-
-
-def _compose(words: Sequence[str], cell: str) -> DictConfig:
-    from hydra import compose
-    from hydra.errors import HydraException
-
-    try:
-        return compose("config", list(words))
-    except HydraException as error:
-        raise ConfigurationError(f"{cell}: {brief(error)}") from error
 
 
 def _data_held_out(config: dict[str, Any]) -> HeldOut:

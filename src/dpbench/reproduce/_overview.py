@@ -6,18 +6,18 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from textwrap import wrap
 from typing import Any
 
 import pandas as pd
 import yaml
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from dpbench.files import write_atomically
 from dpbench.reports.figures import new_figure, write_figure
-from dpbench.reproduce._outputs import summary
+from dpbench.reproduce._summary import summary
 from dpbench.reproduce.tables import MEASURES, Table, Variant
 from dpbench.run.search_path import conf_dir
 
@@ -33,11 +33,15 @@ ACCOUNTANT = "epsilon_rdp"
 
 _NOISE = ("random_noise", "user_noise")  # of whose test data nothing can be learned
 _FEW = 2  # runs, which say nothing about their spread
-_LEGEND = 50  # letters of a line
 _LONG = 2.5  # decades: too many for ticks at 2 and 5
+_LONG_NARROW = 1.6  # the same of a panel that shares its row
 _SHOWN = 0.9  # of the figures of a panel of the front page; the lowest are counted, and not drawn
-_BLACK = "#333333"
+_MANY = 20  # points, which need the whole width
+_ACROSS = 3  # panels with fewer, side by side
+_MEANINGLESS = 100.0  # an ε above which there is no protection to speak of
+_LONG_GAP = 1.2  # ratio of two ε of one experiment that is worth a line
 _GRAY = "#888888"
+_BLACK = "#333333"
 _TITLES = {
     "mnist": "MNIST",
     "cifar10": "CIFAR-10",
@@ -45,10 +49,28 @@ _TITLES = {
     "mnist_writers": "MNIST by writer",
     "stackexchange_tags": "tags of beer.stackexchange, by user",
 }
-_COLUMNS = (
-    "data", "title", "unit", "metric", "axis", "table", "name", "source", "whose", "row", "column", "label", "epsilon",
-    "delta", "accountant", "value", "half", "n",
-)  # fmt: skip
+_COLUMNS = [
+    "data",
+    "title",
+    "unit",
+    "metric",
+    "axis",
+    "table",
+    "name",
+    "source",
+    "whose",
+    "row",
+    "column",
+    "label",
+    "epsilon",
+    "delta",
+    "accountant",
+    "value",
+    "half",
+    "n",
+]
+_ONLY_DRAWN = ["method", "is_chosen"]
+"""Columns that pictures show and overview.csv does not have."""
 _MARKERS = {
     (OURS, "example"): "o",
     (OURS, "user"): "o",
@@ -57,19 +79,28 @@ _MARKERS = {
     (FIELD, "example"): "*",
 }
 _FRONT_DATA = ("mnist", "cifar10")
-_PAPERS = {
-    "three_tools": ("van der Veen et al. 2018", "C0"),
-    "pyvacy": ("Waites 2019", "C2"),
-    "gradient_compression": ("Nasr et al. 2020", "C1"),
-    "adaptive_quantile": ("Andrew et al. 2021", "C3"),
-    "recipes": ("our own recipes", "C4"),
+_METHODS = {
+    "dpsgd": ("DP-SGD", "#3060a8"),
+    "discretized": ("discretized gradients", "#e08020"),
+    "adaptive_mean": ("adaptive mean clipping", "#508850"),
+    "adaptive_quantile": ("adaptive quantile clipping", "#c04030"),
 }
-_MARKS = {
-    (OURS, "example"): "ours; 95 % intervals of three runs or more",
-    (PAPER, "example"): "papers'",
-    (PAPER, "microbatch"): "papers', ε for a microbatch",
-    (FIELD, "example"): "others', no extra data",
+"""Strategy → its name and color, the same for ours and for what papers print of it."""
+_OTHER_METHOD = ("other methods", "#8060a0")
+_MARKS: dict[str, dict[str, Any]] = {
+    "ours; 95 % intervals of three runs or more": {"marker": "o"},
+    "ours, one or two runs": {"marker": "o", "markerfacecolor": "white"},
+    "settings or design chosen on this data set: no ε covers that": {
+        "marker": "o",
+        "markersize": 10,
+        "markerfacecolor": "none",
+    },
+    "printed in papers": {"marker": "x"},
+    "printed, ε for a microbatch": {"marker": "D", "markerfacecolor": "none"},
+    "printed and ours: one experiment": {"color": _GRAY, "linestyle": ":"},
+    "others', no extra data": {"marker": "*", "markersize": 9, "color": _GRAY},
 }
+"""What legends say → how it is drawn."""
 
 
 def points(results: Mapping[str, tuple[Table, pd.DataFrame]], tables: Sequence[Table]) -> pd.DataFrame:
@@ -86,7 +117,7 @@ def points(results: Mapping[str, tuple[Table, pd.DataFrame]], tables: Sequence[T
         lines += _ours(table, runs)
     for table in tables:
         lines += _papers(table)
-    frame = pd.DataFrame(lines + _field(), columns=list(_COLUMNS))
+    frame = pd.DataFrame(lines + _field(), columns=[*_COLUMNS, *_ONLY_DRAWN])
     # A figure of a paper stands in each table that is compared with it.
     frame = frame.drop_duplicates(["data", "source", "whose", "label", "epsilon", "value"])
     frame = frame.groupby(["data", "metric"]).filter(_has_several_epsilons)
@@ -131,22 +162,21 @@ def _papers(table: Table) -> list[dict[str, Any]]:
     if not table.metric.startswith("test/") or table.name.startswith(OWN):
         return []
     entries = []
-    for row in table.rows:
-        for column in table.columns:
-            epsilon = row.epsilon if row.epsilon is not None else column.epsilon
-            mean, _ = table.printed(row.name, column.name)
-            if epsilon is None or mean is None:
-                continue
-            by_microbatch = "strategy.microbatch_size=" in " ".join(table.words_of(row, column))
-            entry = _entry(table, row, column)
-            entry |= {
-                "unit": "microbatch" if by_microbatch else "example",
-                "whose": PAPER,
-                "epsilon": epsilon,
-                "accountant": "as claimed",
-                "value": mean,
-            }
-            entries.append(entry)
+    for row, column in table.cells:
+        epsilon = row.epsilon if row.epsilon is not None else column.epsilon
+        mean, _ = table.printed(row.name, column.name)
+        if epsilon is None or mean is None:
+            continue
+        by_microbatch = "strategy.microbatch_size=" in " ".join(table.words_of(row, column))
+        entry = _entry(table, row, column)
+        entry |= {
+            "unit": "microbatch" if by_microbatch else "example",
+            "whose": PAPER,
+            "epsilon": epsilon,
+            "accountant": "as claimed",
+            "value": mean,
+        }
+        entries.append(entry)
     return entries
 
 
@@ -174,8 +204,13 @@ def _field() -> list[dict[str, Any]]:
 
 def _entry(table: Table, row: Variant, column: Variant) -> dict[str, Any]:
     """What is common to our figure and the paper's figure of a cell."""
-    words = dict(word.partition("=")[::2] for word in table.words_of(row, column))
-    data = words.get("data") or _data_of_experiment(words.get("experiment", ""))
+    words = {}
+    for word in table.words_of(row, column):
+        key, _, value = word.partition("=")
+        words[key] = value
+    experiment = words.get("experiment", "")
+    data = words.get("data") or _choice_of_experiment("data", experiment) or "digits"
+    method = words.get("strategy") or _choice_of_experiment("strategy", experiment) or "dpsgd"
     return {
         "data": data,
         "title": _TITLES.get(data, data),
@@ -186,22 +221,27 @@ def _entry(table: Table, row: Variant, column: Variant) -> dict[str, Any]:
         "source": table.source,
         "row": row.name,
         "column": column.name,
-        "label": row.label if len(table.columns) == 1 else f"{row.label}; {column.label}",
+        "label": table.label_of(row, column),
+        "method": method,
+        "is_chosen": bool(table.chosen_from) or table.name.startswith(OWN),
     }
 
 
 @cache
-def _data_of_experiment(name: str) -> str:
+def _choice_of_experiment(group: str, name: str) -> str:
+    """The choice of an experiment's file in a group; "" where it leaves the default."""
     path = conf_dir() / "experiment" / f"{name}.yaml"
-    defaults = yaml.safe_load(path.read_text(encoding="utf-8"))["defaults"] if path.is_file() else []
-    for choice in defaults:
-        if "override /data" in choice:
-            return str(choice["override /data"])
-    return "digits"
+    if not path.is_file():
+        return ""
+    experiment = yaml.safe_load(path.read_text(encoding="utf-8"))
+    for choice in experiment["defaults"]:
+        if f"override /{group}" in choice:
+            return str(choice[f"override /{group}"])
+    return ""
 
 
 def write_overview(frame: pd.DataFrame, folder: Path) -> None:
-    """Write overview.csv, .png and .pdf (a panel for each data set and metric, a color for each table), and the front.
+    """Write overview.csv, .png and .pdf (a panel for each data set and metric, a color for each method), and the front.
 
     Args:
         frame: See `points`.
@@ -209,95 +249,217 @@ def write_overview(frame: pd.DataFrame, folder: Path) -> None:
     """
     if frame.empty:
         return
-    write_atomically(folder / f"{OVERVIEW}.csv", frame.to_csv(index=False, float_format="%.6g"))
-    panels = [panel for _, panel in frame.groupby(["data", "metric"], sort=False)]
-    figure = new_figure(11.0, 3.9 * len(panels))
-    for axes, panel in zip(figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, strict=True):
-        _draw_panel(axes, panel)
+    text = frame.to_csv(columns=_COLUMNS, index=False, float_format="%.6g")
+    write_atomically(folder / f"{OVERVIEW}.csv", text)
+    figure = _draw_all(frame)
     for suffix in ("png", "pdf"):
         write_figure(folder / f"{OVERVIEW}.{suffix}", figure)
     _write_front(frame[frame["unit"] != "user"], folder)
 
 
-def _draw_panel(axes: Axes, panel: pd.DataFrame) -> None:
-    """Every figure of a data set and metric; intervals may be cut that are much wider than the figures lie apart."""
-    colors = {name: f"C{number % 10}" for number, name in enumerate(panel["table"].unique())}
-    for (table, origin, unit, name), part in panel.groupby(["table", "whose", "unit", "name"], sort=False):
-        note = " (unit: microbatch)" if unit == "microbatch" else ""
-        label = "\n".join(wrap(f"{WHOSE[str(origin)]}: {name}{note}", _LEGEND))
-        color = colors[table] if table else "black"
-        axes.plot(part["epsilon"], part["value"], label=label, **_style(str(origin), str(unit), color, size=5))
-        half = part["half"].astype(float)
-        axes.errorbar(part["epsilon"], part["value"], yerr=half, fmt="none", ecolor=color, capsize=2, elinewidth=1)
-    half = panel["half"].astype(float).fillna(0)
-    lowest = panel["value"].min()
-    highest = panel["value"].max()
-    room = highest - lowest
-    axes.set_ylim(
-        max((panel["value"] - half).min(), lowest - 0.2 * room) - 0.04 * room,
-        min((panel["value"] + half).max(), highest + 0.2 * room) + 0.04 * room,
-    )
-    decades = math.log10(panel["epsilon"].max() / panel["epsilon"].min())
-    units = " or ".join(sorted(set(panel.loc[panel["whose"] == OURS, "unit"])))
-    _finish(axes, panel, f"{units}; ours: RDP accountant; papers'", has_many_ticks=decades < _LONG)
-    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+def _draw_all(frame: pd.DataFrame) -> Figure:
+    """Every panel: those of many points one below the other, then those of few side by side."""
+    panels = [panel for _, panel in frame.groupby(["data", "metric"], sort=False)]
+    wide = [panel for panel in panels if len(panel) > _MANY]
+    narrow = [panel for panel in panels if len(panel) <= _MANY]
+    rows = len(wide) + math.ceil(len(narrow) / _ACROSS)
+    figure = new_figure(11.0, 0.8 + 4.0 * rows)
+    grid = figure.add_gridspec(rows, _ACROSS)
+    for place, panel in enumerate(wide):
+        _draw_panel(figure.add_subplot(grid[place, :]), panel)
+    for place, panel in enumerate(narrow):
+        row, column = divmod(place, _ACROSS)
+        _draw_panel(figure.add_subplot(grid[len(wide) + row, column]), panel, is_narrow=True)
+    _add_legend(figure, frame)
+    return figure
 
 
 def _write_front(frame: pd.DataFrame, folder: Path) -> None:
-    """The overview at a glance, for the README: images by example, a color for each paper."""
-    panels = [panel for data, panel in frame.groupby("data", sort=False) if data in _FRONT_DATA]
-    if not panels:
+    """The overview at a glance, for the README: images by example."""
+    frame = frame[frame["data"].isin(_FRONT_DATA)]
+    if frame.empty:
         return
-    figure = new_figure(11.0, 4.6)
-    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        _draw_front(axes, panel)
-    handles = [Line2D([], [], color=color, linewidth=5, label=name) for name, color in _PAPERS.values()]
-    for (origin, unit), label in _MARKS.items():
-        color = _GRAY if origin == FIELD else _BLACK
-        handles.append(Line2D([], [], label=label, **_style(origin, unit, color)))
-    figure.legend(handles=handles, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+    panels = [panel for _, panel in frame.groupby("data", sort=False)]
+    figure = new_figure(11.0, 5.0)
+    places = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, panel in zip(places, panels, strict=True):
+        _draw_panel(axes, panel, least=float(panel["value"].quantile(1 - _SHOWN)))
+    _add_legend(figure, frame)
     write_figure(folder / FRONT, figure)
 
 
-def _draw_front(axes: Axes, panel: pd.DataFrame) -> None:
-    lowest = panel["value"].quantile(1 - _SHOWN)
-    highest = panel["value"].max()
-    room = 0.06 * (highest - lowest)
+def _draw_panel(axes: Axes, panel: pd.DataFrame, least: float = -math.inf, is_narrow: bool = False) -> None:
+    """Draw the figures of a data set and metric.
+
+    Args:
+        axes: Where.
+        panel: See `points`.
+        least: Figures below it are counted in the title, and not drawn.
+        is_narrow: Whether it has a third of the width.
+    """
+    lowest = max(least, float(panel["value"].min()))
+    highest = float(panel["value"].max())
+    spread = highest - lowest
+    room = 0.06 * spread
     visible = panel[panel["value"] >= lowest - room]
-    for (table, origin, unit), part in visible.groupby(["table", "whose", "unit"], sort=False):
-        color = _GRAY if origin == FIELD else _BLACK
-        for name, (_, paper_color) in _PAPERS.items():
-            if table.startswith(name):
-                color = paper_color
-        order = 2 if origin == FIELD else 3
-        axes.plot(part["epsilon"], part["value"], alpha=0.85, zorder=order, **_style(origin, unit, color))
+    _join_cells(axes, visible)
+    for (origin, unit, method), part in visible.groupby(["whose", "unit", "method"], dropna=False, sort=False):
+        style = _style(str(origin), str(unit), str(method))
+        is_few = part["n"] <= _FEW
+        axes.plot(part["epsilon"][~is_few], part["value"][~is_few], **style)
+        # Hollow: one or two runs say nothing about their spread.
+        axes.plot(part["epsilon"][is_few], part["value"][is_few], **style | {"markerfacecolor": "white"})
         half = part["half"].astype(float)
-        half = half.where(half < highest - lowest)  # three runs of which one failed: an interval as high as the picture
-        axes.errorbar(part["epsilon"], part["value"], yerr=half, fmt="none", ecolor=color, elinewidth=1, alpha=0.6)
+        # An interval as high as the picture is of three runs of which one failed.
+        half = half.where(half < spread)
+        axes.errorbar(
+            part["epsilon"],
+            part["value"],
+            yerr=half,
+            fmt="none",
+            ecolor=style["color"],
+            elinewidth=1,
+            alpha=0.5,
+        )
+    chosen = visible[(visible["whose"] == OURS) & visible["is_chosen"].astype(bool)]
+    axes.scatter(
+        chosen["epsilon"],
+        chosen["value"],
+        s=90,
+        facecolors="none",
+        edgecolors=_BLACK,
+        linewidths=0.9,
+        zorder=4,
+    )
+    _name_sources(axes, panel, visible[visible["whose"] == FIELD])
     axes.set_ylim(lowest - room, highest + room)
-    _finish(axes, panel, "example; ours: RDP accountant; others'")
+    _finish(axes, panel, is_narrow)
     if len(visible) < len(panel):
         hidden = len(panel) - len(visible)
         axes.set_title(f"{panel['title'].iloc[0]} ({hidden} lower figures are not shown)", fontsize=10)
 
 
-def _style(origin: str, unit: str, color: str, size: int | None = None) -> dict[str, Any]:
-    """How a mark looks: hollow where its ε is for a microbatch, and larger where it is the field's."""
+def _join_cells(axes: Axes, visible: pd.DataFrame) -> None:
+    """Join what a paper prints with our runs of the same cell, whose true ε may be another one."""
+    for _, cell in visible[visible["table"] != ""].groupby(["table", "row", "column"]):
+        is_long = cell["epsilon"].max() > _LONG_GAP * cell["epsilon"].min()
+        if is_long and set(cell["whose"]) == {OURS, PAPER}:
+            axes.plot(
+                cell["epsilon"],
+                cell["value"],
+                color=_GRAY,
+                linestyle=":",
+                linewidth=0.9,
+                zorder=1,
+            )
+
+
+def _name_sources(axes: Axes, panel: pd.DataFrame, field: pd.DataFrame) -> None:
+    """Write who published a star beside the best star of each: of the highest above it, of others below."""
+    best = field.sort_values("value", ascending=False).drop_duplicates("source")
+    best = best.assign(place=best["epsilon"].round())
+    middle = math.sqrt(panel["epsilon"].min() * panel["epsilon"].max())
+    for star in best.assign(rank=best.groupby("place").cumcount()).itertuples():
+        is_right = star.epsilon > middle
+        axes.annotate(
+            star.source,
+            (star.epsilon, star.value),
+            xytext=(-6 if is_right else 6, 4 if star.rank == 0 else -9),
+            textcoords="offset points",
+            ha="right" if is_right else "left",
+            fontsize=6.5,
+            color=_BLACK,
+        )
+
+
+def _style(origin: str, unit: str, method: str) -> dict[str, Any]:
+    """How a mark looks: its color is the method, its shape says whose figure it is."""
+    _, color = _METHODS.get(method, _OTHER_METHOD)
+    if origin == FIELD:
+        color = _GRAY
     return {
         "marker": _MARKERS.get((origin, unit), "s"),
         "color": color,
         "linestyle": "none",
-        "markersize": size or (9 if origin == FIELD else 5),
+        "markersize": 9 if origin == FIELD else 5,
+        # Hollow, because its ε is for another unit than that of the marks beside it.
         "markerfacecolor": "none" if unit == "microbatch" else color,
+        "zorder": 2 if origin == FIELD else 3,
     }
 
 
-def _finish(axes: Axes, panel: pd.DataFrame, unit: str, has_many_ticks: bool = True) -> None:
+def _add_legend(figure: Figure, frame: pd.DataFrame) -> None:
+    """What colors and marks mean, below the panels and over none of them."""
+    handles = []
+    for method, (name, color) in _METHODS.items():
+        if (frame["method"] == method).any():
+            handles.append(
+                Line2D(
+                    [],
+                    [],
+                    color=color,
+                    linewidth=5,
+                    label=name,
+                )
+            )
+    if not frame["method"].dropna().isin(_METHODS).all():
+        name, color = _OTHER_METHOD
+        handles.append(
+            Line2D(
+                [],
+                [],
+                color=color,
+                linewidth=5,
+                label=name,
+            )
+        )
+    for label, style in _MARKS.items():
+        handles.append(
+            Line2D(
+                [],
+                [],
+                label=label,
+                **{"color": _BLACK, "linestyle": "none", "markersize": 5} | style,
+            )
+        )
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=3,
+        fontsize=8,
+        frameon=False,
+    )
+
+
+def _finish(axes: Axes, panel: pd.DataFrame, is_narrow: bool) -> None:
+    least = float(panel["epsilon"].min())
+    most = float(panel["epsilon"].max())
+    has_many_ticks = math.log10(most / least) < (_LONG_NARROW if is_narrow else _LONG)
     axes.set_xscale("log")
+    if most > _MEANINGLESS:
+        axes.set_xlim(least / 1.3, most * 1.3)
+        axes.axvspan(
+            max(_MEANINGLESS, least / 1.3),
+            most * 1.3,
+            color=_GRAY,
+            alpha=0.12,
+            linewidth=0,
+            zorder=0,
+        )
+        axes.text(
+            0.99,
+            0.02,
+            f"ε > {_MEANINGLESS:g} protects nobody",
+            transform=axes.transAxes,
+            ha="right",
+            fontsize=7,
+            color=_BLACK,
+        )
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if has_many_ticks else (1.0,)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel(f"ε for one {unit}: as claimed", fontsize=9)
+    units = " or ".join(sorted(set(panel.loc[panel["whose"] == OURS, "unit"])))
+    axes.set_xlabel(f"ε for one {units}; ours by RDP, printed as claimed", fontsize=9)
     axes.set_ylabel(panel["axis"].iloc[0])
-    axes.set_title(panel["title"].iloc[0], fontsize=10)
+    axes.set_title(str(panel["title"].iloc[0]).replace("_", " "), fontsize=10)
     axes.grid(alpha=0.3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -12,11 +13,8 @@ import pandas as pd
 
 from dpbench.code import code_hash
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.accounting.composition import ledger_epsilon
-from dpbench.privacy.accounting.planning import at_population
 from dpbench.reproduce._jobs import Job, value_at
-from dpbench.reproduce.tables import MEASURES, Table, Variant, read_table
-from dpbench.runs.ledgers import read_run_ledger
+from dpbench.reproduce.tables import MEASURES, Table, Variant, read_table, select_lines
 from dpbench.runs.readers import read_csv, read_metrics
 
 RUNS = "runs.csv"
@@ -119,6 +117,11 @@ def _nominal_epsilon(table: Table, job: Job) -> float | None:
     """What the run would have cost at the table's nominal population."""
     if table.nominal is None or not job.run.ledger.is_file():
         return None
+    # Here, because accountants take a second to import, and few tables have such a column.
+    from dpbench.privacy.accounting.composition import ledger_epsilon
+    from dpbench.privacy.accounting.planning import at_population
+    from dpbench.runs.ledgers import read_run_ledger
+
     ledger = at_population(read_run_ledger(job.run.ledger), table.nominal.population, table.nominal.batch_size)
     return ledger_epsilon(ledger, table.nominal.delta, "rdp")
 
@@ -145,6 +148,26 @@ def conflicting_results(folder: Path, runs: pd.DataFrame, any_code: bool = False
     return f"{lost} run(s) that are not among these (of other settings or seeds, or from another --runs)"
 
 
+def stored_results(folder: Path) -> list[str]:
+    """Say in a line how many finished runs a results folder holds, and how many of them other code made.
+
+    Args:
+        folder: Of the table's results; where it holds none, there is nothing to say.
+    """
+    if not (folder / RUNS).is_file():
+        return []
+    runs = read_csv(folder / RUNS, [], _RESTORE, ("*",))
+    runs = runs.reindex(columns=["code_hash", "commit"])  # which older files may lack
+    text = f"{folder} holds {len(runs)} finished runs"
+    foreign = runs[runs["code_hash"] != code_hash()]
+    if foreign.empty:
+        return [text]
+    commits = foreign["commit"].dropna().astype(str).str[:10].unique()
+    return [
+        f"{text}, {len(foreign)} of them made by other code ({', '.join(sorted(commits))}): --keep counts them as done"
+    ]
+
+
 def refuse_other_words(table: Table, runs: pd.DataFrame) -> None:
     """Raise ConfigurationError where runs do not hold what the definition shows now, by the words that it has now."""
     again = f"(dpbench reproduce {table.command} --replace)"
@@ -156,10 +179,8 @@ def refuse_other_words(table: Table, runs: pd.DataFrame) -> None:
             f"the definition, or write it again {again}."
         )
     words = {}
-    for row in table.rows:
-        for column in table.columns:
-            for trial in table.trials:
-                words[row.name, column.name, trial.name] = " ".join(table.words_of(row, column, trial))
+    for row, column, trial in itertools.product(table.rows, table.columns, table.trials):
+        words[row.name, column.name, trial.name] = " ".join(table.words_of(row, column, trial))
     for (*cell, _), text in zip(keys_of(runs), runs["words"], strict=True):
         name = _named(cell)
         if tuple(cell) not in words:
@@ -189,8 +210,7 @@ def best_trials(table: Table, runs: pd.DataFrame) -> dict[tuple[str, str], tuple
     means = runs.groupby(["row", "column", trials_of(runs)])["value"].mean().dropna()
     best = {}
     for _, values in means.groupby(level=["row", "column"]):
-        key: Any = values.idxmin() if table.measure.lower_is_better else values.idxmax()
-        row, column, name = key
+        row, column, name = table.measure.best(values)
         best[row, column] = (trials[name], len(values))
     return best
 
@@ -234,45 +254,33 @@ def with_choices(table: Table, results: Path) -> Table:
     # Not a number where a seed is missing: a trial of fewer seeds is not compared.
     means = values.reindex(columns=list(tuning.seeds)).mean(axis=1, skipna=False)
     choices = {}
-    for row in table.rows:
-        for column in table.columns:
-            candidates = _candidates(table, tuning, row, column)
-            scores = means.reindex(list(candidates))
-            missing = scores.index[scores.isna()]
-            if len(missing):
-                raise ConfigurationError(
-                    f"{table.name} chooses {row.label}, {column.label} among {len(scores)} trials of {tuning.name}, of "
-                    f"which {len(missing)} are not finished in {path} (such as {candidates[missing[0]].label}): "
-                    f"{first}."
-                )
-            best: Any = scores.idxmin() if tuning.measure.lower_is_better else scores.idxmax()
-            choices[row.name, column.name] = candidates[best]
+    for row, column in table.cells:
+        candidates = _candidates(table, tuning, row, column)
+        scores = means.reindex(list(candidates))
+        missing = scores.index[scores.isna()]
+        if len(missing):
+            raise ConfigurationError(
+                f"{table.name} chooses {row.label}, {column.label} among {len(scores)} trials of {tuning.name}, of "
+                f"which {len(missing)} are not finished in {path} (such as {candidates[missing[0]].label}): {first}."
+            )
+        choices[row.name, column.name] = candidates[tuning.measure.best(scores)]
     return table.model_copy(update={"choices": choices})
 
 
 def _candidates(table: Table, tuning: Table, row: Variant, column: Variant) -> dict[tuple[str, str, str], Variant]:
     """What a cell chooses among: cells of the tuning table that its row or its column names, with every trial."""
+    refusal = f"{table.name} chooses from {tuning.name}, which has no"
+    rows = select_lines(tuning.rows, row.chosen.rows + column.chosen.rows, refusal)
+    columns = select_lines(tuning.columns, row.chosen.columns + column.chosen.columns, refusal)
     candidates = {}
-    for tuned_row in _those_named(table, tuning, tuning.rows, row.chosen.rows + column.chosen.rows):
-        for tuned_column in _those_named(table, tuning, tuning.columns, row.chosen.columns + column.chosen.columns):
-            for trial in tuning.trials:
-                parts = (tuned_row, tuned_column, trial)
-                label = _named([part.label for part in parts])
-                words = (*tuned_row.words, *tuned_column.words, *trial.words)
-                key = (tuned_row.name, tuned_column.name, trial.name)
-                candidates[key] = Variant(name="chosen", label=label, words=words)
+    for parts in itertools.product(rows, columns, tuning.trials):
+        tuned_row, tuned_column, trial = parts
+        candidates[tuned_row.name, tuned_column.name, trial.name] = Variant(
+            name="chosen",
+            label=_named([part.label for part in parts]),
+            words=(*tuned_row.words, *tuned_column.words, *trial.words),
+        )
     return candidates
-
-
-def _those_named(table: Table, tuning: Table, lines: Sequence[Variant], names: Sequence[str]) -> Sequence[Variant]:
-    """Rows or columns of the tuning table; all of them where none is named."""
-    by_name = {line.name: line for line in lines}
-    for name in names:
-        if name not in by_name:
-            raise ConfigurationError(
-                f"{table.name} chooses from {tuning.name}, which has no {name!r}; known: {', '.join(by_name)}."
-            )
-    return [by_name[name] for name in names] or lines
 
 
 @dataclass(frozen=True)
@@ -394,7 +402,14 @@ def _collected(jobs: Sequence[Job], read: Callable[[Job], pd.DataFrame]) -> pd.D
     for job in jobs:
         part = read(job)
         if len(part):
-            parts.append(part.assign(row=job.row, column=job.column, trial=job.trial, seed=job.seed))
+            parts.append(
+                part.assign(
+                    row=job.row,
+                    column=job.column,
+                    trial=job.trial,
+                    seed=job.seed,
+                )
+            )
     if not parts:
         return pd.DataFrame()
     frame = pd.concat(parts)

@@ -111,29 +111,29 @@ def upper_limit(recalled: float, records: int, guessed: float, others: int, conf
     return recalled - guessed + float(stats.norm.ppf(confidence)) * math.sqrt(variance)
 
 
-def recall_of(job: Job, noise_multiplier: float | None) -> Recall | None:
-    """Measure what a finished run on noise shows; None of one that is not finished.
+def recall_of(job: Job, noise_multiplier: float | None) -> Recall:
+    """Measure what a finished run on noise shows.
 
     Raises:
         DPBenchError: Its files are damaged.
     """
     record = job.result()
-    if record is None:
-        return None
+    assert record is not None
     scores = _scores_of(job)
+    # Without privacy there is no ε to refute.
     audit = None if noise_multiplier is None else audit_by_labels(job.run, scores, CONFIDENCE).result
     return Recall(
-        noise_multiplier,
-        record["privacy"]["epsilon"].get("rdp"),
-        record["privacy"]["epsilon"].get("pld"),
-        scores.recalled,
-        scores.guessed,
-        upper_limit(scores.recalled, len(scores.members), scores.guessed, len(scores.others)),
-        audit.audited if audit else None,
-        str(audit.verdict) if audit else None,
-        record["seconds"],
-        " ".join(job.words),
-        job.code_hash,
+        noise_multiplier=noise_multiplier,
+        epsilon_rdp=record["privacy"]["epsilon"].get("rdp"),
+        epsilon_pld=record["privacy"]["epsilon"].get("pld"),
+        recalled=scores.recalled,
+        guessed=scores.guessed,
+        limit=upper_limit(scores.recalled, len(scores.members), scores.guessed, len(scores.others)),
+        audited=audit.audited if audit else None,
+        verdict=str(audit.verdict) if audit else None,
+        seconds=record["seconds"],
+        words=" ".join(job.words),
+        code_hash=job.code_hash,
     )
 
 
@@ -196,32 +196,29 @@ class Trained:
     code_hash: str
 
 
-def trained(job: Job, audited: Job | None, noise_multiplier: float | None) -> Trained | None:
-    """Read a finished run on data, with what the run with canaries shows if that is finished; None if it is not.
+def trained(job: Job, audited: Job | None, noise_multiplier: float | None) -> Trained:
+    """Read a finished run on data, with what the finished run with canaries shows, where there is one.
 
     Raises:
         DPBenchError: Files are damaged.
     """
     record = job.result()
-    if record is None:
-        return None
-    audit = None
-    if audited is not None and audited.state() == "done":
-        audit = audit_run(audited.path, CONFIDENCE).result
+    assert record is not None
+    audit = None if audited is None else audit_run(audited.path, CONFIDENCE).result
     epsilons: dict[str, Any] = record["privacy"]["epsilon"]
     sound = epsilons.get("pld")
     return Trained(
-        job.row,
-        noise_multiplier,
-        record["metrics"].get("test/accuracy"),
-        epsilons.get("rdp"),
-        epsilons.get("rdp") if sound is None else sound,
-        audit.audited if audit else None,
-        audit.sound if audit else None,
-        str(audit.verdict) if audit else None,
-        record["seconds"],
-        " ".join(job.words),
-        job.code_hash,
+        strategy=job.row,
+        noise_multiplier=noise_multiplier,
+        accuracy=record["metrics"].get("test/accuracy"),
+        claimed=epsilons.get("rdp"),
+        sound=epsilons.get("rdp") if sound is None else sound,
+        audited=audit.audited if audit else None,
+        audited_sound=audit.sound if audit else None,
+        verdict=str(audit.verdict) if audit else None,
+        seconds=record["seconds"],
+        words=" ".join(job.words),
+        code_hash=job.code_hash,
     )
 
 
@@ -271,14 +268,24 @@ def steps_text(outcome: Outcome, *steps: str) -> str:
         data_table=_data_table(outcome),
         caveats=_CAVEATS,
         number=_number,
-        fill=partial(textwrap.fill, width=120, initial_indent="  note     ", subsequent_indent=" " * 11),
+        fill=partial(
+            textwrap.fill,
+            width=120,
+            initial_indent="  note     ",
+            subsequent_indent=" " * 11,
+        ),
     )
     return text.rstrip("\n")
 
 
 def _noise_table(outcome: Outcome) -> str:
     runs = [outcome.power, *outcome.noise] if outcome.power else []
-    return render("workflow_noise.md", outcome=outcome, runs=runs, number=_number).rstrip()
+    return render(
+        "workflow_noise.md",
+        outcome=outcome,
+        runs=runs,
+        number=_number,
+    ).rstrip()
 
 
 def _data_table(outcome: Outcome) -> str:
@@ -350,21 +357,42 @@ def _draw(path: Path, outcome: Outcome) -> None:
         [{**vars(recall), "epsilon": recall.epsilon} for recall in outcome.noise if recall.epsilon is not None]
     )
     figure = new_figure(11, 4.2)
-    left, right = figure.subplots(1, 2)
-    _draw_recall(left, outcome, recalls)
-    right.plot(recalls["epsilon"], recalls["epsilon"], color=_RED, label="sound ε")
+    recall_axes, audit_axes = figure.subplots(1, 2)
+    _draw_recall(recall_axes, outcome, recalls)
+    audit_axes.plot(
+        recalls["epsilon"],
+        recalls["epsilon"],
+        color=_RED,
+        label="sound ε",
+    )
     audited = recalls["audited"].astype(float)
-    right.plot(recalls["epsilon"], audited, color=_BLUE, marker="o", label="audited by labels, at least")
-    right.set(xscale="log", yscale="log", xlabel="sound ε", ylabel="ε")
-    for axis in (left.xaxis, right.xaxis, right.yaxis):
+    audit_axes.plot(
+        recalls["epsilon"],
+        audited,
+        color=_BLUE,
+        marker="o",
+        label="audited by labels, at least",
+    )
+    audit_axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="sound ε",
+        ylabel="ε",
+    )
+    for axis in (recall_axes.xaxis, audit_axes.xaxis, audit_axes.yaxis):
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_minor_formatter(NullFormatter())
     chosen = outcome.chosen
-    for axes in (left, right):
+    for axes in figure.axes:
         if chosen is not None and chosen.epsilon is not None:
             label = f"chosen: z = {chosen.noise_multiplier:g}"
-            axes.axvline(chosen.epsilon, color=_GREEN, linewidth=1, label=label)
+            axes.axvline(
+                chosen.epsilon,
+                color=_GREEN,
+                linewidth=1,
+                label=label,
+            )
         axes.legend(frameon=False, fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
     plan = outcome.plan
@@ -376,11 +404,35 @@ def _draw_recall(axes: Axes, outcome: Outcome, recalls: pd.DataFrame) -> None:
     assert outcome.power is not None
     epsilons = recalls["epsilon"]
     fresh = 100 * recalls["guessed"]
-    axes.axhline(100 * outcome.power.recalled, color=_GRAY, linestyle="--", linewidth=1, label="without privacy")
-    axes.plot(epsilons, 100 * recalls["recalled"], color=_BLUE, marker="o", label="training labels")
+    axes.axhline(
+        100 * outcome.power.recalled,
+        color=_GRAY,
+        linestyle="--",
+        linewidth=1,
+        label="without privacy",
+    )
+    axes.plot(
+        epsilons,
+        100 * recalls["recalled"],
+        color=_BLUE,
+        marker="o",
+        label="training labels",
+    )
     limit = fresh + 100 * recalls["limit"]
-    axes.plot(epsilons, limit, color=_BLUE, linestyle=":", label="95 % limit of the gap, on top of fresh ones")
-    axes.plot(epsilons, fresh, color=_GRAY, marker="o", label="fresh labels")
+    axes.plot(
+        epsilons,
+        limit,
+        color=_BLUE,
+        linestyle=":",
+        label="95 % limit of the gap, on top of fresh ones",
+    )
+    axes.plot(
+        epsilons,
+        fresh,
+        color=_GRAY,
+        marker="o",
+        label="fresh labels",
+    )
     axes.fill_between(
         epsilons,
         fresh,
@@ -390,4 +442,9 @@ def _draw_recall(axes: Axes, outcome: Outcome, recalls: pd.DataFrame) -> None:
         linewidth=0,
         label="limit within the margin: passes",
     )
-    axes.set(xscale="log", xlabel="sound ε of the run", ylabel="recalled random labels (%)", ylim=(0, 102))
+    axes.set(
+        xscale="log",
+        xlabel="sound ε of the run",
+        ylabel="recalled random labels (%)",
+        ylim=(0, 102),
+    )

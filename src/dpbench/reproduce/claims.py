@@ -124,23 +124,36 @@ def recomputed_identity(row: Mapping[str, Any]) -> float:
     """Compute a figure that no accountant enters."""
     quantity = row["quantity"]
     if quantity == "combined_noise_multiplier":
+        # Two sums over one lot are one release: 1/z² = 1/z_gradient² + 1/z_statistic².
         return float((row["gradient"] ** -2 + row["statistic"] ** -2) ** -0.5)
     if quantity == "statistic_noise_multiplier":
+        # The same, solved for the statistic.
         return float((row["whole"] ** -2 - row["gradient"] ** -2) ** -0.5)
     if quantity == "gradient_noise_multiplier":
-        statistics = (Statistic("counts", 1, 1.0, row["statistic"]),)
-        group = (VectorGroup("gradient", (0,), 1.0),)
-        return ReleasePlan(PoissonSampling(1, 1.0), group, row["whole"], (1,), statistics).gradient_multiplier
+        # The same, solved for the gradients by the plan that training uses.
+        plan = ReleasePlan(
+            sampling=PoissonSampling(1, 1.0),
+            groups=(VectorGroup("gradient", (0,), 1.0),),
+            noise_multiplier=row["whole"],
+            sizes=(1,),
+            statistics=(Statistic("counts", 1, 1.0, row["statistic"]),),
+        )
+        return plan.gradient_multiplier
     if quantity == "allocation":
         return _allocated(row["value"], row["allocation"])
     if quantity == "replacement_factor":
+        # To replace a record moves a sum by twice the bound: by as much as half the noise would.
         z = row["noise_multiplier"]
-        return float(get_epsilon_gaussian(z / 2, row["delta"]) / get_epsilon_gaussian(z, row["delta"]))
+        replaced = get_epsilon_gaussian(z / 2, row["delta"])
+        return float(replaced / get_epsilon_gaussian(z, row["delta"]))
     if quantity == "joint_noise":
+        # Two vectors under one bound, with α = (1, 100): the second gets 100 times the noise of the first.
         sampling = PoissonSampling(10_000, 0.01)
         joint = VectorGroup("joint", (0, 1), 1.0, (1.0, 100.0))
-        plan = ReleasePlan(sampling, (joint,), 1.0, (1, 1))  # σ̃ = qnσ_g = 100 · 0.01
+        # σ̃ = qnσ_g = 100 · 0.01 of the sum; of the mean, which the paper prints, qn times less.
+        plan = ReleasePlan(sampling, (joint,), 1.0, (1, 1))
         return float(plan.parameter_stds[row["vector"]] / sampling.expected_batch_size)
+    # The classical Gaussian mechanism, σ = √(2 ln(1.25/δ))/ε, amplified by sampling: is it (qε, δ)-DP?
     z = math.sqrt(2 * math.log(1.25 / row["delta"])) / row["epsilon"]
     rate = row["sample_rate"]
     event = TrainingSetting(noise_multiplier=z, sample_rate=rate, population=1).event
@@ -168,7 +181,7 @@ def claims_table(claims: Sequence[Claim]) -> pd.DataFrame:
     for claim in tqdm(claims, desc="claims", disable=None):
         values = recomputed(claim)
         setting = claim.setting
-        line = {
+        line: dict[str, Any] = {
             "paper": claim.paper,
             "source": claim.source,
             "quantity": claim.quantity,
@@ -180,8 +193,9 @@ def claims_table(claims: Sequence[Claim]) -> pd.DataFrame:
             "delta": setting.delta,
             "claim": claim.value,
         }
-        ending = {"variant": claim.variant, "verdict": verdict(claim, values), "note": claim.note}
-        lines.append({**line, **values, **ending})
+        line |= values
+        line |= {"variant": claim.variant, "verdict": verdict(claim, values), "note": claim.note}
+        lines.append(line)
     return pd.DataFrame(lines)
 
 
@@ -190,8 +204,15 @@ def identities_table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     lines = []
     for row in rows:
         value = recomputed_identity(row)
-        line = {"paper": row["paper"], "source": row["source"], "claim": row["value"], "recomputed": value}
-        lines.append({**line, "verdict": identity_verdict(row, value), "note": row.get("note", "")})
+        line = {
+            "paper": row["paper"],
+            "source": row["source"],
+            "claim": row["value"],
+            "recomputed": value,
+            "verdict": identity_verdict(row, value),
+            "note": row.get("note", ""),
+        }
+        lines.append(line)
     return pd.DataFrame(lines)
 
 
@@ -252,7 +273,12 @@ def noise_per_example(row: Mapping[str, Any]) -> NoisePerExample:
         shares = []
         for batch_size in row["batch_sizes"]:
             rate = batch_size / row["population"]
-            setting = TrainingSetting(sample_rate=rate, epochs=row["epochs"], epsilon=epsilon, delta=_delta(row))
+            setting = TrainingSetting(
+                sample_rate=rate,
+                epochs=row["epochs"],
+                epsilon=epsilon,
+                delta=_delta(row),
+            )
             noise = solved(setting, "rdp-classic").noise_multiplier
             assert noise is not None
             shares.append(noise / batch_size)
@@ -325,8 +351,18 @@ def _draw(path: Path, claims: pd.DataFrame, orders: BestOrders, noise: NoisePerE
     _draw_orders(figure.add_subplot(grid[0, 1]), orders)
     axes = figure.add_subplot(grid[1, 1])
     for epsilon, shares in noise.per_example.items():
-        axes.plot(noise.batch_sizes, shares, marker=".", label=f"ε={epsilon:g}")
-    axes.set(xscale="log", yscale="log", xlabel="batch size", ylabel="σ / batch size")
+        axes.plot(
+            noise.batch_sizes,
+            shares,
+            marker=".",
+            label=f"ε={epsilon:g}",
+        )
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="batch size",
+        ylabel="σ / batch size",
+    )
     axes.set_title("three_tools, Fig. 5: noise per example, 10 epochs", fontsize=10)
     for axes in figure.axes:
         axes.legend(frameon=False, fontsize=8)
@@ -337,8 +373,24 @@ def _draw(path: Path, claims: pd.DataFrame, orders: BestOrders, noise: NoisePerE
 
 def _draw_claims(axes: Axes, claims: pd.DataFrame) -> None:
     for name, color in _COLORS.items():
-        axes.plot(claims[name], claims.index, "o", color=color, label=name, markersize=5, alpha=0.85)
-    axes.plot(claims["claim"], claims.index, "x", color="black", label="printed", markersize=8, markeredgewidth=1.6)
+        axes.plot(
+            claims[name],
+            claims.index,
+            "o",
+            color=color,
+            label=name,
+            markersize=5,
+            alpha=0.85,
+        )
+    axes.plot(
+        claims["claim"],
+        claims.index,
+        "x",
+        color="black",
+        label="printed",
+        markersize=8,
+        markeredgewidth=1.6,
+    )
     papers = claims["paper"].str.rsplit("_", n=1).str[0]
     axes.set_yticks(claims.index, papers + ": " + claims["source"], fontsize=7)
     axes.invert_yaxis()
@@ -348,10 +400,31 @@ def _draw_claims(axes: Axes, claims: pd.DataFrame) -> None:
 
 
 def _draw_orders(axes: Axes, orders: BestOrders) -> None:
-    axes.plot(orders.orders, orders.epsilons["rdp-classic"], color=_COLORS["rdp-classic"], label="papers' conversion")
-    axes.plot(orders.orders, orders.epsilons["rdp"], color=_COLORS["rdp"], label="today's conversion")
+    axes.plot(
+        orders.orders,
+        orders.epsilons["rdp-classic"],
+        color=_COLORS["rdp-classic"],
+        label="papers' conversion",
+    )
+    axes.plot(
+        orders.orders,
+        orders.epsilons["rdp"],
+        color=_COLORS["rdp"],
+        label="today's conversion",
+    )
     axes.plot(*orders.real_best, "o", color=_COLORS["rdp-classic"])
     label = f"{orders.real_best[1]:.3f} at {orders.real_best[0]:.1f}"
-    axes.annotate(label, orders.real_best, xytext=(-14, -14), textcoords="offset points", fontsize=8)
-    axes.set(xlabel="order α", ylabel="ε", xlim=(1, 20), ylim=(0, 10))
+    axes.annotate(
+        label,
+        orders.real_best,
+        xytext=(-14, -14),
+        textcoords="offset points",
+        fontsize=8,
+    )
+    axes.set(
+        xlabel="order α",
+        ylabel="ε",
+        xlim=(1, 20),
+        ylim=(0, 10),
+    )
     axes.set_title("pyvacy, Fig. 3: q=0.005, σ=1.1, 2,500 steps", fontsize=10)

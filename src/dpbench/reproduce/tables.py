@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
+import itertools
 import math
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +18,7 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    StrictBool,
     StrictStr,
     ValidationError,
     model_validator,
@@ -26,13 +27,16 @@ from pydantic_core import CoreSchema, core_schema
 from yaml import YAMLError
 
 from dpbench.errors import ConfigurationError, brief
+from dpbench.options import did_you_mean, shown
 from dpbench.run.search_path import conf_dir, plugin_dirs
+from dpbench.runs.numbers import mean_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _PERCENT = 100.0
 _ENDING = ".yaml"
+_MOST_SEEDS = 1000
 _METRICS = ("test/", "evaluation/")
 """Prefixes of figures that a table may show although `MEASURES` does not know them: those of a plug-in's task, say."""
 
@@ -83,21 +87,13 @@ class Measure:
         """The smallest value that can be shown."""
         return -self.most if self.signed else 0.0
 
-    def text(self, mean: float | None, spread: float | None = None, digits: int = 2, sign: str = "") -> str:
-        """Format a mean and its spread as a cell of a table.
+    def best(self, values: pd.Series[Any]) -> Any:
+        """The label of the best of some values."""
+        return values.idxmin() if self.lower_is_better else values.idxmax()
 
-        Args:
-            mean: As shown, see `scale`; None or not a number: a dash.
-            spread: Of the mean, if known.
-            digits: Behind the point, of percents; of others four digits in all are shown, and two of the spread.
-            sign: "+" shows the sign of positive means, too.
-        """
-        if mean is None or math.isnan(mean):
-            return "–"
-        text = format(mean, f"{sign}.{digits}f" if self.percent else f"{sign}.4g")
-        if spread is None or math.isnan(spread):
-            return text
-        return f"{text} ± {format(spread, f'.{digits}f' if self.percent else '.2g')}"
+    def text(self, mean: float | None, spread: float | None = None, digits: int = 2, sign: str = "") -> str:
+        """Format a mean and its spread, both as shown, as a cell of a table; see `mean_text`."""
+        return mean_text(mean, spread, percent=self.percent, sign=sign, digits=digits)
 
 
 _ON_REAL = "accuracy on real images"
@@ -134,6 +130,11 @@ _NOT_IN_FILES = ("name", "command", "choices")
 """Fields of a table that say where its definition lies, and what was chosen for it."""
 
 
+# Strict, because pydantic would take true for 1 and "3" for 3.
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Seed = Annotated[int, Field(strict=True, ge=0)]
+
+
 class _Definition(BaseModel):
     # Numbers are welcome where a text is shown: `label: 0.1` needs no quotes.
     model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
@@ -165,7 +166,7 @@ class Variant(_Definition):
     name: str = ""
     label: str = ""
     words: tuple[StrictStr, ...] = ()
-    epsilon: float | None = None
+    epsilon: Annotated[Number, Field(ge=0)] | None = None
     chosen: Candidates = Candidates()
 
 
@@ -221,13 +222,17 @@ class Nominal(_Definition):
         delta: δ there.
     """
 
-    population: int
-    batch_size: float
-    delta: float
+    population: Annotated[int, Field(strict=True, ge=1)]
+    batch_size: Annotated[Number, Field(gt=0)]
+    delta: Annotated[Number, Field(gt=0, lt=1)]
 
 
 def _as_seeds(seeds: Any) -> Any:
-    return range(seeds) if isinstance(seeds, int) else seeds
+    if isinstance(seeds, list):
+        return seeds
+    if type(seeds) is not int or not 1 <= seeds <= _MOST_SEEDS:  # True is an int, too
+        raise ValueError(f"seeds must be a list, or how many there are (1 to {_MOST_SEEDS:,}), not {shown(seeds)}")
+    return range(seeds)
 
 
 def _as_pairs(pairs: Any) -> Any:
@@ -239,7 +244,7 @@ def _as_labels(more: Any) -> Any:
     return dict.fromkeys(more) if isinstance(more, list) else more
 
 
-Figure = Annotated[list[float], Field(min_length=1, max_length=2)]
+Figure = Annotated[list[Number], Field(min_length=1, max_length=2)]
 
 
 class Table(_Definition):
@@ -278,23 +283,23 @@ class Table(_Definition):
     title: str
     source: str
     metric: str = "test/accuracy"
-    seeds: Annotated[tuple[int, ...], BeforeValidator(_as_seeds)]
-    hours: float
+    seeds: Annotated[tuple[Seed, ...], BeforeValidator(_as_seeds)]
+    hours: Annotated[Number, Field(ge=0)]
     words: tuple[StrictStr, ...] = ()
     rows: Lines
     columns: Lines
     paper: dict[str, dict[str, Figure]] = {}
     difference: Annotated[tuple[tuple[str, str], ...], BeforeValidator(_as_pairs)] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[StrictStr, ...] = ()
     series: tuple[Series, ...] = ()
-    histogram: bool = False
-    samples: bool = False
+    histogram: StrictBool = False
+    samples: StrictBool = False
     more: Annotated[dict[str, str | None], BeforeValidator(_as_labels)] = {}
     trials: Lines = (ONLY,)
     chosen_from: str = ""
     nominal: Nominal | None = None
-    last_evaluations: Annotated[int, Field(ge=0)] = 0
-    later: tuple[str, ...] = ()
+    last_evaluations: Annotated[int, Field(strict=True, ge=0)] = 0
+    later: tuple[StrictStr, ...] = ()
     choices: dict[tuple[str, str], Variant] = {}
 
     @model_validator(mode="after")
@@ -302,20 +307,26 @@ class Table(_Definition):
         rows = {row.name for row in self.rows}
         columns = {column.name for column in self.columns}
         chooses = any(line.chosen != Candidates() for line in (*self.rows, *self.columns))
-        if not (self.metric in MEASURES or self.metric.startswith(_METRICS)):
+        is_open_metric = self.metric.startswith(_METRICS) and self.metric not in _METRICS
+        if not (self.metric in MEASURES or is_open_metric):
             raise ValueError(
                 f"metric must be one of {', '.join(MEASURES)}, or another value of test/ or evaluation/, "
                 f"not {self.metric!r}"
             )
         if not (rows and columns and self.seeds):
             raise ValueError("rows, columns and seeds must not be empty")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds names one of them twice: {', '.join(map(str, self.seeds))}")
         for row, figures in self.paper.items():
             for column in figures:
                 if row not in rows or column not in columns:
                     raise ValueError(f"paper has a figure for {row}, {column}, which is no cell")
-        for pair in self.difference:
-            if not columns.issuperset(pair):
-                raise ValueError(f"difference must name two columns, or be a list of such pairs, not {list(pair)}")
+        for name in itertools.chain(*self.difference):
+            if name not in columns:
+                raise ValueError(
+                    f"difference must name two columns, or be a list of such pairs, and {name!r} is no column; "
+                    f"known: {', '.join(column.name for column in self.columns)}"
+                )
         if self.has_trials and not self.metric.startswith("val/"):
             raise ValueError(
                 f"the best of trials is chosen by a metric of validation data (val/...), not {self.metric}"
@@ -329,7 +340,12 @@ class Table(_Definition):
     @property
     def measure(self) -> Measure:
         """What the metric is; one that nobody described is shown as it is, under its name."""
-        return MEASURES.get(self.metric) or Measure(self.metric, self.metric, percent=False, signed=True)
+        return MEASURES.get(self.metric) or Measure(
+            self.metric,
+            self.metric,
+            percent=False,
+            signed=True,
+        )
 
     @property
     def has_trials(self) -> bool:
@@ -340,6 +356,15 @@ class Table(_Definition):
     def folder(self) -> str:
         """Name of the table's folders, without a slash."""
         return self.name.replace("/", "_")
+
+    @property
+    def cells(self) -> list[tuple[Variant, Variant]]:
+        """Row and column of each cell, row by row."""
+        return list(itertools.product(self.rows, self.columns))
+
+    def label_of(self, row: Variant, column: Variant, separator: str = "; ") -> str:
+        """What a picture calls a cell; where there is one column, its row says all."""
+        return row.label if len(self.columns) == 1 else f"{row.label}{separator}{column.label}"
 
     def printed(self, row: str, column: str) -> tuple[float | None, float | None]:
         """Mean and spread that the paper prints in a cell; None for what it does not print."""
@@ -367,14 +392,24 @@ class Table(_Definition):
             following = range(max(self.seeds) + 1, max(self.seeds) + 1 + seeds)
             seeds = (*self.seeds, *following)[:seeds]
         parts = {
-            "rows": _selected(self.rows, rows, f"{self.name} has no row"),
-            "columns": _selected(self.columns, columns, f"{self.name} has no column"),
+            "rows": select_lines(self.rows, rows, f"{self.name} has no row"),
+            "columns": select_lines(self.columns, columns, f"{self.name} has no column"),
             "seeds": tuple(seeds or self.seeds),
         }
         return self.model_copy(update=parts)
 
 
-def _selected(lines: tuple[Variant, ...], names: Sequence[str], refusal: str) -> tuple[Variant, ...]:
+def select_lines(lines: tuple[Variant, ...], names: Sequence[str], refusal: str) -> tuple[Variant, ...]:
+    """Rows or columns of some names, in their own order; all of them where none is named.
+
+    Args:
+        lines: Rows or columns.
+        names: That are asked for.
+        refusal: How the message begins, before the name that there is not.
+
+    Raises:
+        ConfigurationError: There is no line of a name.
+    """
     line_names = [line.name for line in lines]
     for name in names:
         if name not in line_names:
@@ -495,26 +530,60 @@ def _known_definition(name: str) -> Path:
     if name in definitions:
         return definitions[name]
     names = sorted([*COMPUTED_TABLES, *definitions])
-    near = difflib.get_close_matches(name, names, 1)
-    hint = f" Did you mean {near[0]}?" if near else ""
-    raise ConfigurationError(f"there is no table {name!r}.{hint} Known: {', '.join(names)}.")
+    raise ConfigurationError(f"there is no table {name!r}.{did_you_mean(name, names)} Known: {', '.join(names)}.")
+
+
+_EXPECTED = {
+    "bool_type": "true or false",
+    "dict_type": "a mapping (KEY: VALUE)",
+    "finite_number": "a finite number",
+    "float_type": "a number",
+    "greater_than": "a number above {gt:g}",
+    "greater_than_equal": "a number from {ge:g} on",
+    "int_type": "a whole number",
+    "less_than": "a number below {lt:g}",
+    "list_type": "a list",
+    "literal_error": "{expected}",
+    "model_type": "a mapping (KEY: VALUE)",
+    "string_type": "a text (one with a colon needs quotes)",
+    "too_long": "a list of at most {max_length}",
+    "too_short": "a list of at least {min_length}",
+    "tuple_type": "a list",
+}
+"""Kind of a problem in pydantic → what a key must be."""
+_PARTS: dict[str, type[_Definition]] = {
+    "rows": Variant,
+    "columns": Variant,
+    "trials": Variant,
+    "series": Series,
+    "nominal": Nominal,
+}
+"""Keys of a definition whose values have keys of their own."""
 
 
 def _first_problem(error: ValidationError) -> str:
-    """Say in one line which key is wrong, and how."""
+    """Say in one line which key is wrong, and what it must be."""
     # An unknown key first: where one is misspelled, another one is missing.
     problem = min(error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden")
-    key = ".".join(map(str, problem["loc"]))
-    message = problem["msg"].removeprefix("Value error, ").replace("tuple", "list").replace("dictionary", "mapping")
-    if problem["type"] == "value_error":
-        return message
-    if problem["type"] == "missing":
+    place = [str(part) for part in problem["loc"]]
+    key = ".".join(place)
+    kind = problem["type"]
+    if kind == "value_error":
+        return problem["msg"].removeprefix("Value error, ")
+    if kind == "missing":
         return f"{key} is missing"
-    if problem["type"] == "extra_forbidden":
-        return f"unknown key {key} (a text with a comma needs quotes)"
-    if problem["type"] == "string_type":
-        return f"{key} must be a text, not {problem['input']!r} (one with a colon needs quotes)"
-    return f"{key}: {message[0].lower()}{message[1:]}, not {problem['input']!r}"
+    if kind == "extra_forbidden":
+        model: type[_Definition] = _PARTS.get(place[0], Table) if len(place) > 1 else Table
+        names = list(model.model_fields)
+        if model is not Series:
+            names = [name for name in names if name not in _NOT_IN_FILES]
+        hint = did_you_mean(place[-1], names)
+        return f"unknown key {key} (a text with a comma needs quotes).{hint} Known: {', '.join(names)}"
+    if kind not in _EXPECTED:
+        # Of an annotation that is new: pydantic's own words are better than none.
+        return f"{key}: {problem['msg']}"
+    expected = _EXPECTED[kind].format(**problem.get("ctx", {}))
+    return f"{key} must be {expected}, not {shown(problem['input'])}"
 
 
 def listed_tables() -> list[dict[str, Any]]:

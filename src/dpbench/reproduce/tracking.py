@@ -64,7 +64,16 @@ def track(source: Source, quantile: float, generator: torch.Generator) -> list[f
     bounds = []
     for _ in range(ROUNDS):
         bounds.append(groups[0].max_grad_norm)
-        norms = (torch.randn(1, RECORDS, generator=generator, dtype=torch.float64) * source.std + source.mean).exp()
+        norms = (
+            torch.randn(
+                1,
+                RECORDS,
+                generator=generator,
+                dtype=torch.float64,
+            )
+            * source.std
+            + source.mean
+        ).exp()
         count = adaptation.measure(norms.square(), groups)
         noise = statistic.noise_std * torch.randn(1, generator=generator, dtype=torch.float64)
         released = (count + noise) / RECORDS
@@ -117,9 +126,25 @@ def _draw(table: pd.DataFrame, path: Path) -> None:
     figure = new_figure(13.0, 4.0)
     for axes, (label, part) in zip(figure.subplots(1, len(SOURCES)), table.groupby("data", sort=False), strict=True):
         for number, (quantile, line) in enumerate(part.groupby("quantile")):
-            axes.plot(line["round"], line["bound"], color=f"C{number}", label=f"γ = {quantile}", linewidth=1.2)
-            axes.axhline(line["true"].iloc[0], color=f"C{number}", linestyle="--", linewidth=0.9)
-        axes.set(yscale="log", xlabel="round", ylabel="bound (dashed: true quantile)", title=f"norms: {label}")
+            axes.plot(
+                line["round"],
+                line["bound"],
+                color=f"C{number}",
+                label=f"γ = {quantile}",
+                linewidth=1.2,
+            )
+            axes.axhline(
+                line["true"].iloc[0],
+                color=f"C{number}",
+                linestyle="--",
+                linewidth=0.9,
+            )
+        axes.set(
+            yscale="log",
+            xlabel="round",
+            ylabel="bound (dashed: true quantile)",
+            title=f"norms: {label}",
+        )
         axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="lower right")
     write_figure(path, figure)

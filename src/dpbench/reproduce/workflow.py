@@ -19,7 +19,7 @@ from dpbench.reproduce._workflow_results import (
     trained,
     write_page,
 )
-from dpbench.reproduce.run_table import full_disk_explained, refuse_unknown_choices
+from dpbench.reproduce.reproduction import full_disk_explained, refuse_unknown_choices
 from dpbench.reproduce.tables import Table
 
 
@@ -97,16 +97,13 @@ def _carry_out(outcome: Outcome, settings: Settings, say: Callable[[str], None])
     table = plan.on_noise()
     (job,) = _finished([table.selected([NO_PRIVACY], [], None)], settings)
     outcome.power = recall_of(job, None)
-    assert outcome.power is not None
     say(steps_text(outcome, "power"))
     if outcome.power.recalled <= POWER:
         raise _Stopped
     private = [row.name for row in table.rows if row.name != NO_PRIVACY]
     jobs = _finished([table.selected(private, [], None)], settings)
     for job, z in zip(jobs, plan.noise, strict=True):
-        recall = recall_of(job, z)
-        assert recall is not None
-        outcome.noise.append(recall)
+        outcome.noise.append(recall_of(job, z))
     outcome.chosen = choose(outcome.noise, outcome.margin)
     say(steps_text(outcome, "noise", "chosen"))
     if outcome.chosen is None or outcome.chosen.noise_multiplier is None:
@@ -123,9 +120,8 @@ def _train_on_data(outcome: Outcome, z: float, settings: Settings) -> None:
     audited = {job.row: job for job in jobs if job.column == AUDITED}
     for job in jobs:
         if job.column == PLAIN:
-            run = trained(job, audited.get(job.row), None if job.row == NO_PRIVACY else z)
-            assert run is not None
-            outcome.data.append(run)
+            noise_multiplier = None if job.row == NO_PRIVACY else z
+            outcome.data.append(trained(job, audited.get(job.row), noise_multiplier))
 
 
 def _finished(tables: Sequence[Table], settings: Settings) -> Sequence[Job]:

@@ -66,21 +66,28 @@ def range_text(value: float | Sequence[float], form: str = ".5g") -> str:
     return " to ".join(dict.fromkeys(format(end, form) for end in ends))
 
 
-def mean_text(mean: float | None, deviation: float | None = None, percent: bool = False, sign: str = "") -> str:
+def mean_text(
+    mean: float | None,
+    deviation: float | None = None,
+    percent: bool = False,
+    sign: str = "",
+    digits: int = 2,
+) -> str:
     """A mean and its standard deviation: "85.00 ± 7.07", or "0.1234 ± 0.012" of what is no percentage.
 
     Args:
         mean: None or not a number: there is none.
         deviation: None or not a number: of one run.
-        percent: Whether the mean is in percent: then two digits behind the point, else four in all.
+        percent: Whether the mean is in percent; of what is not, four digits are shown in all, and two of the deviation.
         sign: "+" shows the sign of positive means, too.
+        digits: Behind the point, of percents.
     """
     if mean is None or math.isnan(mean):
         return ABSENT
-    text = format(mean, f"{sign}.2f" if percent else f"{sign}.4g")
+    text = format(mean, f"{sign}.{digits}f" if percent else f"{sign}.4g")
     if deviation is None or math.isnan(deviation):
         return text
-    spread = format(deviation, ".2f" if percent else ".2g")
+    spread = format(deviation, f".{digits}f" if percent else ".2g")
     return f"{text} ± {spread}"
 
 

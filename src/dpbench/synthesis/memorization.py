@@ -9,6 +9,7 @@ from torch import Tensor
 EXPECTED = 0.01  # share of unusually close images without memorization
 _IMPROBABLE = 1e-4  # p-value below which memorization is suspected
 _COMPARED = 2000  # images: all distances take memory of the product
+_AT_ONCE = 250  # images, whose distances to all others are in memory together
 
 
 def nearest(images: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
@@ -18,10 +19,12 @@ def nearest(images: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
         images: (N, ...).
         others: (M, ...).
     """
-    flat = others.flatten(1)
-    places = torch.cat([torch.cdist(part, flat).argmin(1) for part in torch.split(images.flatten(1), 250)])
+    points = images.flatten(1)
+    other_points = others.flatten(1)
+    places = torch.cat([torch.cdist(part, other_points).argmin(1) for part in torch.split(points, _AT_ONCE)])
     # By subtraction: the products by which many distances are fast leave rounding errors where images are the same.
-    return torch.linalg.vector_norm(images.flatten(1) - flat[places], dim=1), places
+    distances = torch.linalg.vector_norm(points - other_points[places], dim=1)
+    return distances, places
 
 
 def memorization(synthetic: Tensor, train: Tensor, test: Tensor, seed: int = 0) -> dict[str, float | bool]:
@@ -56,8 +59,11 @@ def memorization(synthetic: Tensor, train: Tensor, test: Tensor, seed: int = 0) 
         return to_train / to_test.clamp_min(torch.finfo(to_test.dtype).tiny)
 
     usual = test[usual_rows][:_COMPARED]
-    usual_ratios = ratios(nearest(usual, train)[0], nearest(usual, references)[0])
-    usual_ratios = usual_ratios[usual_ratios > 0]  # duplicates of training images among the test images say nothing
+    usual_to_train, _ = nearest(usual, train)
+    usual_to_test, _ = nearest(usual, references)
+    usual_ratios = ratios(usual_to_train, usual_to_test)
+    # Duplicates of training images among the test images say nothing.
+    usual_ratios = usual_ratios[usual_ratios > 0]
     rank = max(round(EXPECTED * len(usual_ratios)), 1)
     threshold = usual_ratios.kthvalue(rank).values
     to_train, neighbors = nearest(synthetic, train)
@@ -69,12 +75,16 @@ def memorization(synthetic: Tensor, train: Tensor, test: Tensor, seed: int = 0) 
     first = first.scatter_reduce(0, neighbors, torch.arange(count), "amin", include_self=True)
     witnesses = is_close[first[first < count]]
     # The threshold is an order statistic of as many ratios: Beta(rank, n − rank + 1) is what lies below it.
-    close_witnesses = int(witnesses.sum())
-    p_value = float(betabinom.sf(close_witnesses - 1, len(witnesses), rank, len(usual_ratios) - rank + 1))
+    p_value = betabinom.sf(
+        int(witnesses.sum()) - 1,
+        len(witnesses),
+        rank,
+        len(usual_ratios) - rank + 1,
+    )
     return {
         "unusually_close": float(is_close.double().mean()),
-        "p_value": p_value,
+        "p_value": float(p_value),
         "median_distance_train": float(to_train.median()),
         "median_distance_test": float(to_test.median()),
-        "memorization_suspected": p_value < _IMPROBABLE,
+        "memorization_suspected": bool(p_value < _IMPROBABLE),
     }

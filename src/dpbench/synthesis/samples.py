@@ -14,14 +14,20 @@ from dpbench.modules.gan import GAN
 from dpbench.runs.folder import RunFolder
 
 _SEED = 0  # the same noise each time, so that grids can be compared
-PER_CLASS, FRAME = 10, 2  # images in a row, pixels between them
+PER_CLASS = 10  # images in a row
+FRAME = 2  # pixels between them
 
 
 def grid(module: GAN, per_class: int = PER_CLASS) -> Tensor:
     """Images of every class (of none, if the generator knows none), shape (3, height, width), in [0, 1]."""
     labels = torch.arange(module.num_classes).repeat_interleave(per_class)
     images = module.sample(labels, torch.Generator().manual_seed(_SEED))
-    drawn: Tensor = make_grid(images.cpu(), nrow=per_class, padding=FRAME, pad_value=1.0)
+    drawn: Tensor = make_grid(
+        images.cpu(),
+        nrow=per_class,
+        padding=FRAME,
+        pad_value=1.0,
+    )
     return drawn
 
 
@@ -50,7 +56,8 @@ class SampleGrid(pl.Callback):
         self.on_validation_epoch_start(trainer, pl_module)
 
     def _draw(self, trainer: pl.Trainer, module: GAN) -> None:
-        images, folder = grid(module), RunFolder(Path(trainer.default_root_dir))
+        images = grid(module)
+        folder = RunFolder(Path(trainer.default_root_dir))
         folder.samples_by_step.mkdir(exist_ok=True)
         for path in (folder.samples_by_step / f"{trainer.global_step:07}.png", folder.samples):
             write_grid(images, path)

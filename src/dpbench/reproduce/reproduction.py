@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import Literal
 
 from dpbench.errors import ConfigurationError
-from dpbench.reproduce._jobs import status, sweep, table_jobs
-from dpbench.reproduce._outputs import markdown, write_outputs
-from dpbench.reproduce._pictures import keep_strips, write_montage
+from dpbench.reproduce._jobs import Job, status, sweep, table_jobs
 from dpbench.reproduce._results import (
     MONTAGE,
     EarlierRuns,
-    best_trials,
     collect,
     conflicting_results,
     earlier_runs,
     finished_runs,
+    keys_of,
     of_best_trials,
+    stored_results,
     with_choices,
 )
-from dpbench.reproduce.tables import read_table
+from dpbench.reproduce._summary import markdown
+from dpbench.reproduce.tables import Table, read_table
 from dpbench.run.search_path import conf_dir, groups_of, plugin_dirs
 
 
@@ -47,7 +47,7 @@ class Part:
     sweep: tuple[str, ...] = ()
 
 
-Held = Literal["stays", "replace", "keep"]
+Existing = Literal["stays", "replace", "keep"]
 """What becomes of a table in `--out` that other code or other runs made: it stays as it is, is overwritten, or its runs
 count as done and stay in the table."""
 
@@ -58,7 +58,7 @@ def reproduce_table(
     out: Path,
     runs: Path,
     only_status: bool = False,
-    held: Held = "stays",
+    existing: Existing = "stays",
 ) -> tuple[str, bool]:
     """Run what is missing of a table, and write it.
 
@@ -68,7 +68,7 @@ def reproduce_table(
         out: Where PAPER_TABLE/ with table, figure and runs.csv goes.
         runs: Where the runs themselves are kept.
         only_status: Run nothing, write nothing.
-        held: What becomes of results of other code, or of runs that are not among these.
+        existing: What becomes of results of other code, or of runs that are not among these.
 
     Returns:
         What to print, and whether no run has failed.
@@ -79,14 +79,9 @@ def reproduce_table(
     """
     table = with_choices(read_table(name), out)
     refuse_unknown_choices((*part.sweep, *part.trainer))
-    selected = table.selected(part.rows, part.columns, part.seeds)
-    # Whatever is finished of the whole table goes into it, by this code, not only what is asked for now.
-    full = table.selected((), (), max(len(table.seeds), len(selected.seeds)))
-    jobs = table_jobs(selected, runs, part.trainer)
-    every_job = {job.key: job for job in (*table_jobs(full, runs, part.trainer), *jobs)}
-    all_jobs = list(every_job.values())
     folder = out / table.folder
-    earlier = earlier_runs(table, folder, all_jobs) if held == "keep" else EarlierRuns()
+    jobs, all_jobs = _listed(table, part, runs)
+    earlier = earlier_runs(table, folder, all_jobs) if existing == "keep" else EarlierRuns()
     missing = earlier.without(jobs)
     with full_disk_explained(runs, out):
         if not only_status:
@@ -96,26 +91,53 @@ def reproduce_table(
         text = [markdown(table, finished), "", status(missing)]
         if len(missing) < len(jobs):
             text.append(f"{len(jobs) - len(missing)} more are kept from the results that were there")
+        if only_status and existing != "keep":
+            text += stored_results(folder)
         succeeded = all(job.state() != "failed" for job in missing)
         if only_status or finished.empty:
             return "\n".join(text), succeeded
-        if held != "replace" and (other := conflicting_results(folder, finished, held == "keep")) is not None:
+        # Not before: it imports PyTorch and matplotlib, for whose seconds `--status` need not wait.
+        from dpbench.reproduce._outputs import keep_strips, write_montage, write_outputs
+
+        conflict = None
+        if existing != "replace":
+            conflict = conflicting_results(folder, finished, any_code=existing == "keep")
+        if conflict is not None:
             text.append(
-                f"{folder} holds {other} and stays as it is: --replace overwrites it, --keep leaves its runs in the "
+                f"{folder} holds {conflict} and stays as it is: --replace overwrites it, --keep leaves its runs in the "
                 "table."
             )
             folder = runs / table.folder / "table"
-        best = best_trials(table, finished)
-        cells = {cell: trial.name for cell, (trial, _) in best.items()}
-        best_jobs = [job for job in all_jobs if job.trial == cells.get((job.row, job.column), job.trial)]
-        winners = of_best_trials(table, finished)
+        best_runs = of_best_trials(table, finished)
+        best_keys = set(keys_of(best_runs))
+        best_jobs = [job for job in all_jobs if job.key in best_keys]
         if table.samples:
-            keep_strips(best_jobs, winners, out / table.folder, folder)
+            keep_strips(best_jobs, best_runs, out / table.folder, folder)
             if cells_without := write_montage(table, folder):
                 text.append(f"{MONTAGE} has no images of {'; '.join(cells_without)}")
-        logged = earlier.logged_with(collect(table, best_jobs), fresh, winners)
+        logged = earlier.logged_with(collect(table, best_jobs), fresh, best_runs)
         write_outputs(table, finished, logged, folder)
     return "\n".join([*text, f"written to {folder}"]), succeeded
+
+
+def _listed(table: Table, part: Part, runs: Path) -> tuple[list[Job], list[Job]]:
+    """The runs that are asked for; and these with whatever else of the table may be finished by this code.
+
+    All of them together, because Hydra takes a tenth of a second to compose a cell.
+    """
+    selected = table.selected(part.rows, part.columns, part.seeds)
+    full = table.selected((), (), max(len(table.seeds), len(selected.seeds)))
+    seeds = dict.fromkeys((*full.seeds, *selected.seeds))
+    cells = [(row.name, column.name) for row, column in selected.cells]
+    jobs = []
+    all_jobs = []
+    for job in table_jobs(table.selected((), (), tuple(seeds)), runs, part.trainer):
+        is_selected = (job.row, job.column) in cells and job.seed in selected.seeds
+        if is_selected:
+            jobs.append(job)
+        if is_selected or job.seed in full.seeds:
+            all_jobs.append(job)
+    return jobs, all_jobs
 
 
 @contextmanager
