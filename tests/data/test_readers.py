@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpbench.data import UserDataModule, UserDataset, read_tff_sqlite, read_user_table
-from dpbench.data.readers.protobuf import parse_example
+from dpbench.data.readers.tff_sqlite import parse_example
 from dpbench.data.texts import Sequences, labeled_words
 from dpbench.data.user_data import UserData, load_user_data
 from dpbench.errors import ConfigurationError, DataError

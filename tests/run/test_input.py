@@ -266,6 +266,12 @@ def test_a_model_that_does_not_fit_is_told_with_those_that_do(model: str, said: 
         module_for(plain(cfg), dict.fromkeys(said, 3))
 
 
+def test_a_network_for_images_takes_no_table() -> None:
+    cfg = OmegaConf.masked_copy(composed("model=mnist_cnn"), ["model", "module", "optimizer", "schedule"])
+    with pytest.raises(ConfigurationError, match=r"inputs of shape \(8,\), and MNISTCNN takes images .*model=mlp"):
+        module_for(plain(cfg), {"input_shape": (8,), "num_classes": 3})
+
+
 PARTS = ["logger=none", "hydra/job_logging=none", "hydra/hydra_logging=none"]
 
 

@@ -282,6 +282,12 @@ def _model_or_module(
     """Make a model or module, and say what the data set provides where that is not what it needs."""
     cls = class_of(config[group], group)
     options = _options(config[group]) | _accepted(cls, {**model_options, **parts})
+    shape = options.get("input_shape")
+    if isinstance(shape, tuple) and len(shape) != 3 and _takes_images(cls):
+        raise ConfigurationError(
+            f"{group}: the data set provides inputs of shape {shape}, and {cls.__name__} takes images (channels, "
+            "height, width): choose model=mlp, or regression_mlp with module=regression."
+        )
     lacking = []
     for parameter in options_of(cls).values():
         is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
@@ -302,6 +308,12 @@ def _model_or_module(
             f"{also} needs {_listed(lacking, 'and')}: choose {' with '.join(remedies)}."
         )
     return _instance(cls, options, group)
+
+
+def _takes_images(cls: type[Any]) -> bool:
+    """Whether a model declares three sizes, (channels, height, width), for its inputs."""
+    annotation: object = options_of(cls)["input_shape"].annotation
+    return annotation == tuple[int, int, int]
 
 
 def _choices_for(model_options: Mapping[str, Any], group: str) -> list[str]:
