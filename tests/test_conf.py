@@ -28,9 +28,9 @@ PLUGINS = {
     "ray": "hydra_plugins.dpbench_ray_launcher",
 }
 GIVEN = {  # what the harness passes beside the file
-    "model": {"input_shape", "num_classes", "vocabulary_size", "num_features", "num_tags"},
+    "model": {"input_shape", "num_classes", "vocabulary_size", "num_features", "num_tags", "num_targets"},
     "data": {"seed"},
-    "module": {"model", "optimizer", "num_classes", "vocabulary_size", "num_tags"},
+    "module": {"model", "optimizer", "num_classes", "vocabulary_size", "num_tags", "num_targets"},
     "strategy": {"seed", "ledger", "fingerprint", "records", "audit"},
     "optimizer": {"params"},
     "schedule": {"optimizer"},
@@ -65,8 +65,11 @@ def test_groups() -> None:
     assert set(GROUPS["model"]) == {
         *("conv_gan", "densenet40", "mlp", "mlp_gan", "mnist_cnn", "none", "scattering_cnn", "small_alexnet", "two_nn"),
         *("autoencoder", "char_lstm", "emnist_cnn", "resnet18_gn", "tag_regression", "word_lstm"),
+        *("regression_mlp", "text_classifier", "unet"),
     }
-    assert GROUPS["module"] == ["classifier", "gan", "next_token", "reconstruction", "tags"]
+    assert set(GROUPS["module"]) == {
+        *("classifier", "gan", "next_token", "reconstruction", "regression", "segmentation", "tags"),
+    }
 
 
 def options_in(cls: type, group: str) -> dict[str, Any]:

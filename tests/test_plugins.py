@@ -89,7 +89,7 @@ REFUSED = {
     "strategy.accountant=5": "strategy.accountant must be a word, not 5",
     "strategy=radios": "there is no strategy=radios. Did you mean strategy=radius?",
     "data.lenght=3": "there is no key data.lenght. Did you mean data.length?",
-    "+model.length=3": "model.length cannot be set: the data say it themselves",
+    "+model.length=3": "model.length cannot be set: the data set provides it",
     "schedule=cosine": "Regressor takes no schedule: choose schedule=constant",
     "model=mlp": "model: missing a required argument: 'input_shape'",
 }

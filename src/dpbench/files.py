@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -78,6 +79,11 @@ def remove_torn(folder: Path) -> None:
     for path in folder.rglob(".*"):
         if _TORN.fullmatch(path.name) and path.is_file():
             path.unlink(missing_ok=True)
+
+
+def is_full_disk(error: OSError) -> bool:
+    """Whether a file could not be written because the disk, or the user's share of it, is full."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def from_here(path: Path) -> str:

@@ -16,9 +16,9 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpbench.data import UserDataset, read_tff_sqlite, read_user_table
-from dpbench.data.readers.protobuf import parse_example
-from dpbench.data.texts import Sequences
+from dpbench.data import UserDataModule, UserDataset, read_tff_sqlite, read_user_table
+from dpbench.data.readers.tff_sqlite import parse_example
+from dpbench.data.texts import Sequences, labeled_words
 from dpbench.data.user_data import UserData, load_user_data
 from dpbench.errors import ConfigurationError, DataError
 
@@ -280,7 +280,7 @@ def test_every_format_is_a_data_set_of_a_name(tmp_path: Path) -> None:
     frame().to_parquet(tmp_path / "t.parquet")
     pd.DataFrame({"user": list("abc"), "x": [1, 2, 3], "y": [4.0, 5, 6], "label": [0, 1, 2]}).to_csv(tmp_path / "t.csv")
     data = load("user_table", tmp_path, path="t.csv", features=[["x", "y"], "label"])
-    assert data.model_options == {"input_shape": (2,), "num_classes": 3}
+    assert data.model_options == {"input_shape": (2,), "num_classes": 3, "num_targets": 1}
     data = load("user_table", tmp_path, path=str(tmp_path / "t.parquet"), user="writer", held_out=0.3)
     assert data.held_out == "users" and len(data.train) == 2 and data.test_users is not None
     assert not set(data.train.names) & set(data.test_users.names)
@@ -289,6 +289,80 @@ def test_every_format_is_a_data_set_of_a_name(tmp_path: Path) -> None:
     write_sqlite(tmp_path / "t.sqlite", texts, {(name, "train"): 2 for name in "abc"})
     data = load("tff_sqlite", tmp_path, path="t.sqlite", text="characters")
     assert data.model_options == {"vocabulary_size": 90} and data.train.batch(0, [0])[0].shape == (1, 80)
+
+
+def test_rows_of_a_table_are_records_wherever_they_stand(tmp_path: Path) -> None:
+    rows = [(i, i / 2, i % 3) for i in range(40)]
+    table = pd.DataFrame(rows + rows[:2], columns=["a", "b", "label"])
+    options = {"features": [["a", "b"], "label"], "ranges": {"a": [0, 20], "b": [-10, 10]}, "held_out": 0.3}
+    held_out = []
+    for order in (list(range(42)), [7, *range(41, 7, -1), *range(7)]):
+        table.iloc[order].to_csv(tmp_path / "t.csv", index=False)
+        data = load_user_data("table", tmp_path, False, {"path": "t.csv", **options})
+        assert len(data.train) + len(data.test) == 42 and data.train.sizes.tolist() == [1] * len(data.train)  # type: ignore[arg-type]
+        assert data.test_users is not None
+        held_out.append(set(data.test_users.names))
+        features, labels = data.train.batch(0, [0])
+        name = data.train.names[0]
+        a, b, label = (float(number) for number in str(name).strip("()").split(", "))
+        assert features.tolist() == [[min(a, 20) / 10 - 1, min(b, 10) / 10]] and labels.tolist() == [label]
+    assert held_out[0] == held_out[1]
+    assert data.model_options == {"input_shape": (2,), "num_classes": 3, "num_targets": 1}
+    with pytest.raises(ConfigurationError, match=r"data=table does not say whose a row is: set data\.unit=example"):
+        UserDataModule("table", options={"path": str(tmp_path / "t.csv")})
+
+
+def test_a_relative_path_is_that_of_the_working_directory_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "root"
+    here = tmp_path / "here"
+    for number, folder in enumerate((root, here)):
+        folder.mkdir()
+        (folder / "t.csv").write_text(f"user,a\n1,{number}\n2,{number}\n")
+    monkeypatch.chdir(here)
+    chosen = {"features": [["a"]], "held_out": 0.5}
+    assert load("user_table", root, path="t.csv", **chosen).train.batch(0, [0])[0].tolist() == [[1.0]]
+    (here / "t.csv").unlink()
+    assert load("user_table", root, path="t.csv", **chosen).train.batch(0, [0])[0].tolist() == [[0.0]]
+
+
+def test_targets_of_tables(tmp_path: Path) -> None:
+    pd.DataFrame({"x": [1.5, 2, 3], "y": [-4, 5, 6], "z": [0.5, 1, 2]}).to_csv(tmp_path / "t.csv", index=False)
+    for target, provides in {
+        "y": {"num_targets": 1},  # below 0, so that it is no class
+        "z": {"num_targets": 1},
+        ("y", "z"): {"num_targets": 2},
+    }.items():
+        features = [["x"], target if isinstance(target, str) else list(target)]
+        data = load("table", tmp_path, path="t.csv", features=features)
+        assert data.model_options == {"input_shape": (1,), **provides}
+    masks = [np.eye(4, dtype=np.int64) * 2] * 3
+    pixels = [np.ones((4, 4)).tolist()] * 3
+    nested = pd.DataFrame({"user": list("abc"), "pixels": pixels, "mask": [mask.tolist() for mask in masks]})
+    nested.to_parquet(tmp_path / "m.parquet")
+    data = load("user_table", tmp_path, path="m.parquet", images="gray", features=["pixels", "mask"])
+    assert data.model_options == {"input_shape": (1, 4, 4), "num_classes": 3}
+
+
+def test_labeled_texts(tmp_path: Path) -> None:
+    lines = ["Good, GOOD beer!", "", "bad beer", "so-so"]
+    pd.DataFrame({"text": [*lines[:1], "?", *lines[2:]], "label": [1, 0, 0, 1]}).to_csv(tmp_path / "t.csv", index=False)
+    chosen = {"path": "t.csv", "text": "labels", "features": ["text", "label"], "sequence_length": 4}
+    data = load("table", tmp_path, **chosen)
+    assert data.model_options == {"vocabulary_size": 10_004, "num_classes": 2}
+    tokens, labels = data.train.examples[0]
+    assert tokens.dtype == labels.dtype == torch.int64 and tokens.shape == (4,)
+    encoded = labeled_words(lines, length=4)
+    good, comma, again, beer = encoded[0]
+    assert good == again != comma and encoded[2].tolist()[1:] == [beer, 0, 0] and not encoded[1].any()
+    assert encoded[encoded > 0].min() > 0 and encoded.max() <= 10_000
+    assert labeled_words(["good"]).tolist() == [[good, *[0] * 99]]  # in every process
+    (tmp_path / "words").write_text("beer\ngood\n")
+    by_list = load("table", tmp_path, vocabulary="words", **chosen)
+    assert by_list.train.examples[0][0].tolist() == [2, 10_001, 2, 1]
+    with pytest.raises(ConfigurationError, match="text=labels needs features: those that are texts, then"):
+        read_tff_sqlite(tmp_path / "t.sqlite", text="labels")
 
 
 @pytest.mark.parametrize(
@@ -303,20 +377,33 @@ def test_every_format_is_a_data_set_of_a_name(tmp_path: Path) -> None:
         ("user_table", {"path": "one.csv", "features": [["a", "z"], "b"]}, r"has no column 'z'; it has user, a, b\."),
         ("user_table", {"path": "one.csv", "features": [[], "b"]}, r"such as \[\[age, height\], label\], not"),
         ("user_table", {"path": "two.csv"}, r"has columns of single numbers beside 'user'.*features=\[\[age, height\]"),
-        ("user_table", {"path": "two.csv", "features": [["user", "a"]]}, "column 'user' holds no single numbers"),
-        ("user_table", {"path": "none.csv"}, r"a relative path is taken from the folder of the data sets"),
+        (
+            "user_table",
+            {"path": "two.csv", "features": [["user", "a"]]},
+            r"column 'user' is not numeric \(row 0: '1'\)",
+        ),
+        ("user_table", {"path": "none.csv"}, r"no .*none\.csv: a relative path is looked for in the working directory"),
         ("user_table", {"path": "one.csv", "user": "who"}, r"has no column 'who' for the user; it has user, a, b\."),
         ("user_table", {"path": "one.csv", "images": "grey"}, "images must be channels_first, channels_last, gray"),
         ("user_table", {"path": "one.csv", "held_out": 1.0}, "held_out must be a share between 0 and 1"),
         ("user_table", {"path": "one.csv", "features": 3}, r"features must be names of features, or \{name: shape\}"),
         ("user_table", {"path": "one.csv", "text": "characters"}, r"feature 'a' of user '1' is no text, but int64"),
         ("user_table", {"path": "one.csv", "images": "gray"}, r"feature 'a' of user '1' is no image \(gray\)"),
+        ("table", {"path": "cell.csv", "features": [["a"], "b"]}, r"column 'a' is not numeric \(row 1: 'abc'\)"),
+        ("table", {"path": "cell.csv", "features": [["b"], "a"]}, r"column 'a' is not numeric \(row 1: 'abc'\)"),
+        ("table", {"path": "cell.csv", "ranges": {"a": [0, 1]}}, r"column 'a' is not numeric \(row 1: 'abc'\)"),
+        ("table", {"path": "cell.csv", "ranges": {"z": [0, 1]}}, r"has no column 'z'; it has a, b\."),
+        ("table", {"path": "cell.csv", "ranges": {"b": [1, 1]}}, "range of 'b' must go up, not from 1 to 1"),
+        ("table", {"path": "cell.csv", "ranges": {"b": [1]}}, r"ranges must be columns with their least and largest"),
+        ("table", {"path": "cell.csv", "text": "labels", "features": ["b", "a"]}, "is no label but text: number the"),
+        ("table", {"path": "two.csv", "features": [["a"], "b"], "num_classes": 2}, "labels run from 3 to 4, not from"),
     ],
 )
 def test_wrong_options(name: str, options: dict[str, Any], says: str, tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("")
     (tmp_path / "one.csv").write_text("user,a,b\n1,2,3\n")
     (tmp_path / "two.csv").write_text("user,a,b\n1,2,3\n2,3,4\n")
+    (tmp_path / "cell.csv").write_text("a,b\n1,2\nabc,3\n4,5\n")
     with pytest.raises((ConfigurationError, DataError), match=says):
         load(name, tmp_path, **options)
 

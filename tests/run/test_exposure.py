@@ -134,5 +134,5 @@ def test_python_says_the_same() -> None:
     with pytest.raises(ConfigurationError, match="take at most 10,000,000 copies in all"):
         Inserted(1_000_000, copies=11)
     assert Inserted(1_000_000, copies=10).copies == 10  # nothing is drawn yet
-    with pytest.raises(ConfigurationError, match=r"data\.inserted takes records"):
+    with pytest.raises(ConfigurationError, match=r"there is no key data\.inserted\.count\. Known: copies, rec"):
         ImageDataModule("digits", inserted={"count": 3})  # type: ignore[arg-type]

@@ -255,14 +255,34 @@ def test_one_line_and_nothing_left(
         ("mnist_cnn", ["vocabulary_size"], "MNISTCNN.*choose model=char_lstm or word_lstm with module=next_token"),
         ("char_lstm", ["vocabulary_size"], "ImageClassifier.*choose module=next_token"),
         ("char_lstm", ["num_features", "num_tags"], "choose model=tag_regression with module=tags"),
-        ("char_lstm", ["input_shape", "num_classes"], "choose model=autoencoder, .* with module=classifier or gan"),
-        ("char_lstm", ["length"], "the data say length of themselves: choose another model"),
+        (
+            "char_lstm",
+            ["input_shape", "num_classes"],
+            "choose model=autoencoder, .* with module=classifier, gan or segm",
+        ),
+        (
+            "char_lstm",
+            ["length"],
+            "the data set provides length, and CharLSTM needs vocabulary_size: choose another model",
+        ),
+        (
+            "mnist_cnn",
+            ["input_shape", "num_targets"],
+            "input_shape and num_targets, and MNISTCNN also needs num_classes",
+        ),
+        ("char_lstm", ["input_shape", "num_targets"], "or regression_mlp with module=regression"),
     ],
 )
 def test_a_model_that_does_not_fit_is_told_with_those_that_do(model: str, said: list[str], message: str) -> None:
     cfg = OmegaConf.masked_copy(composed(f"model={model}"), ["model", "module", "optimizer", "schedule"])
     with pytest.raises(ConfigurationError, match=message):
         module_for(plain(cfg), dict.fromkeys(said, 3))
+
+
+def test_a_network_for_images_takes_no_table() -> None:
+    cfg = OmegaConf.masked_copy(composed("model=mnist_cnn"), ["model", "module", "optimizer", "schedule"])
+    with pytest.raises(ConfigurationError, match=r"inputs of shape \(8,\), and MNISTCNN takes images .*model=mlp"):
+        module_for(plain(cfg), {"input_shape": (8,), "num_classes": 3})
 
 
 PARTS = ["logger=none", "hydra/job_logging=none", "hydra/hydra_logging=none"]

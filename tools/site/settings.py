@@ -156,7 +156,7 @@ def _owner(path: Path, group: str, key: str) -> tuple[Callable[..., Any] | None,
     above, _, name = key.rpartition(".")
     inner: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     if group == "data" and above == "options":
-        return USER_SOURCES[inner["name"]].load, name
+        return USER_SOURCES[inner["name"]].declaration, name
     for part in filter(None, above.split(".")):
         inner = inner[part]
     if target := inner.get("_target_"):

@@ -292,9 +292,8 @@ class ImageDataModule(LotDataModule[InMemoryImages]):
     def _made_up(self) -> tuple[InMemoryImages, InMemoryImages]:
         """Records that are inserted, each once, and references; the former do not depend on the latter's number."""
         generator = torch.Generator().manual_seed(self.inserted.seed)
-        inserted, references = (
-            self.noise_batch(size, generator) for size in (self.inserted.records, self.inserted.references)
-        )
+        inserted = self.noise_batch(self.inserted.records, generator)
+        references = self.noise_batch(self.inserted.references, generator)
         return _rows(*inserted), _rows(*references)
 
     def inserted_and_references(self) -> Iterator[tuple[DataLoader[Batch], DataLoader[Batch]]]:

@@ -7,12 +7,13 @@ their losses are compared with those of references, drawn alike, that nobody tra
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from dpbench.errors import ConfigurationError
+from dpbench.options import check_options
 
 _MOST = 1_000_000
 _MOST_COPIES = 10_000_000  # all together, as many as data of noise may have
@@ -41,13 +42,7 @@ class Inserted:
     seed: Annotated[int, Field(ge=0, lt=2**32), "a whole number from 0 on (below 2^32)"] = 0
 
     def __post_init__(self) -> None:
-        for option in fields(self):
-            value = getattr(self, option.name)
-            least = 1 if option.name in ("copies", "references") else 0
-            if not isinstance(value, int) or value < least:
-                raise ConfigurationError(
-                    f"data.inserted.{option.name} must be a whole number from {least} on, not {value!r}."
-                )
+        check_options(type(self), vars(self), "data.inserted")
         if self.records * self.copies > _MOST_COPIES:
             raise ConfigurationError(
                 f"data.inserted asks for {self.records:,} records, {self.copies:,} times each: take at most "
@@ -63,9 +58,4 @@ def inserted_of(options: Inserted | Mapping[str, Any] | None) -> Inserted:
     """
     if isinstance(options, Inserted):
         return options
-    try:
-        return Inserted(**(options or {}))
-    except TypeError as error:
-        raise ConfigurationError(
-            f"data.inserted takes records, copies, references and seed, not {options!r}."
-        ) from error
+    return Inserted(**check_options(Inserted, options or {}, "data.inserted"))

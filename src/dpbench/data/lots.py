@@ -51,7 +51,7 @@ _EVALUATION_LOOPS = tuple(f"{package}.loops.evaluation_loop" for package in _LIG
 _FABRIC = ("lightning_fabric.wrappers", "lightning.fabric.wrappers")
 
 RecordOfRow = str | Callable[[Any], Any]
-Share = tuple[Positions, Positions | None]
+RankShare = tuple[Positions, Positions | None]
 
 
 class Lots(TorchSampler[list[int]]):
@@ -105,7 +105,7 @@ class Lots(TorchSampler[list[int]]):
         self.seed = seed
         self._key = seed
         self._drawn: tuple[tuple[int, int, int], Sequence[Positions]] | None = None
-        self._shares: dict[tuple[int, ...], Share] = {}
+        self._shares: dict[tuple[int, ...], RankShare] = {}
 
     @property
     def sampling(self) -> Sampling:
@@ -195,7 +195,7 @@ class Lots(TorchSampler[list[int]]):
         step: int,
         rank: int,
         world: int,
-    ) -> Share:
+    ) -> RankShare:
         """Part of lot `step` that one rank takes; the last ones are remembered, since they are asked for again.
 
         Returns:
@@ -214,7 +214,7 @@ class Lots(TorchSampler[list[int]]):
         step: int,
         rank: int,
         world: int,
-    ) -> Share:
+    ) -> RankShare:
         lot = self.lot(step)
         if self.work is not None and world > 1:
             return dealt(lot, self.work[lot], rank, world), None

@@ -7,6 +7,7 @@ numbers, and 10,000 features.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -169,6 +170,40 @@ def word_sequences(
         rows.append((row + [0] * length)[: length + 1])
     tokens: NDArray[np.integer[Any]] = np.array(rows, dtype=np.int16 if end < 2**15 else np.int32)
     return tokens.reshape(len(rows), length + 1)
+
+
+def labeled_words(
+    texts: Iterable[str],
+    vocabulary: Sequence[str] | None = None,
+    length: int = 100,
+    size: int = WORDS,
+) -> NDArray[np.int64]:
+    """Encode the words of texts, cut at or padded with 0 to a length.
+
+    Without a vocabulary, which would be a statistic of the texts that no noise was added to, a word's number is a hash
+    of the word: a few rare words share one.
+
+    Args:
+        texts: As they are.
+        vocabulary: At most `size` words; the n-th has number n (from 1), all others have size + 1.
+        length: T.
+        size: Largest number of a known word.
+
+    Returns:
+        (N, T).
+    """
+    unknown = size + 1
+    number_of = {word: number for number, word in enumerate(vocabulary or (), 1)}
+    rows = []
+    for text in texts:
+        row = []
+        for word in words(text)[:length]:
+            if vocabulary is None and word not in number_of:
+                digest = hashlib.blake2b(word.encode(), digest_size=8).digest()
+                number_of[word] = int.from_bytes(digest) % size + 1
+            row.append(number_of.get(word, unknown))
+        rows.append(row + [0] * (length - len(row)))
+    return np.array(rows, np.int64).reshape(len(rows), length)
 
 
 class BagsOfWords(Dataset[tuple[Tensor, Tensor]]):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,8 +25,9 @@ class UserData:
             as they are for an evaluation.
         test: Test examples, of `held_out`.
         held_out: Whether these are of other "users", or other "rows" of the training users.
-        model_options: What the data say of themselves to a model and a module: `input_shape` and `num_classes` of
-            labeled images; `vocabulary_size` of sequences; `num_features` and `num_tags` of tagged texts.
+        model_options: What the data set provides to a model and a module: `input_shape` and `num_classes` of labeled
+            images; `num_targets` of numbers to be predicted; `vocabulary_size` of sequences; `num_features` and
+            `num_tags` of tagged texts.
         val: Examples that the validation loop sees where no training users are held out; None: the test examples.
         test_users: The test examples by user, where they have one: for metrics of each user; None: they have none.
         noise_batch: Called with (size, generator): a batch that no private data went into.
@@ -49,14 +49,33 @@ class UserSource:
     """How a data set by users is loaded.
 
     Attributes:
-        load: (root, download, **options) → data; what options it takes its signature says.
-        options: Names of the options that `data.options.<option>` may set, with their defaults.
-        splits: Whether it holds users out, and has to be told how.
+        load: (root, download, **options) → data, or with `options_class` (root, download, options) → data.
+        options_class: The dataclass of the options; None: the signature of `load` says what they are.
+        has_users: Whether users may be the records.
     """
 
     load: Callable[..., UserData]
-    options: Mapping[str, Any] = field(default_factory=dict)
-    splits: bool = False
+    options_class: type[Any] | None = None
+    has_users: bool = True
+
+    @property
+    def declaration(self) -> Callable[..., Any]:
+        """What the annotations of the options are those of."""
+        return self.options_class or self.load
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Names of the options that `data.options.<option>` may set, with their defaults."""
+        declared = options_of(self.declaration)
+        names = list(declared)
+        if self.options_class is None:
+            names = names[2:]  # behind the folder, and whether to download
+        return {name: declared[name].default for name in names if name != "held_out_by"}
+
+    @property
+    def splits(self) -> bool:
+        """Whether it holds users out, and has to be told how."""
+        return "held_out_by" in options_of(self.load)
 
     @property
     def lies_anywhere(self) -> bool:
@@ -70,19 +89,26 @@ _NOW_A_HOWTO = ("leaf_json", "tff_hdf5")
 """Names of earlier releases, which saved configurations may have."""
 
 
-def by_users(name: str) -> Callable[[Callable[..., UserData]], Callable[..., UserData]]:
+def by_users(
+    name: str,
+    options_class: type[Any] | None = None,
+    has_users: bool = True,
+) -> Callable[[Callable[..., UserData]], Callable[..., UserData]]:
     """Decorator: make a function `load(root, download, option=default, ...)` the data set of a name.
 
     Its parameters with defaults are the options of the data set. An annotation `Annotated[int, Field(ge=1), "a whole
     number from 1 on"]` says what an option takes, and how that is said to people. A parameter `held_out_by` is no
     option of the data set: it says how users are held out, and is `data.split` (`dpbench.data.held_out`).
+
+    Args:
+        name: Of the data set.
+        options_class: A dataclass of the options, where several data sets have the same; the function is
+            `load(root, download, options)` then.
+        has_users: Whether users may be the records; else `data.unit` must be "example".
     """
 
     def register(load: Callable[..., UserData]) -> Callable[..., UserData]:
-        parameters = list(inspect.signature(load).parameters.values())[2:]
-        options = {option.name: option.default for option in parameters}
-        splits = options.pop("held_out_by", None) is not None
-        USER_SOURCES[name] = UserSource(load, options, splits)
+        USER_SOURCES[name] = UserSource(load, options_class, has_users)
         return load
 
     return register
@@ -111,8 +137,8 @@ def checked_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """
     source = user_source(name)
     given = {option: value for option, value in options.items() if value is not None}
-    reserved = options_of(source.load).keys() - source.options.keys()
-    return {**source.options, **check_options(source.load, given, "data.options", reserved)}
+    reserved = options_of(source.declaration).keys() - source.options.keys()
+    return {**source.options, **check_options(source.declaration, given, "data.options", reserved)}
 
 
 def load_user_data(
@@ -135,6 +161,10 @@ def load_user_data(
         ConfigurationError: There is no such data set, or it has no such option.
         DataError: It is absent or damaged.
     """
-    every = checked_options(name, options)
     source = user_source(name)
-    return source.load(root, download, **every, **({"held_out_by": split} if source.splits else {}))
+    arguments = checked_options(name, options)
+    if source.options_class is not None:
+        arguments = {"options": source.options_class(**arguments)}
+    if source.splits:
+        arguments["held_out_by"] = split
+    return source.load(root, download, **arguments)

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, Subset
 import dpbench.data.user_sources  # noqa: F401  they register themselves
 from dpbench.data.held_out import Split, name_bytes
 from dpbench.data.module import Folder, LotDataModule, Splits
-from dpbench.data.user_data import UserData, checked_options, load_user_data
+from dpbench.data.user_data import UserData, checked_options, load_user_data, user_source
 from dpbench.data.users import UserDataset
 from dpbench.errors import ConfigurationError
 from dpbench.options import Count, PositiveInt
@@ -79,6 +79,11 @@ class UserDataModule(LotDataModule[Dataset[Any]]):
         )
         if unit not in ("user", "example"):
             raise ConfigurationError(f"data.unit must be user or example, not {unit!r}.")
+        if unit == "user" and not user_source(name).has_users:
+            raise ConfigurationError(
+                f"data={name} does not say whose a row is: set data.unit=example, or take data=user_table, whose "
+                "data.options.user names the column that does."
+            )
         self.name = name
         self.unit = unit
         self.options: Mapping[str, Any] = checked_options(name, options or {})

@@ -1,4 +1,4 @@
-"""The multilayer perceptron of PyVacy."""
+"""Multilayer perceptrons: that of PyVacy, and one that predicts numbers."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class MLP(nn.Sequential):
     Used by Waites 2019 (pyvacy_2019, section 5.1).
 
     Args:
-        input_shape: (channels, height, width) of an image.
+        input_shape: Of a record: (channels, height, width) of an image, or (8,) of eight features.
         num_classes: Number of classes.
         hidden: Width of each hidden layer, or of the only one.
 
     Shape:
-        (N, channels, height, width) → (N, num_classes).
+        (N, *input_shape) → (N, num_classes).
     """
 
     def __init__(
         self,
-        input_shape: tuple[int, int, int],
+        input_shape: tuple[int, ...],
         num_classes: int,
         hidden: tuple[int, ...] | list[int] | int = (1000,),
     ) -> None:
@@ -37,3 +37,36 @@ class MLP(nn.Sequential):
         for n_in, n_out in pairwise(widths):
             layers += [nn.Linear(n_in, n_out), nn.ReLU()]
         super().__init__(*layers, nn.Linear(widths[-1], num_classes))
+
+
+class RegressionMLP(nn.Sequential):
+    """Fully connected layers with tanh between them, and a number for each target: for tables.
+
+    Bounded activations keep gradients small, so that clipping costs less (Papernot et al. 2021, "Tempered sigmoid
+    activations").
+
+    Args:
+        input_shape: Of the features of a record, such as (8,).
+        num_targets: Numbers to predict for each record.
+        hidden: Width of each hidden layer; none: a linear regression.
+
+    Raises:
+        ValueError: A width is below 1.
+
+    Shape:
+        (N, *input_shape) → (N, num_targets).
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        num_targets: int,
+        hidden: tuple[int, ...] | list[int] = (32, 32),
+    ) -> None:
+        if any(width < 1 for width in hidden):
+            raise ValueError(f"model.hidden must hold widths from 1 on, not {list(hidden)}.")
+        widths = [math.prod(input_shape), *hidden]
+        layers: list[nn.Module] = [nn.Flatten()]
+        for n_in, n_out in pairwise(widths):
+            layers += [nn.Linear(n_in, n_out), nn.Tanh()]
+        super().__init__(*layers, nn.Linear(widths[-1], num_targets))

@@ -4,6 +4,16 @@ from dpbench.modules.gan import GAN
 from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.modules.next_token import NextToken
 from dpbench.modules.reconstruction import Reconstruction
+from dpbench.modules.regression import Regression
+from dpbench.modules.segmentation import Segmentation
 from dpbench.modules.tag_predictor import TagPredictor
 
-__all__ = ["GAN", "ImageClassifier", "NextToken", "Reconstruction", "TagPredictor"]
+__all__ = [
+    "GAN",
+    "ImageClassifier",
+    "NextToken",
+    "Reconstruction",
+    "Regression",
+    "Segmentation",
+    "TagPredictor",
+]

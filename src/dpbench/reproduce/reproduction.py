@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from dpbench.errors import ConfigurationError
+from dpbench.files import is_full_disk
 from dpbench.reproduce._jobs import Job, status, sweep, table_jobs
 from dpbench.reproduce._results import (
     MONTAGE,
@@ -150,7 +150,7 @@ def full_disk_explained(runs: Path, out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not is_full_disk(error):
             raise
         raise ConfigurationError(
             f"no space is left for {runs} or {out}. Finished runs are kept: free some, and call the same command again."

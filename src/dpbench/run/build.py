@@ -5,7 +5,6 @@ Options were checked by `run.config`; what is refused here shows only beside the
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -220,7 +219,7 @@ def module_for(
     for group in ("model", "module"):
         for name in model_options:
             if name in config[group]:
-                raise ConfigurationError(f"{group}.{name} cannot be set: the data say it themselves.")
+                raise ConfigurationError(f"{group}.{name} cannot be set: the data set provides it.")
     model = None
     if _names_class(config["model"]):
         model = _model_or_module("model", config, model_options, {})
@@ -288,22 +287,38 @@ def _model_or_module(
     """Make a model or module, and say what the data set provides where that is not what it needs."""
     cls = class_of(config[group], group)
     options = _options(config[group]) | _accepted(cls, {**model_options, **parts})
-    try:
-        inspect.signature(cls).bind(**options)
-    except TypeError as error:
+    shape = options.get("input_shape")
+    if isinstance(shape, tuple) and len(shape) != 3 and _takes_images(cls):
+        raise ConfigurationError(
+            f"{group}: the data set provides inputs of shape {shape}, and {cls.__name__} takes images (channels, "
+            "height, width): choose model=mlp, or regression_mlp with module=regression."
+        )
+    lacking = []
+    for parameter in options_of(cls).values():
+        is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if is_named and parameter.default is parameter.empty and parameter.name not in options:
+            lacking.append(parameter.name)
+    if lacking:
         remedies = []
         for choosable in ("model", "module") if group == "model" else ("module",):
             names = _choices_for(model_options, choosable)
             if names:
-                remedies.append(f"{choosable}={_either(names)}")
+                remedies.append(f"{choosable}={_listed(names, 'or')}")
             else:
                 remedies = [f"another {group}"]
                 break
+        also = " also" if model_options.keys() & options_of(cls).keys() else ""
         raise ConfigurationError(
-            f"{group}: {brief(error)} of {cls.__name__}; the data say {', '.join(model_options) or 'nothing'} of "
-            f"themselves: choose {' with '.join(remedies)}."
-        ) from error
+            f"{group}: the data set provides {_listed(list(model_options), 'and') or 'nothing'}, and {cls.__name__}"
+            f"{also} needs {_listed(lacking, 'and')}: choose {' with '.join(remedies)}."
+        )
     return _instance(cls, options, group)
+
+
+def _takes_images(cls: type[Any]) -> bool:
+    """Whether a model declares three sizes, (channels, height, width), for its inputs."""
+    annotation: object = options_of(cls)["input_shape"].annotation
+    return annotation == tuple[int, int, int]
 
 
 def _choices_for(model_options: Mapping[str, Any], group: str) -> list[str]:
@@ -321,9 +336,10 @@ def _choices_for(model_options: Mapping[str, Any], group: str) -> list[str]:
     return choices
 
 
-def _either(names: Sequence[str]) -> str:
-    *others, last = names
-    return f"{', '.join(others)} or {last}" if others else last
+def _listed(names: Sequence[str], conjunction: str) -> str:
+    """Names as in a sentence: a, b or c."""
+    *others, last = names or [""]
+    return f"{', '.join(others)} {conjunction} {last}" if others else last
 
 
 def _try_optimizer(optimizer: Callable[..., Any] | None, schedule: Callable[..., Any] | None) -> None:

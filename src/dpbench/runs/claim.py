@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 import shutil
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dpbench.errors import ConfigurationError, DiskFull, DPBenchError
+from dpbench.files import is_full_disk
 from dpbench.locks import open_locked
 from dpbench.runs.folder import RunFolder
 
@@ -115,7 +115,7 @@ def full_disk_explained(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT) and "temporary directory" not in str(error):
+        if not is_full_disk(error) and "temporary directory" not in str(error):
             raise
         name = str(error.filename2 or error.filename or "")  # a copy names its source first
         place = name if os.sep in name else f"{folder}, or of the system's temporary files ($TMPDIR)"

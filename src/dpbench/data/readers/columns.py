@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from dpbench.data.texts import Sequences, bags_of_words, character_sequences, word_sequences
+from dpbench.data.texts import Sequences, bags_of_words, character_sequences, labeled_words, word_sequences
 from dpbench.data.users import Rows, UserDataset
 from dpbench.errors import ConfigurationError, DataError
 
@@ -52,15 +52,17 @@ class Reading:
             without that dimension ("gray"): float32 (C, H, W); whole numbers are divided by 255.
         text: The first feature is texts, of which "characters" or "words" make sequences with their targets
             (`dpbench.data.texts`); other features are left out. Words are parted by blanks. With "tags" the last
-            feature holds tags that are parted by "|", those before it texts: bags of words.
-        sequence_length: Tokens of a sequence; None: 80 characters, 20 words.
-        vocabulary: Of words, the most frequent first; a bag has as many features.
+            feature holds tags that are parted by "|", those before it texts: bags of words. With "labels" the last
+            feature is a label, those before it texts as people write them: numbers of words
+            (`dpbench.data.texts.labeled_words`).
+        sequence_length: Tokens of a sequence; None: 80 characters, 20 words, 100 words with labels.
+        vocabulary: Of words, the most frequent first; a bag has as many features. With labels None is possible, too.
         tags: All tags; a bag has as many targets.
     """
 
     features: Features = None
     images: Literal["channels_first", "channels_last", "gray"] | None = None
-    text: Literal["characters", "words", "tags"] | None = None
+    text: Literal["characters", "words", "tags", "labels"] | None = None
     sequence_length: int | None = None
     vocabulary: Sequence[str] | None = None
     tags: Sequence[str] | None = None
@@ -74,6 +76,8 @@ class Reading:
             raise ConfigurationError(
                 "text=tags needs a vocabulary, all tags, and features: those that are texts, then the one with tags."
             )
+        if self.text == "labels" and len(self.features or ()) < 2:
+            raise ConfigurationError("text=labels needs features: those that are texts, then the one with labels.")
         if self.text and self.images:
             raise ConfigurationError("the first feature is either images or text.")
         if isinstance(self.features, str) or (self.features is not None and not len(self.features)):
@@ -132,7 +136,7 @@ def _examples(columns: list[Tensor | list[str]], reading: Reading) -> Dataset[An
     tensors = [column for column in columns if isinstance(column, Tensor)]
     if len(tensors) < len(columns):
         return Columns(*columns)
-    return Sequences(tensors[0]) if reading.text else Rows(*tensors)
+    return Sequences(tensors[0]) if reading.text in ("characters", "words") else Rows(*tensors)
 
 
 def _features(
@@ -160,6 +164,8 @@ def _features(
     elif reading.text == "tags":
         for column, subject in zip(features, subjects, strict=True):
             _require_texts(column, subject)
+    elif reading.text == "labels":
+        return _labeled(features, reading, subjects)
     elif reading.text:
         return [_as_sequences(_require_texts(features[0], subjects[0]), reading)]
     return features
@@ -199,6 +205,18 @@ def _require_texts(column: Column, subject: str) -> list[str]:
     if isinstance(column, list):
         return column
     raise DataError(f"{subject} is no text, but {_kind(column)}.")
+
+
+def _labeled(features: Sequence[Column], reading: Reading, subjects: Sequence[str]) -> list[Column]:
+    """Numbers of the words of texts, and their labels."""
+    *parts, labels = features
+    if isinstance(labels, list) or labels.dtype != np.int64 or labels.ndim != 1:
+        raise DataError(
+            f"{subjects[-1]} is no label but {_kind(labels)}: number the classes, from 0 on, and name the texts before."
+        )
+    texts = [_require_texts(column, subject) for column, subject in zip(parts, subjects, strict=False)]
+    joined = map(" ".join, zip(*texts, strict=True))
+    return [labeled_words(joined, reading.vocabulary, reading.sequence_length or 100), labels]
 
 
 def _as_sequences(texts: list[str], reading: Reading) -> Column:

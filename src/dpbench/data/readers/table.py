@@ -1,7 +1,8 @@
-"""Tables with a column that says whose a row is: CSV, and Parquet as Hugging Face's data sets are stored."""
+"""Tables: CSV, and Parquet as Hugging Face's data sets are stored."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,37 +37,69 @@ def read_user_table(path: str | Path, user: str = "user", **reading: Any) -> Use
         DataError: The file is absent, damaged or empty, or has no such column; a row has no user, or another shape than
             the first; see also `assemble`.
     """
-    frame = _frame(Path(path), user)
+    return read_table(path, user, **reading)
+
+
+def read_table(
+    path: str | Path,
+    user: str | None,
+    ranges: Mapping[str, Sequence[float]] | None = None,
+    texts: bool = True,
+    **reading: Any,
+) -> UserDataset:
+    """Read a table of which a row is an example.
+
+    Args:
+        path: As for `read_user_table`.
+        user: Column with the user of each row; None: each row is that of a user with no other one, who is called by
+            what the row holds, so that a row's place in the file decides nothing.
+        ranges: Least and largest value of columns; what lies beyond is clipped, and the range becomes [-1, 1].
+        texts: Whether a column may hold texts that `reading` makes nothing of.
+        **reading: As for `read_user_table`.
+
+    Raises:
+        ConfigurationError: As for `read_user_table`, or a range is empty.
+        DataError: As for `read_user_table`, or a column that must be one of numbers has a cell that is none.
+    """
     where = str(path)
-    if user not in frame.columns:
+    frame = _frame(Path(path), user)
+    if user is not None and user not in frame.columns:
         raise DataError(f"{where} has no column {user!r} for the user; it has {', '.join(map(str, frame.columns))}.")
     if not len(frame):
         raise DataError(f"{where} holds no row.")
-    _require_values(frame[user], user, where, "name their user")
+    if user is not None:
+        _require_values(frame[user], user, where, "name their user")
+    whose = _row_names(frame) if user is None else frame[user].to_numpy()
+    frame = _scaled(frame, ranges or {}, where)
     features = reading.pop("features", None) or [str(name) for name in frame.columns if name != user]
     by_name = {feature if isinstance(feature, str) else "+".join(feature): feature for feature in features}
     # A mapping of features holds shapes, too.
     options = Reading(features=features if isinstance(features, Mapping | str) else list(by_name), **reading)
     columns: dict[str, Column] = {}
     for name, feature in by_name.items():
-        if isinstance(feature, str):
-            columns[name] = _column(frame, feature, where)
-        else:
+        if not isinstance(feature, str):
             columns[name] = _side_by_side(frame, feature, where)
-    names, numbers = np.unique(frame[user].to_numpy(), return_inverse=True)
+            continue
+        columns[name] = _column(frame, feature, where)
+        if isinstance(columns[name], list) and not texts and options.text is None:
+            raise _not_numeric(frame, feature, where)
+    if user is None:
+        examples = assemble([("of any row", columns)], options, where).examples
+        return UserDataset(examples, whose)
+    users, numbers = np.unique(whose, return_inverse=True)
     order = np.argsort(numbers, kind="stable")
     rows = np.split(order, np.cumsum(np.bincount(numbers))[:-1])
-    return assemble(((name, _rows(columns, rows[i])) for i, name in enumerate(names.tolist())), options, where)
+    return assemble(((name, _rows(columns, rows[i])) for i, name in enumerate(users.tolist())), options, where)
 
 
-def _frame(path: Path, user: str) -> pd.DataFrame:
+def _frame(path: Path, user: str | None) -> pd.DataFrame:
     import pandas as pd
 
     if not path.exists():
         raise DataError(f"there is no file {path}.")
     try:
         if path.suffix == ".csv":
-            return pd.read_csv(path, dtype={user: str}, keep_default_na=True)
+            return pd.read_csv(path, dtype={user: str} if user else None, keep_default_na=True)
         if path.suffix in _PARQUET or path.is_dir():
             return pd.read_parquet(path)
     except ImportError as error:
@@ -76,17 +109,59 @@ def _frame(path: Path, user: str) -> pd.DataFrame:
     raise ConfigurationError(f"{path} is neither .csv nor .parquet, nor a folder of .parquet files.")
 
 
+def _row_names(frame: pd.DataFrame) -> list[str]:
+    """What each row holds; of equal rows the second, third, ... with its number."""
+    names = []
+    seen: Counter[str] = Counter()
+    for row in frame.itertuples(index=False, name=None):
+        text = repr(row)
+        seen[text] += 1
+        names.append(text if seen[text] == 1 else f"{text} {seen[text]}")
+    return names
+
+
+def _scaled(
+    frame: pd.DataFrame,
+    ranges: Mapping[str, Sequence[float]],
+    where: str,
+) -> pd.DataFrame:
+    """The table with the range of each of some columns made [-1, 1]."""
+    scaled = {}
+    for name, (low, high) in ranges.items():
+        if not low < high:
+            raise ConfigurationError(f"ranges: the range of {name!r} must go up, not from {low:g} to {high:g}.")
+        values = _numbers(frame, name, where)
+        scaled[name] = (np.clip(values, low, high) - low) / (high - low) * 2 - 1
+    return frame.assign(**scaled)
+
+
 def _side_by_side(frame: pd.DataFrame, names: Sequence[str], where: str) -> Column:
     """Several columns of numbers beside each other."""
     if not names:
         raise ConfigurationError("features hold an empty list of columns: name some, or leave it out.")
-    columns = []
-    for name in names:
-        column = _column(frame, name, where)
-        if isinstance(column, list) or column.ndim != 1:
-            raise DataError(f"{where}: column {name!r} holds no single numbers, and cannot be put beside others.")
-        columns.append(column)
-    return np.stack(columns, axis=1).astype(np.float32)
+    return np.stack([_numbers(frame, name, where) for name in names], axis=1).astype(np.float32)
+
+
+def _numbers(frame: pd.DataFrame, name: str, where: str) -> NDArray[Any]:
+    """A column of single numbers."""
+    column = _column(frame, name, where)
+    if isinstance(column, list) or column.ndim != 1:
+        raise _not_numeric(frame, name, where)
+    return column
+
+
+def _not_numeric(frame: pd.DataFrame, name: str, where: str) -> DataError:
+    """The error that says where a column's first cell is that holds no number."""
+    import pandas as pd
+
+    cells = frame[name]
+    row = 0
+    if not isinstance(cells.iloc[0], np.ndarray | list):
+        # The first one of all where each reads as a number: a column of users is one of texts, whatever they are.
+        row = int(pd.to_numeric(cells, errors="coerce").isna().to_numpy().argmax())
+    cell = repr(cells.iloc[row])
+    shown = cell if len(cell) < 60 else f"{cell[:57]}..."
+    return DataError(f"{where}: column {name!r} is not numeric (row {row}: {shown}): mend that cell, or leave it out.")
 
 
 def _column(frame: pd.DataFrame, name: str, where: str) -> Column:

@@ -176,15 +176,18 @@ class CroppedImages(Dataset[tuple[Tensor, Tensor]]):
     def __getitems__(self, positions: Sequence[int]) -> Collated:
         """Images (R, C, crop, crop), channels-last in memory, and labels (R,)."""
         index = torch.as_tensor(positions, dtype=torch.long)
-        margins = [side - self.crop for side in self.pixels.shape[1:3]]
+        height, width = self.pixels.shape[1:3]
         offsets = torch.arange(self.crop).expand(len(index), -1)
         if self.augment:
-            first_rows, first_columns = (torch.randint(margin + 1, (len(index), 1)) for margin in margins)
-            mirrored = torch.rand(len(index), 1) < 0.5
+            # Rows, columns, mirrors: seeded runs draw them in this order.
+            first_rows = torch.randint(height - self.crop + 1, (len(index), 1))
+            first_columns = torch.randint(width - self.crop + 1, (len(index), 1))
+            is_mirrored = torch.rand(len(index), 1) < 0.5
             rows = first_rows + offsets
-            columns = first_columns + torch.where(mirrored, offsets.flip(1), offsets)
+            columns = first_columns + torch.where(is_mirrored, offsets.flip(1), offsets)
         else:
-            rows, columns = (margin // 2 + offsets for margin in margins)
+            rows = (height - self.crop) // 2 + offsets
+            columns = (width - self.crop) // 2 + offsets
         pixels = self.pixels[index[:, None, None], rows[:, :, None], columns[:, None, :]]
         return Collated((standardized(pixels).permute(0, 3, 1, 2), self.labels[index]))
 

@@ -1,7 +1,9 @@
-"""Data sets by users in files of people's own: `tff_sqlite` and `user_table`."""
+"""Data sets in files of people's own: `tff_sqlite` and `user_table` by user, and `table` without users."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,151 +13,207 @@ from pydantic import Field
 from torch.utils.data import Dataset, Subset
 
 from dpbench.data.held_out import Split, name_bytes, parted, parted_by_hash
-from dpbench.data.readers.table import read_user_table
+from dpbench.data.readers.table import read_table
 from dpbench.data.readers.tff_sqlite import read_tff_sqlite, splits_of
 from dpbench.data.texts import CHARACTER_TOKENS, WORDS, BagsOfWords, Sequences, read_vocabulary
 from dpbench.data.user_data import UserData, by_users
 from dpbench.data.users import Rows, UserDataset
 from dpbench.errors import ConfigurationError, DataError
 
-Share = Annotated[float, Field(gt=0, lt=1), "a share between 0 and 1"]
-FeatureNames = Annotated[
+HeldOutShare = Annotated[float, Field(gt=0, lt=1), "a share between 0 and 1"]
+FilePath = Annotated[str | None, Field(min_length=1), "the path of a file"]
+_Features = Annotated[
     list[str] | dict[str, list[int] | None] | None, "names of features, or {name: shape} such as {pixels: [1, 28, 28]}"
 ]
-TableFeatures = Annotated[
+_TableFeatures = Annotated[
     list[str | Annotated[list[str], Field(min_length=1)]] | dict[str, list[int] | None] | None,
     "names of features, or {name: shape} such as {pixels: [1, 28, 28]}, or names with lists of columns that make one "
     "feature together, such as [[age, height], label]",
 ]
-Layout = Annotated[
+_Ranges = Annotated[
+    dict[str, Annotated[list[float], Field(min_length=2, max_length=2)]] | None,
+    "columns with their least and largest value, such as {age: [0, 100]}",
+]
+_Layout = Annotated[
     Literal["channels_first", "channels_last", "gray"] | None, "channels_first, channels_last, gray or null"
 ]
-Text = Annotated[Literal["characters", "words", "tags"] | None, "characters, words, tags or null"]
-Length = Annotated[int | None, Field(ge=1, le=10_000), "a whole number of tokens from 1 to 10000, or null"]
-Classes = Annotated[int | None, Field(ge=2), "a whole number from 2 on, or null"]
-FilePath = Annotated[str | None, Field(min_length=1), "the path of a file"]
+_Text = Annotated[Literal["characters", "words", "tags", "labels"] | None, "characters, words, tags, labels or null"]
+_Length = Annotated[int | None, Field(ge=1, le=10_000), "a whole number of tokens from 1 to 10000, or null"]
+_Classes = Annotated[int | None, Field(ge=2), "a whole number from 2 on, or null"]
 
 
-@by_users("tff_sqlite")
+@dataclass(frozen=True)
+class FileOptions:
+    """Options of a data set in a file.
+
+    Attributes:
+        path: Of the training data; a relative one is looked for in the working directory, then in the folder of the
+            data sets.
+        test_path: Of test data; without it, those of the same file, and without these, users are held out.
+        features: Names, in the order of an example's parts: inputs, then targets. See
+            `dpbench.data.readers.columns.Reading`, as for `images`, `text` and `sequence_length`.
+        images: Layout of the first feature.
+        text: What is made of texts.
+        sequence_length: Tokens of a sequence.
+        vocabulary: Of words: the path of a file of words.
+        tags: With text=tags: the path of a file of all tags.
+        num_classes: Of labels; None: one more than the largest label in the data, which is then public.
+        held_out: Share of users that are held out where there are no test data.
+    """
+
+    path: FilePath = None
+    test_path: FilePath = None
+    features: _Features = None
+    images: _Layout = None
+    text: _Text = None
+    sequence_length: _Length = None
+    vocabulary: FilePath = None
+    tags: FilePath = None
+    num_classes: _Classes = None
+    held_out: HeldOutShare = 0.1
+
+    def reading(self, root: Path) -> dict[str, Any]:
+        """Options of `readers.columns.Reading`, with the contents of files in the place of their paths."""
+        return {
+            "features": self.features,
+            "images": self.images,
+            "text": self.text,
+            "sequence_length": self.sequence_length,
+            "vocabulary": read_vocabulary(find_file(root, self.vocabulary)) if self.vocabulary else None,
+            "tags": read_vocabulary(find_file(root, self.tags)) if self.tags else None,
+        }
+
+
+@dataclass(frozen=True)
+class TableOptions(FileOptions):
+    """Options of a table.
+
+    Attributes:
+        features: As for `tff_sqlite`; a list among them puts columns together.
+        ranges: Columns with their least and largest value, which must not come from the data: what lies beyond is
+            clipped, and the range becomes [-1, 1].
+    """
+
+    features: _TableFeatures = None  # type: ignore[assignment]  # more than without a table
+    ranges: _Ranges = None
+
+    def reading(self, root: Path) -> dict[str, Any]:
+        """Options of `read_table`."""
+        return {**super().reading(root), "ranges": self.ranges, "texts": False}
+
+
+@dataclass(frozen=True)
+class UserTableOptions(TableOptions):
+    """Options of a table with a column that says whose a row is.
+
+    Attributes:
+        user: The column.
+    """
+
+    user: str = "user"
+
+
+@by_users("tff_sqlite", FileOptions)
 def load_tff_sqlite(
     root: Path,
     download: bool,
-    path: FilePath = None,
-    test_path: FilePath = None,
-    features: FeatureNames = None,
-    images: Layout = None,
-    text: Text = None,
-    sequence_length: Length = None,
-    vocabulary: FilePath = None,
-    tags: FilePath = None,
-    num_classes: Classes = None,
-    held_out: Share = 0.1,
+    options: FileOptions,
     held_out_by: Split = "hash",
 ) -> UserData:
-    """Clients of a file of TensorFlow Federated.
+    """Clients of a file of TensorFlow Federated, `.sqlite` or `.sqlite.lzma`.
 
     Args:
         root: Folder of the data sets.
         download: Not used: the files have to be there.
-        path: `.sqlite` or `.sqlite.lzma`, in the folder of the data sets unless absolute.
-        test_path: Of test data; without it, the split "test" of the same file, and without that, users are held out.
-        features: See `dpbench.data.readers.columns.Reading`, as `images`, `text` and `sequence_length`.
-        images: Layout of the first feature.
-        text: What the first feature is split into.
-        sequence_length: Tokens of a sequence.
-        vocabulary: Of words: the path of a file of words.
-        tags: With text=tags: the path of a file of all tags.
-        num_classes: Of labels; None: one more than the largest label in the data, which is then public.
-        held_out: Share of users that are held out where there are no test data.
-        held_out_by: How these are chosen, see `UserDataModule`.
+        options: Of the data set.
+        held_out_by: How users are held out, see `UserDataModule`.
     """
-    file = _file(root, path)
-    reading = _reading(features, images, text, sequence_length, vocabulary, tags)
+    file = find_file(root, options.path)
+    reading = options.reading(root)
     users = read_tff_sqlite(file, **reading)
-    test_file = _file(root, test_path) if test_path else file
+    test_file = find_file(root, options.test_path) if options.test_path else file
     test_users = None
-    if test_path or "test" in splits_of(test_file):
+    if options.test_path or "test" in splits_of(test_file):
         test_users = read_tff_sqlite(test_file, "test", **reading)
-    return _user_data(users, test_users, held_out, held_out_by, num_classes, file)
+    return _user_data(users, test_users, options, held_out_by, file)
 
 
-@by_users("user_table")
+@by_users("user_table", UserTableOptions)
+def load_user_table(
+    root: Path,
+    download: bool,
+    options: UserTableOptions,
+    held_out_by: Split = "hash",
+) -> UserData:
+    """Examples of a table with a column that says whose a row is, `.csv` or `.parquet`.
+
+    Args:
+        root: Folder of the data sets.
+        download: Not used: the files have to be there.
+        options: Of the data set.
+        held_out_by: How users are held out, see `UserDataModule`.
+    """
+    return _table(root, options, options.user, held_out_by)
+
+
+@by_users("table", TableOptions, has_users=False)
 def load_table(
     root: Path,
     download: bool,
-    path: FilePath = None,
-    test_path: FilePath = None,
-    user: str = "user",
-    features: TableFeatures = None,
-    images: Layout = None,
-    text: Text = None,
-    sequence_length: Length = None,
-    vocabulary: FilePath = None,
-    tags: FilePath = None,
-    num_classes: Classes = None,
-    held_out: Share = 0.1,
+    options: TableOptions,
     held_out_by: Split = "hash",
 ) -> UserData:
-    """Examples of a table with a column that says whose a row is.
+    """Rows of a table, each of which is somebody's only one, `.csv` or `.parquet`.
 
     Args:
         root: Folder of the data sets.
         download: Not used: the files have to be there.
-        path: `.csv` or `.parquet`, in the folder of the data sets unless absolute.
-        test_path: Of test data; without it, users are held out.
-        user: The column.
-        features: As for `tff_sqlite`; a list among them puts columns together.
-        images: Layout of the first feature.
-        text: What the first feature is split into.
-        sequence_length: Tokens of a sequence.
-        vocabulary: Of words: the path of a file of words.
-        tags: With text=tags: the path of a file of all tags.
-        num_classes: Of labels; None: one more than the largest label in the data, which is then public.
-        held_out: Share of users that are held out where there are no test data.
-        held_out_by: How these are chosen, see `UserDataModule`.
+        options: Of the data set; `held_out` is a share of the rows.
+        held_out_by: How rows are held out, see `UserDataModule`.
     """
-    file = _file(root, path)
-    reading = _reading(features, images, text, sequence_length, vocabulary, tags)
-    test_users = read_user_table(_file(root, test_path), user, **reading) if test_path else None
-    users = read_user_table(file, user, **reading)
-    data = _user_data(users, test_users, held_out, held_out_by, num_classes, file)
-    if features is None and isinstance(users.examples, Rows) and users.examples.tensors[0].dim() == 1:
+    return _table(root, options, None, held_out_by)
+
+
+def _table(
+    root: Path,
+    options: TableOptions,
+    user: str | None,
+    split: Split,
+) -> UserData:
+    file = find_file(root, options.path)
+    reading = options.reading(root)
+    test_users = None
+    if options.test_path:
+        test_users = read_table(find_file(root, options.test_path), user, **reading)
+    users = read_table(file, user, **reading)
+    data = _user_data(users, test_users, options, split, file)
+    if options.features is None and isinstance(users.examples, Rows) and users.examples.tensors[0].dim() == 1:
+        beside = f" beside {user!r}" if user else ""
         raise ConfigurationError(
-            f"{file} has columns of single numbers beside {user!r}: say which are the input together, and which is the "
+            f"{file} has columns of single numbers{beside}: say which are the input together, and which is the "
             "target: data.options.features=[[age, height], label]."
         )
     return data
 
 
-def _file(root: Path, path: str | None) -> Path:
+def find_file(root: Path, path: str | None) -> Path:
+    """Find a file of the user's: a relative path in the working directory first, and then in `root`.
+
+    Raises:
+        ConfigurationError: There is no path.
+        DataError: A relative path is in neither folder.
+    """
     if path is None:
-        raise ConfigurationError("data.options.path must say which file the training users are in.")
-    file = root / Path(path).expanduser()
-    if not Path(path).expanduser().is_absolute() and not file.exists():
-        raise DataError(
-            f"there is no file {file}: a relative path is taken from the folder of the data sets (data.root, "
-            "$DPBENCH_DATA). Give an absolute one, or put the file there."
-        )
-    return file
-
-
-def _reading(
-    features: Any,
-    images: str | None,
-    text: str | None,
-    sequence_length: int | None,
-    vocabulary: str | None,
-    tags: str | None,
-) -> dict[str, Any]:
-    """Options of `readers.columns.Reading`, with the contents of files in the place of their paths."""
-    return {
-        "features": features,
-        "images": images,
-        "text": text,
-        "sequence_length": sequence_length,
-        "vocabulary": read_vocabulary(Path(vocabulary).expanduser()) if vocabulary else None,
-        "tags": read_vocabulary(Path(tags).expanduser()) if tags else None,
-    }
+        raise ConfigurationError("data.options.path must say which file the training data are in.")
+    name = Path(path).expanduser()
+    places = [Path.cwd() / name, root / name]
+    for file in places:
+        if name.is_absolute() or file.exists():
+            return file
+    raise DataError(
+        f"there is no file {places[0]}, and no {places[1]}: a relative path is looked for in the working directory, "
+        "and then in the folder of the data sets (data.root, $DPBENCH_DATA)."
+    )
 
 
 def held_out_users(
@@ -200,28 +258,27 @@ def held_out_users(
 def _user_data(
     users: UserDataset,
     test_users: UserDataset | None,
-    share: float,
+    options: FileOptions,
     split: Split,
-    num_classes: int | None,
     where: Path,
 ) -> UserData:
     """Training and test users, of whom some are held out where there are no test users."""
     train = users
     if test_users is None:
-        train, test_users, test = held_out_users(users, share, split, where)
+        train, test_users, test = held_out_users(users, options.held_out, split, where)
     else:
         test = test_users.examples
     return UserData(
         train=train,
         test=test,
         held_out="users" if set(train.names).isdisjoint(test_users.names) else "rows",
-        model_options=_model_options(users.examples, test, num_classes),
+        model_options=_model_options(users.examples, test, options),
         test_users=test_users,
     )
 
 
-def _model_options(train: Dataset[Any], test: Dataset[Any], num_classes: int | None) -> dict[str, Any]:
-    """What the examples determine of a model: size of the vocabulary, or shape of inputs and number of classes."""
+def _model_options(train: Dataset[Any], test: Dataset[Any], options: FileOptions) -> Mapping[str, Any]:
+    """What the examples determine of a model: size of the vocabulary, or shape of inputs; classes, targets."""
     if isinstance(train, Sequences):
         # Characters are stored as bytes, words in two bytes or more.
         return {"vocabulary_size": CHARACTER_TOKENS if train.tokens.dtype == torch.uint8 else WORDS + 4}
@@ -229,17 +286,30 @@ def _model_options(train: Dataset[Any], test: Dataset[Any], num_classes: int | N
         return {"num_features": train.features.shape[1], "num_tags": train.targets.shape[1]}
     if not isinstance(train, Rows):
         return {}
-    options: dict[str, Any] = {}
-    if train.tensors[0].dim() > 1:  # networks take no single number
-        options["input_shape"] = tuple(train.tensors[0].shape[1:])
-    labels = train.tensors[1] if len(train.tensors) > 1 else None
-    if labels is None or labels.dtype != torch.int64 or labels.dim() != 1:
-        return options
+    inputs = train.tensors[0]
+    determined: dict[str, Any] = {}
+    if options.text == "labels":
+        determined["vocabulary_size"] = WORDS + 4
+    elif inputs.dim() > 1:  # networks take no single number
+        determined["input_shape"] = tuple(inputs.shape[1:])
+    if len(train.tensors) < 2:
+        return determined
+    targets = train.tensors[1]
+    is_mask = inputs.dim() == 4 and targets.shape[1:] == inputs.shape[2:]
+    is_label = targets.dtype == torch.int64 and (targets.dim() == 1 or is_mask)
+    # A table's whole numbers may be classes, or an amount to be predicted: the module decides.
+    may_be_amount = inputs.dim() == 2 and options.text is None
+    if targets.dim() <= 2 and (may_be_amount or targets.is_floating_point()):
+        determined["num_targets"] = targets.shape[1:].numel()
+    if not is_label:
+        return determined
     if isinstance(test, Rows) and len(test.tensors) > 1:
-        labels = torch.cat([labels, test.tensors[1].flatten().long()])
-    low = int(labels.min())
-    high = int(labels.max())
-    if low < 0 or (num_classes is not None and high >= num_classes):
+        targets = torch.cat([targets.flatten(), test.tensors[1].flatten().long()])
+    low = int(targets.min())
+    high = int(targets.max())
+    num_classes = options.num_classes
+    if low >= 0 and (num_classes is None or high < num_classes):
+        determined["num_classes"] = num_classes or high + 1
+    elif num_classes is not None or not may_be_amount:
         raise DataError(f"labels run from {low} to {high}, not from 0 to {(num_classes or high + 1) - 1}.")
-    options["num_classes"] = num_classes or high + 1
-    return options
+    return determined

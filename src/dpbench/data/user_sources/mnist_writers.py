@@ -18,7 +18,9 @@ from dpbench.data.users import UserDataset
 from dpbench.errors import DataError, brief
 
 _MAGIC = bytes([0, 0, 0x0C, 2])  # of the idx format: 32-bit integers, two dimensions
-_CLASS, _WRITER = 0, 2  # columns of a label
+# Columns of a label.
+_CLASS = 0
+_WRITER = 2
 
 
 @by_users("mnist_writers")
@@ -44,11 +46,8 @@ def load_mnist_writers(
     sides = {}
     for split in ("train", "test"):
         images = spec.load(root, split, download)
-        labels = qmnist_labels(
-            root,
-            split,
-            download,
-        )[: len(images.labels)]  # test: 10,000 of 60,000 are MNIST's
+        labels = qmnist_labels(root, split, download)
+        labels = labels[: len(images.labels)]  # of the test digits 10,000 of 60,000 are MNIST's
         if not np.array_equal(labels[:, _CLASS], images.labels.numpy()):
             raise DataError(
                 f"the {split} labels of MNIST and QMNIST in {root} differ, so that the writers are those of other "

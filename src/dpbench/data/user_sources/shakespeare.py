@@ -33,6 +33,7 @@ from dpbench.data.texts import (
     words,
 )
 from dpbench.data.user_data import UserData, by_users
+from dpbench.data.user_sources.files import find_file
 from dpbench.data.users import UserDataset
 from dpbench.errors import DataError
 
@@ -111,7 +112,7 @@ def load_words(
         train, _ = train_test(speeches)
         word_list = most_frequent(map(words, _flat(train)))
     else:
-        word_list = read_vocabulary(Path(vocabulary).expanduser())
+        word_list = read_vocabulary(find_file(root, vocabulary))
 
     def encode(texts: Sequence[str]) -> Tokens:
         of_texts = [sentences(text) for text in texts]

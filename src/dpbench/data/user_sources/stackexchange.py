@@ -13,7 +13,7 @@ from dpbench.data.noise import tag_noise
 from dpbench.data.readers.posts import read_stackexchange
 from dpbench.data.texts import read_vocabulary
 from dpbench.data.user_data import UserData, by_users
-from dpbench.data.user_sources.files import FilePath, Share, held_out_users
+from dpbench.data.user_sources.files import FilePath, HeldOutShare, find_file, held_out_users
 
 Size = Annotated[int, Field(ge=1, le=1_000_000), "a whole number from 1 to 1000000"]
 SizeOrAll = Annotated[int, Field(ge=0, le=1_000_000), "a whole number from 0 to 1000000"]
@@ -29,7 +29,7 @@ def load_tags(
     num_features: Size = 10_000,
     num_tags: SizeOrAll = 500,
     vocabulary: str = "others",
-    held_out: Share = 0.2,
+    held_out: HeldOutShare = 0.2,
     held_out_by: Split = "hash",
 ) -> UserData:
     """Tag prediction, the task SO-LR of "Adaptive Federated Optimization" on another site of Stack Exchange.
@@ -42,16 +42,16 @@ def load_tags(
         root: Folder of the data sets; the file is `stackexchange/SITE/Posts.xml` in it.
         download: Not used: the file has to be there.
         site: Name of the site, as its folder is called.
-        path: Another `Posts.xml`, in the folder of the data sets unless absolute.
+        path: Another `Posts.xml`, see `find_file`.
         num_features: Words that are features.
         num_tags: Targets; the published model has 500. 0: as many as the site has tags.
         vocabulary: "others": the most frequent words of people who never asked a tagged question, which say nothing of
             the users (9,712 on beer.stackexchange, 96 % of the users' words). Else the path of a file of words.
-        held_out: Share of the users that test questions are of.
+        held_out: HeldOutShare of the users that test questions are of.
         held_out_by: How these are chosen, see `UserDataModule`.
     """
-    file = root / (path or f"stackexchange/{site}/Posts.xml")
-    word_list = None if vocabulary == "others" else read_vocabulary(Path(vocabulary).expanduser(), num_features)
+    file = find_file(root, path) if path else root / f"stackexchange/{site}/Posts.xml"
+    word_list = None if vocabulary == "others" else read_vocabulary(find_file(root, vocabulary), num_features)
     every = read_stackexchange(
         file,
         word_list,

@@ -1,0 +1,69 @@
+"""Networks for own data: sizes, shapes, and per-record gradients against those of single records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpbench.models import RegressionMLP, TextClassifier, UNet
+from dpbench.privacy.gradients.engine import PerRecordEngine
+from tests.support.reference import mean_square, reference_gradients, relative_error
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], Tensor, tuple[int, ...]]] = {
+    "regression_mlp": (lambda: RegressionMLP((3, 2), 2, [5, 4]), torch.rand(4, 3, 2), (2,)),
+    "linear": (lambda: RegressionMLP((3,), 1, []), torch.rand(4, 3), (1,)),
+    "text_classifier": (
+        lambda: TextClassifier(9, 3, 4, 5),
+        torch.tensor([[1, 2, 2, 8], [3, 0, 0, 0], [0, 0, 0, 0], [4, 4, 4, 0]]),
+        (3,),
+    ),
+    "unet": (lambda: UNet((2, 8, 4), 3, 8, 2), torch.rand(4, 2, 8, 4), (3, 8, 4)),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_shapes_and_records_that_do_not_mix(name: str) -> None:
+    make, inputs, shape = NETWORKS[name]
+    torch.manual_seed(0)
+    network = make()
+    outputs = network(inputs)
+    assert outputs.shape == (4, *shape) and network(inputs[:0]).shape == (0, *shape)
+    torch.testing.assert_close(network(inputs[:1]), outputs[:1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_per_record_gradients(name: str) -> None:
+    make, inputs, _ = NETWORKS[name]
+    torch.manual_seed(0)
+    network = make()
+    expected = reference_gradients(network, inputs)
+    engine = PerRecordEngine(network)
+    loss = mean_square(network, inputs)
+    gradients = dict(zip(engine.names, engine.backward(loss, len(inputs), verify=True), strict=True))
+    assert gradients.keys() == expected.keys()
+    for parameter, gradient in gradients.items():
+        assert relative_error(gradient.per_record(), expected[parameter]) < 1e-4, parameter
+
+
+def test_sizes() -> None:
+    assert sum(p.numel() for p in UNet((3, 32, 32), 2).parameters()) == 117_698
+    padded = TextClassifier(9, 3)
+    torch.testing.assert_close(padded(torch.tensor([[1, 2]])), padded(torch.tensor([[1, 2, 0, 0]])))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: RegressionMLP((3,), 1, [0]), "model.hidden must hold widths from 1 on"),
+        (lambda: TextClassifier(9, 3, embedding=0), "text_classifier needs embedding from 1 on, not 0"),
+        (lambda: UNet((1, 8, 6), 3), "unet needs images whose sides are multiples of 4"),
+        (lambda: UNet((1, 8, 8), 3, width=6), "model.width must be a multiple of 4, not 6"),
+        (lambda: UNet((1, 8, 8), 3, depth=0), "unet needs depth from 1 on, not 0"),
+    ],
+)
+def test_sizes_that_do_not_fit(make: Callable[[], nn.Module], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        make()
