@@ -32,6 +32,7 @@ zoo: $(VENV)/.ready-zoo ## Train small networks of many kinds, compare with auto
 
 audits: $(VENV)/.ready-dev ## Audit every strategy and every broken mechanism: results/audit (a quarter of an hour; goes on)
 	$(BIN)/python -m tools.audits
+	$(PAGE)
 
 golden: $(VENV)/.ready-dev ## Compare the golden runs with the committed values and with the revision before (five minutes)
 	$(BIN)/python -m tools.golden compare

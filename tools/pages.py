@@ -36,6 +36,7 @@ PAGES = {
     "layers": Page("docs/layers.md", "tools.layer_table"),
     "combinations": Page("docs/combinations.md", "tools.combinations"),
     "zoo": Page("docs/zoo.md", "tools.zoo.attempts"),
+    "audits": Page("results/audit/README.md", "tools.audits.page"),
 }
 
 
@@ -53,7 +54,7 @@ def up_to_date(name: str) -> str:
     page = PAGES[name]
     text: str = import_module(page.module).page()
     if not page.is_part:
-        return text + "\n"
+        return text.rstrip("\n") + "\n"
     begin = f"<!-- {name}: written by `make {name}` -->"
     end = f"<!-- end of {name} -->"
     old = committed(name)

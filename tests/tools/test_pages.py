@@ -16,6 +16,7 @@ from tools import pages
         "map",
         "guards",
         "layers",
+        "audits",
         pytest.param("combinations", marks=pytest.mark.long),  # trains 1,872 combinations
     ],
 )

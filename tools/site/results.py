@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 from docutils import nodes
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 from sphinx.transforms import SphinxTransform
@@ -171,16 +171,19 @@ def runs_html(table: Table, runs: pd.DataFrame, curves: bool) -> str:
             cell = {"anchor": anchor(row.name, column.name), "name": f"{row.label}; {column.label}", "summary": text}
             own = select_cell(runs, row, column)
             shown_cells.append({**cell, "trials": _trials(table, own, row, column, best_trial)})
-    loader = FileSystemLoader(_HERE)
+    return _template().render(shared_words=table.words, curves=curves, cells=shown_cells)
+
+
+@cache
+def _template() -> Template:
     environment = Environment(
-        loader=loader,
+        loader=FileSystemLoader(_HERE),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    template = environment.get_template("runs.html.j2")
-    return template.render(shared_words=table.words, curves=curves, cells=shown_cells)
+    return environment.get_template("runs.html.j2")
 
 
 def _trials(table: Table, own: pd.DataFrame, row: Variant, column: Variant, best: str) -> list[dict[str, Any]]:
@@ -190,6 +193,10 @@ def _trials(table: Table, own: pd.DataFrame, row: Variant, column: Variant, best
         runs = own[trials_of(own) == trial.name]
         if runs.empty:
             continue
+        epsilons = [name for name in _EPSILONS if name in runs and runs[name].notna().any()]
+        is_private = bool(runs["unit"].notna().any())
+        privacy = [*(_EPSILONS[name] for name in epsilons), "δ", "unit"] if is_private else ["ε"]
+        measure = table.measure.axis + (" (%)" if table.measure.percent else "")
         seeds = sorted(int(seed) for seed in runs["seed"])
         words = table.words_of(row, column, trial)
         # A run's own words follow those of its cell: the seed, and what keeps runs of tables apart.
@@ -199,8 +206,8 @@ def _trials(table: Table, own: pd.DataFrame, row: Variant, column: Variant, best
             {
                 "label": "" if trial is ONLY else trial.label,
                 "is_best": best == trial.name,
-                "head": _head(table, runs),
-                "runs": [_run(table, runs, run) for run in runs.to_dict("records")],
+                "head": ["seed", measure, *privacy, "steps", "seconds", "commit", "machine", "date"],
+                "runs": [_run(table, run, epsilons, is_private) for run in runs.to_dict("records")],
                 "words": words[len(table.words) :],
                 "command": shlex.join(["dpbench", "train", *words, *last_words]),
                 "other_seeds": ", ".join(str(seed) for seed in seeds[1:]),
@@ -209,25 +216,10 @@ def _trials(table: Table, own: pd.DataFrame, row: Variant, column: Variant, best
     return trials
 
 
-def _epsilons(runs: pd.DataFrame) -> dict[str, str]:
-    """The accountants by which any of the runs has an epsilon."""
-    return {name: label for name, label in _EPSILONS.items() if name in runs and runs[name].notna().any()}
-
-
-def _is_private(runs: pd.DataFrame) -> bool:
-    return bool(runs["unit"].notna().any())
-
-
-def _head(table: Table, runs: pd.DataFrame) -> list[str]:
-    privacy = [*_epsilons(runs).values(), "δ", "unit"] if _is_private(runs) else ["ε"]
-    measure = table.measure.axis + (" (%)" if table.measure.percent else "")
-    return ["seed", measure, *privacy, "steps", "seconds", "commit", "machine", "date"]
-
-
-def _run(table: Table, runs: pd.DataFrame, run: dict[Any, Any]) -> dict[str, Any]:
+def _run(table: Table, run: dict[Any, Any], epsilons: Sequence[str], is_private: bool) -> dict[str, Any]:
     """A line of the table of runs; the commit is shortened by the template."""
-    if _is_private(runs):
-        privacy = [_number(run[name], ".3f") for name in _epsilons(runs)]
+    if is_private:
+        privacy = [_number(run[name], ".3f") for name in epsilons]
         privacy += [_number(run["delta"], "g"), _text(run["unit"])]
     else:
         privacy = ["not private"]
