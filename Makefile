@@ -7,6 +7,7 @@ WORKERS ?= 2
 # One thread for each process that tests start: two of them on each of two cores wait for one another.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 PEERS ?= .venv-peers
+PAGE = OMP_NUM_THREADS=1 $(BIN)/python -m tools.pages $@ # writes the page that has the target's name
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-long test-cluster results combinations layers zoo audits notebooks guards map strategies adaptive bench bench-quick bench-growth bench-users crash two-processes golden site site-check check format clean
@@ -21,19 +22,17 @@ test: $(VENV)/.ready-dev ## Run the tests (under ten minutes on two cores)
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m "not slow and not long"
 
 combinations: $(VENV)/.ready-dev ## Train every combination of pieces and write docs/combinations.md (two minutes)
-	$(BIN)/python -m tools.combinations > docs/combinations.md.new
-	mv docs/combinations.md.new docs/combinations.md
+	$(PAGE)
 
 layers: $(VENV)/.ready-dev ## Try every layer and write docs/layers.md (half a minute)
-	$(BIN)/python -m tools.layer_table > docs/layers.md.new
-	mv docs/layers.md.new docs/layers.md
+	$(PAGE)
 
 zoo: $(VENV)/.ready-zoo ## Train small networks of many kinds, compare with autograd, write docs/zoo.md (twenty minutes)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tools.zoo > docs/zoo.md.new
-	mv docs/zoo.md.new docs/zoo.md
+	$(PAGE)
 
 audits: $(VENV)/.ready-dev ## Audit every strategy and every broken mechanism: results/audit (a quarter of an hour; goes on)
 	$(BIN)/python -m tools.audits
+	$(PAGE)
 
 golden: $(VENV)/.ready-dev ## Compare the golden runs with the committed values and with the revision before (five minutes)
 	$(BIN)/python -m tools.golden compare
@@ -42,10 +41,10 @@ notebooks: $(VENV)/.ready-dev ## Execute the tutorials in docs/tutorials and kee
 	$(BIN)/python -m tools.notebooks $(NOTEBOOKS)
 
 guards: $(VENV)/.ready-dev ## Write the table of guards in docs/guards.md from their list
-	$(BIN)/python -m tools.guards_table
+	$(PAGE)
 
 map: $(VENV)/.ready-dev ## Write the map of packages in CONTRIBUTING.md from the contracts on imports
-	$(BIN)/python -m tools.package_map
+	$(PAGE)
 
 STRATEGIES := results/strategies_mnist
 ADAPTIVE := results/adaptive_clipping_mnist
@@ -122,7 +121,7 @@ format: $(VENV)/.ready-dev ## Format the code
 	$(BIN)/ruff format .
 
 clean: ## Remove the environment and the caches
-	rm -rf $(VENV) $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache site docs/reference/generated
+	rm -rf $(VENV) $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache site jupyter_execute docs/reference/generated
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dpbench needs Python 3.11 or later: make PYTHON=python3.11 ...")'

@@ -23,10 +23,14 @@ exclude_patterns = [
     "docs/README.md",  # the same tables of contents, for who reads the files
     "docs/tutorials/**/.ipynb_checkpoints",
     "results/[!c]*/table.md",  # which stands in the README.md beside it
+    "docs/reference/generated/api/modules.rst",  # a table of contents with one entry
+    "docs/reference/generated/api/*.md",  # of builds before apidoc wrote these pages
 ]
 
 extensions = [
+    "sphinx.ext.apidoc",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "myst_nb",
     "sphinx_copybutton",
@@ -43,9 +47,14 @@ myst_dmath_double_inline = True
 nb_execution_mode = "off"
 nb_ipywidgets_js: dict[str, dict[str, str]] = {}  # would come from another host
 
+apidoc_modules = [{"path": "../src/dpbench", "destination": "docs/reference/generated/api"}]
+apidoc_module_first = True
+apidoc_max_depth = 1
+autodoc_default_options = {"ignore-module-all": True}  # a package shows what is defined in it, not what it exports
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
+default_role = "code"  # docstrings write `name`, as Markdown does
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 python_maximum_signature_line_length = 100
@@ -57,5 +66,6 @@ html_title = "dpbench"
 html_math_renderer = "mathml"
 html_copy_source = False
 html_static_path = ["_static"]
+html_extra_path = ["_extra"]  # the folder itself opens at the home page
 html_css_files = ["site.css"]
 copybutton_exclude = ".linenos, .gp, .go"

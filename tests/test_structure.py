@@ -9,8 +9,6 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from tools import package_map
-
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "dpbench"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -22,13 +20,6 @@ def test_rooms_import_only_what_they_may() -> None:
     words = [sys.executable, "-c", command, "--no-cache", "--no-logo"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_contributing_shows_the_contracts() -> None:
-    """`make map` writes the table."""
-    text = package_map.PAGE.read_text(encoding="utf-8")
-    assert package_map.page(text) == text
-    assert text.count(package_map.BEGIN) == text.count(package_map.END) == 1
 
 
 WORD = re.compile(r"[A-Za-z_]\w*")

@@ -1,7 +1,4 @@
-"""Which pieces go together: every combination is trained for two steps, here and now, and the outcome tabulated.
-
-`python -m tools.combinations` prints the page `docs/combinations.md` (`make combinations` writes it).
-"""
+"""Which pieces go together: every combination is trained for two steps, here and now: docs/combinations.md."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import itertools
 import logging
 import os
 import socket
-import sys
 import tempfile
 import warnings
 from collections import Counter
@@ -24,6 +20,7 @@ import torch
 import torch.multiprocessing as mp
 from pytorch_lightning.plugins.environments import LightningEnvironment  # type: ignore[attr-defined]
 from pytorch_lightning.strategies import DDPStrategy
+from torch.optim import SGD, Adagrad, Adam, RMSprop
 
 from dpbench import strategies
 from dpbench.data import ImageDataModule, UserDataModule
@@ -34,9 +31,11 @@ from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.records import LocalTraining, Users
 from dpbench.reports.markdown import markdown_rows
-from tools.optimizers import OPTIMIZERS
 
-_DELTA, _STEPS, _LOT, _COHORT = 1e-4, 2, 32.0, 10.0
+_DELTA = 1e-4
+_STEPS = 2
+_LOT = 32.0
+_COHORT = 10.0
 
 STRATEGIES: dict[str, Callable[..., strategies.PrivateStrategy]] = {
     "flat": strategies.DPSGD,
@@ -67,6 +66,14 @@ UNITS: dict[str, Callable[[], dict[str, Any]]] = {
     "example": dict,
     "microbatch": lambda: {"microbatch_size": 4},
     "user": lambda: {"records": Users(LocalTraining(lr=0.1, batch_size=10, epochs=2))},
+}
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "SGD": partial(SGD, lr=0.1),
+    "momentum": partial(SGD, lr=0.1, momentum=0.9),
+    "Nesterov": partial(SGD, lr=0.1, momentum=0.9, nesterov=True),
+    "Adam": partial(Adam, lr=0.01),
+    "AdaGrad": partial(Adagrad, lr=0.01),
+    "RMSprop": partial(RMSprop, lr=0.01),
 }
 PROCESSES = (1, 2)
 _AT_THE_THRESHOLD = 2  # weights of 610; seen: one, in one of 1,872 combinations
@@ -242,33 +249,49 @@ def _in_two(chosen: list[Cell]) -> list[tuple[str, Any]]:
     while results.empty():
         if spawned.join(timeout=0.2):
             break
-    found: list[tuple[str, Any]] = results.get()
+    outcomes_of_two: list[tuple[str, Any]] = results.get()
     while not spawned.join(timeout=5):
         pass
-    return found
+    return outcomes_of_two
 
 
-def table(found: dict[Cell, str]) -> str:
+def page() -> str:
+    """Try all combinations, and return the page."""
+    return page_of(outcomes(cells()))
+
+
+def page_of(outcomes: dict[Cell, str]) -> str:
     """The page: a line for each way to release, a column for each way to draw; refusals as footnotes."""
     columns = list(itertools.product(SAMPLERS, UNITS))
-    reasons = list(dict.fromkeys(reason for reason in found.values() if reason))
+    reasons = list(dict.fromkeys(reason for reason in outcomes.values() if reason))
     head = ["clipping", "transform", "denoiser", *(f"{sampler}, {unit}" for sampler, unit in columns)]
-    lines = [head]
+    rows = [head]
     for clipping, transform, denoiser in itertools.product(STRATEGIES, TRANSFORMS, DENOISERS):
         row = [clipping, transform, denoiser]
         for sampler, unit in columns:
-            reasons_here = [found[Cell(clipping, transform, denoiser, sampler, unit, name)] for name in OPTIMIZERS]
-            marks = {"✓" if not reason else f"[{reasons.index(reason) + 1}]" for reason in reasons_here}
+            marks = set()
+            for optimizer in OPTIMIZERS:
+                reason = outcomes[Cell(clipping, transform, denoiser, sampler, unit, optimizer)]
+                marks.add(f"[{reasons.index(reason) + 1}]" if reason else "✓")
             row.append(" ".join(sorted(marks)))
-        lines.append(row)
+        rows.append(row)
+    trained = Counter(cell.optimizer for cell, reason in outcomes.items() if not reason)
+    tried = len(outcomes) // len(OPTIMIZERS)
+    counts = [["optimizer", "combinations that train, with one process and with two"]]
+    counts += [[name, f"{trained[name]} of {tried}"] for name in OPTIMIZERS]
     notes = [f"{number}. {reason}" for number, reason in enumerate(reasons, start=1)]
-    counts = Counter(cell.optimizer for cell, reason in found.items() if not reason)
-    sums = [["optimizer", "combinations that train, with one process and with two"]]
-    sums += [[name, f"{counts[name]} of {len(found) // len(OPTIMIZERS)}"] for name in OPTIMIZERS]
-    tables = [markdown_rows(lines, text=len(head)), "", markdown_rows(sums, text=2)]
-    return "\n".join(
-        [_HEAD.format(optimizers=", ".join(OPTIMIZERS)), *tables, "", "Refused because:", "", *notes, _TAIL]
-    )
+    parts = [
+        _HEAD.format(optimizers=", ".join(OPTIMIZERS)),
+        markdown_rows(rows, text=len(head)),
+        "",
+        markdown_rows(counts, text=2),
+        "",
+        "Refused because:",
+        "",
+        *notes,
+        _TAIL,
+    ]
+    return "\n".join(parts)
 
 
 _HEAD = """\
@@ -290,15 +313,4 @@ What cannot be asked for, because there is no option for it:
 - adaptive bounds for groups named by patterns: the papers adapt the whole gradient or layers (`clipping=per_layer`).
 - microbatches of users, or batches of users in parts: a user is one record, and one is trained at a time.
 - `target_epsilon` and private metrics for the references: they are not private.
-- diagnostics with several processes: each would see its own records only.
-"""
-
-
-def main() -> int:
-    """Print the page."""
-    print(table(outcomes(cells())))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+- diagnostics with several processes: each would see its own records only."""

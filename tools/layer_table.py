@@ -1,11 +1,7 @@
-"""Which layers can be trained privately: each is tried, here and now, and the outcome tabulated.
-
-`python -m tools.layer_table` prints the page `docs/layers.md` (`make layers` writes it).
-"""
+"""Which layers can be trained privately: each is tried, here and now, and the outcome tabulated in docs/layers.md."""
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,35 +19,33 @@ from dpbench.privacy.gradients.samplers import Sampled
 from dpbench.reports.markdown import markdown_rows
 
 _RECORDS = 4
-RULE, PARTS, SAMPLER, VMAP, CHILDREN, NOTHING = (
-    "rule",
-    "rule, computed from its parts",
-    "Opacus' sampler",
-    "`vmap`",
-    "its layers",
-    "refused",
-)
+_RULE = "rule"
+_PARTS = "rule, computed from its parts"
+_SAMPLER = "Opacus' sampler"
+_VMAP = "`vmap`"
+_CHILDREN = "its layers"
+_REFUSED = "refused"
 
 
 @dataclass(frozen=True)
 class Case:
-    """A layer, how to call it, and what else there is to say."""
+    """A layer, how to call it, and what else there is to say.
+
+    Attributes:
+        name: As the page shows it, without its package.
+        make: Makes the layer.
+        shape: Of the input of one record.
+        remark: For the page.
+        tokens: Whether the input is integers.
+        times: How often the layer takes its input: attention takes it as query, key and value.
+    """
 
     name: str
     make: Callable[[], nn.Module]
     shape: tuple[int, ...] = (3,)
     remark: str = ""
     tokens: bool = False
-    times: int = 1  # how often it takes its input
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a case: by what it has per-record gradients, or why it is refused."""
-
-    case: Case
-    route: str
-    reason: str = ""
+    times: int = 1
 
 
 class _Alone(nn.Module):
@@ -76,9 +70,9 @@ _OPTIONS: dict[str, Any] = {"batch_first": True, "dropout": 0.1}
 def _opacus(name: str) -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import opacus.layers as theirs
-    made: nn.Module = getattr(theirs, name)(4, 2, batch_first=True)
-    return made
+        import opacus.layers
+    layer: nn.Module = getattr(opacus.layers, name)(4, 2, batch_first=True)
+    return layer
 
 
 def _in_every_dimension(
@@ -87,12 +81,12 @@ def _in_every_dimension(
     def make(kind: type[nn.Module]) -> nn.Module:
         return kind(*arguments, **options).train(not evaluation)
 
-    names = [name.format(d) for d in (1, 2, 3)]
-    suffix = ", evaluation mode" * evaluation
-    return [
-        Case(f"{one}{suffix}", partial(make, getattr(nn, one)), shape, remark)
-        for one, shape in zip(names, _PIXELS, strict=True)
-    ]
+    suffix = ", evaluation mode" if evaluation else ""
+    cases = []
+    for dimension, shape in enumerate(_PIXELS, start=1):
+        layer = name.format(dimension)
+        cases.append(Case(f"{layer}{suffix}", partial(make, getattr(nn, layer)), shape, remark))
+    return cases
 
 
 def cases() -> list[Case]:
@@ -127,7 +121,8 @@ def _norms() -> list[Case]:
 
 
 def _sequences() -> list[Case]:
-    encoder, decoder = nn.TransformerEncoderLayer(4, 2, 6, **_OPTIONS), nn.TransformerDecoderLayer(4, 2, 6, **_OPTIONS)
+    encoder = nn.TransformerEncoderLayer(4, 2, 6, **_OPTIONS)
+    decoder = nn.TransformerDecoderLayer(4, 2, 6, **_OPTIONS)
     recurrent = {"LSTM": nn.LSTM, "GRU": nn.GRU, "RNN": nn.RNN}
     cells = {"LSTMCell": nn.LSTMCell, "GRUCell": nn.GRUCell, "RNNCell": nn.RNNCell}
     either = "also with `batch_first=False`"
@@ -155,51 +150,64 @@ def _others() -> list[Case]:
     ]
 
 
-def attempt(case: Case) -> Outcome:
-    """Per-record gradients of a lot, compared with the ordinary gradient."""
+def attempt(case: Case) -> tuple[str, str]:
+    """Compute per-record gradients of a lot, and compare their sum with the ordinary gradient.
+
+    Returns:
+        By what the layer has per-record gradients, and ""; or "refused", and why.
+    """
     torch.manual_seed(0)
     x = torch.randn(_RECORDS, *case.shape)
-    inputs = [torch.randint(0, 9, x.shape) if case.tokens else x] * case.times
+    if case.tokens:
+        x = torch.randint(0, 9, x.shape)
     engine = None
     try:
         model = _Alone(case.make())
         engine = PerRecordEngine(model)
         engine.expect(_RECORDS)
-        output = model(*inputs)
-        engine.backward((output[0] if isinstance(output, tuple) else output).sin().mean(), _RECORDS, verify=True)
+        output = model(*[x] * case.times)
+        if isinstance(output, tuple):
+            output = output[0]
+        engine.backward(output.sin().mean(), _RECORDS, verify=True)
     except DPBenchError as error:
-        return Outcome(case, NOTHING, str(error))
+        return _REFUSED, str(error)
     finally:
         if engine is not None:
             engine.close()
-    return Outcome(case, _route(model.layer))
+    return _route(model.layer), ""
 
 
 def _route(layer: nn.Module) -> str:
     if type(layer) in INTERCEPTED:
-        return PARTS
+        return _PARTS
     if any(True for _ in layer.children()):
-        return CHILDREN
+        return _CHILDREN
     rule = rule_of(layer)
-    return VMAP if rule is None else SAMPLER if isinstance(rule, Sampled) else RULE
+    if rule is None:
+        return _VMAP
+    return _SAMPLER if isinstance(rule, Sampled) else _RULE
 
 
-def page(outcomes: list[Outcome]) -> str:
+def page() -> str:
     """The page: supported layers, then refused ones with the reason."""
-    rows = [["layer", "per-record gradients by", "remarks"]]
-    rows += [[_name(o.case), o.route, o.case.remark] for o in outcomes if o.route != NOTHING]
-    lost = [["layer", "why, and what to do"]]
-    lost += [
-        [_name(o.case), o.reason.removeprefix(_UNTRAINABLE).replace("layer (", "(")]
-        for o in outcomes
-        if o.route == NOTHING
-    ]
-    return "\n".join([_HEAD, markdown_rows(rows, text=3), "", _REFUSED, markdown_rows(lost, text=2), _TAIL])
+    supported = [["layer", "per-record gradients by", "remarks"]]
+    refused = [["layer", "why, and what to do"]]
+    for case in cases():
+        name = _shown_name(case)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            route, reason = attempt(case)
+        if route == _REFUSED:
+            reason = reason.removeprefix("this model cannot be trained privately: ")
+            refused.append([name, reason.replace("layer (", "(")])
+        else:
+            supported.append([name, route, case.remark])
+    return "\n".join([_HEAD, markdown_rows(supported, text=3), "\nRefused:\n", markdown_rows(refused, text=2), _TAIL])
 
 
-def _name(case: Case) -> str:
-    package = "" if case.name.startswith("opacus") else "nn."
-    return f"{'' if case.name.islower() else package}{case.name}"
+def _shown_name(case: Case) -> str:
+    is_of_torch = not case.name.startswith("opacus") and not case.name.islower()  # weight_norm is a function
+    return f"nn.{case.name}" if is_of_torch else case.name
 
 
 _HEAD = """\
@@ -226,12 +234,6 @@ Exact types count: a subclass may change `forward`, so it takes `vmap`. On the f
 records is compared with the ordinary gradient; what cannot be exact is refused by name.
 """
 
-_UNTRAINABLE = "this model cannot be trained privately: "
-
-_REFUSED = """\
-Refused:
-"""
-
 _TAIL = """
 Hugging Face's BERT, DistilBERT, GPT-2 and networks like them work as they are. Several learning rates (backbone and
 head) are one optimizer with parameter groups:
@@ -239,14 +241,3 @@ head) are one optimizer with parameter groups:
 `torch.compile` works on the network or the module (compiled anew for a few batch sizes, a minute in all), gradient
 checkpointing with `use_reentrant=False`.\
 """
-
-
-def main() -> int:
-    """Print the page."""
-    warnings.simplefilter("ignore")
-    print(page([attempt(case) for case in cases()]))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -27,13 +27,15 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "tutorials"
 LARGEST = 400_000
 """Bytes of a notebook with its pictures."""
-_SECONDS = 600  # of a cell; all cells together take under a minute on one core
+_SECONDS = 600
+"""Limit of a cell; all cells together take under a minute on one core."""
 _METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python", "pygments_lexer": "ipython3"},
 }
-_OF_THE_SHELL = ("DPBENCH_DATA", "MPLBACKEND", "PYTHONWARNINGS", "IPYTHONDIR")  # what a reader has not set
-_LINK, _CODE, _FORMULA = r"\]\([^)]*\)", r"`[^`]*`", r"\$[^$]*\$"
+_SHELL_VARIABLES = ("DPBENCH_DATA", "MPLBACKEND", "PYTHONWARNINGS", "IPYTHONDIR")
+"""What the shell of a developer may set, and that of a reader does not."""
+_LINK_CODE_OR_FORMULA = re.compile(r"\]\([^)]*\)|`[^`]*`|\$[^$]*\$")
 _FIGURE = re.compile(r"[\d.,]*\d\s?%|\d[\d,]*\.\d+")
 _TERMINAL = re.compile(r"\x1b|\r|\d+%\|")  # colors and bars
 
@@ -63,69 +65,85 @@ def executed(notebook: NotebookNode, folder: Path) -> NotebookNode:
     for cell in clean.cells:
         cell.metadata = {}
         if cell.cell_type == "code":
-            cell.outputs, cell.execution_count = [], None
-    # The kernel gets its own copy of the environment.
-    environment = {name: value for name, value in os.environ.items() if name not in _OF_THE_SHELL}
-    commands = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", "")])
-    environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PATH": commands}
+            cell.outputs = []
+            cell.execution_count = None
     with tempfile.TemporaryDirectory() as profile:
-        environment |= {"IPYTHONDIR": profile}
-        where = {"metadata": {"path": str(folder)}}
-        quietly = ["--log-level=ERROR"]  # it would warn of its own port on this machine
-        client = NotebookClient(clean, timeout=_SECONDS, record_timing=False, resources=where, extra_arguments=quietly)
-        client.execute(env=environment)
+        client = NotebookClient(
+            clean,
+            timeout=_SECONDS,
+            record_timing=False,
+            resources={"metadata": {"path": str(folder)}},
+            extra_arguments=["--log-level=ERROR"],  # the kernel would warn of its own port on this machine
+        )
+        client.execute(env=_environment(profile))
     clean.metadata = nbformat.from_dict(_METADATA)  # type: ignore[no-untyped-call]
     for cell in clean.cells:
         if cell.cell_type == "code":
-            cell.outputs = _whole_streams(cell.outputs)
+            cell.outputs = _joined_streams(cell.outputs)
     return clean
 
 
-def _whole_streams(outputs: list[NotebookNode]) -> list[NotebookNode]:
+def _environment(profile: str) -> dict[str, str]:
+    """What the kernel sees: one thread, no GPU, this environment's commands, and nothing of the developer's shell."""
+    environment = {name: value for name, value in os.environ.items() if name not in _SHELL_VARIABLES}
+    commands = Path(sys.executable).parent
+    environment["PATH"] = os.pathsep.join([str(commands), environment.get("PATH", "")])
+    environment["OMP_NUM_THREADS"] = "1"
+    environment["CUDA_VISIBLE_DEVICES"] = ""
+    environment["IPYTHONDIR"] = profile
+    return environment
+
+
+def _joined_streams(outputs: list[NotebookNode]) -> list[NotebookNode]:
     """Outputs in which text that arrived in pieces, as it happens to, is one again; a command's lines end in CR LF."""
-    whole: list[NotebookNode] = []
+    joined: list[NotebookNode] = []
     for output in outputs:
-        if output.output_type == "stream":
+        is_stream = output.output_type == "stream"
+        if is_stream:
             output.text = output.text.replace("\r\n", "\n")
-        if whole and output.output_type == "stream" == whole[-1].output_type and output.name == whole[-1].name:
-            whole[-1].text += output.text
+        last = joined[-1] if joined else None
+        if is_stream and last is not None and last.output_type == "stream" and last.name == output.name:
+            last.text += output.text
         else:
-            whole.append(output)
-    return whole
+            joined.append(output)
+    return joined
 
 
 def problems(notebook: NotebookNode) -> list[str]:
     """What a reader of a notebook should not see, or could not rely on; none if it may be committed."""
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    found = list(_figures(notebook))
+    complaints = list(_figures_in_prose(notebook))
     if dict(notebook.metadata) != _METADATA:
-        found.append("the metadata are of another tool: run make notebooks")
+        complaints.append("the metadata are of another tool: run make notebooks")
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     if [cell.execution_count for cell in code] != list(range(1, len(code) + 1)):
-        found.append("the cells were not executed from the first to the last: run make notebooks")
+        complaints.append("the cells were not executed from the first to the last: run make notebooks")
+    draws = False
     for number, cell in enumerate(code, start=1):
-        found += [f"cell {number}: {what}" for what in _wrong_outputs(cell)]
-        found += ["execution times are kept"] if cell.metadata else []
-    if not any(output.get("data", {}).get("image/png") for cell in code for output in cell.outputs):
-        found.append("it draws nothing")
+        for complaint in _wrong_outputs(cell):
+            complaints.append(f"cell {number}: {complaint}")
+        if cell.metadata:
+            complaints.append("execution times are kept")
+        draws = draws or any("image/png" in output.get("data", {}) for output in cell.outputs)
+    if not draws:
+        complaints.append("it draws nothing")
     text = nbformat.writes(notebook)  # type: ignore[no-untyped-call]
-    if len(text.encode()) > LARGEST:
-        found.append(f"it has {len(text.encode()):,} bytes, more than {LARGEST:,}: draw at fewer dots per inch")
-    places = (str(ROOT), sys.prefix, str(Path.home()), tempfile.gettempdir() + "/", socket.gethostname())
-    found += [f"it names {place}, of the machine that executed it" for place in places if _names(place, text)]
-    return found
+    size = len(text.encode())
+    if size > LARGEST:
+        complaints.append(f"it has {size:,} bytes, more than {LARGEST:,}: draw at fewer dots per inch")
+    for place in (str(ROOT), sys.prefix, str(Path.home()), tempfile.gettempdir() + "/", socket.gethostname()):
+        # A home such as / is in every path, and no name of anything.
+        if len(place) > 3 and re.search(rf"(?<![\w/.-]){re.escape(place)}(?![\w])", text):
+            complaints.append(f"it names {place}, of the machine that executed it")
+    return complaints
 
 
-def _names(place: str, text: str) -> bool:
-    return len(place) > 3 and re.search(rf"(?<![\w/.-]){re.escape(place)}(?![\w])", text) is not None
-
-
-def _figures(notebook: NotebookNode) -> Iterator[str]:
+def _figures_in_prose(notebook: NotebookNode) -> Iterator[str]:
     """Results in the prose, which would go stale: they belong in what a cell prints, or asserts."""
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            prose = re.sub("|".join((_LINK, _CODE, _FORMULA)), "", cell.source)
-            for line in prose.splitlines():
-                if figure := _FIGURE.search(line):
+            for line in _LINK_CODE_OR_FORMULA.sub("", cell.source).splitlines():
+                figure = _FIGURE.search(line)
+                if figure:
                     yield f"the prose says {figure.group()!r}: let a cell print it ({line.strip()[:60]}...)"
 
 
@@ -136,8 +154,10 @@ def _wrong_outputs(cell: NotebookNode) -> Iterator[str]:
         if output.output_type == "stream" and output.name == "stderr":
             yield f"it says on stderr: {output.text.strip()[:300]}"
         text = str(output.get("text", "")) + str(output.get("data", {}).get("text/plain", ""))
-        if debris := _TERMINAL.search(text):
-            yield f"it prints what belongs on a terminal: {text[max(debris.start() - 40, 0) : debris.end() + 40]!r}"
+        debris = _TERMINAL.search(text)
+        if debris:
+            around = text[max(debris.start() - 40, 0) : debris.end() + 40]
+            yield f"it prints what belongs on a terminal: {around!r}"
         if "Warning" in text:
             yield f"it warns: {text[:300]}"
 
@@ -145,27 +165,32 @@ def _wrong_outputs(cell: NotebookNode) -> Iterator[str]:
 def main(names: list[str]) -> int:
     """Execute notebooks and write those that may be committed; 1 if one may not."""
     paths = [path for path in tutorials() if not names or path.stem in names]
-    if unknown := set(names) - {path.stem for path in paths}:
+    unknown = set(names) - {path.stem for path in paths}
+    if unknown:
         print(f"no tutorial is called {', '.join(sorted(unknown))}", file=sys.stderr)
         return 1
-    return max((_execute(path) for path in paths), default=0)
+    status = 0
+    for path in paths:
+        status = max(status, _execute(path))
+    return status
 
 
 def _execute(path: Path) -> int:
-    begun = time.monotonic()
+    start = time.monotonic()
     try:
         with tempfile.TemporaryDirectory() as folder:
             notebook = executed(read(path), Path(folder))
     except CellExecutionError as error:
         print(f"{path.name} failed:\n{error}", file=sys.stderr)
         return 1
-    if found := problems(notebook):
-        print(f"{path.name} may not be committed:", *found, sep="\n  ", file=sys.stderr)
+    complaints = problems(notebook)
+    if complaints:
+        print(f"{path.name} may not be committed:", *complaints, sep="\n  ", file=sys.stderr)
         return 1
     with replacing(path) as new:
         new.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")  # type: ignore[no-untyped-call]
     size = path.stat().st_size
-    print(f"{path.name}: {time.monotonic() - begun:.0f} s, {size / 1000:.0f} kB")
+    print(f"{path.name}: {time.monotonic() - start:.0f} s, {size / 1000:.0f} kB")
     return 0
 
 

@@ -27,7 +27,9 @@ RECORD = "DPBENCH_REFUSALS"
 NOT_SEEN = "not seen"
 """Kind of an entry whose test did not run where the catalogue was written, or sees its refusal in another process."""
 _HEAD = ("test", "error", "cause", "remedy")
-_KINDS = {name for name, one in vars(errors).items() if isinstance(one, type) and issubclass(one, errors.DPBenchError)}
+_KINDS = {
+    name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.DPBenchError)
+}
 _MOST_WORDS = 6
 _SHORTEST = 5
 _WORD = re.compile(r"[A-Za-z_][A-Za-z_.=]*[A-Za-z_=]")
@@ -74,8 +76,8 @@ Catalogue = dict[str, list[Refusal]]
 def parts(message: str) -> tuple[str, str]:
     """Cause and remedy: what stands before and after the first colon, else semicolon, else sentence."""
     for separator in (": ", "; ", ". "):
-        cause, found, remedy = message.partition(separator)
-        if found:
+        if separator in message:
+            cause, _, remedy = message.partition(separator)
             return cause, remedy
     return message, ""
 
@@ -117,11 +119,11 @@ def read(path: Path = CATALOGUE) -> Catalogue:
 
 def text_of(catalogue: Catalogue) -> str:
     """The table: a line for each refusal, sorted by test."""
-    rows = ["\t".join(_HEAD)]
+    rows = [_HEAD]
     for test in sorted(catalogue):
         for refusal in catalogue[test]:
-            rows.append("\t".join((test, refusal.error, " ".join(refusal.cause), " ".join(refusal.remedy))))
-    return "\n".join(rows) + "\n"
+            rows.append((test, refusal.error, " ".join(refusal.cause), " ".join(refusal.remedy)))
+    return "".join("\t".join(row) + "\n" for row in rows)
 
 
 def function_of(test: str) -> str:
@@ -135,38 +137,36 @@ def function_of(test: str) -> str:
 
 def refusing_tests(root: Path = ROOT) -> Iterator[str]:
     """The tests in whose text `pytest.raises` names an error that users can correct."""
-    for path in sorted((root / "tests").rglob("test_*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for place, function in _functions(tree):
-            if function.name.startswith("test_") and any(map(_raises_ours, ast.walk(function))):
-                yield "::".join((path.relative_to(root).as_posix(), *place, function.name))
+    for test, function in _test_functions(root):
+        if any(_raises_ours(node) for node in ast.walk(function)):
+            yield test
 
 
 def all_tests(root: Path = ROOT) -> set[str]:
     """Every test function."""
-    found = set()
-    for path in (root / "tests").rglob("test_*.py"):
-        for place, function in _functions(ast.parse(path.read_text(encoding="utf-8"))):
-            found.add("::".join((path.relative_to(root).as_posix(), *place, function.name)))
-    return found
+    return {test for test, _ in _test_functions(root)}
 
 
-def _functions(tree: ast.Module) -> Iterator[tuple[tuple[str, ...], ast.FunctionDef]]:
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef):
-            yield (), node
-        elif isinstance(node, ast.ClassDef):
-            for method in node.body:
-                if isinstance(method, ast.FunctionDef):
-                    yield (node.name,), method
+def _test_functions(root: Path) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Node and syntax of each function of a test, and of each method of a class of tests."""
+    for path in sorted((root / "tests").rglob("test_*.py")):
+        file = path.relative_to(root).as_posix()
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                place = f"{file}::{node.name}"
+                functions = node.body
+            else:
+                place = file
+                functions = [node]
+            for function in functions:
+                if isinstance(function, ast.FunctionDef) and function.name.startswith("test_"):
+                    yield f"{place}::{function.name}", function
 
 
 def _raises_ours(node: ast.AST) -> bool:
-    is_raises = isinstance(node, ast.Call) and ast.unparse(node.func) in ("pytest.raises", "raises") and node.args
-    if not is_raises:
+    if not isinstance(node, ast.Call) or not node.args or ast.unparse(node.func) not in ("pytest.raises", "raises"):
         return False
-    assert isinstance(node, ast.Call)
-    return bool({word.id for word in ast.walk(node.args[0]) if isinstance(word, ast.Name)} & _KINDS)
+    return any(isinstance(word, ast.Name) and word.id in _KINDS for word in ast.walk(node.args[0]))
 
 
 # ------------------------------------------------------------------------------------- compare and write
@@ -203,21 +203,25 @@ def difference(test: str, seen: Sequence[tuple[str, str]], catalogue: Catalogue)
 
 def uncatalogued(catalogue: Catalogue) -> list[str]:
     """Tests with refusals that have no entry."""
-    known = {function_of(test) for test in catalogue}
-    return [test for test in refusing_tests() if test not in known]
+    catalogued = {function_of(test) for test in catalogue}
+    return [test for test in refusing_tests() if test not in catalogued]
 
 
 def updated(catalogue: Catalogue, records: Iterable[tuple[str, list[tuple[str, str]]]]) -> Catalogue:
     """The catalogue with the records of some tests in the place of their entries, and without tests that are gone."""
     by_test = dict(records)
-    again = {function_of(test) for test in by_test}
-    there = all_tests()
-    kept = {test: entries for test, entries in catalogue.items() if function_of(test) not in again}
-    new = {test: [Refusal.of(*one) for one in seen] for test, seen in by_test.items() if seen}
-    every = {test: entries for test, entries in {**kept, **new}.items() if function_of(test) in there}
-    for test in uncatalogued(every):
-        every[test] = [Refusal(NOT_SEEN, (), ())]
-    return every
+    recorded = {function_of(test) for test in by_test}
+    present = all_tests()
+    entries = {}
+    for test, refusals in catalogue.items():
+        if function_of(test) in present - recorded:
+            entries[test] = refusals
+    for test, seen in by_test.items():
+        if seen and function_of(test) in present:
+            entries[test] = [Refusal.of(error, message) for error, message in seen]
+    for test in uncatalogued(entries):
+        entries[test] = [Refusal(NOT_SEEN, (), ())]
+    return entries
 
 
 def write(chosen: Sequence[str], recorded: Path | None = None) -> None:
@@ -240,16 +244,19 @@ def write(chosen: Sequence[str], recorded: Path | None = None) -> None:
         record = Path(folder) / "records.jsonl"
         environment = {**os.environ, RECORD: str(record)}
         command = [sys.executable, "-m", "pytest", "-q", "-m", "not long and not cluster", *words]
-        done = subprocess.run(command, cwd=ROOT, env=environment, check=False)
+        process = subprocess.run(command, cwd=ROOT, env=environment, check=False)
         records = _records(record) if record.exists() else []
     _save(updated(catalogue, records))
-    if done.returncode:
+    if process.returncode:
         raise SystemExit("some tests failed: what they saw is not in the catalogue.")
 
 
 def _records(path: Path) -> list[tuple[str, list[tuple[str, str]]]]:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return [(test, [(error, message) for error, message in seen]) for test, seen in map(json.loads, lines)]
+    records = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        test, seen = json.loads(line)
+        records.append((test, [(error, message) for error, message in seen]))
+    return records
 
 
 def _save(catalogue: Catalogue) -> None:

@@ -40,8 +40,8 @@ nb_execution_mode = "off"
 myst_heading_anchors = 4
 suppress_warnings = ["myst.xref_missing", "toc.not_included"]
 def setup(app):
-    from tools.site import files, results
-    files.register(app)
+    from tools.site import links, results
+    links.register(app)
     results.register(app)
 """
 

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from html import unescape
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -17,9 +18,9 @@ from dpbench.reproduce._results import RUNS
 from dpbench.reproduce._summary import cells
 from dpbench.reproduce.tables import Table
 from tools.site import results
-from tools.site.cells import anchor, positions
-from tools.site.written import ROOT
+from tools.site.results import anchor, positions
 
+ROOT = Path(__file__).parents[2]
 PAGE = "results/gradient_compression_table1/README"
 
 

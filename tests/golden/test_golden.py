@@ -13,13 +13,20 @@ import yaml
 from dpbench import strategies
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.sampling import schemes
-from tools.golden import base, compare
-from tools.golden.launch import train, with_twins
+from tools.golden import compare
 from tools.golden.ledgers import LEDGERS, facts_of
 from tools.golden.numbers import numbers, verdict
-from tools.golden.pairs import pairs_of, valid_rows
 from tools.golden.runs import quiet
-from tools.golden.scenarios import AXES, STRATEGIES, Scenario, is_valid, scenarios
+from tools.golden.scenarios import (
+    AXES,
+    STRATEGIES,
+    Scenario,
+    is_valid,
+    pairs_of,
+    scenarios,
+    valid_rows,
+    with_twins,
+)
 from tools.golden.values import values_of, wrong_twins, wrong_values, wrong_weights
 from tools.golden.worlds import SAMPLINGS
 
@@ -105,7 +112,9 @@ def test_one_release_more_costs_more_than_the_committed_epsilon(tmp_path: Path) 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, Any]:
     """A resumed run and its twin, as a process of its own trains them."""
-    return train(with_twins([Scenario("dpsgd", "poisson", "examples", "dense", "automatic", "1", "sigkill", "torch")]))
+    return compare.train(
+        with_twins([Scenario("dpsgd", "poisson", "examples", "dense", "automatic", "1", "sigkill", "torch")])
+    )
 
 
 @pytest.mark.slow
@@ -154,20 +163,20 @@ def test_a_change_of_the_source_is_seen(name: str, outcomes: dict[str, Any], tmp
     assert text.count(old) == 1
     path.write_text(text.replace(old, new), encoding="utf-8")
     straight = Scenario.named(next(reversed(outcomes)))
-    before = train([straight], source=tmp_path / "src")
+    before = compare.train([straight], source=tmp_path / "src")
     assert bool(list(wrong_weights([straight], outcomes, before))) == differs
 
 
 def test_the_revision_that_raised_random_numbers_is_known() -> None:
-    revision = base.last_raise()
+    revision = compare.last_raise()
     if revision is None:
         pytest.skip("needs the history of a git checkout")
-    assert base.random_numbers(revision) is not None
-    parent = base.git("rev-parse", f"{revision}~1").decode().strip()
-    assert base.random_numbers(parent) != base.random_numbers(revision)
-    matched = base.to_match()
-    assert matched is not None and base.git("ls-tree", matched, "--", "tests/golden/numbers.json")
-    assert base.random_numbers(matched) == base.random_numbers("HEAD")
+    assert compare.random_numbers(revision) is not None
+    parent = compare.git("rev-parse", f"{revision}~1").decode().strip()
+    assert compare.random_numbers(parent) != compare.random_numbers(revision)
+    matched = compare.revision_to_match()
+    assert matched is not None and compare.git("ls-tree", matched, "--", "tests/golden/numbers.json")
+    assert compare.random_numbers(matched) == compare.random_numbers("HEAD")
 
 
 @pytest.mark.slow

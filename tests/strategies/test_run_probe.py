@@ -17,8 +17,7 @@ from dpbench.privacy.canaries.probes import Probes
 from dpbench.privacy.canaries.run_probe import is_looked_at
 from dpbench.privacy.canaries.scores import Scores
 from tests.strategies.test_audit import PRIVATE, scores_of, train
-from tools.audits.mutants import MUTANTS
-from tools.audits.record_mutants import RECORD_MUTANTS
+from tools.audits.mutants import MUTANTS, RECORD_MUTANTS
 
 STEPS = 9  # of which about five are looked at
 

@@ -35,7 +35,7 @@ from dpbench.strategies import (
 )
 from tests.strategies.recipes import PRIVATE, Make
 from tests.strategies.worlds import Classifier, Known, loader_of, pictures, trainer_for, update, weights_of
-from tools.optimizers import OPTIMIZERS
+from tools.combinations import OPTIMIZERS
 
 QUIET = 1e-9
 STRATEGIES: dict[str, Make] = {

@@ -9,12 +9,9 @@ import pandas as pd
 import pytest
 
 from tools.audits.__main__ import BROKEN, SETTINGS
-from tools.audits.mutants import MUTANTS
-from tools.audits.noise_mutants import NOISE_MUTANTS
-from tools.audits.overhead import NETWORKS, overhead
-from tools.audits.page import ELSEWHERE, page
-from tools.audits.record_mutants import RECORD_MUTANTS
-from tools.audits.runs import Setting, audited
+from tools.audits.mutants import MUTANTS, NOISE_MUTANTS, RECORD_MUTANTS
+from tools.audits.page import ELSEWHERE, page_of
+from tools.audits.runs import NETWORKS, Setting, audited, overhead
 
 SMALL = Setting("flat", steps=60, canaries=600, hidden=32)
 
@@ -79,7 +76,7 @@ def test_the_page() -> None:
         ending = {"verdict": "CONSISTENT", "violated": "", "failed": "", "train_seconds": 1.0, "audit_seconds": 2.0}
         rows.append({**facts, **bounds, **ending, "code": "abc", "canaries": 2000})
     rows[1]["name"] = "2,000 canaries"
-    text = page(pd.DataFrame(rows), pd.DataFrame({"ratio": [1.12, 1.31]}))
+    text = page_of(pd.DataFrame(rows), pd.DataFrame({"ratio": [1.12, 1.31]}))
     assert "| a strategies | 4.00 | 3.40 | 1.00 | 1.50 | – | 3.00 | 0.962 | CONSISTENT |" in text
     assert "| 2,000 canaries | 4.00 | 3.40 | 1.00 | – | 3.00 | 29 % | – | 88 % |" in text
     assert "Of 2 correct runs above 0 were called VIOLATED" in text

@@ -15,9 +15,7 @@ from tools.combinations import (
     TRANSFORMS,
     UNITS,
     Cell,
-    cells,
     outcomes,
-    table,
 )
 
 PAGE = Path(__file__).parents[2] / "docs" / "combinations.md"
@@ -67,8 +65,3 @@ def test_some_of_it_on_two_processes() -> None:
         Cell("by dimension", "–", "error correction", "fixed_size", "user", "momentum"),
     ]
     assert set(outcomes(chosen).values()) == {""}
-
-
-@pytest.mark.long
-def test_the_whole_page() -> None:
-    assert table(outcomes(cells())).strip() == PAGE.read_text(encoding="utf-8").strip()

@@ -13,10 +13,10 @@ from torch import nn
 from dpbench.strategies import ClipOnly
 from tools.zoo import attempts, check
 from tools.zoo.architectures import ARCHITECTURES, Architecture
-from tools.zoo.builders import builder_of
+from tools.zoo.attempts import builder_of
 from tools.zoo.check import BROKEN, ENGINE, FAILED, RECORD_BY_RECORD, REFUSED, TOLERANCE, WRONG, Outcome
 from tools.zoo.network import Network, cross_entropy
-from tools.zoo.page import page
+from tools.zoo.page import page_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "zoo.md"
 
@@ -144,7 +144,7 @@ def test_counts_of_the_page() -> None:
         (Architecture("Two", "of two", "own", "step"), Outcome(WRONG, error=0.5)),
         (Architecture("Three", "mixing", "own", "step", private=False), Outcome(REFUSED, "a | b")),
     ]
-    text = page(results)
+    text = page_of(results)
     assert "| trained | 1 of 2 (50%) |" in text
     assert "| of the family that mixes records, refused | 1 of 1 |" in text
     assert "| largest error of those | 1.0e-09 |" in text

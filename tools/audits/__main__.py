@@ -1,4 +1,4 @@
-"""`python -m tools.audits [--out results/audit]`: all runs, a line of a CSV each, and the page (`make audits`).
+"""`python -m tools.audits`: all runs, a line of results/audit/runs.csv each (`make audits` then writes the page).
 
 Lines that are there already, of the same code, are kept: interrupted, it goes on. With `--only NAME` all other lines
 are kept, of whichever code.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -17,10 +16,10 @@ from tqdm import tqdm
 
 from dpbench import strategies
 from dpbench.code import code_hash
+from dpbench.files import replacing
 from tools.audits.mutants import MUTANTS
-from tools.audits.overhead import NETWORKS, overhead
-from tools.audits.page import page
-from tools.audits.runs import Setting, audited
+from tools.audits.page import FOLDER, read_runs
+from tools.audits.runs import NETWORKS, Setting, audited, overhead
 
 EPSILONS = (1.0, 2.0, 4.0, 8.0, 10.0)
 SETTINGS = (
@@ -63,35 +62,29 @@ def jobs() -> Iterator[tuple[str, str, float, Callable[[], Row]]]:
         yield "mutants", name, 4.0, lambda setting=setting, mutant=mutant: audited(setting, 4.0, broken=mutant())  # type: ignore[misc]
 
 
-def main(out: Path, only: str | None = None) -> None:
-    """Run what is missing, or the lines of one name, and write the page."""
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / "runs.csv"
-    done = pd.read_csv(path, keep_default_na=False, na_values=[""]) if path.exists() else pd.DataFrame()
-    rows: list[Any] = done.to_dict("records")
-    rows = [row for row in rows if (row["code"] == code_hash() if only is None else row["name"] != only)]
-    have = {(row["table"], row["name"], row["asked"]) for row in rows}
+def main(only: str | None = None) -> None:
+    """Run what is missing, or the lines of one name."""
+    path = FOLDER / "runs.csv"
+    rows: list[Any] = read_runs(path).to_dict("records") if path.exists() else []
+    if only is None:
+        rows = [row for row in rows if row["code"] == code_hash()]
+    else:
+        rows = [row for row in rows if row["name"] != only]
+    present = {(row["table"], row["name"], row["asked"]) for row in rows}
     places = {(table, name, epsilon): place for place, (table, name, epsilon, _) in enumerate(jobs())}
-    for table, name, epsilon, compute in tqdm([*jobs()], disable=None):
-        if (table, name, epsilon) in have:
+    for table, name, epsilon, compute in tqdm(list(jobs()), disable=None):
+        if (table, name, epsilon) in present:
             continue
         rows.append({"table": table, **compute(), "name": name, "code": code_hash()})
         rows.sort(key=lambda row: places[row["table"], row["name"], row["asked"]])
-        new = path.with_suffix(".new")
-        pd.DataFrame(rows).to_csv(new, index=False)
-        new.replace(path)
-    (out / "README.md").write_text(page(pd.DataFrame(rows), _overheads(out / "overhead.csv")), encoding="utf-8")
-
-
-def _overheads(path: Path) -> pd.DataFrame:
-    """What canaries cost, measured once: another code hash does not make it another time."""
-    if not path.exists():
-        pd.DataFrame([overhead(network) for network in NETWORKS]).to_csv(path, index=False)
-    return pd.read_csv(path)
+        with replacing(path) as new:
+            pd.DataFrame(rows).to_csv(new, index=False)
+    overheads = FOLDER / "overhead.csv"
+    if not overheads.exists():  # measured once: other code does not make it another time
+        pd.DataFrame([overhead(network) for network in NETWORKS]).to_csv(overheads, index=False)
 
 
 if __name__ == "__main__":
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--out", type=Path, default=Path("results") / "audit")
     arguments.add_argument("--only", metavar="NAME", help="such as 'lots of a fixed size'")
     main(**vars(arguments.parse_args()))

@@ -1,10 +1,15 @@
-"""Mechanisms that are broken, each in one way, while a context is open."""
+"""Mechanisms that are broken, each in one way, while a context is open.
+
+`MUTANTS` has all of them: by their noise, by how they treat records, and by how they draw lots. Some break canaries
+as they break records; those of `RECORD_MUTANTS` treat canaries as declared, so that only records show what is wrong.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -14,147 +19,318 @@ from torch import Tensor
 
 from dpbench.data.lots import Lots
 from dpbench.privacy import releases
+from dpbench.privacy.canaries.canaries import SparseGradients
 from dpbench.privacy.mechanism import mechanism
 from dpbench.privacy.mechanism.clipping import clip_and_sum
+from dpbench.privacy.mechanism.mechanism import Mechanism
 from dpbench.privacy.mechanism.noise_process import Noise
 from dpbench.privacy.mechanism.plan import ReleasePlan
+from dpbench.privacy.randomness import digest_of, noise_key
 from dpbench.privacy.releases import ReleaseEngine
 from dpbench.records.users import Users
-from tools.audits.noise_mutants import NOISE_MUTANTS
-from tools.audits.record_mutants import RECORD_MUTANTS
 
-Mutant = Callable[[], Any]
+Mutant = Callable[[], AbstractContextManager[Any]]
 
-_add_noise, _lot, _train = Noise.add_, Lots._lot, Users._train
+# As they are before any of them is broken: what is broken calls them.
+_add_noise = Noise.add_
+_draw_all = Lots._lot
+_draw = Lots.lot
+
+# ------------------------------------------------------------------------------------- noise
+
+NoiseOf = Callable[[list[Tensor], ReleasePlan], Tensor]
+"""Takes the right noise of all releases so far, the present one last, and gives what is released instead of it."""
 
 
-def _scaled(factor: float) -> Mutant:
+def _with_noise(noise_of: NoiseOf) -> Mutant:
     @contextmanager
     def broken() -> Iterator[None]:
-        def wrong(self: Noise, total: Tensor, plan: ReleasePlan, *others: Any) -> Tensor:
-            clean = total.clone()
-            return total.copy_(clean + factor * (_add_noise(self, total, plan, *others) - clean))
+        noises: list[Tensor] = []
 
-        with mock.patch.object(Noise, "add_", wrong):
+        def add(self: Noise, total: Tensor, plan: ReleasePlan, *arguments: Any) -> Tensor:
+            exact = total.clone()
+            noises.append(_add_noise(self, total, plan, *arguments) - exact)
+            return total.copy_(exact + noise_of(noises, plan))
+
+        with mock.patch.object(Noise, "add_", add):
             yield
 
     return broken
 
 
-@contextmanager
-def noise_of_the_mean() -> Iterator[None]:
-    """The noise is that of the mean, added to the sum."""
-
-    def wrong(self: Noise, total: Tensor, plan: ReleasePlan, *others: Any) -> Tensor:
-        clean = total.clone()
-        return total.copy_(clean + (_add_noise(self, total, plan, *others) - clean) / plan.denominator)
-
-    with mock.patch.object(Noise, "add_", wrong):
-        yield
+def _scaled(factor: float) -> Mutant:
+    return _with_noise(lambda noises, plan: factor * noises[-1])
 
 
-@contextmanager
-def same_noise() -> Iterator[None]:
+def _noise_of_mean(noises: list[Tensor], plan: ReleasePlan) -> Tensor:
+    return noises[-1] / plan.denominator
+
+
+def _opposite_after_five(noises: list[Tensor], plan: ReleasePlan) -> Tensor:
+    """The noise of five releases is followed by its opposite."""
+    is_opposite = (len(noises) - 1) // 5 % 2
+    return -noises[-6] if is_opposite else noises[-1]
+
+
+def _random_signs(noises: list[Tensor], plan: ReleasePlan) -> Tensor:
+    """The noise of seven releases comes again, each with a sign of its own."""
+    release = len(noises) - 1
+    if release // 7 % 2 == 0:
+        return noises[-1]
+    sign = np.random.default_rng(release).choice([-1.0, 1.0])
+    return float(sign) * noises[-8]
+
+
+def _taken_back(noises: list[Tensor], plan: ReleasePlan) -> Tensor:
+    """Each tenth noise takes a third of the nine before back."""
+    return noises[-1] if len(noises) % 10 else -torch.stack(noises[-10:-1]).sum(0) / 3
+
+
+def _moving_average(noises: list[Tensor], plan: ReleasePlan) -> Tensor:
+    """The variance of the sum of all releases, and of consecutive ones, is as it should be."""
+    if len(noises) < 5:
+        return noises[-1]
+    return (2 * noises[-1] + 2 * noises[-3] - noises[-5]) / 3
+
+
+def _cut_tails(noises: list[Tensor], plan: ReleasePlan) -> Tensor:
+    """Noise ends at three standard deviations, and is scaled to the right variance."""
+    lost_variance = 6 * math.exp(-4.5) / math.sqrt(2 * math.pi) / math.erf(3 / math.sqrt(2))
+    noise = noises[-1]
+    inside = torch.where(noise.abs() <= 3 * noise.std(), noise, noise / 3)
+    return inside / math.sqrt(1 - lost_variance)
+
+
+def _loud_and_quiet(noises: list[Tensor], plan: ReleasePlan) -> Tensor:
+    """Every other release has 0.7 of the noise, and the others as much more."""
+    return noises[-1] * (0.7 if len(noises) % 2 else math.sqrt(2 - 0.7**2))
+
+
+def _shared_by_neighbors(noises: list[Tensor], plan: ReleasePlan) -> Tensor:
+    """Each second coordinate has the noise of the one before it."""
+    shared = noises[-1].clone()
+    pairs = len(shared) // 2
+    shared[1 : 2 * pairs : 2] = shared[0 : 2 * pairs : 2]
+    return shared
+
+
+def _for_statistics(factor: float) -> NoiseOf:
+    """The statistics beside the gradients get less noise; an adaptive bound moves by them."""
+
+    def noise(noises: list[Tensor], plan: ReleasePlan) -> Tensor:
+        less = noises[-1].clone()
+        less[sum(plan.sizes) :] *= factor
+        return less
+
+    return noise
+
+
+def _same_noise() -> AbstractContextManager[Any]:
     """Every release gets the same noise."""
-    with mock.patch.object(releases, "noise_key", return_value=(0,)):
-        yield
+    return mock.patch.object(releases, "noise_key", return_value=(0,))
 
 
-@contextmanager
-def no_clipping() -> Iterator[None]:
-    """Records are added up as they are."""
+def _ten_bits() -> AbstractContextManager[Any]:
+    """The key of the noise has ten bits."""
 
-    def wrong(gradients: Any, groups: Any, weights_of: Any, into: Any, *_: Any) -> Any:
-        return clip_and_sum(gradients, groups, lambda norms, bound: torch.ones_like(norms), into)
+    def short_key(*facts: int) -> tuple[int, ...]:
+        return (int.from_bytes(digest_of(noise_key(*facts))[:2], "big") % 1024,)
 
-    with mock.patch.object(mechanism, "clip_and_sum", wrong):
-        yield
+    return mock.patch.object(releases, "noise_key", short_key)
 
 
-@contextmanager
-def clips_the_mean() -> Iterator[None]:
+# ------------------------------------------------------------------------------------- clipping
+
+Clip = Callable[[Any, Any, Any, Any], Any]
+"""As `clip_and_sum`: gradients, groups, clip factors and the sums that it adds to."""
+
+
+def _with_clipping(clip: Clip, of_canaries: bool) -> Mutant:
+    """Clip records by another function; canaries too, or by the right one."""
+
+    def clip_other(gradients: Any, groups: Any, factors_of: Any, into: Any, *_: Any) -> Any:
+        is_canary = any(isinstance(gradient, SparseGradients) for gradient in gradients)
+        right = clip_and_sum if is_canary and not of_canaries else clip
+        return right(gradients, groups, factors_of, into)
+
+    return lambda: mock.patch.object(mechanism, "clip_and_sum", clip_other)
+
+
+def _no_clipping(gradients: Any, groups: Any, factors_of: Any, into: Any) -> Any:
+    return clip_and_sum(gradients, groups, lambda norms, bound: torch.ones_like(norms), into)
+
+
+def _clip_the_mean(gradients: Any, groups: Any, factors_of: Any, into: list[Tensor]) -> Any:
     """Not each record but the mean of a piece of the lot is clipped."""
+    squares = torch.stack([gradient.squared_norms() for gradient in gradients]).sum(0)
+    count = max(len(squares), 1)
+    shares = torch.full((len(squares),), 1 / count, dtype=squares.dtype)
+    means = [gradient.weighted_sum(shares) for gradient in gradients]
+    norm = math.sqrt(sum(float(mean.square().sum()) for mean in means))
+    factor = min(1.0, groups[0].max_grad_norm / norm) if norm else 0.0
+    for total, mean in zip(into, means, strict=True):
+        total.add_(mean, alpha=factor)
+    return into, squares[None]
 
-    def wrong(gradients: Any, groups: Any, weights_of: Any, into: list[Tensor], *_: Any) -> Any:
-        norms = torch.stack([one.squared_norms() for one in gradients]).sum(0)
-        count = max(len(norms), 1)
-        means = [one.weighted_sum(torch.full((len(norms),), 1 / count, dtype=norms.dtype)) for one in gradients]
-        norm = math.sqrt(sum(float(mean.square().sum()) for mean in means))
-        weight = min(1.0, groups[0].max_grad_norm / norm) if norm else 0.0
-        for total, mean in zip(into, means, strict=True):
-            total.add_(mean, alpha=weight)
-        return into, norms[None]
 
-    with mock.patch.object(mechanism, "clip_and_sum", wrong):
+def _clip_at_ten_bounds(gradients: Any, groups: Any, factors_of: Any, into: Any) -> Any:
+    wide = tuple(replace(group, max_grad_norm=10 * group.max_grad_norm) for group in groups)
+    return clip_and_sum(gradients, wide, factors_of, into)
+
+
+def _clip_each_parameter(gradients: Any, groups: Any, factors_of: Any, into: Any) -> Any:
+    """Each parameter is clipped at the bound of all together; a canary has coordinates in one of them only."""
+    alone = []
+    for group in groups:
+        alone += [replace(group, parameters=(position,), scales=()) for position in group.parameters]
+    sums, norms = clip_and_sum(gradients, tuple(alone), factors_of, into)
+    return sums, norms.sum(0, keepdim=True)
+
+
+def _clip_by_largest_coordinate(gradients: Any, groups: Any, factors_of: Any, into: Any) -> Any:
+    """The largest coordinate of a record is clipped, not its norm: the same for a canary, which has only one."""
+    rows = torch.cat([gradient.per_record().flatten(1) for gradient in gradients], 1)
+    squares = rows.abs().amax(1).square()
+    return _weighted(gradients, factors_of(squares, groups[0].max_grad_norm), squares, into)
+
+
+def _clip_without_first_layer(gradients: Any, groups: Any, factors_of: Any, into: Any) -> Any:
+    """The norm of a record leaves out the first layer."""
+    squares = torch.stack([gradient.squared_norms() for gradient in gradients[2:]]).sum(0)
+    return _weighted(gradients, factors_of(squares, groups[0].max_grad_norm), squares, into)
+
+
+def _weighted(gradients: Any, factors: Tensor, squares: Tensor, into: Any) -> Any:
+    for total, gradient in zip(into, gradients, strict=True):
+        gradient.add_weighted_sum(factors, total)
+    return into, squares[None]
+
+
+def _count_large_records_twice(gradients: Any, groups: Any, factors_of: Any, into: Any) -> Any:
+    """After clipping, records whose norm is above the median of their lot count twice."""
+
+    def doubled(squares: Tensor, bound: float) -> Tensor:
+        right: Tensor = factors_of(squares, bound)
+        return torch.where(squares > squares.median(), 2 * right, right) if len(squares) > 1 else right
+
+    return clip_and_sum(gradients, groups, doubled, into)
+
+
+@contextmanager
+def _leftovers() -> Iterator[None]:
+    """A tenth of the sum of a lot, before noise, stays in the sums of the next one."""
+    exact: list[Tensor] = []
+    clear = Mechanism.clear
+    add_noise = Mechanism.add_noise
+
+    def keep_sum(self: Mechanism, key: Any) -> None:
+        exact[:] = [self.total.clone()]
+        add_noise(self, key)
+
+    def clear_nine_tenths(self: Mechanism, into: Tensor | None = None) -> None:
+        clear(self, into)
+        for total in exact:
+            self.total.add_(total, alpha=0.1)
+
+    with (
+        mock.patch.object(Mechanism, "clear", clear_nine_tenths),
+        mock.patch.object(Mechanism, "add_noise", keep_sum),
+    ):
         yield
 
 
 @contextmanager
-def double_rate() -> Iterator[None]:
-    """Lots hold twice as many records as declared."""
-
-    def wrong(self: Lots, step: int) -> Any:
-        sampling = self.sampling
-        rng = self._rng(step)
-        return rng.choice(sampling.population, int(rng.binomial(sampling.population, 2 * sampling.rate)), replace=False)
-
-    with mock.patch.object(Lots, "_lot", wrong):
-        yield
-
-
-@contextmanager
-def shuffled() -> Iterator[None]:
-    """Lots are pieces of a shuffled data set, as data loaders make them, and are accounted for as Poisson lots."""
-
-    def wrong(self: Lots, step: int) -> Any:
-        pieces = max(1, round(1 / self.sampling.rate))
-        order = self._rng(step // pieces).permutation(self.sampling.population)
-        return np.array_split(order, pieces)[step % pieces]
-
-    with mock.patch.object(Lots, "_lot", wrong):
-        yield
-
-
-@contextmanager
-def wrong_divisor() -> Iterator[None]:
-    """The noised sum is divided by the square of the expected lot: nothing private about it, and useless."""
-    right = ReleasePlan.denominator.fget  # type: ignore[attr-defined]
-    with mock.patch.object(ReleasePlan, "denominator", property(lambda self: right(self) ** 2)):
-        yield
-
-
-@contextmanager
-def counts_without_noise() -> Iterator[None]:
-    """The count of clipped records, by which an adaptive bound moves, is released as it is."""
-
-    def wrong(self: Noise, total: Tensor, plan: ReleasePlan, *others: Any) -> Tensor:
-        statistics = total[sum(plan.sizes) :].clone()
-        noised = _add_noise(self, total, plan, *others)
-        noised[sum(plan.sizes) :] = statistics
-        return noised
-
-    with mock.patch.object(Noise, "add_", wrong):
-        yield
-
-
-@contextmanager
-def users_weighted_by_examples() -> Iterator[None]:
+def _users_weighted_by_examples() -> Iterator[None]:
     """A user's update counts as often as it has examples, after clipping."""
     accumulate = ReleaseEngine.accumulate
+    train = Users._train
 
-    def train(self: Users, local_step: Any) -> None:
+    def train_weighted(self: Users, local_step: Any) -> None:
         sizes = iter([len(self._dataset.rows(user)) for user in self._users])  # type: ignore[union-attr]
 
-        def often(releases: ReleaseEngine, *args: Any, **options: Any) -> None:
+        def accumulate_often(engine: ReleaseEngine, *arguments: Any, **options: Any) -> None:
             for _ in range(next(sizes)):
-                accumulate(releases, *args, **options)
+                accumulate(engine, *arguments, **options)
 
-        with mock.patch.object(ReleaseEngine, "accumulate", often):
-            _train(self, local_step)
+        with mock.patch.object(ReleaseEngine, "accumulate", accumulate_often):
+            train(self, local_step)
 
-    with mock.patch.object(Users, "_train", train):
+    with mock.patch.object(Users, "_train", train_weighted):
         yield
 
+
+def _wrong_divisor() -> AbstractContextManager[Any]:
+    """The noised sum is divided by the square of the expected lot: nothing private about it, and useless."""
+    right = ReleasePlan.denominator.fget  # type: ignore[attr-defined]
+    return mock.patch.object(ReleasePlan, "denominator", property(lambda self: right(self) ** 2))
+
+
+# ------------------------------------------------------------------------------------- lots
+
+
+def _with_lots(draw: Callable[[Lots, int], Any], method: str = "_lot") -> Mutant:
+    return lambda: mock.patch.object(Lots, method, draw)
+
+
+def _double_rate(self: Lots, step: int) -> Any:
+    """Lots hold twice as many records as declared."""
+    sampling = self.sampling
+    rng = self._rng(step)
+    size = int(rng.binomial(sampling.population, 2 * sampling.rate))
+    return rng.choice(sampling.population, size, replace=False)
+
+
+def _shuffled(self: Lots, step: int) -> Any:
+    """Lots are pieces of a shuffled data set, as data loaders make them, and are accounted for as Poisson lots."""
+    pieces = max(1, round(1 / self.sampling.rate))
+    order = self._rng(step // pieces).permutation(self.sampling.population)
+    return np.array_split(order, pieces)[step % pieces]
+
+
+def _each_lot_twice(self: Lots, step: int) -> Any:
+    return _draw_all(self, step // 2)
+
+
+def _fixed_size(self: Lots, step: int) -> Any:
+    """Lots have a fixed size, and are accounted for as Poisson lots."""
+    size = round(self.sampling.expected_batch_size)
+    return self._rng(step).choice(self.sampling.population, size, replace=False)
+
+
+def _with_replacement(self: Lots, step: int) -> Any:
+    """Records are drawn with replacement, so that one may be twice in a lot; canaries are not."""
+    records = max(1, self.sampling.population - self.added)
+    drawn = np.random.default_rng(step).integers(0, records, len(_draw(self, step)))
+    return np.sort(drawn)
+
+
+# ------------------------------------------------------------------------------------- all of them
+
+NOISE_MUTANTS: dict[str, Mutant] = {
+    "noise opposite to that of five releases before": _with_noise(_opposite_after_five),
+    "noise of seven releases before, with random signs": _with_noise(_random_signs),
+    "each tenth noise takes back the nine before": _with_noise(_taken_back),
+    "a moving average of the noise": _with_noise(_moving_average),
+    "noise that ends at three deviations": _with_noise(_cut_tails),
+    "loud and quiet releases": _with_noise(_loud_and_quiet),
+    "neighboring coordinates with the same noise": _with_noise(_shared_by_neighbors),
+    "noise with a key of ten bits": _ten_bits,
+    "half of the noise for statistics": _with_noise(_for_statistics(0.5)),
+}
+"""Noise that has the declared variance, and is neither fresh nor Gaussian."""
+
+RECORD_MUTANTS: dict[str, Mutant] = {
+    "records clipped at ten bounds, canaries at one": _with_clipping(_clip_at_ten_bounds, of_canaries=False),
+    "each parameter clipped by itself": _with_clipping(_clip_each_parameter, of_canaries=True),
+    "clipping by the largest coordinate": _with_clipping(_clip_by_largest_coordinate, of_canaries=True),
+    "norms without the first layer": _with_clipping(_clip_without_first_layer, of_canaries=False),
+    "large records twice": _with_clipping(_count_large_records_twice, of_canaries=False),
+    "a tenth of each sum stays for the next lot": _leftovers,
+    "each lot twice": _with_lots(_each_lot_twice),
+    "lots of a fixed size as Poisson lots": _with_lots(_fixed_size),
+    "records drawn with replacement": _with_lots(_with_replacement, "lot"),
+}
+"""What happens to records otherwise than declared, and otherwise than to canaries."""
 
 MUTANTS: dict[str, Mutant] = {
     "no noise": _scaled(0.0),
@@ -162,15 +338,15 @@ MUTANTS: dict[str, Mutant] = {
     "0.8 of the noise": _scaled(0.8),
     "0.9 of the noise": _scaled(0.9),
     "noise of two processes": _scaled(math.sqrt(2)),
-    "noise of the mean on the sum": noise_of_the_mean,
-    "the same noise in every step": same_noise,
-    "no clipping": no_clipping,
-    "clipping of the mean": clips_the_mean,
-    "lots at twice the rate": double_rate,
-    "shuffled lots": shuffled,
-    "another divisor": wrong_divisor,
-    "counts without noise": counts_without_noise,
-    "users weighted by examples": users_weighted_by_examples,
+    "noise of the mean on the sum": _with_noise(_noise_of_mean),
+    "the same noise in every step": _same_noise,
+    "no clipping": _with_clipping(_no_clipping, of_canaries=True),
+    "clipping of the mean": _with_clipping(_clip_the_mean, of_canaries=True),
+    "lots at twice the rate": _with_lots(_double_rate),
+    "shuffled lots": _with_lots(_shuffled),
+    "another divisor": _wrong_divisor,
+    "counts without noise": _with_noise(_for_statistics(0.0)),
+    "users weighted by examples": _users_weighted_by_examples,
     **NOISE_MUTANTS,
     **RECORD_MUTANTS,
 }

@@ -1,13 +1,16 @@
-"""The page of results/audit."""
+"""The page of results/audit, from the lines of its tables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from dpbench.reports.markdown import markdown_rows
 
+FOLDER = Path(__file__).parents[2] / "results" / "audit"
 ELSEWHERE = {
     "another divisor": "tests/strategies/test_dpsgd.py (updates equal the reference)",
     "users weighted by examples": "tests/records/test_user_mutants.py (weighs_by_examples)",
@@ -73,12 +76,22 @@ def _number(value: object, digits: int = 2) -> str:
     return "–" if pd.isna(value) else f"{float(value):.{digits}f}"  # type: ignore[call-overload, arg-type]
 
 
-def page(runs: pd.DataFrame, overheads: pd.DataFrame) -> str:
+def page() -> str:
+    """The page of the lines that are committed."""
+    return page_of(read_runs(FOLDER / "runs.csv"), pd.read_csv(FOLDER / "overhead.csv"))
+
+
+def read_runs(path: Path) -> pd.DataFrame:
+    """Lines of audited runs; an empty text stays one, since "" says that no bound was violated."""
+    return pd.read_csv(path, keep_default_na=False, na_values=[""])
+
+
+def page_of(runs: pd.DataFrame, overheads: pd.DataFrame) -> str:
     """The page, in Markdown.
 
     Args:
         runs: A line for each audited run.
-        overheads: A line for each network, see `tools.audits.overhead`.
+        overheads: A line for each network, see `tools.audits.runs.overhead`.
     """
     good = runs[runs["table"] != "mutants"]
     verdicts = good["verdict"].value_counts()
@@ -98,19 +111,22 @@ def page(runs: pd.DataFrame, overheads: pd.DataFrame) -> str:
 def _above(good: pd.DataFrame) -> str:
     """How many limits of correct runs are too high, by each bound."""
     names = {"one_run": "one run, DP only", "f_dp": "one run, f-DP", "family": "family", "game": "release game"}
-    limits = {name: pd.to_numeric(good[column]) for column, name in names.items()}
-    counts = [f"{(values > good['sound']).sum()} of {values.notna().sum()} ({name})" for name, values in limits.items()]
+    counts = []
+    for column, name in names.items():
+        limits = pd.to_numeric(good[column])
+        counts.append(f"{(limits > good['sound']).sum()} of {limits.notna().sum()} ({name})")
     return ", ".join(counts)
 
 
 def _goals(runs: pd.DataFrame, overheads: pd.DataFrame) -> Iterator[str]:
     sizes = runs[runs["table"] == "sizes"]
     for text, name, canaries, epsilons, least in _SHARES:
-        own = sizes[(sizes["name"] == f"{canaries:,} canaries") & sizes["asked"].isin(epsilons)]
-        shares = (100 * own[name] / own["sound"]).round()
+        runs_of_size = sizes[(sizes["name"] == f"{canaries:,} canaries") & sizes["asked"].isin(epsilons)]
+        shares = (100 * runs_of_size[name] / runs_of_size["sound"]).round()
         goal = f"{text}, {canaries:,} canaries: ≥ {least} % of the sound ε"
         yield _goal(goal, _span(shares, 0, " %"), bool(len(shares)) and bool((shares >= least).all()))
-    good, mutants = runs[runs["table"] != "mutants"], runs[runs["table"] == "mutants"]
+    good = runs[runs["table"] != "mutants"]
+    mutants = runs[runs["table"] == "mutants"]
     usual = good[good["canaries"] == _USUAL]["audit_seconds"]
     yield _goal(f"bounds ≤ 3 CPU s, {_USUAL:,} canaries", _span(usual, 1, " s"), bool((usual <= 3).all()))
     slower = 100 * (overheads["ratio"] - 1)
@@ -119,11 +135,10 @@ def _goals(runs: pd.DataFrame, overheads: pd.DataFrame) -> Iterator[str]:
     worst = good.iloc[int(noise.argmax())]
     measured = f"{(noise <= 10).sum()} of {len(noise)}; {worst['name']}, ε {worst['asked']:g}: {noise.max():.0f} %"
     yield _goal("noise within 10 % of the declared", measured, bool((noise <= 10).all()))
-    named = mutants["name"].isin(ELSEWHERE)
-    finders = (mutants["verdict"] != "CONSISTENT") | named
-    yield _goal(
-        "all mutants found", f"{(~named).sum()} by the audit, {named.sum()} by named tests", bool(finders.all())
-    )
+    elsewhere = mutants["name"].isin(ELSEWHERE)
+    is_found = (mutants["verdict"] != "CONSISTENT") | elsewhere
+    measured = f"{(~elsewhere).sum()} by the audit, {elsewhere.sum()} by named tests"
+    yield _goal("all mutants found", measured, bool(is_found.all()))
     accused = int((good["verdict"] == "VIOLATED").sum())
     yield _goal("0 of 20 correct runs VIOLATED", f"{accused} of {len(good)}", accused == 0)
 
@@ -137,13 +152,17 @@ def _span(values: pd.Series[float], digits: int, unit: str) -> str:
     return " … ".join(dict.fromkeys(ends)) + unit if len(values) else "–"
 
 
+def _noise(row: dict[Any, Any]) -> float:
+    """Measured noise over declared."""
+    return float(row["declared_mu"] / row["measured_mu"]) if row["measured_mu"] else float("nan")
+
+
 def _bounds(runs: pd.DataFrame) -> str:
     head = ["strategy", "claimed", "sound", "one run, DP only", "one run, f-DP", "family", "game", "noise", "verdict"]
     lines = [head]
     for row in runs.to_dict("records"):
-        noise = row["declared_mu"] / row["measured_mu"] if row["measured_mu"] else float("nan")
         values = [row[name] for name in ("claimed", "sound", "one_run", "f_dp", "family", "game")]
-        lines.append([str(row["name"]), *map(_number, values), _number(noise, 3), str(row["verdict"])])
+        lines.append([str(row["name"]), *map(_number, values), _number(_noise(row), 3), str(row["verdict"])])
     return markdown_rows(lines, text=1)
 
 
@@ -151,10 +170,9 @@ def _shares(runs: pd.DataFrame) -> str:
     lines = [["canaries", "claimed", "sound", "DP only", "family", "game", "share of DP only", "of family", "of game"]]
     for row in runs.to_dict("records"):
         values = [row[name] for name in ("claimed", "sound", "one_run", "family", "game")]
-        shares = [
-            "–" if pd.isna(row[name]) else f"{100 * row[name] / row['sound']:.0f} %"
-            for name in ("one_run", "family", "game")
-        ]
+        shares = []
+        for name in ("one_run", "family", "game"):
+            shares.append("–" if pd.isna(row[name]) else f"{100 * row[name] / row['sound']:.0f} %")
         lines.append([str(row["name"]), *map(_number, values), *shares])
     return markdown_rows(lines, text=1)
 
@@ -163,12 +181,11 @@ def _mutants(runs: pd.DataFrame) -> str:
     lines = [["mechanism", "sound", "family", "game", "noise", "verdict", "found by", "seconds"]]
     for row in runs.to_dict("records"):
         finders = [str(row[name]) for name in ("violated", "failed") if isinstance(row[name], str) and row[name]]
-        noise = row["declared_mu"] / row["measured_mu"] if row["measured_mu"] else float("nan")
         lines.append(
             [
                 str(row["name"]),
                 *(_number(row[name]) for name in ("sound", "family", "game")),
-                _number(noise),
+                _number(_noise(row)),
                 str(row["verdict"]),
                 "; ".join(finders) or ELSEWHERE.get(str(row["name"]), "nothing"),
                 _number(row["train_seconds"] + row["audit_seconds"], 1),

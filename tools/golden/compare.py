@@ -1,29 +1,39 @@
-"""Compares the golden runs of this source with the committed values, with one another and with the revision before."""
+"""Compares the golden runs of this source with the committed values, with one another and with an earlier revision.
+
+Weights must be, to the bit, those of the revision that raised `RANDOM_NUMBERS` last. Every later revision is compared
+with that one, and not with its parent alone: differences do not add up.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from tools.golden import base
-from tools.golden.launch import Outcomes, train, with_twins
 from tools.golden.ledgers import facts_of, write_missing
 from tools.golden.numbers import numbers, unraised, verdict
 from tools.golden.runs import kernels_are_there, quiet
-from tools.golden.scenarios import Scenario, scenarios
-from tools.golden.values import lines_of, same, values_of, wrong_twins, wrong_values, wrong_weights
+from tools.golden.scenarios import Scenario, scenarios, with_twins
+from tools.golden.values import Outcomes, lines_of, same, values_of, wrong_twins, wrong_values, wrong_weights
 
-FOLDER = base.ROOT / "tests" / "golden"
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "tests" / "golden"
 _RAISE = (
     "weights changed while RANDOM_NUMBERS did not: sums of seeded runs are others under the same noise. If that is "
     "meant, raise RANDOM_NUMBERS in privacy/randomness.py and run `python -m tools.golden write`."
 )
+_RANDOMNESS = "src/dpbench/privacy/randomness.py"
+_NUMBERS = "tests/golden/numbers.json"
+_NUMBER = re.compile(r"^RANDOM_NUMBERS = (\d+)", re.MULTILINE)
+_MOST_SECONDS = 900
 Say = Callable[[str], object]
 
 
@@ -68,23 +78,23 @@ def other_weights(chosen: Sequence[Scenario], outcomes: Outcomes, revision: str 
 
     Where the revision has no way to train them as this one does, its own golden runs are compared.
     """
-    revision = revision or base.to_match()
+    revision = revision or revision_to_match()
     if revision is None:
         say("no revision to compare weights with: this is no git checkout, or its history is cut off")
         return
-    now, then = base.random_numbers(), base.random_numbers(revision)
+    now, then = random_numbers(), random_numbers(revision)
     if now != then:
         say(f"weights are not compared: RANDOM_NUMBERS is {now}, and was {then} at {revision[:10]}")
         return
-    if base.is_present(revision):
+    if _is_source_of(revision):
         say(f"weights are not compared: the source is that of {revision[:10]}")
         return
     say(f"training those of {revision[:10]}")
     before = weights_before(chosen, revision, say)
     wrong = list(wrong_weights(chosen, outcomes, before))
-    same = len({scenario.name for scenario in chosen} & {*before}) - len(wrong)
-    say(f"{same} of {len(chosen)} runs have the weights of {revision[:10]}, to the bit")
-    if not same and not wrong:
+    equal = len({scenario.name for scenario in chosen} & set(before)) - len(wrong)
+    say(f"{equal} of {len(chosen)} runs have the weights of {revision[:10]}, to the bit")
+    if not equal and not wrong:
         yield f"{revision[:10]} has none of these runs: compare with a later one, --base REVISION."
     if wrong:
         yield _RAISE
@@ -94,7 +104,7 @@ def other_weights(chosen: Sequence[Scenario], outcomes: Outcomes, revision: str 
 def weights_before(chosen: Sequence[Scenario], revision: str, say: Say) -> Outcomes:
     """Train with the source of a revision."""
     with tempfile.TemporaryDirectory() as folder:
-        place = base.extract(revision, Path(folder))
+        place = _extract(revision, Path(folder))
         try:
             return train(chosen, source=place / "src")
         except subprocess.CalledProcessError:
@@ -134,3 +144,102 @@ def write(say: Say = print) -> None:
     outcomes = train(chosen)
     values = {scenario.name: values_of(outcomes[scenario.name]) for scenario in chosen}
     (FOLDER / "runs.json").write_text(lines_of(values), encoding="utf-8")
+
+
+# ------------------------------------------------------------------------------------- training
+
+
+def train(chosen: Sequence[Scenario], source: Path | None = None, runner: Path | None = None) -> Outcomes:
+    """Train scenarios, in processes of their own.
+
+    Args:
+        chosen: What to train.
+        source: The folder that holds the package `dpbench`; None: that of this process.
+        runner: The checkout whose `tools.golden` trains; None: this one.
+
+    Raises:
+        subprocess.CalledProcessError: A run failed; its error was printed.
+    """
+    outcomes: Outcomes = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for processes in ("1", "2"):
+            part = [scenario for scenario in chosen if scenario.processes == processes]
+            if part:
+                outcomes |= _train_part(part, processes, Path(folder) / processes, source, runner)
+    return outcomes
+
+
+def _train_part(
+    chosen: Sequence[Scenario], processes: str, folder: Path, source: Path | None, runner: Path | None
+) -> Outcomes:
+    folder.mkdir()
+    names = folder / "names.json"
+    names.write_text(json.dumps([one.name for one in chosen]), encoding="utf-8")
+    root = runner or ROOT
+    path = [str(source), str(root)] if source is not None else [*sys.path, str(root)]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    words = ["-m", "tools.golden.part", str(names), str(folder)]
+    if processes == "2":
+        words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *words]
+    subprocess.run([sys.executable, *words], cwd=root, env=environment, check=True, timeout=_MOST_SECONDS)
+    outcomes: Outcomes = json.loads((folder / "outcomes.json").read_text(encoding="utf-8"))
+    return outcomes
+
+
+# ------------------------------------------------------------------------------------- revisions
+
+
+def git(*words: str) -> bytes:
+    """What a git command prints.
+
+    Raises:
+        subprocess.CalledProcessError: It failed.
+    """
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, check=True).stdout
+
+
+def last_raise() -> str | None:
+    """The commit that changed `RANDOM_NUMBERS` last; None outside a checkout, or where its history is cut off."""
+    try:
+        if git("rev-parse", "--is-shallow-repository").strip() != b"false":
+            return None
+        commit = git("log", "-1", "--format=%H", "-G", "^RANDOM_NUMBERS = ", "--", _RANDOMNESS).decode().strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return commit or None
+
+
+def revision_to_match() -> str | None:
+    """The commit to compare with: the last raise, or the first with golden runs where that is later; None: neither."""
+    raised = last_raise()
+    if raised is None or git("ls-tree", raised, "--", _NUMBERS):
+        return raised
+    added = git("log", "--diff-filter=A", "--format=%H", "--", _NUMBERS).decode().split()
+    return added[-1] if added else None
+
+
+def random_numbers(revision: str | None = None) -> int | None:
+    """`RANDOM_NUMBERS` of a revision; None: of the files as they are."""
+    text = (ROOT / _RANDOMNESS).read_bytes() if revision is None else git("show", f"{revision}:{_RANDOMNESS}")
+    match = _NUMBER.search(text.decode())
+    return int(match[1]) if match else None
+
+
+def _is_source_of(revision: str) -> bool:
+    """Whether the files are those of a revision, so that there is nothing to compare."""
+    return not git("diff", "--name-only", revision, "--", "src").strip()
+
+
+def _extract(revision: str, folder: Path) -> Path:
+    """Put the files of a revision into a folder, without touching the checkout."""
+    parts = ["src", "conf"]
+    if git("ls-tree", revision, "--", "tools/golden"):
+        parts.append("tools")
+    with tarfile.open(fileobj=BytesIO(git("archive", "--format=tar", revision, "--", *parts))) as archive:
+        archive.extractall(folder, filter="data")
+    return folder

@@ -14,11 +14,12 @@ from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.composition import epsilon
 from dpbench.privacy.accounting.ledger import Ledger, read_ledger
 from dpbench.privacy.events import Event, SumQuery
-from tools.golden.launch import Outcomes
 from tools.golden.runs import CHECKPOINT
 from tools.golden.scenarios import DELTA, Scenario
 
 Values = dict[str, Any]
+Outcomes = dict[str, dict[str, Any]]
+"""Name of a scenario → the fields of its `Outcome`."""
 _ROUNDING = 1e-5
 """Relative distance of the weights that one process and two may end with; seen: 4e-7."""
 

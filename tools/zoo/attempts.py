@@ -1,4 +1,4 @@
-"""Each network is tried in a process of its own: one that hangs, or brings its process down, is a line of the table."""
+"""Tries the networks of the list, each in a process of its own: one that hangs or dies is a line of the table."""
 
 from __future__ import annotations
 
@@ -6,23 +6,46 @@ import importlib
 import logging
 import multiprocessing
 import os
+import sys
 import time
 import warnings
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 
 import torch
 
-from tools.zoo.architectures import Architecture
-from tools.zoo.builders import builder_of
+from tools.zoo.architectures import ARCHITECTURES, Architecture
 from tools.zoo.check import FAILED, Outcome, check
+from tools.zoo.network import Network
+from tools.zoo.page import Result, page_of
 
 LIMIT = 120.0
 """Seconds of one network."""
 
 
-def import_libraries() -> None:
-    """Import what all networks need once, before processes are forked."""
+def page() -> str:
+    """Try all networks, and return the page."""
+    return page_of(try_all(ARCHITECTURES))
+
+
+def try_all(architectures: Iterable[Architecture]) -> list[Result]:
+    """Try networks, and print a line for each on standard error."""
+    _prepare()
+    results = []
+    for architecture in architectures:
+        outcome = attempt(architecture)
+        results.append((architecture, outcome))
+        error = "" if outcome.error is None else f" {outcome.error:.1e}"
+        name = f"{architecture.name} ({architecture.library}, {architecture.step})"
+        print(f"{len(results)}. {name}: {outcome.path}{error} {outcome.reason}", file=sys.stderr, flush=True)
+    return results
+
+
+def _prepare() -> None:
+    """Import what all networks need once, before processes are forked; show no warnings of libraries."""
+    warnings.simplefilter("ignore")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     for name in ("torchvision", "transformers", "peft", "timm", "torch_geometric"):
@@ -56,3 +79,37 @@ def _work(architecture: Architecture, sender: Connection) -> None:
     for handler in logging.getLogger("pytorch_lightning").handlers:
         handler.setLevel(logging.WARNING)
     sender.send(check(builder_of(architecture), private=architecture.private))
+
+
+def builder_of(architecture: Architecture) -> Callable[[], Network]:
+    """What makes a network of the list; its library is imported when it is called."""
+    return partial(_build, architecture)
+
+
+def _build(architecture: Architecture) -> Network:
+    name = architecture.name
+    step = architecture.step
+    keep_dropout = architecture.family == "with dropout"
+    if architecture.library == "transformers":
+        from tools.zoo import transformers_networks
+
+        return transformers_networks.build(name, step, keep_dropout)
+    if architecture.library == "torchvision":
+        from tools.zoo import image_networks
+
+        return image_networks.build_torchvision(name, step, keep_dropout)
+    if architecture.library == "timm":
+        from tools.zoo import image_networks
+
+        return image_networks.build_timm(name)
+    if architecture.library == "torch_geometric":
+        from tools.zoo import graph_networks
+
+        return graph_networks.build(name)
+    if architecture.family == "peft":
+        from tools.zoo import peft_networks
+
+        return peft_networks.build(name, step)
+    from tools.zoo import own_networks
+
+    return own_networks.build(name)

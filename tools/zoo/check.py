@@ -38,7 +38,8 @@ TOLERANCE = 1e-4
 _LOTS = 3
 _SMALL = 1e-3
 """A parameter whose gradient is smaller than this share of the whole is compared with that share."""
-_SAID = "gradients=auto: record by record"
+_NOTICE = "gradients=auto: record by record"
+"""How a training begins the line that says why it cannot use the engine."""
 
 
 class Outcome(NamedTuple):
@@ -106,7 +107,7 @@ class _Broken(Exception):
 def _check_in(dtype: torch.dtype, build: Callable[[], Network], private: bool) -> Outcome:
     with _default_dtype(dtype):
         try:
-            network = _made(build, dtype, private)
+            network = _network_in(dtype, build, private)
             has_reference = private and not (network.is_random or network.keep_dropout)
             expected = reference(network) if has_reference else None
             plain_seconds = _plain_seconds(network)
@@ -120,15 +121,15 @@ def _check_in(dtype: torch.dtype, build: Callable[[], Network], private: bool) -
         )
         bound = 1.0 if expected is None else expected.bound
         try:
-            with _informed() as lines:
+            with _collected_notices() as lines:
                 run = train(network, bound)
         except DPBenchError as error:
             return outcome._replace(path=REFUSED, reason=" ".join(str(error).split()))
         except Exception as error:
             return outcome._replace(path=FAILED, reason=_first_line(error))
-    said = [line for line in lines if line.startswith(_SAID)]
-    if said:
-        outcome = outcome._replace(path=RECORD_BY_RECORD, reason=said[0].partition("cannot be used: ")[2])
+    notices = [line for line in lines if line.startswith(_NOTICE)]
+    if notices:
+        outcome = outcome._replace(path=RECORD_BY_RECORD, reason=notices[0].partition("cannot be used: ")[2])
     outcome = outcome._replace(ratio=run.seconds / plain_seconds)
     if expected is None:
         return outcome
@@ -137,7 +138,7 @@ def _check_in(dtype: torch.dtype, build: Callable[[], Network], private: bool) -
     return outcome if difference <= TOLERANCE else outcome._replace(path=WRONG)
 
 
-def _made(build: Callable[[], Network], dtype: torch.dtype, private: bool) -> Network:
+def _network_in(dtype: torch.dtype, build: Callable[[], Network], private: bool) -> Network:
     torch.manual_seed(0)
     network = build()
     network.model.to(dtype).train()
@@ -211,18 +212,17 @@ def train(network: Network, bound: float) -> Run:
             callbacks=[ClipOnly(max_grad_norm=bound, seed=0)],
         )
         trainer.fit(module, loader)
-    ends = module.ends
-    seconds = [after - before for before, after in pairwise(ends)]
+    seconds = [after - before for before, after in pairwise(module.ends)]
     return Run(module.released, min(seconds))
 
 
 def largest_error(released: list[Tensor], expected: list[Tensor]) -> float:
     """Largest distance of what is released for a parameter from what is expected, relative to the latter."""
-    whole = float(torch.stack([one.double().square().sum() for one in expected]).sum().sqrt())
+    norm = math.hypot(*(float(gradient.double().norm()) for gradient in expected))
     errors = []
-    for one, other in zip(released, expected, strict=True):
-        size = max(float(other.norm()), _SMALL * whole)
-        distance = float((one - other).norm())
+    for actual, right in zip(released, expected, strict=True):
+        size = max(float(right.norm()), _SMALL * norm)
+        distance = float((actual - right).norm())
         errors.append(distance / size if size else distance)
     return float("nan") if any(map(math.isnan, errors)) else max(errors)
 
@@ -305,7 +305,7 @@ def _first_line(error: Exception) -> str:
 
 
 @contextmanager
-def _informed() -> Iterator[list[str]]:
+def _collected_notices() -> Iterator[list[str]]:
     """The lines that a training says of itself, whatever becomes of loggers (Hydra, Lightning's other name)."""
     lines: list[str] = []
 

@@ -17,7 +17,7 @@ _LONGEST_REASON = 240
 Result = tuple[Architecture, Outcome]
 
 
-def page(results: Sequence[Result]) -> str:
+def page_of(results: Sequence[Result]) -> str:
     """The page: what is checked, how many are what, and a table for each family."""
     parts = [_HEAD.format(count=len(results), tolerance=f"{TOLERANCE:g}"), _counts(results), "", _HOW, _versions()]
     for family, members in groupby(results, key=lambda result: result[0].family):
