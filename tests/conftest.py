@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import random
@@ -16,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 from absl import logging as absl_logging
-from dp_accounting.pld import privacy_loss_distribution
 
 from dpbench.privacy.releases import ReleaseEngine
 from tests.refusals.recorder import pytest_runtest_call  # noqa: F401  pytest finds it here
+from tests.support import caches
 
 torch.set_num_threads(1)  # also for fixtures of modules, which are made before those of a test
 os.environ.setdefault("WANDB_MODE", "offline")
@@ -48,10 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-# A quarter of a short run's time goes into this function of a few numbers, the same ones in hundreds of tests.
-privacy_loss_distribution.from_gaussian_mechanism = functools.lru_cache(maxsize=256)(
-    privacy_loss_distribution.from_gaussian_mechanism
-)
+caches.install()
 
 
 @pytest.fixture(autouse=True)

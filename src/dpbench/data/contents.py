@@ -77,6 +77,8 @@ def _reads_noted(names: list[str]) -> Iterator[None]:
 
 
 def _note(event: str, arguments: tuple[Any, ...]) -> None:
+    if event not in _READS:  # first, as `id()` is an event, too: a copy of a configuration asks it thousands of times
+        return
     names: list[str] | None = getattr(_current, "names", None)
-    if names is not None and event in _READS and arguments and not isinstance(arguments[0], int):
+    if names is not None and arguments and not isinstance(arguments[0], int):
         names.append(str(Path(str(arguments[0]))) if event == "open" else f"{event} {arguments[-1]}")

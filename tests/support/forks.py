@@ -1,0 +1,151 @@
+"""Commands as forks of one process that has imported everything: an import of PyTorch takes longer than most tests.
+
+`python -m tests.support.forks` is that process. It reads requests from its standard input and answers each with a line,
+which is the whole of its protocol; `start` makes it, one for each process of pytest.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+IMPORTED = (
+    "dpbench.cli.train",
+    "dpbench.export",
+    "dpbench.reports.end_of_run",
+    "dpbench.reports.plots",
+    "dpbench.run.build",
+    "dpbench.run.jobs",
+    "dpbench.run.train",
+    "hydra._internal.core_plugins.basic_launcher",
+    "hydra._internal.core_plugins.file_config_source",
+    "hydra_plugins.hydra_joblib_launcher.joblib_launcher",
+    "hydra_plugins.hydra_submitit_launcher.submitit_launcher",
+    "pandas.io.formats.csvs",
+    "pytorch_lightning.loggers",
+    "sklearn.datasets",
+    "sklearn.model_selection",
+)
+_POLL = 0.01  # seconds
+
+
+class Fork:
+    """A command that runs, with what tests use of `subprocess.Popen`."""
+
+    def __init__(self, pid: int, output: Path) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._output = output
+
+    def poll(self) -> int | None:
+        """Exit status (negative: the signal), or None while it runs."""
+        if self.returncode is None:
+            self.returncode = _answer({"poll": self.pid})
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """The same, when it has ended."""
+        begun = time.monotonic()
+        while (status := self.poll()) is None:
+            if time.monotonic() - begun > timeout:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(_POLL)
+        return status
+
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        """Standard output and error, when it has ended."""
+        self.wait(timeout)
+        out = (self._output / "out").read_text(encoding="utf-8")
+        err = (self._output / "err").read_text(encoding="utf-8")
+        return out, err
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+def start(folder: Path, module: str, words: list[str], env: dict[str, str]) -> Fork:
+    """Start `python -m MODULE WORDS` in a folder.
+
+    Args:
+        folder: Working directory.
+        module: What runs as the main module.
+        words: Its arguments.
+        env: The whole environment. Python reads its own variables (PYTHONHASHSEED, say) when it starts, so that here
+            only PYTHONPATH has an effect.
+    """
+    output = Path(tempfile.mkdtemp(prefix="dpbench-test-"))
+    request = {"folder": str(folder.absolute()), "module": module, "words": words, "env": env, "output": str(output)}
+    return Fork(_answer(request), output)
+
+
+def _answer(request: dict[str, Any]) -> Any:
+    server = _server()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    server.stdin.write(json.dumps(request) + "\n")
+    server.stdin.flush()
+    return json.loads(server.stdout.readline())
+
+
+@functools.cache
+def _server() -> subprocess.Popen[str]:
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path}
+    command = [sys.executable, "-m", "tests.support.forks"]
+    server = subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    atexit.register(server.communicate)  # ends it: its input is closed
+    return server
+
+
+def _serve() -> None:
+    """Answer requests until the other end is closed; a fork returns from here as the command that was asked for."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    # Forks have other standard streams, and must not read a request or write into an answer.
+    requests = os.fdopen(os.dup(0), encoding="utf-8")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    while line := requests.readline():
+        request = json.loads(line)
+        if "poll" in request:
+            done, status = os.waitpid(request["poll"], os.WNOHANG)
+            answer = os.waitstatus_to_exitcode(status) if done else None
+        else:
+            answer = os.fork()
+            if not answer:
+                return _become(**request)
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+    return None
+
+
+def _become(folder: str, module: str, words: list[str], env: dict[str, str], output: str) -> None:
+    """Be `python -m MODULE WORDS` from here on."""
+    for number, name in enumerate((os.devnull, f"{output}/out", f"{output}/err")):
+        target = os.open(name, os.O_RDWR | os.O_CREAT)
+        os.dup2(target, number)
+        os.close(target)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(env)
+    added = [entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry and entry not in sys.path]
+    sys.path[:1] = [folder, *added]
+    sys.argv = [module, *words]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    _serve()
