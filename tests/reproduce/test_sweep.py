@@ -118,7 +118,7 @@ def results(folder: Path) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.slow
 def test_a_table_that_is_killed_goes_on(definition: Path, tmp_path: Path) -> None:
-    edited(definition, "trainer.max_steps=6", "trainer.max_steps=2000")
+    edited(definition, "trainer.max_steps=6", "trainer.max_steps=1000")
     out, _ = dpbench_in_a_process(tmp_path, *reproduce(tmp_path, "rows=short", "seeds=1"))
     assert "2/2 done" in out
     done = {name: record["seconds"] for name, record in results(tmp_path).items()}
@@ -136,14 +136,14 @@ def test_a_table_that_is_killed_goes_on(definition: Path, tmp_path: Path) -> Non
     after = results(tmp_path)
     assert len(after) == 4 and {name: after[name]["seconds"] for name in done} == done  # not run again
     written = pd.read_csv(tmp_path / "results" / "own_digits" / "runs.csv")
-    assert len(written) == 4 and set(written["steps"]) == {3, 2000}
-    assert [record["privacy"].get("releases") for name, record in after.items() if "long-private" in name] == [2000]
+    assert len(written) == 4 and set(written["steps"]) == {3, 1000}
+    assert [record["privacy"].get("releases") for name, record in after.items() if "long-private" in name] == [1000]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_a_table_that_is_told_to_stop_begins_no_other_run(workers: int, definition: Path, tmp_path: Path) -> None:
-    edited(definition, "trainer.max_steps=6", "trainer.max_steps=2000")
+    edited(definition, "trainer.max_steps=6", "trainer.max_steps=1000")
     launcher = ["launcher=joblib", f"hydra.launcher.n_jobs={workers}"] if workers else []
     words = reproduce(tmp_path, "rows=long", "columns=private", "seeds=5", *launcher)
     sweep = start(tmp_path, *words)

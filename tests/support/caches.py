@@ -5,6 +5,7 @@ All of it is a pure function, or an object that nobody changes: no test sees ano
 
 from __future__ import annotations
 
+import copy
 import functools
 import pickle
 from collections.abc import Callable
@@ -14,20 +15,26 @@ import yaml
 from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.rdp import rdp_privacy_accountant
 from hydra.core.config_store import ConfigStore
+from sklearn import datasets
 
 
 def install() -> None:
     """Put caches before functions of dp_accounting, Hydra and OmegaConf."""
+    pld, rdp = privacy_loss_distribution, rdp_privacy_accountant
     cached = functools.lru_cache(maxsize=256)
-    privacy_loss_distribution.from_gaussian_mechanism = cached(privacy_loss_distribution.from_gaussian_mechanism)
+    pld.from_gaussian_mechanism = cached(pld.from_gaussian_mechanism)
+    pld.PrivacyLossDistribution.self_compose = cached(pld.PrivacyLossDistribution.self_compose)
     # A moment is a sum of up to a thousand terms, each with a binomial coefficient that knows nothing of the noise.
     cached = functools.lru_cache(maxsize=2**20)
-    rdp_privacy_accountant._compute_log_a = cached(rdp_privacy_accountant._compute_log_a)
-    rdp_privacy_accountant._log_comb = cached(rdp_privacy_accountant._log_comb)
+    rdp._compute_log_a = cached(rdp._compute_log_a)
+    rdp._compute_rdp_sample_wor_gaussian_scalar = cached(rdp._compute_rdp_sample_wor_gaussian_scalar)
+    rdp._log_comb = cached(rdp._log_comb)
     # Hydra copies all structured configurations of the process for each question about a group; it changes none of
     # them, and copies again what it loads.
     ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
     yaml.load = _remembering(yaml.load)
+    digits = functools.cache(datasets.load_digits)
+    datasets.load_digits = lambda: copy.deepcopy(digits())
 
 
 def _remembering(load: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

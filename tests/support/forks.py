@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 ROOT = Path(__file__).parents[2]
 IMPORTED = (
     "dpbench.cli.train",
@@ -38,7 +40,7 @@ IMPORTED = (
     "sklearn.datasets",
     "sklearn.model_selection",
 )
-_POLL = 0.01  # seconds
+_POLL = 0.02  # seconds
 
 
 class Fork:
@@ -71,6 +73,10 @@ class Fork:
         err = (self._output / "err").read_text(encoding="utf-8")
         return out, err
 
+    def kill(self) -> None:
+        """Send SIGKILL, unless it has ended."""
+        self.send_signal(signal.SIGKILL)
+
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal, unless it has ended."""
         if self.poll() is None:
@@ -78,11 +84,11 @@ class Fork:
 
 
 def start(folder: Path, module: str, words: list[str], env: dict[str, str]) -> Fork:
-    """Start `python -m MODULE WORDS` in a folder.
+    """Start `python -m MODULE WORDS` in a folder, or `python -c CODE`.
 
     Args:
         folder: Working directory.
-        module: What runs as the main module.
+        module: What runs as the main module; "-c": the first word is a program.
         words: Its arguments.
         env: The whole environment. Python reads its own variables (PYTHONHASHSEED, say) when it starts, so that here
             only PYTHONPATH has an effect.
@@ -139,11 +145,16 @@ def _become(folder: str, module: str, words: list[str], env: dict[str, str], out
         os.dup2(target, number)
         os.close(target)
     os.chdir(folder)
+    np.random.seed()  # forks would draw the same numbers; Python's own generator looks after itself
     os.environ.clear()
     os.environ.update(env)
     added = [entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry and entry not in sys.path]
     sys.path[:1] = [folder, *added]
     sys.argv = [module, *words]
+    if module == "-c":
+        program = sys.argv.pop(1)
+        exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})
+        return
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
