@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,9 @@ def _become(folder: str, module: str, words: list[str], env: dict[str, str], out
     sys.argv = [module, *words]
     if module == "-c":
         program = sys.argv.pop(1)
-        exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})
+        main = types.ModuleType("__main__")  # has no file, in which Python would look for the source of its classes
+        sys.modules["__main__"] = main
+        exec(compile(program, "<string>", "exec"), main.__dict__)
         return
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
