@@ -77,7 +77,7 @@ def _reads_noted(names: list[str]) -> Iterator[None]:
 
 
 def _note(event: str, arguments: tuple[Any, ...], reads: frozenset[str] = _READS) -> None:
-    # Before all else: `id()` is an event, too, and the copy of a configuration asks for it thousands of times. A default
+    # Before all else: `id()` is an event, too, and copying a configuration asks for it thousands of times. A default
     # argument, because Python takes the names of a module away before it has ended.
     if event not in reads:
         return
