@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import runpy
+import selectors
 import signal
 import subprocess
 import sys
@@ -47,10 +48,10 @@ _POLL = 0.02  # seconds
 class Fork:
     """A command that runs, with what tests use of `subprocess.Popen`."""
 
-    def __init__(self, pid: int, output: Path) -> None:
+    def __init__(self, pid: int, pipes: list[int]) -> None:
         self.pid = pid
         self.returncode: int | None = None
-        self._output = output
+        self._pipes = pipes
 
     def poll(self) -> int | None:
         """Exit status (negative: the signal), or None while it runs."""
@@ -68,10 +69,23 @@ class Fork:
         return status
 
     def communicate(self, timeout: float) -> tuple[str, str]:
-        """Standard output and error, when it has ended."""
+        """Standard output and error, when it has ended, and with it all processes that it has started."""
+        begun = time.monotonic()
+        texts = dict.fromkeys(self._pipes, b"")
+        with selectors.DefaultSelector() as selector:
+            for pipe in self._pipes:
+                selector.register(pipe, selectors.EVENT_READ)
+            while selector.get_map():
+                for key, _ in selector.select(1):
+                    piece = os.read(key.fd, 2**16)
+                    texts[key.fd] += piece
+                    if not piece:
+                        selector.unregister(key.fd)
+                        os.close(key.fd)
+                if time.monotonic() - begun > timeout:
+                    raise subprocess.TimeoutExpired(str(self.pid), timeout)
         self.wait(timeout)
-        out = (self._output / "out").read_text(encoding="utf-8")
-        err = (self._output / "err").read_text(encoding="utf-8")
+        out, err = (text.decode() for text in texts.values())
         return out, err
 
     def kill(self) -> None:
@@ -94,9 +108,14 @@ def start(folder: Path, module: str, words: list[str], env: dict[str, str]) -> F
         env: The whole environment. Python reads its own variables (PYTHONHASHSEED, say) when it starts, so that here
             only PYTHONPATH has an effect.
     """
-    output = Path(tempfile.mkdtemp(prefix="dpbench-test-"))
-    request = {"folder": str(folder.absolute()), "module": module, "words": words, "env": env, "output": str(output)}
-    return Fork(_answer(request), output)
+    pipes = []
+    with tempfile.TemporaryDirectory() as place:
+        for name in ("out", "err"):
+            os.mkfifo(f"{place}/{name}")
+            pipes.append(os.open(f"{place}/{name}", os.O_RDONLY | os.O_NONBLOCK))
+        request = {"folder": str(folder.absolute()), "module": module, "words": words, "env": env}
+        pid = _answer({"place": place, "command": request})
+    return Fork(pid, pipes)
 
 
 def _answer(request: dict[str, Any]) -> Any:
@@ -131,18 +150,21 @@ def _serve() -> None:
             done, status = os.waitpid(request["poll"], os.WNOHANG)
             answer = os.waitstatus_to_exitcode(status) if done else None
         else:
+            pipes = [os.open(f"{request['place']}/{name}", os.O_WRONLY) for name in ("out", "err")]
             answer = os.fork()
             if not answer:
-                return _become(**request)
+                return _become(*pipes, **request["command"])
+            for pipe in pipes:
+                os.close(pipe)
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
     return None
 
 
-def _become(folder: str, module: str, words: list[str], env: dict[str, str], output: str) -> None:
+def _become(out: int, err: int, folder: str, module: str, words: list[str], env: dict[str, str]) -> None:
     """Be `python -m MODULE WORDS` from here on."""
-    for number, name in enumerate((os.devnull, f"{output}/out", f"{output}/err")):
-        target = os.open(name, os.O_RDWR | os.O_CREAT)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for number, target in enumerate((nothing, out, err)):
         os.dup2(target, number)
         os.close(target)
     os.chdir(folder)
