@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import gc
 import logging
 import os
 import random
@@ -11,15 +11,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from absl import logging as absl_logging
-from dp_accounting.pld import privacy_loss_distribution
+from matplotlib.figure import Figure
 
 from dpbench.privacy.releases import ReleaseEngine
 from tests.refusals.recorder import pytest_runtest_call  # noqa: F401  pytest finds it here
+from tests.support import caches
 
 torch.set_num_threads(1)  # also for fixtures of modules, which are made before those of a test
 os.environ.setdefault("WANDB_MODE", "offline")
@@ -48,10 +50,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-# A quarter of a short run's time goes into this function of a few numbers, the same ones in hundreds of tests.
-privacy_loss_distribution.from_gaussian_mechanism = functools.lru_cache(maxsize=256)(
-    privacy_loss_distribution.from_gaussian_mechanism
-)
+caches.install()
+
+
+def pytest_collection_finish() -> None:
+    """Keep a million objects of modules and tests, which live to the end, out of each collection of garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +93,26 @@ def _one_key(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         return
     monkeypatch.setattr("dpbench.callback.run_key.run_key", lambda seed, *_: (seed, ""))
     monkeypatch.setattr(ReleaseEngine, "lot_key", None)
+
+
+UNSEEN = ("cli/", "export/", "run/", "runs/", "session/")
+"""Tests in which runs draw their curves, and nobody looks at them."""
+
+
+@pytest.fixture(autouse=True)
+def _no_ink(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There a picture is put together, and an empty file written: ink is a fifth of a small run's time."""
+    if not request.path.is_relative_to(ROOT) or not str(request.path.relative_to(ROOT)).startswith(UNSEEN):
+        return
+    save = Figure.savefig
+
+    def without_ink(figure: Figure, file: Any, **options: Any) -> None:
+        if isinstance(file, Path):
+            file.write_bytes(b"\x89PNG")
+        else:
+            save(figure, file, **options)
+
+    monkeypatch.setattr(Figure, "savefig", without_ink)
 
 
 @pytest.fixture(scope="session")

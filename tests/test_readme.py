@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support import forks
+from tests.support.cli import HANGS
 from tests.support.configs import composed
 
 ROOT = Path(__file__).parents[1]
@@ -22,12 +22,10 @@ def test_python_snippet_runs(tmp_path: Path, page: str) -> None:
     snippets = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.S)
     assert snippets
     for snippet in snippets:
-        env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-        done = subprocess.run(
-            [sys.executable, "-c", snippet], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=1200
-        )
-        assert done.returncode == 0, done.stderr
-        assert "epsilon" in done.stdout
+        process = forks.start(tmp_path, "-c", [snippet], {**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+        out, err = process.communicate(HANGS)
+        assert process.returncode == 0, err
+        assert "epsilon" in out
 
 
 def test_make_targets_and_pictures_exist() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,15 +10,14 @@ from typing import Any
 
 import pytest
 
+from tests.support.cli import dpbench_in_a_process
+
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 
 
-def train(folder: Path, *words: str, **env: str) -> dict[str, object]:
-    command = [sys.executable, "-m", "dpbench", "train", "logger=none", "hydra.run.dir=run", *words]
-    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **env}
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=3600)
-    assert done.returncode == 0, done.stderr
+def train(folder: Path, *words: str) -> dict[str, object]:
+    dpbench_in_a_process(folder, "train", "logger=none", "hydra.run.dir=run", *words)
     result: dict[str, object] = json.loads((folder / "run" / "result.json").read_text())
     return result
 

@@ -24,6 +24,7 @@ def family(z: float) -> Family:
     return Family(ledger_of(World(z=z, releases=100)).events, 1e-5)
 
 
+@cache
 def audited(world: World, seed: int = 0) -> AuditResult:
     return audit(ledger_of(world), world.scores(seed), 0.95, family(world.z))
 

@@ -13,6 +13,7 @@ import torch
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.record import read_result
 from tests.cluster.slurm import wait
+from tests.support import forks
 
 SMALL = (
     "data=digits",
@@ -28,9 +29,9 @@ def dpbench(
     *words: str, folder: Path, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """`dpbench WORDS` in a folder, on one thread; waits for its end."""
-    return subprocess.run(
-        command(*words), cwd=folder, env=alone(environment), capture_output=True, text=True, timeout=900
-    )
+    process = forks.start(folder, "dpbench", list(words), alone(environment))
+    out, err = process.communicate(timeout=900)
+    return subprocess.CompletedProcess(words, process.wait(timeout=900), out, err)
 
 
 def command(*words: str) -> list[str]:

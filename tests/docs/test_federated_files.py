@@ -6,7 +6,6 @@ import importlib
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 
 from dpbench.data.user_data import USER_SOURCES, UserData, load_user_data, user_source
 from dpbench.errors import ConfigurationError
+from tests.support.cli import dpbench_in_a_process
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "howto" / "federated_files.md").read_text(encoding="utf-8")
@@ -79,15 +79,9 @@ def test_the_configuration_of_the_page_trains(folder: Path) -> None:
     (folder / "mine" / "data" / "leaf.yaml").write_text(block("yaml"), encoding="utf-8")
     words = ["--config-dir=mine", "data=leaf", f"data.root={folder}", "records=users", "model=mlp", "model.hidden=4"]
     words += ["data.expected_batch_size=2", "trainer.max_steps=1", "strategy.noise_multiplier=1", "logger=none"]
-    command = [sys.executable, "-m", "dpbench", "train", *words, f"hydra.run.dir={folder / 'run'}"]
-    done = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "epsilon" in done.stdout
-
-
-def environment(folder: Path) -> dict[str, str]:
-    paths = [str(folder), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": ""}
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    out, _ = dpbench_in_a_process(folder, "train", *words, f"hydra.run.dir={folder / 'run'}", PYTHONPATH=path)
+    assert "epsilon" in out
 
 
 @pytest.mark.parametrize("name", ["leaf_json", "tff_hdf5"])

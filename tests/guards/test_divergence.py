@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.strategies import DPSGD, ClipOnly
 from tests.records import user_worlds
 from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for
+from tests.support.cli import dpbench_in_a_process
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:no record of a batch has a finite gradient:UserWarning"),
@@ -177,16 +176,14 @@ def test_large_weights_train() -> None:
 
 
 def test_a_command_says_it_in_one_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "dpbench", "train", "data=random_noise", "data.like=mnist", "data.train_size=200"]
-    command += ["model=mlp", "optimizer.lr=1e30", "strategy=dpsgd", "strategy.noise_multiplier=1"]
-    command += ["data.expected_batch_size=20", "trainer.max_steps=60", f"hydra.run.dir={tmp_path / 'run'}"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    errors = [line for line in done.stderr.splitlines() if "error" in line]
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert len(errors) == 1 and "released weights have diverged" in errors[0]
+    words = ["data=random_noise", "data.like=mnist", "data.train_size=200", "data.expected_batch_size=20"]
+    words += ["model=mlp", "optimizer.lr=1e30", "strategy=dpsgd", "strategy.noise_multiplier=1", "trainer.max_steps=60"]
+    _, err = dpbench_in_a_process(tmp_path, "train", *words, "hydra.run.dir=run", status=1)
+    errors = [line for line in err.splitlines() if "error" in line]
+    assert "Traceback" not in err
+    assert len(errors) == 1
+    assert "released weights have diverged" in errors[0]
     ledger = read_ledger(tmp_path / "run" / "ledger.jsonl")
     assert ledger.damage is None and f"after {len(ledger.releases)} releases" in errors[0]
-    again = subprocess.run(
-        [sys.executable, "-m", "dpbench", "resume", str(tmp_path / "run")], capture_output=True, text=True
-    )
-    assert again.returncode == 1 and "released weights have diverged" in again.stderr
+    _, err = dpbench_in_a_process(tmp_path, "resume", "run", status=1)
+    assert "released weights have diverged" in err

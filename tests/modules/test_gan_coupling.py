@@ -61,9 +61,16 @@ def test_coupled_discriminators_are_refused(tmp_path: Path, make: Any, words: st
         fit(tmp_path, make())
 
 
-@pytest.mark.parametrize("loss", ["standard", "wasserstein"])
-@pytest.mark.parametrize("pair", [MLPGAN, ConvGAN])
-@pytest.mark.parametrize("conditional", [False, True])
+# Each two of these together, not each three.
+@pytest.mark.parametrize(
+    ("loss", "pair", "conditional"),
+    [
+        ("standard", MLPGAN, False),
+        ("standard", ConvGAN, True),
+        ("wasserstein", MLPGAN, True),
+        ("wasserstein", ConvGAN, False),
+    ],
+)
 def test_a_healthy_gan_is_not_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: Any, pair: Any, conditional: bool
 ) -> None:

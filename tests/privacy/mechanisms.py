@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -168,7 +169,15 @@ def neighbors(case: Case, generator: torch.Generator, scale: float) -> tuple[Ten
 
 def audit(case: Case, trials: int = 150) -> list[str]:
     """What is wrong with a mechanism; empty for a correct one."""
-    return [*_cost(case), *_sensitivity(case, trials), *_noise(case), *_purity(case)]
+    return list(problems_of(case, trials))
+
+
+def problems_of(case: Case, trials: int = 150) -> Iterator[str]:
+    """The same one by one, what is seen soonest first: a mutant has more than one, and needs one."""
+    yield from _cost(case)
+    yield from _purity(case)
+    yield from _sensitivity(case, trials)
+    yield from _noise(case)
 
 
 def _cost(case: Case) -> list[str]:

@@ -6,8 +6,8 @@ import ctypes
 import itertools
 import os
 import re
+import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,6 +33,8 @@ from dpbench.privacy.native import choices, kernels, loader
 from dpbench.privacy.native._known_answers import DIGEST, SPACING, START, digest_of_numbers, wrong_answers
 from dpbench.privacy.native._known_answers import KEY as KNOWN
 from dpbench.privacy.native._signatures import ARGUMENTS, declare
+from tests.support import forks
+from tests.support.cli import HANGS
 from tests.support.reference import relative_error
 
 KEY = bytes(range(32))
@@ -357,9 +359,9 @@ def test_keys_and_segments_share_no_noise() -> None:
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=False
-    )
+    process = forks.start(Path(), "-c", [code], {**os.environ, **environment})
+    out, err = process.communicate(HANGS)
+    return subprocess.CompletedProcess(code, process.wait(HANGS), out, err)
 
 
 def test_without_a_compiler_pure_torch_computes(tmp_path: Path) -> None:
@@ -381,18 +383,28 @@ print(round(float(total.std())))
 """
 
 
-def planted(folder: Path, tmp_path: Path, old: str = "* inverse + numbers[j]", new: str = "* inverse") -> Path:
-    """Kernels that add no noise, at the place from which the right ones are loaded."""
-    source = tmp_path / "planted.cpp"
+@pytest.fixture(scope="module")
+def noiseless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Kernels that add no noise."""
+    folder = tmp_path_factory.mktemp("noiseless")
+    source = folder / "noiseless.cpp"
+    noise = "* inverse + numbers[j]"
     text = loader._SOURCE.read_text()
-    assert text.count(old) == 1
-    source.write_text(text.replace(old, new))
-    file = folder / "dpbench" / loader._name() / "kernels.so"
-    file.parent.mkdir(parents=True, mode=0o700)
-    folder.chmod(0o700)
-    file.parent.parent.chmod(0o700)
+    assert text.count(noise) == 1
+    source.write_text(text.replace(noise, "* inverse"))
+    file = folder / "noiseless.so"
     command = ["g++", *loader._FLAGS, "-shared", "-fPIC", "-o", str(file), str(source)]
     subprocess.run(command, check=True, capture_output=True)
+    return file
+
+
+def planted(kernels: Path, cache: Path) -> Path:
+    """Kernels at the place from which the right ones are loaded."""
+    file = cache / "dpbench" / loader._name() / "kernels.so"
+    file.parent.mkdir(parents=True, mode=0o700)
+    cache.chmod(0o700)
+    file.parent.parent.chmod(0o700)
+    shutil.copyfile(kernels, file)
     file.chmod(0o700)
     return file
 
@@ -430,10 +442,10 @@ def another_user(file: Path) -> None:
     [writable_file, writable_folder, writable_folder_above, writable_cache, link, another_user],
 )
 def test_kernels_that_others_may_have_written_are_not_loaded(
-    open_to_others: Callable[[Path], None], tmp_path: Path
+    open_to_others: Callable[[Path], None], noiseless: Path, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
-    file = planted(cache, tmp_path)
+    file = planted(noiseless, cache)
     choice = file.with_name("choice-x")
     open_to_others(file)
     before = sorted(os.listdir(file.parent))
@@ -444,9 +456,9 @@ def test_kernels_that_others_may_have_written_are_not_loaded(
     assert sorted(os.listdir(file.parent)) == before and not choice.exists()
 
 
-def test_kernels_that_compute_wrongly_are_not_used(tmp_path: Path) -> None:
+def test_kernels_that_compute_wrongly_are_not_used(noiseless: Path, tmp_path: Path) -> None:
     """One's own, so nobody planted them: a compiler can be wrong."""
-    planted(tmp_path / "cache", tmp_path)
+    planted(noiseless, tmp_path / "cache")
     code = "from dpbench.privacy import native; print(native.library()); native.warn_if_missing()"
     done = run(code, DPBENCH_NATIVE="auto", XDG_CACHE_HOME=str(tmp_path / "cache"))
     assert (done.returncode, done.stdout) == (0, "None\n")

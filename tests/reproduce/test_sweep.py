@@ -7,8 +7,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,6 +26,7 @@ from dpbench.reproduce.tables import read_table
 from dpbench.run.jobs import _submitit_error
 from dpbench.run.progress import watching
 from tests.reproduce.digits_table import edited
+from tests.support.cli import dpbench_in_a_process, start
 
 
 def test_a_full_disk_is_told(
@@ -110,7 +109,7 @@ def test_without_a_terminal_each_run_that_ends_is_told(
 
 
 def reproduce(folder: Path, *words: str) -> list[str]:
-    return [sys.executable, "-m", "dpbench", "reproduce", str(folder / "own" / "digits.yaml"), *words]
+    return ["reproduce", str(folder / "own" / "digits.yaml"), *words]
 
 
 def results(folder: Path) -> dict[str, dict[str, Any]]:
@@ -119,37 +118,35 @@ def results(folder: Path) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.slow
 def test_a_table_that_is_killed_goes_on(definition: Path, tmp_path: Path) -> None:
-    edited(definition, "trainer.max_steps=6", "trainer.max_steps=2000")
-    first = subprocess.run(
-        reproduce(tmp_path, "rows=short", "seeds=1"), cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert "2/2 done" in first.stdout
+    edited(definition, "trainer.max_steps=6", "trainer.max_steps=1000")
+    out, _ = dpbench_in_a_process(tmp_path, *reproduce(tmp_path, "rows=short", "seeds=1"))
+    assert "2/2 done" in out
     done = {name: record["seconds"] for name, record in results(tmp_path).items()}
     assert len(done) == 2
-    sweep = subprocess.Popen(reproduce(tmp_path, "seeds=1"), cwd=tmp_path, stdout=subprocess.DEVNULL)
+    sweep = start(tmp_path, *reproduce(tmp_path, "seeds=1"))
     begun = time.monotonic()
     while not (releases := [*(tmp_path / "runs").rglob("long-private-*/ledger.jsonl")]) or not _halfway(releases[0]):
         assert sweep.poll() is None and time.monotonic() - begun < 1200
         time.sleep(0.02)
     os.kill(sweep.pid, signal.SIGKILL)
-    sweep.wait()
+    sweep.wait(timeout=600)
     assert len(results(tmp_path)) == 2
-    last = subprocess.run(reproduce(tmp_path, "seeds=1"), cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "4/4 done" in last.stdout
+    out, _ = dpbench_in_a_process(tmp_path, *reproduce(tmp_path, "seeds=1"))
+    assert "4/4 done" in out
     after = results(tmp_path)
     assert len(after) == 4 and {name: after[name]["seconds"] for name in done} == done  # not run again
     written = pd.read_csv(tmp_path / "results" / "own_digits" / "runs.csv")
-    assert len(written) == 4 and set(written["steps"]) == {3, 2000}
-    assert [record["privacy"].get("releases") for name, record in after.items() if "long-private" in name] == [2000]
+    assert len(written) == 4 and set(written["steps"]) == {3, 1000}
+    assert [record["privacy"].get("releases") for name, record in after.items() if "long-private" in name] == [1000]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_a_table_that_is_told_to_stop_begins_no_other_run(workers: int, definition: Path, tmp_path: Path) -> None:
-    edited(definition, "trainer.max_steps=6", "trainer.max_steps=2000")
+    edited(definition, "trainer.max_steps=6", "trainer.max_steps=1000")
     launcher = ["launcher=joblib", f"hydra.launcher.n_jobs={workers}"] if workers else []
     words = reproduce(tmp_path, "rows=long", "columns=private", "seeds=5", *launcher)
-    sweep = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    sweep = start(tmp_path, *words)
     begun = time.monotonic()
     while not any(map(_halfway, (tmp_path / "runs").rglob("long-private-*/ledger.jsonl"))):
         assert sweep.poll() is None and time.monotonic() - begun < 1200
@@ -211,7 +208,7 @@ def test_other_launchers_give_the_same_figures(launcher: str, definition: Path, 
     basic, other = tmp_path / "basic", tmp_path / "other"
     for folder, words in ((basic, ()), (other, (f"launcher={launcher}",))):
         command = [*reproduce(tmp_path, "rows=short", "seeds=1", *words), "--runs", str(folder)]
-        subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=1200)
+        dpbench_in_a_process(tmp_path, *command)
     one, two = results(basic), results(other)
     assert set(one) == set(two) and len(one) == 2
     for name in one:

@@ -120,7 +120,8 @@ def test_validation_split_is_not_trained_on(tmp_path: Path) -> None:
     assert pd.read_csv(run / "metrics.csv")["test/accuracy"].notna().sum() == 1
 
 
-LONG = [*PRIVATE, "trainer.max_steps=900", "run.checkpoint_every_n_steps=37", "+optimizer.momentum=0.9"]
+STEPS = 250
+LONG = [*PRIVATE, f"trainer.max_steps={STEPS}", "run.checkpoint_every_n_steps=37", "+optimizer.momentum=0.9"]
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +156,7 @@ def test_killed_and_resumed_is_bit_identical(tmp_path: Path, uninterrupted: Path
 @pytest.mark.slow
 def test_killed_before_any_checkpoint(tmp_path: Path, uninterrupted: Path) -> None:
     run = tmp_path / "run"
-    words = [*LONG[:-2], "run.checkpoint_every_n_steps=899", LONG[-1]]
+    words = [*LONG[:-2], f"run.checkpoint_every_n_steps={STEPS - 1}", LONG[-1]]
     signalled(tmp_path, signal.SIGKILL, 20, "hydra.run.dir=run", *words)
     assert not (run / "checkpoints/last.ckpt").exists()
     dpbench(tmp_path, "resume", "run")
@@ -170,7 +171,7 @@ def test_ctrl_c_saves_everything_and_says_how_to_go_on(tmp_path: Path, uninterru
     assert status == 130
     assert "dpbench resume" in err
     partial = json.loads((run / "partial_result.json").read_text())
-    assert partial["steps"] == len(read_ledger(run / "ledger.jsonl").releases) < 900
+    assert partial["steps"] == len(read_ledger(run / "ledger.jsonl").releases) < STEPS
     assert partial["privacy"]["epsilon"]["rdp"] > 0
     assert (run / "checkpoints/last.ckpt").exists()
     _, err = dpbench(tmp_path, "train", *TINY, "hydra.run.dir=run", *LONG, status=1)
@@ -439,7 +440,7 @@ def test_sigterm_saves_and_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.slow
 def test_a_signal_ends_the_whole_sweep(tmp_path: Path, number: signal.Signals) -> None:
-    sweep = ["-m", *LONG[:-1], "seed=1,2", "hydra.sweep.dir=sweep", "run.name=x", "trainer.max_steps=900"]
+    sweep = ["-m", *LONG[:-1], "seed=1,2", "hydra.sweep.dir=sweep", "run.name=x"]
     status, err = signalled(tmp_path, number, 60, *sweep)
     assert status == 128 + number, err
     assert "dpbench resume" in err
@@ -449,11 +450,11 @@ def test_a_signal_ends_the_whole_sweep(tmp_path: Path, number: signal.Signals) -
 @pytest.mark.slow
 def test_ctrl_c_with_two_processes(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    words = ["hydra.run.dir=run", *LONG, "trainer=ddp_cpu", "trainer.max_steps=900"]
+    words = ["hydra.run.dir=run", *LONG, "trainer=ddp_cpu"]
     status, err = signalled(tmp_path, signal.SIGINT, 60, *words)
     assert status == 130, err
     partial = json.loads((run / "partial_result.json").read_text())
-    assert partial["steps"] == len(read_ledger(run / "ledger.jsonl").releases) < 900
+    assert partial["steps"] == len(read_ledger(run / "ledger.jsonl").releases) < STEPS
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from dpbench.run._resume import job_name
 from dpbench.run._signals import hand_back
 from dpbench.run.train import train
 from dpbench.runs.folder import RunFolder
+from tests.support.cli import dpbench_in_a_process
 from tests.support.processes import config_of, content_of
 from tests.support.signalled import Signals
 
@@ -108,6 +109,5 @@ def test_a_preempted_job_of_submitit_ends_like_one_that_was_not(tmp_path: Path) 
     assert _workers(tmp_path) == []
     assert json.loads(run.result.read_text())["config"]["run"]["resume"] is True  # it was made in two parts
     whole = tmp_path / "whole"
-    alone = [sys.executable, "-m", "dpbench", "train", *words, f"hydra.run.dir={whole}"]
-    subprocess.run(alone, cwd=tmp_path, env=there, check=True)
+    dpbench_in_a_process(tmp_path, "train", *words, f"hydra.run.dir={whole}", PYTHONPATH=path)
     assert content_of(run.path) == content_of(whole)

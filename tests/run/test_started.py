@@ -29,7 +29,9 @@ from dpbench.run.processes import (
 )
 from dpbench.run.train import train
 from dpbench.runs.folder import RunFolder
+from tests.support import forks
 from tests.support.cli import FEW
+from tests.support.forks import Fork
 from tests.support.processes import TINY, TWO, config_of
 
 OF_TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "RANK": "3", "LOCAL_RANK": "1"}
@@ -110,16 +112,15 @@ def environments(srun: bool = False) -> list[dict[str, str]]:
     return [{**here, **world, "RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
 
 
-def both(folder: Path, commands: Sequence[Sequence[str]], srun: bool = False) -> list[subprocess.Popen[str]]:
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    pairs = zip(commands, environments(srun), strict=True)
-    return [
-        subprocess.Popen([sys.executable, *words], cwd=folder, env={**os.environ, **own}, **pipes)  # type: ignore[call-overload]
-        for words, own in pairs
-    ]
+def both(folder: Path, commands: Sequence[Sequence[str]], srun: bool = False) -> list[Fork]:
+    """Start a module with its arguments, or "-c" with a program, in each of two processes."""
+    processes = []
+    for (module, *words), own in zip(commands, environments(srun), strict=True):
+        processes.append(forks.start(folder, module, words, {**os.environ, **own}))
+    return processes
 
 
-def ends(processes: Sequence[subprocess.Popen[str]]) -> tuple[list[int], list[str]]:
+def ends(processes: Sequence[Fork | subprocess.Popen[str]]) -> tuple[list[int], list[str]]:
     told = [process.communicate(timeout=600)[1] for process in processes]
     return [process.returncode for process in processes], told
 
@@ -128,7 +129,7 @@ def ends(processes: Sequence[subprocess.Popen[str]]) -> tuple[list[int], list[st
 @pytest.mark.parametrize("how", ["torchrun", "srun"])
 def test_they_are_one_run_equal_to_that_of_processes_of_our_own(tmp_path: Path, how: str) -> None:
     train(config_of(*TWO), tmp_path / "whole")
-    words = ["-m", "dpbench", "train", *TINY, "trainer=ddp_cpu", "trainer.max_steps=8"]  # a folder named by the time
+    words = ["dpbench", "train", *TINY, "trainer=ddp_cpu", "trainer.max_steps=8"]  # a folder named by the time
     statuses, told = ends(both(tmp_path, [words, words], srun=how == "srun"))
     assert statuses == [0, 0], told
     assert told == ["", ""]
@@ -148,10 +149,10 @@ def test_torchrun_on_two_nodes(tmp_path: Path) -> None:
     assert torchrun is not None
     port, run = free_port(), tmp_path / "run"
     place = ["--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1", f"--master_port={port}"]
-    words = ["-m", "dpbench", "train", *TINY, "trainer=ddp_cpu", f"hydra.run.dir={run}"]
+    words = ["dpbench", "train", *TINY, "trainer=ddp_cpu", f"hydra.run.dir={run}"]
     nodes = [
         subprocess.Popen(
-            [torchrun, *place, f"--node_rank={rank}", *words],
+            [torchrun, *place, f"--node_rank={rank}", "-m", *words],
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -165,7 +166,7 @@ def test_torchrun_on_two_nodes(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dead", [0, 1])
 def test_one_that_dies_ends_the_others_with_one_line_and_a_run_that_goes_on(tmp_path: Path, dead: int) -> None:
-    words = ["-m", "dpbench", "train", *TINY, "trainer.max_steps=30000", "run.checkpoint_every_n_steps=20"]
+    words = ["dpbench", "train", *TINY, "trainer.max_steps=30000", "run.checkpoint_every_n_steps=20"]
     run = RunFolder(tmp_path / "run")
     processes = both(tmp_path, [[*words, "hydra.run.dir=run"]] * 2)
     while not run.checkpoint.exists():
@@ -177,7 +178,7 @@ def test_one_that_dies_ends_the_others_with_one_line_and_a_run_that_goes_on(tmp_
     line = rf"dpbench: error: another process of this training has ended \(this is {1 - dead} of 2, from 0\)\. .*"
     assert re.fullmatch(line + r"start them again with: dpbench resume \S+/run\n", told[1 - dead]), told
     made = len(read_ledger(run.ledger).releases)
-    again = ["-m", "dpbench", "resume", "run", f"trainer.max_steps={made + 5}"]
+    again = ["dpbench", "resume", "run", f"trainer.max_steps={made + 5}"]
     statuses, told = ends(both(tmp_path, [again, again], srun=True))
     assert statuses == [0, 0], told
     book = read_ledger(run.ledger)
@@ -186,7 +187,7 @@ def test_one_that_dies_ends_the_others_with_one_line_and_a_run_that_goes_on(tmp_
 
 @pytest.mark.slow
 def test_a_notice_to_one_stops_all(tmp_path: Path) -> None:
-    words = ["-m", "dpbench", "train", *TINY, "trainer.max_steps=30000", "hydra.run.dir=run"]
+    words = ["dpbench", "train", *TINY, "trainer.max_steps=30000", "hydra.run.dir=run"]
     run = RunFolder(tmp_path / "run")
     processes = both(tmp_path, [words, words])
     while not run.checkpoint.exists():
@@ -214,7 +215,7 @@ def test_a_notice_to_one_stops_all(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_told_once(tmp_path: Path, words: tuple[str, str], line: str) -> None:
-    begin = ["-m", "dpbench", "train", *TINY, "hydra.run.dir=run"]
+    begin = ["dpbench", "train", *TINY, "hydra.run.dir=run"]
     statuses, told = ends(both(tmp_path, [[*begin, word] for word in words]))
     assert statuses == [1, 1]
     assert re.fullmatch(f"dpbench: error: {line}\n", "".join(told)), told

@@ -32,7 +32,7 @@ from dpbench.session.graphs import Graphs
 from dpbench.strategies import DPSGD, AdaptiveQuantileClipping, AutomaticClipping, DiscretizedDPSGD
 from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for, weights_of
 
-STEPS = 24
+STEPS = 16
 
 
 class Recorder(Graphs):

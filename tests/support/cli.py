@@ -6,8 +6,6 @@ import contextlib
 import io
 import os
 import signal
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import torch
 
 from dpbench.cli import main
+from tests.support import forks
 
 # A small image keeps a step at a few milliseconds.
 TINY = ["model=mlp", "model.hidden=[16]", "data.image_size=8", "logger=none", "data.expected_batch_size=64"]
@@ -24,17 +23,12 @@ ROOT = Path(__file__).parents[2]
 HANGS = 1200  # seconds; no test waits for a time
 
 
-def start(folder: Path, *words: str, module: str = "dpbench", **env: str) -> subprocess.Popen[str]:
+def start(folder: Path, *words: str, module: str = "dpbench", **env: str) -> forks.Fork:
+    """Start a command in a process of its own."""
     # A run in the process of an earlier test leaves the address of wandb's service there, which has ended.
     inherited = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
-    return subprocess.Popen(
-        [sys.executable, "-m", module, *words],
-        cwd=folder,
-        env={**inherited, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **env},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    env = {**inherited, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **env}
+    return forks.start(folder, module, list(words), env)
 
 
 def dpbench(folder: Path, *words: str, status: int = 0) -> tuple[str, str]:

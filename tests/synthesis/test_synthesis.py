@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -24,13 +22,13 @@ from dpbench.synthesis._fidelity import accuracies, density_and_coverage, featur
 from dpbench.synthesis.evaluate import evaluate
 from dpbench.synthesis.memorization import memorization
 from dpbench.synthesis.sample import load_gan, make, sample
+from tests.support.cli import dpbench_in_a_process
 
 TINY = ["experiment=digits_gan", "logger=none", "trainer.max_steps=12", "model.width=8", "model.noise_size=8"]
 
 
 def train(folder: Path, *words: str) -> Path:
-    command = [sys.executable, "-m", "dpbench", "train", *TINY, f"hydra.run.dir='{folder}'", *words]
-    subprocess.run(command, check=True, capture_output=True, timeout=1200)
+    dpbench_in_a_process(folder.parent, "train", *TINY, f"hydra.run.dir='{folder}'", *words)
     return folder
 
 

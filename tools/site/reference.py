@@ -214,7 +214,7 @@ def _owner(path: Path, group: str, key: str) -> tuple[_Owner | None, str]:
     above, _, name = key.rpartition(".")
     section: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     if group == "data" and above == "options":
-        return USER_SOURCES[section["name"]].load, name
+        return USER_SOURCES[section["name"]].declaration, name
     for part in filter(None, above.split(".")):
         section = section[part]
     if target := section.get("_target_"):

@@ -102,7 +102,7 @@ def anchor(row: str, column: str) -> str:
 
 
 def positions(table: Table, head: Sequence[str]) -> dict[str, int]:
-    """Key of a column → where the table, as `_outputs.cells` lays it out, shows ours.
+    """Key of a column → where the table, as `_summary.cells` lays it out, shows ours.
 
     Args:
         table: The definition.

@@ -14,7 +14,7 @@ from pytorch_lightning.utilities.seed import isolate_rng
 from dpbench.canonical import Canonical
 from dpbench.errors import ConfigurationError
 
-_READS = {"open", "sqlite3.connect", "socket.connect"}  # events of `sys.audit`
+_READS = frozenset({"open", "sqlite3.connect", "socket.connect"})  # events of `sys.audit`
 _CODE = (".py", ".pyc", ".so")  # what an import opens
 _SYSTEM = ("/proc/", "/sys/", "/dev/")
 _current = threading.local()
@@ -76,7 +76,11 @@ def _reads_noted(names: list[str]) -> Iterator[None]:
         del _current.names
 
 
-def _note(event: str, arguments: tuple[Any, ...]) -> None:
+def _note(event: str, arguments: tuple[Any, ...], reads: frozenset[str] = _READS) -> None:
+    # Before all else: `id()` is an event, too, and copying a configuration asks for it thousands of times. A default
+    # argument, because Python takes the names of a module away before it has ended.
+    if event not in reads:
+        return
     names: list[str] | None = getattr(_current, "names", None)
-    if names is not None and event in _READS and arguments and not isinstance(arguments[0], int):
+    if names is not None and arguments and not isinstance(arguments[0], int):
         names.append(str(Path(str(arguments[0]))) if event == "open" else f"{event} {arguments[-1]}")
