@@ -122,7 +122,7 @@ _SLACK = 0.98
 
 def _slack(record: Mapping[str, Any]) -> str:
     """What a noise that was computed by rdp leaves of the budget by pld; empty where that is little."""
-    strategy = record["config"].get("strategy") or {}
+    strategy: Mapping[str, Any] = record["config"].get("strategy") or {}
     target = strategy.get("target_epsilon")
     is_computed = target is not None and strategy.get("noise_multiplier") is None
     if not is_computed or strategy.get("accountant") != "rdp":
