@@ -88,8 +88,7 @@ def handled_by(handler: Any) -> Iterator[dict[int, Any]]:
     """
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        for number in SIGNALS:
-            before[number] = signal.signal(number, handler)
+        before = {number: signal.signal(number, handler) for number in SIGNALS}
     try:
         yield before
     finally:

@@ -321,7 +321,7 @@ def run_in_processes(run: Callable[[], T], count: int, strategy: str | None, fol
     """
     from hydra.core.hydra_config import HydraConfig
 
-    context = multiprocessing.get_context("fork" if strategy == "ddp_fork" else "spawn")
+    context: Any = multiprocessing.get_context("fork" if strategy == "ddp_fork" else "spawn")
     with TemporaryDirectory(prefix="dpbench-") as name:
         mailbox = Path(name)
         processes: list[BaseProcess] = []
@@ -419,7 +419,8 @@ def _run_as(rank: int, count: int, mailbox: Path, run: Callable[[], Any], hydra:
 
     from dpbench.callback.process_group import leave_group
 
-    rank_zero_only.rank = rank  # Lightning, which may have been imported, has looked for it before it was set
+    # Lightning, which may have been imported, has looked for it before it was set.
+    rank_zero_only.rank = rank  # type: ignore[attr-defined]
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, available_cores() // count))
     try:
