@@ -13,7 +13,7 @@ import pandas as pd
 
 from dpbench.errors import ConfigurationError
 from dpbench.reports.markdown import markdown_rows
-from dpbench.reports.run_rows import CODE, MISSING, NOT_FINISHED, RunRow, flat, unfinished_below
+from dpbench.reports.run_rows import CODE, MISSING, NOT_FINISHED, RunRow, flat, keys_of_any, unfinished_below
 from dpbench.reports.run_table import (
     APART,
     TIME,
@@ -170,11 +170,10 @@ def _differing_within(table: RunTable, groups: Iterable[Sequence[int]], keys: Se
     differing: dict[str, None] = {}
     for numbers in groups:
         members = [table.rows[number] for number in numbers]
-        settings = pd.DataFrame([{**row.without_seed, CODE: row.code} for row in members]).astype(object)
-        # As text: options may be lists. A setting that only some of them have differs, too.
-        several = settings.where(settings.notna(), None).map(str).nunique() > 1
-        for name in settings.columns[several]:
-            if name not in ("objective", *keys):
+        settings = [{**row.without_seed, CODE: row.code} for row in members]
+        for name in keys_of_any(settings):
+            values = {str(setting.get(name)) for setting in settings}  # as text: options may be lists
+            if len(values) > 1 and name not in ("objective", *keys):
                 differing[name.removesuffix("._target_")] = None
     return list(differing)
 
