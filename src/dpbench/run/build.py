@@ -387,7 +387,7 @@ def build_trainer(config: dict[str, Any], alone: bool = False, **extra: Any) -> 
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     trainer: pl.Trainer = instantiate(class_of(options, "trainer"), options, "trainer")
     if isinstance(options.get("profiler"), str):
-        profiler: Any = trainer.profiler
+        profiler: Any = trainer.profiler  # type: ignore[attr-defined]
         # Into a file: a log is what it takes otherwise, and Lightning's is silent here.
         profiler.dirpath = trainer.default_root_dir
         profiler.filename = "profile"
