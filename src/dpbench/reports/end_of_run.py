@@ -124,8 +124,7 @@ def _slack(record: Mapping[str, Any]) -> str:
     """What a noise that was computed by rdp leaves of the budget by pld; empty where that is little."""
     strategy: Mapping[str, Any] = record["config"].get("strategy") or {}
     target = strategy.get("target_epsilon")
-    is_computed = target is not None and strategy.get("noise_multiplier") is None
-    if not is_computed or strategy.get("accountant") != "rdp":
+    if target is None or strategy.get("noise_multiplier") is not None or strategy.get("accountant") != "rdp":
         return ""
     tighter = record["privacy"]["epsilon"].get("pld")
     if tighter is None or tighter > _SLACK * target:
