@@ -99,7 +99,7 @@ crash: $(VENV)/.ready-dev ## Kill runs at random moments, resume them, compare t
 two-processes: $(VENV)/.ready-dev ## Train on two processes beside two busy ones; none may be lost: docs/two_processes.md (an hour; goes on)
 	$(BIN)/python -m tests.endurance two-processes --runs $(RUNS) --report docs/two_processes.md
 
-SPHINX = $(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --nitpicky -c docs -d site/.doctrees
+SPHINX = $(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs -d site/.doctrees
 FORGET := { rm -rf site/.doctrees; exit 1; } # what was read with a warning would not be read, and warn, again
 
 site: $(VENV)/.ready-docs ## Build the documentation: open site/index.html (two minutes, later builds less; no network)

@@ -22,7 +22,7 @@ from tools.golden.ledgers import facts_of, write_missing
 from tools.golden.numbers import numbers, unraised, verdict
 from tools.golden.runs import kernels_are_there, quiet
 from tools.golden.scenarios import Scenario, scenarios, with_twins
-from tools.golden.values import Outcomes, lines_of, same, values_of, wrong_twins, wrong_values, wrong_weights
+from tools.golden.values import Outcomes, equal, lines_of, values_of, wrong_twins, wrong_values, wrong_weights
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "tests" / "golden"
@@ -69,7 +69,7 @@ def wrong_ledgers() -> Iterator[str]:
     for path in sorted((FOLDER / "ledgers").glob("*.jsonl")):
         now, then = facts_of(path), facts[path.stem]
         now["epsilon"] = {name: value for name, value in now["epsilon"].items() if name in then["epsilon"]}
-        if not same(now, then):
+        if not equal(now, then):
             yield f"the ledger {path.name} is {now}, and was {then}"
 
 
@@ -92,9 +92,9 @@ def other_weights(chosen: Sequence[Scenario], outcomes: Outcomes, revision: str 
     say(f"training those of {revision[:10]}")
     before = weights_before(chosen, revision, say)
     wrong = list(wrong_weights(chosen, outcomes, before))
-    equal = len({scenario.name for scenario in chosen} & set(before)) - len(wrong)
-    say(f"{equal} of {len(chosen)} runs have the weights of {revision[:10]}, to the bit")
-    if not equal and not wrong:
+    count = len({scenario.name for scenario in chosen} & set(before)) - len(wrong)
+    say(f"{count} of {len(chosen)} runs have the weights of {revision[:10]}, to the bit")
+    if not count and not wrong:
         yield f"{revision[:10]} has none of these runs: compare with a later one, --base REVISION."
     if wrong:
         yield _RAISE
@@ -118,8 +118,8 @@ def weights_before(chosen: Sequence[Scenario], revision: str, say: Say) -> Outco
 def _names(checkout: Path) -> set[str]:
     words = ["-c", "from tools.golden.scenarios import scenarios; print(*(one.name for one in scenarios()))"]
     environment = {**os.environ, "PYTHONPATH": f"{checkout / 'src'}{os.pathsep}{checkout}"}
-    done = subprocess.run([sys.executable, *words], cwd=checkout, env=environment, capture_output=True, check=True)
-    return set(done.stdout.decode().split())
+    process = subprocess.run([sys.executable, *words], cwd=checkout, env=environment, capture_output=True, check=True)
+    return set(process.stdout.decode().split())
 
 
 def write(say: Say = print) -> None:
@@ -174,7 +174,7 @@ def _train_part(
 ) -> Outcomes:
     folder.mkdir()
     names = folder / "names.json"
-    names.write_text(json.dumps([one.name for one in chosen]), encoding="utf-8")
+    names.write_text(json.dumps([scenario.name for scenario in chosen]), encoding="utf-8")
     root = runner or ROOT
     path = [str(source), str(root)] if source is not None else [*sys.path, str(root)]
     environment = {

@@ -121,12 +121,12 @@ def _damaged(ledger: Path) -> None:
 def _late_checksums(ledger: Path) -> None:
     """Of an executor that knows each checksum one line later, and died before it knew the last one."""
     _fit(_FLAT, ledger, 36)
-    made = read_ledger(ledger)
+    original = read_ledger(ledger)
     ledger.unlink()
-    writer = LedgerWriter(ledger, made.header)
-    for _, release in made.releases:
+    writer = LedgerWriter(ledger, original.header)
+    for _, release in original.releases:
         writer.append(replace(release, checksum=None))
-        if release is not made.releases[-1][1] and release.checksum is not None:
+        if release is not original.releases[-1][1] and release.checksum is not None:
             writer.add_checksum(release.number, release.checksum)
     writer.close()
 
@@ -135,10 +135,10 @@ def _from_schema_1(ledger: Path) -> None:
     """A run that was begun under schema 1, and resumed."""
     trainer = _fit(_FLAT, ledger, 36)
     trainer.save_checkpoint(ledger.parent / "saved.ckpt")
-    made = read_ledger(ledger)
+    original = read_ledger(ledger)
     ledger.unlink()
-    writer = LedgerWriter(ledger, replace(made.header, plan=None))
-    for _, release in made.releases:
+    writer = LedgerWriter(ledger, replace(original.header, plan=None))
+    for _, release in original.releases:
         writer.append(release)
     writer.close()
     checkpoint = torch.load(ledger.parent / "saved.ckpt", weights_only=False)

@@ -56,11 +56,11 @@ def unraised(now: Numbers, committed: Numbers) -> str | None:
     """One line where the same key gives other numbers under the same `RANDOM_NUMBERS`; else None."""
     if now["RANDOM_NUMBERS"] != committed["RANDOM_NUMBERS"]:
         return None
-    other = [name for name in now if name in committed and not _alike(now[name], committed[name])]
-    if not other:
+    changed = [name for name in now if name in committed and not _alike(now[name], committed[name])]
+    if not changed:
         return None
     return (
-        f"the same key gives other numbers than the committed ones ({', '.join(other)}), so that a seeded run could "
+        f"the same key gives other numbers than the committed ones ({', '.join(changed)}), so that a seeded run could "
         "add one noise to two sums: raise RANDOM_NUMBERS in privacy/randomness.py, then run "
         "`python -m tools.golden write`."
     )
@@ -76,12 +76,12 @@ def verdict(now: Numbers, committed: Numbers) -> str | None:
     return unraised(now, committed)
 
 
-def _alike(one: Any, other: Any) -> bool:
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_alike, one, other))
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=2e-6, abs_tol=_TOLERANCE)
-    return bool(one == other)
+def _alike(now: Any, then: Any) -> bool:
+    if isinstance(now, list) and isinstance(then, list):
+        return len(now) == len(then) and all(map(_alike, now, then))
+    if isinstance(now, float) and isinstance(then, float):
+        return math.isclose(now, then, rel_tol=2e-6, abs_tol=_TOLERANCE)
+    return bool(now == then)
 
 
 def _lots(key: int) -> list[Any]:
@@ -155,7 +155,7 @@ def _weights_without_noise(scenario: Scenario) -> list[float]:
         strategy = scenario.make_strategy(Path(folder) / "ledger.jsonl")
         loader = worlds.lots_of(scenario.sampling, scenario.records == "users", 36, torch.float64)
         trainer_for(Path(folder), (strategy,), 1).fit(module, loader)
-    return _some(model)
+    return _first_weights(model)
 
 
 class _Masks(nn.Module):
@@ -177,10 +177,10 @@ def _weights_with_masks() -> list[float]:
         loader = worlds.lots_of("poisson", False, 36, torch.float64)
         for _ in PrivateLoop(model, optimizer, loader, strategy, worlds.mean_loss, _STEPS):
             pass
-    return _some(model)
+    return _first_weights(model)
 
 
-def _some(model: nn.Module) -> list[float]:
+def _first_weights(model: nn.Module) -> list[float]:
     """Norm and first numbers of the weights, to six digits."""
     flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     return [significant(float(value), 6) for value in (flat.norm(), *flat[:5])]

@@ -17,10 +17,12 @@ def main(names: Path, folder: Path) -> None:
     chosen = [Scenario.named(name) for name in json.loads(names.read_text(encoding="utf-8"))]
     # First those that are killed in forks of this process: it has trained nothing yet.
     order = sorted(range(len(chosen)), key=lambda place: chosen[place].end != "sigkill")
-    outcomes = {chosen[place].name: run(chosen[place], folder / str(place)).to_dict() for place in order}
+    outcomes = {}
+    for place in order:
+        outcomes[chosen[place].name] = run(chosen[place], folder / str(place)).to_dict()
     if os.environ.get("RANK", "0") == "0":
-        text = json.dumps({one.name: outcomes[one.name] for one in chosen})
-        (folder / "outcomes.json").write_text(text, encoding="utf-8")
+        in_order = {scenario.name: outcomes[scenario.name] for scenario in chosen}
+        (folder / "outcomes.json").write_text(json.dumps(in_order), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -83,10 +83,11 @@ class _Death(pl.Callback):
 
 def weights_hash(module: nn.Module) -> str:
     """A hash of all parameters, to the bit."""
-    whole = hashlib.sha256()
+    weights = hashlib.sha256()
     for parameter in module.parameters():
-        whole.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return whole.hexdigest()[:16]
+        numbers = parameter.detach().cpu().contiguous().view(-1)
+        weights.update(numbers.view(torch.uint8).numpy().tobytes())
+    return weights.hexdigest()[:16]
 
 
 def run(scenario: Scenario, folder: Path) -> Outcome:
@@ -100,8 +101,8 @@ def run(scenario: Scenario, folder: Path) -> Outcome:
         RuntimeError: A run that was to die did not, or not as it should have.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with_kernels = scenario.tier == "kernels" and kernels_are_there()
-    native.select("on" if with_kernels else "off")
+    has_kernels = scenario.tier == "kernels" and kernels_are_there()
+    native.select("on" if has_kernels else "off")
     with fixed_keys():
         if scenario.way == "loop":
             outcome = _loop(scenario, folder)
@@ -188,7 +189,7 @@ def trainer_for(folder: Path, callbacks: tuple[pl.Callback, ...], processes: int
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        enable_checkpointing=any(isinstance(one, ModelCheckpoint) for one in callbacks),
+        enable_checkpointing=any(isinstance(callback, ModelCheckpoint) for callback in callbacks),
         use_distributed_sampler=False,
         default_root_dir=str(folder),
         callbacks=list(callbacks),

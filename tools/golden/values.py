@@ -36,10 +36,10 @@ def values_of(outcome: dict[str, Any]) -> Values:
     ledger = ledger_of(outcome["ledger"])
     header = ledger.header
     _, first = ledger.releases[0]
-    events = [
-        {"count": count, "sampling": event.sampling.to_dict(), "queries": _queries(event.queries, 10)}
-        for event, count in ledger.events.items()
-    ]
+    events = []
+    for event, count in ledger.events.items():
+        queries = _queries(event.queries, 10)
+        events.append({"count": count, "sampling": event.sampling.to_dict(), "queries": queries})
     return {
         "unit": header.unit,
         "neighbouring_relation": header.neighboring_relation,
@@ -55,8 +55,12 @@ def values_of(outcome: dict[str, Any]) -> Values:
 def epsilons(ledger: Ledger, delta: float, accountants: Iterable[str]) -> dict[str, float]:
     """Epsilons to ten digits, by those of the accountants that give one."""
     events = frozenset(ledger.events.items())
-    by_name = {name: _epsilon(events, delta, name) for name in accountants}
-    return {name: value for name, value in by_name.items() if value is not None}
+    by_accountant = {}
+    for name in accountants:
+        value = _epsilon(events, delta, name)
+        if value is not None:
+            by_accountant[name] = value
+    return by_accountant
 
 
 @cache
@@ -69,10 +73,12 @@ def _epsilon(events: frozenset[tuple[Event, int]], delta: float, accountant: str
 
 
 def _queries(queries: Iterable[SumQuery], digits: int) -> list[list[Any]]:
-    return [
-        [query.name, significant(query.sensitivity, digits), significant(query.noise_std, digits), query.unit]
-        for query in queries
-    ]
+    rows = []
+    for query in queries:
+        sensitivity = significant(query.sensitivity, digits)
+        noise_std = significant(query.noise_std, digits)
+        rows.append([query.name, sensitivity, noise_std, query.unit])
+    return rows
 
 
 def ledger_of(text: str) -> Ledger:
@@ -91,17 +97,18 @@ def wrong_values(chosen: Iterable[Scenario], outcomes: Outcomes, committed: dict
         return
     for name in names:
         now = values_of(outcomes[name])
-        for part in sorted({*now, *committed[name]}):
-            if not same(now.get(part), committed[name].get(part)):
-                yield f"{name}: {part} is {now.get(part)}, and was {committed[name].get(part)}"
+        then = committed[name]
+        for part in sorted({*now, *then}):
+            if not equal(now.get(part), then.get(part)):
+                yield f"{name}: {part} is {now.get(part)}, and was {then.get(part)}"
 
 
-def same(now: Any, then: Any) -> bool:
-    """Whether two values are the same; epsilons but for what another machine's Fourier transform rounds (pld)."""
+def equal(now: Any, then: Any) -> bool:
+    """Whether two values are equal; epsilons but for what another machine's Fourier transform rounds (pld)."""
     if isinstance(now, float) and isinstance(then, float):
         return math.isclose(now, then, rel_tol=1e-8)
     if isinstance(now, dict) and isinstance(then, dict):
-        return now.keys() == then.keys() and all(same(value, then[name]) for name, value in now.items())
+        return now.keys() == then.keys() and all(equal(value, then[name]) for name, value in now.items())
     return bool(now == then)
 
 
@@ -111,19 +118,19 @@ def wrong_twins(chosen: Iterable[Scenario], outcomes: Outcomes) -> Iterator[str]
     A run that died and was resumed: to the bit, ledger included. Two processes: up to rounding, with the same events.
     """
     for scenario in chosen:
-        twin = scenario.twin
-        if twin is None:
+        if scenario.twin is None:
             continue
-        one, other = outcomes[scenario.name], outcomes[twin.name]
+        outcome = outcomes[scenario.name]
+        twin = outcomes[scenario.twin.name]
         if scenario.end != "straight":
-            if one["steps"] != other["steps"][CHECKPOINT:] or one["weights"] != other["weights"]:
+            if outcome["steps"] != twin["steps"][CHECKPOINT:] or outcome["weights"] != twin["weights"]:
                 yield f"{scenario.name}: the resumed run ends with other weights than the uninterrupted one"
-            if one["ledger"] != other["ledger"]:
+            if outcome["ledger"] != twin["ledger"]:
                 yield f"{scenario.name}: the resumed run leaves another ledger than the uninterrupted one"
         else:
-            if values_of(one) != values_of(other):
+            if values_of(outcome) != values_of(twin):
                 yield f"{scenario.name}: the releases of two processes are others than those of one"
-            if _sums_alike(scenario) and not _close(one["weights"], other["weights"]):
+            if _sums_alike(scenario) and not _close(outcome["weights"], twin["weights"]):
                 yield f"{scenario.name}: two processes end with other weights than one"
 
 
@@ -132,22 +139,30 @@ def _sums_alike(scenario: Scenario) -> bool:
     return scenario.network != "dropout" or scenario.records == "users"
 
 
-def _close(one: list[float], other: list[float]) -> bool:
-    return math.dist(one, other) <= _ROUNDING * math.hypot(*other)
+def _close(weights: list[float], expected: list[float]) -> bool:
+    return math.dist(weights, expected) <= _ROUNDING * math.hypot(*expected)
 
 
 def wrong_weights(chosen: Iterable[Scenario], outcomes: Outcomes, before: Outcomes) -> Iterator[str]:
     """Say from which step on runs have other weights than with the source before, to the bit."""
     for scenario in chosen:
-        now, then = outcomes[scenario.name], before.get(scenario.name)
-        if then is None or now["steps"] == then["steps"]:
+        if scenario.name not in before:
             continue
-        pairs = zip(now["steps"], then["steps"], strict=False)
-        step = next((number for number, (a, b) in enumerate(pairs) if a != b), "the end")
+        now = outcomes[scenario.name]["steps"]
+        then = before[scenario.name]["steps"]
+        if now == then:
+            continue
+        step: int | str = "the end"  # where one of them is shorter
+        for number, (hash_now, hash_then) in enumerate(zip(now, then, strict=False)):
+            if hash_now != hash_then:
+                step = number
+                break
         yield f"{scenario.name}: other weights than before from step {step} on"
 
 
 def lines_of(values: dict[str, Any]) -> str:
     """JSON with a line for each entry, so that a diff shows which ones change."""
-    rows = (f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in values.items())
+    rows = []
+    for name, value in values.items():
+        rows.append(f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}")
     return "{\n" + ",\n".join(rows) + "\n}\n"

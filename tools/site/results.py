@@ -158,7 +158,7 @@ def runs_html(table: Table, runs: pd.DataFrame, curves: bool) -> str:
     """
     lines = summary(table, of_best_trials(table, runs)).set_index(["row", "column"])
     best = best_trials(table, runs)
-    shown_cells = []
+    cell_entries = []
     for row in table.rows:
         for column in table.columns:
             line = lines.loc[row.name, column.name]
@@ -169,9 +169,9 @@ def runs_html(table: Table, runs: pd.DataFrame, curves: bool) -> str:
                 text += f", paper: {table.measure.text(line['paper'], line['paper_spread'], 1)}"
             best_trial = best[row.name, column.name][0].name if (row.name, column.name) in best else ""
             cell = {"anchor": anchor(row.name, column.name), "name": f"{row.label}; {column.label}", "summary": text}
-            own = select_cell(runs, row, column)
-            shown_cells.append({**cell, "trials": _trials(table, own, row, column, best_trial)})
-    return _template().render(shared_words=table.words, curves=curves, cells=shown_cells)
+            cell_runs = select_cell(runs, row, column)
+            cell_entries.append({**cell, "trials": _trials(table, cell_runs, row, column, best_trial)})
+    return _template().render(shared_words=table.words, curves=curves, cells=cell_entries)
 
 
 @cache
@@ -186,11 +186,11 @@ def _template() -> Template:
     return environment.get_template("runs.html.j2")
 
 
-def _trials(table: Table, own: pd.DataFrame, row: Variant, column: Variant, best: str) -> list[dict[str, Any]]:
+def _trials(table: Table, cell_runs: pd.DataFrame, row: Variant, column: Variant, best: str) -> list[dict[str, Any]]:
     """What the template needs of each trial of a cell that has runs."""
     trials = []
     for trial in table.trials:
-        runs = own[trials_of(own) == trial.name]
+        runs = cell_runs[trials_of(cell_runs) == trial.name]
         if runs.empty:
             continue
         epsilons = [name for name in _EPSILONS if name in runs and runs[name].notna().any()]
@@ -252,9 +252,9 @@ def _number(value: Any, form: str) -> str:
 def curves_of(table: Table, curves: pd.DataFrame) -> dict[str, Any]:
     """What the script of a page draws: a line for each seed of each cell."""
     lines: dict[str, Any] = {}
-    for (row, column, seed), own in curves.groupby(["row", "column", "seed"], sort=False):
-        values = [float(f"{table.measure.scale * value:.5g}") for value in own["value"]]
-        line = {"name": f"seed {seed}", "x": own["step"].tolist(), "y": values}
+    for (row, column, seed), points in curves.groupby(["row", "column", "seed"], sort=False):
+        values = [float(f"{table.measure.scale * value:.5g}") for value in points["value"]]
+        line = {"name": f"seed {seed}", "x": points["step"].tolist(), "y": values}
         lines.setdefault(anchor(str(row), str(column)), []).append(line)
     return {"axis": table.measure.label, "cells": lines}
 
