@@ -161,7 +161,7 @@ def runs_html(table: Table, runs: pd.DataFrame, curves: bool) -> str:
     cell_entries = []
     for row in table.rows:
         for column in table.columns:
-            line = lines.loc[row.name, column.name]
+            line: Any = lines.loc[row.name, column.name]
             if not line["n"]:
                 continue
             text = f"{table.measure.text(line['mean'], line['sd'])} (n = {line['n']})"

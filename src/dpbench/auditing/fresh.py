@@ -179,10 +179,10 @@ def _shape(residuals: Residuals, n: int) -> Checked | None:
     # b₂, the kurtosis of normal numbers, has the mean 3(n − 1)/(n + 1), ...
     mean = 3 * (n - 1) / (n + 1)
     # ... the variance 24n(n − 2)(n − 3)/((n + 1)²(n + 3)(n + 5)), ...
-    variance = 24 * n * (n - 2) * (n - 3)
+    variance = 24.0 * n * (n - 2) * (n - 3)
     variance /= (n + 1) ** 2 * (n + 3) * (n + 5)
     # ... and the skewness √β₁ = 6(n² − 5n + 2)/((n + 7)(n + 9)) · √(6(n + 3)(n + 5)/(n(n − 2)(n − 3))).
-    skewness = 6 * (n**2 - 5 * n + 2)
+    skewness = 6.0 * (n**2 - 5 * n + 2)
     skewness /= (n + 7) * (n + 9)
     skewness *= math.sqrt(6 * (n + 3) * (n + 5) / (n * (n - 2) * (n - 3)))
     # A χ² of A degrees of freedom has that skewness; its cube root is about normal (Wilson & Hilferty).

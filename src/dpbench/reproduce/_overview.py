@@ -87,6 +87,7 @@ _METHODS = {
 }
 """Strategy → its name and color, the same for ours and for what papers print of it."""
 _OTHER_METHOD = ("other methods", "#8060a0")
+_PLAIN_MARK: dict[str, Any] = {"color": _BLACK, "linestyle": "none", "markersize": 5}
 _MARKS: dict[str, dict[str, Any]] = {
     "ours; 95 % intervals of three runs or more": {"marker": "o"},
     "ours, one or two runs": {"marker": "o", "markerfacecolor": "white"},
@@ -359,7 +360,8 @@ def _name_sources(axes: Axes, panel: pd.DataFrame, field: pd.DataFrame) -> None:
     best = field.sort_values("value", ascending=False).drop_duplicates("source")
     best = best.assign(place=best["epsilon"].round())
     middle = math.sqrt(panel["epsilon"].min() * panel["epsilon"].max())
-    for star in best.assign(rank=best.groupby("place").cumcount()).itertuples():
+    stars: Any = best.assign(rank=best.groupby("place").cumcount())
+    for star in stars.itertuples():
         is_right = star.epsilon > middle
         axes.annotate(
             star.source,
@@ -419,7 +421,7 @@ def _add_legend(figure: Figure, frame: pd.DataFrame) -> None:
                 [],
                 [],
                 label=label,
-                **{"color": _BLACK, "linestyle": "none", "markersize": 5} | style,
+                **_PLAIN_MARK | style,
             )
         )
     figure.legend(
