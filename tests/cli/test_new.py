@@ -89,7 +89,9 @@ def test_its_audit_refutes_a_strategy_that_does_not_clip(package: Path, tmp_path
     strategy = copy / "my_paper" / "strategy.py"
     sound = "Recipe(partial(flat_groups, max_grad_norm=self.radius))"
     broken = strategy.read_text().replace(sound, f"{sound[:-1]}, clip_factors=unclipped)")
-    strategy.write_text(f"{broken}\n\ndef unclipped(squared_norms, bound):\n    return 0 * squared_norms + 3\n")
+    strategy.write_text(f"{broken}\n\ndef unclipped(squared_norms, bound):\n    return 0 * squared_norms + 1\n")
+    with (copy / "my_paper/conf/experiment/my_paper/demo.yaml").open("a") as file:
+        file.write("optimizer:\n  lr: 1.0e-4\n")  # else the weights diverge before the audit
     done = its_tests(copy, "-k", "audit")
     assert done.returncode == 1, done.stdout
     assert "VIOLATED" in done.stdout or "NOT AS DECLARED" in done.stdout, done.stdout

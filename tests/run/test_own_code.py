@@ -10,7 +10,7 @@ import pytest
 
 from dpbench.errors import ConfigurationError
 from dpbench.run.search_path import code_folder, imports_from
-from tests.support.cli import TINY, dpbench
+from tests.support.cli import TINY, dpbench, dpbench_in_a_process
 
 SOURCE = """\
 from pathlib import Path
@@ -104,10 +104,8 @@ def test_it_takes_the_place_of_no_installed_package(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.slow
-def test_jobs_of_a_sweep_in_other_processes(folder: Path) -> None:
-    words = ["-m", "launcher=joblib", "seed=0,1", "hydra.sweep.dir=sweep"]
-    dpbench(folder, *TRAIN, *words)
-    assert len(list((folder / "sweep").glob("*/result.json"))) == 2
-    words = ["-m", "launcher=submitit_local", "seed=0,1", "hydra.sweep.dir=submitted"]
-    dpbench(folder, *TRAIN, *words)
-    assert len(list((folder / "submitted").glob("*/result.json"))) == 2
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+def test_jobs_of_a_sweep_in_other_processes(launcher: str, folder: Path) -> None:
+    words = ["-m", f"launcher={launcher}", "seed=0,1", f"hydra.sweep.dir={launcher}"]
+    dpbench_in_a_process(folder, *TRAIN, *words)
+    assert len(list((folder / launcher).glob("*/result.json"))) == 2
