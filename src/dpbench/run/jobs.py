@@ -567,16 +567,22 @@ def _run_sweep(
     is_by_joblib = str(cfg.hydra.launcher["_target_"]).endswith("JoblibLauncher")
 
     def run(cfg: DictConfig) -> float | None:
-        if is_by_joblib and os.getpid() != parent:
+        is_worker = is_by_joblib and os.getpid() != parent
+        if is_worker:
             end_with(parent, signal.SIGTERM)  # asks for a last checkpoint
         try:
             return task(cfg)
         except (DPBenchError, OSError) as error:
             if isinstance(error, Interrupted):
                 hand_back(error)
+            if is_worker and os.getppid() != parent:
+                print(f"dpbench: {error}", file=sys.stderr, flush=True)  # nobody else would
             _leave_sweep(error, HydraConfig.get(), os.getpid() == parent)
             failures.append(error)  # the others of the sweep go on, and this one is told in the end
             return None
+        finally:
+            if is_worker:
+                end_with(parent, signal.SIGTERM)  # without a parent it would wait for another job for ever
 
     _require_scheduler(cfg.hydra.launcher)
     configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
