@@ -641,11 +641,10 @@ def _run_sweep(
     cfg = command.cfg
     failures: list[DPBenchError | OSError] = []
     parent = os.getpid()
-    is_by_joblib = str(cfg.hydra.launcher["_target_"]).endswith("JoblibLauncher")
+    if str(cfg.hydra.launcher["_target_"]).endswith("JoblibLauncher"):
+        task = _ending_with(parent, task)
 
     def run(cfg: DictConfig) -> float | None:
-        if is_by_joblib and os.getpid() != parent:
-            end_with(parent, signal.SIGTERM)  # asks for a last checkpoint
         try:
             return task(cfg)
         except (DPBenchError, OSError) as error:
@@ -691,6 +690,25 @@ def _run_sweep(
         raise DPBenchError(f"{len(failures)} runs of the sweep failed, the first of them: {failures[0]}")
     if failures:
         raise failures[0]
+
+
+def _ending_with(parent: int, task: Task) -> Task:
+    """The task in workers of joblib, which save and end when the process that makes the sweep is gone."""
+
+    def run(cfg: DictConfig) -> float | None:
+        if os.getpid() == parent:  # where n_jobs=1
+            return task(cfg)
+        end_with(parent, signal.SIGTERM)  # which asks for a last checkpoint
+        try:
+            return task(cfg)
+        except Interrupted as error:
+            if os.getppid() != parent:
+                print(f"dpbench: {error}", file=sys.stderr, flush=True)  # nobody else would
+            raise
+        finally:
+            end_with(parent, signal.SIGTERM)  # without a parent it would wait for another job for ever
+
+    return run
 
 
 def _begin(command: _Command, jobs: Sequence[Sequence[str]]) -> Sweep:

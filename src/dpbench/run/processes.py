@@ -320,13 +320,17 @@ def run_in_processes(run: Callable[[], T], count: int, strategy: str | None, fol
         Exception: The first error that one of them raised.
     """
     from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
 
+    # As plain data: in a worker of joblib its nodes are of classes that can be pickled once only.
+    hydra = HydraConfig.instance().cfg
+    settings = None if hydra is None else OmegaConf.to_container(hydra, resolve=False)
     context: Any = multiprocessing.get_context("fork" if strategy == "ddp_fork" else "spawn")
     with TemporaryDirectory(prefix="dpbench-") as name:
         mailbox = Path(name)
         processes: list[BaseProcess] = []
         for rank in range(count):
-            arguments = (rank, count, mailbox, run, HydraConfig.instance().cfg)
+            arguments = (rank, count, mailbox, run, settings)
             processes.append(context.Process(target=_run_as, args=arguments))
         stops = StopSignals()
 
@@ -435,12 +439,14 @@ def _run_as(rank: int, count: int, mailbox: Path, run: Callable[[], Any], hydra:
         leave_group()
 
 
-def _take_over_hydra(cfg: Any) -> None:
+def _take_over_hydra(settings: Any) -> None:
     """Give this process the settings and the log that Hydra has made in its parent."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.core.utils import configure_log, setup_globals
+    from omegaconf import OmegaConf
 
     setup_globals()
+    cfg = OmegaConf.create(settings)
     HydraConfig.instance().cfg = cfg
     configure_log(cfg.hydra.job_logging, cfg.hydra.verbose)
 
