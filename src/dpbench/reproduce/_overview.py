@@ -413,15 +413,9 @@ def _add_legend(figure: Figure, frame: pd.DataFrame) -> None:
                 label=name,
             )
         )
+    plain: dict[str, Any] = {"color": _BLACK, "linestyle": "none", "markersize": 5}
     for label, style in _MARKS.items():
-        handles.append(
-            Line2D(
-                [],
-                [],
-                label=label,
-                **{"color": _BLACK, "linestyle": "none", "markersize": 5} | style,
-            )
-        )
+        handles.append(Line2D([], [], label=label, **(plain | style)))
     figure.legend(
         handles=handles,
         loc="outside lower center",
