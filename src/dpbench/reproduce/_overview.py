@@ -359,7 +359,9 @@ def _name_sources(axes: Axes, panel: pd.DataFrame, field: pd.DataFrame) -> None:
     best = field.sort_values("value", ascending=False).drop_duplicates("source")
     best = best.assign(place=best["epsilon"].round())
     middle = math.sqrt(panel["epsilon"].min() * panel["epsilon"].max())
-    for star in best.assign(rank=best.groupby("place").cumcount()).itertuples():
+    best["rank"] = best.groupby("place").cumcount()
+    stars: Any = best.itertuples()
+    for star in stars:
         is_right = star.epsilon > middle
         axes.annotate(
             star.source,
