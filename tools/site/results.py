@@ -156,12 +156,13 @@ def runs_html(table: Table, runs: pd.DataFrame, curves: bool) -> str:
         runs: As in runs.csv.
         curves: Whether they left curves.
     """
-    lines = summary(table, of_best_trials(table, runs)).set_index(["row", "column"])
+    records: list[dict[Any, Any]] = summary(table, of_best_trials(table, runs)).to_dict("records")
+    lines = {(line["row"], line["column"]): line for line in records}
     best = best_trials(table, runs)
     cell_entries = []
     for row in table.rows:
         for column in table.columns:
-            line: Any = lines.loc[row.name, column.name]
+            line = lines[row.name, column.name]
             if not line["n"]:
                 continue
             text = f"{table.measure.text(line['mean'], line['sd'])} (n = {line['n']})"
