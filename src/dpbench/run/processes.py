@@ -325,7 +325,11 @@ def run_in_processes(run: Callable[[], T], count: int, strategy: str | None, fol
     # As plain data: in a worker of joblib its nodes are of classes that can be pickled once only.
     hydra = HydraConfig.instance().cfg
     settings = None if hydra is None else OmegaConf.to_container(hydra, resolve=False)
-    context: Any = multiprocessing.get_context("fork" if strategy == "ddp_fork" else "spawn")
+    method = "fork" if strategy == "ddp_fork" else "spawn"
+    if multiprocessing.get_start_method() not in multiprocessing.get_all_start_methods():
+        # A worker of joblib has "loky", which processes that are spawned would be told to use, and do not know.
+        multiprocessing.set_start_method(method, force=True)
+    context: Any = multiprocessing.get_context(method)
     with TemporaryDirectory(prefix="dpbench-") as name:
         mailbox = Path(name)
         processes: list[BaseProcess] = []
