@@ -25,7 +25,7 @@ from dpbench.strategies import DPSGD, ClipOnly
 from tests.strategies.worlds import assert_same_training, trainer_for, weights_of
 from tests.support.one_by_one import Module
 
-pytestmark = pytest.mark.filterwarnings("ignore:each record is run alone. whether the loss of a lot")
+pytestmark = pytest.mark.filterwarnings("ignore:each record is run alone. whether the loss of a batch")
 BOUND = 0.3
 RECORDS = 11
 
