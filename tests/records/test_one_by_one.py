@@ -362,7 +362,7 @@ def test_a_loss_without_a_gradient(tmp_path: Path) -> None:
         list(loop_of(tmp_path / "loop", plain(), detached))
 
 
-@pytest.mark.filterwarnings("error:no record of the first lot")
+@pytest.mark.filterwarnings("error:no record of the first batch")
 def test_records_without_a_gradient_are_zero(tmp_path: Path) -> None:
     """Also as the last of a lot, in a loop."""
     torch.manual_seed(1)
