@@ -208,9 +208,9 @@ def ask_for_unit(dataset: Dataset[Any], unit: str) -> None:
     if unit != "example" and not hasattr(dataset, "unit"):
         name = type(dataset).__name__
         warnings.warn(
-            f"unit={unit!r}: is each item of the {name} everything of one {unit}? Then say so (dataset.unit = "
-            f"{unit!r}). Epsilon holds for an item: where a {unit} has several, group them by UserDataset(examples, "
-            "users).",
+            f"unit={unit!r} requires that each item of the {name} contains all data of one {unit}: set dataset.unit = "
+            f"{unit!r} if so. Epsilon holds for an item: where a {unit} has several, group them by "
+            "UserDataset(examples, users).",
             stacklevel=4,
         )
 
