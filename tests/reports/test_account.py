@@ -230,7 +230,7 @@ def test_a_ledger_that_is_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str
     result.write_text(json.dumps(record))
     for path in (tmp_path / "a", tmp_path):
         told = refused(capsys, "account", path)
-        assert "a: ledger.jsonl is missing, of which result.json tells. Without it no epsilon can be told" in told
+        assert "a: ledger.jsonl is missing, of which result.json tells. Restore it: epsilon cannot be computed" in told
 
 
 def test_a_damaged_run_in_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

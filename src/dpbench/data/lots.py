@@ -583,7 +583,7 @@ def _refuse_other_draws(loader: DataLoader[Any]) -> None:
     if getattr(sampler, "replacement", False) or len(sampler) != count_of(loader.dataset):
         raise ConfigurationError(
             "the data loader's RandomSampler draws with replacement, or another number of records (num_samples) than "
-            "the data set has; Poisson lots do neither: use LotLoader.poisson(dataset, expected_batch_size)."
+            "the data set has; Poisson sampling does neither: use LotLoader.poisson(dataset, expected_batch_size)."
         )
 
 

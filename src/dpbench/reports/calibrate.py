@@ -190,7 +190,7 @@ def request(
         requested["population"] = values.population
     for name, value in requested.items():
         if value not in (None, recorded[name]):
-            raise ConfigurationError(f"{source} has {name} {recorded[name]}, not {value}: leave {_flag(name)} out.")
+            raise ConfigurationError(f"{source} has {name} {recorded[name]}, not {value}: remove {_flag(name)}.")
     if groups > 1 or statistics:
         raise ConfigurationError(f"--groups and --statistic describe the queries, which {source} has already.")
     if elsewhere and values.population is not None:

@@ -103,7 +103,7 @@ def _missing(sweep: Sweep, finished: list[RunFolder]) -> list[str]:
 
 
 def _how_to_go_on(run: RunFolder) -> str:
-    return f"go on: dpbench resume {typed(run.path)}"
+    return f"continue: dpbench resume {typed(run.path)}"
 
 
 @dataclass(frozen=True)
