@@ -174,7 +174,7 @@ def test_the_page(tmp_path: Path) -> None:
         "seed=3 --margin 10 --noise-multipliers 1,2",
         "chosen",
         "59 %",
-        "no guarantee",
+        "not a guarantee",
     ):
         assert words in page, words
     assert "| dpsgd | 90.00 | 4.20 | 4.00 | 3.10 | 3.90 | CONSISTENT |" in page
@@ -226,7 +226,7 @@ def test_the_whole(tmp_path: Path) -> None:
     assert main(words) == 1
     folder = tmp_path / "out" / "workflow_digits_mlp"
     page = (folder / "README.md").read_text(encoding="utf-8")
-    for step in ("0 lot", "1 power", "3 chosen   z = 30"):
+    for step in ("0 batch", "1 power", "3 chosen   z = 30"):
         assert step in page, step
     noise = pd.read_csv(folder / "noise.csv")
     assert noise["recalled"][0] > 0.9 > noise["recalled"][1] > noise["recalled"][2]

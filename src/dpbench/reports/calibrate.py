@@ -134,7 +134,7 @@ class TrainingValues:
         if self.batch_size is None:
             return self.sample_rate
         if self.population is None:
-            raise ConfigurationError("--batch-size needs --population: the sample rate is one over the other.")
+            raise ConfigurationError("--batch-size requires --population: the sample rate is one over the other.")
         if not 0 < self.batch_size <= self.population:
             raise ConfigurationError(
                 f"--batch-size must lie between 1 and the population, {self.population}, not {self.batch_size:g}."
