@@ -85,7 +85,7 @@ REFUSED = {
     "strategy.radus=2": "there is no key strategy.radus. Did you mean strategy.radius?",
     "+strategy.radus=2": "there is no key strategy.radus. Did you mean strategy.radius?",
     "strategy.radius=wide": "strategy.radius must be a number, not 'wide'",
-    "+strategy.max_grad_norm=1": "strategy.max_grad_norm is no setting of RadiusDPSGD: add strategy=automatic or ",
+    "+strategy.max_grad_norm=1": "RadiusDPSGD has no option strategy.max_grad_norm: select strategy=automatic or ",
     "strategy.accountant=5": "strategy.accountant must be a word, not 5",
     "strategy=radios": "there is no strategy=radios. Did you mean strategy=radius?",
     "data.lenght=3": "there is no key data.lenght. Did you mean data.length?",

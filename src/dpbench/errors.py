@@ -51,7 +51,7 @@ class Interrupted(DPBenchError):
 
     def __init__(self, number: int, command: str, kept: str = "Checkpoint, ledger and partial result are kept") -> None:
         why = "its time is over" if number == TIME_LIMIT_REACHED else "interrupted"
-        super().__init__(f"{why}. {kept}; go on with: {command}")
+        super().__init__(f"{why}. {kept}; continue with: {command}")
         self.number, self.command, self.kept = number, command, kept
         self.status = TIME_LIMIT_STATUS if number == TIME_LIMIT_REACHED else 128 + number
 
@@ -83,7 +83,7 @@ class WorkerDied(DPBenchError):
     """
 
     def __init__(self, rank: int, world: int, how: str, command: str | None = None) -> None:
-        hint = f". What was released is in the ledger; go on with: {command}" if command else ""
+        hint = f". What was released is in the ledger; continue with: {command}" if command else ""
         super().__init__(f"process {rank} of {world} (from 0) died in the training ({how}){hint}")
         self.rank, self.world, self.how = rank, world, how
 

@@ -231,7 +231,7 @@ def test_clear_errors(kind: str, size: float, message: str) -> None:
         (lambda data: LotLoader.from_dataloader([1]), "not a list"),
         (lambda data: LotLoader(data, None), "LotLoader takes Lots, not None: LotLoader.poisson"),
         (lambda data: Lots("poisson", 0), "Lots takes a Sampling, not 'poisson'"),
-        (lambda data: LotLoader.poisson(TensorDataset(torch.zeros(0, 2)), 1), "the data set holds no records"),
+        (lambda data: LotLoader.poisson(TensorDataset(torch.zeros(0, 2)), 1), "the data set contains no records"),
     ],
 )
 def test_what_lots_are_not_made_of(make: Any, message: str) -> None:
@@ -241,9 +241,11 @@ def test_what_lots_are_not_made_of(make: Any, message: str) -> None:
 
 @pytest.mark.parametrize("unit", ["user", "patient"])
 def test_a_unit_that_plain_examples_may_not_be_is_asked_about(unit: str) -> None:
-    with pytest.warns(UserWarning, match=f"unit='{unit}': is each item of the TensorDataset everything of one {unit}"):
+    with pytest.warns(
+        UserWarning, match=f"unit='{unit}' requires that each item of the TensorDataset contains all data of one {unit}"
+    ):
         LotLoader.poisson(dataset(), 5, unit=unit)
-    with pytest.warns(UserWarning, match="is each item of the Subset everything"):
+    with pytest.warns(UserWarning, match="each item of the Subset contains all data"):
         LotLoader(Subset(dataset(), range(10)), Lots(make_sampling("poisson", 10, 5, unit), 0))
     sure: Any = dataset()
     sure.unit = unit

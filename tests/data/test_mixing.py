@@ -121,12 +121,12 @@ def lots_of(one: LotLoader) -> list[Any]:
     ],
 )
 def test_records_that_are_mixed_before_the_step(collate: Callable[[list[Any]], Any], workers: int) -> None:
-    with pytest.raises(ConfigurationError, match="makes the rows of a record from other records too"):
+    with pytest.raises(ConfigurationError, match="builds rows of a record from other records"):
         lots_of(loader(PICTURES, collate, num_workers=workers))
 
 
 def test_mixed_texts() -> None:
-    with pytest.raises(ConfigurationError, match="makes the rows of a record from other records too"):
+    with pytest.raises(ConfigurationError, match="builds rows of a record from other records"):
         lots_of(loader(Texts(), mixed_texts))
 
 
@@ -147,7 +147,7 @@ def test_the_order_of_records_is_kept_where_it_says_which_microbatch_they_are_in
 ) -> None:
     one = loader(dataset, collate)
     one.prepare_collation(True)
-    with pytest.raises(ConfigurationError, match="into another order.*enforce_sorted=False"):
+    with pytest.raises(ConfigurationError, match="reorders the records.*enforce_sorted=False"):
         lots_of(one)
     for data, healthy in ((PICTURES, plain), (PICTURES, augmented), (Texts(), padded)):
         one = loader(data, healthy)
@@ -254,7 +254,7 @@ def with_blanks(records: list[Any]) -> Any:
 @pytest.mark.parametrize("mark", [False, True])
 def test_unusable_records_that_are_filled_up_with_others(collate: Callable[[list[Any]], Any], mark: bool) -> None:
     one = loader(Damaged(mark), collate)
-    with pytest.raises(ConfigurationError, match="fills the places of some records up with others|from other records"):
+    with pytest.raises(ConfigurationError, match="replaces some records by others|from other records"):
         [lots_of(one) for _ in range(10)]
 
 

@@ -97,7 +97,7 @@ def test_held_out_users(tmp_path: Path) -> None:
     [
         ([*POSTS[:2], '<row Id="3" Body="cut'], r"Posts\.xml is damaged after row 2 \("),
         ([POSTS[0], "<row Id='77' PostTypeId='1' />"], r"row 1 \(Id 77\) has no Body"),
-        ([POSTS[1]], "holds no tagged question of a user"),
+        ([POSTS[1]], "contains no tagged question of a user"),
         ([POSTS[0]], "has one user: none can be held out"),
     ],
 )
@@ -108,7 +108,7 @@ def test_damaged_posts(rows: list[str], says: str, tmp_path: Path) -> None:
 
 
 def test_other_files(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"there is no file .*wine.Posts\.xml: it is in the site's archive"):
+    with pytest.raises(DataError, match=r"file not found: .*wine.Posts\.xml\. It is in the site's archive"):
         load(tmp_path, site="wine")
     for content, says in {"<users></users>": "begins with <users>", "": "is damaged after row 0"}.items():
         (tmp_path / "Posts.xml").write_text(content)

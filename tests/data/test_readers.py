@@ -424,7 +424,7 @@ def test_damaged_sqlite(tmp_path: Path) -> None:
     reads([("train", "ann", good)], ann, r"user 'ann' has 1 examples in split 'train', and 2 by client_metadata")
     reads([("train", "bob", good)], ann, "user 'bob' has examples in split 'train', but no client_metadata")
     reads([], {("ann", "test"): 0}, "has no split 'train'; it has test")
-    reads([], {("ann", "train"): 0}, "holds no example")
+    reads([], {("ann", "train"): 0}, "contains no examples")
     reads(
         [("train", "ann", good)] * 2,
         ann,
@@ -466,7 +466,7 @@ def test_damaged_sqlite(tmp_path: Path) -> None:
     ("content", "says"),
     [
         ("", r"t\.csv cannot be read as a table"),
-        ("user,a\n", "holds no row"),
+        ("user,a\n", "contains no rows"),
         ("user,a\nann,1\n,2\n", "row 1 has no 'user'"),
         ("user,a\nann,1\nbob,\n", "row 1 has no 'a'"),
         ("user,a\nann,1\nann,1,2,3\n", "cannot be read as a table"),

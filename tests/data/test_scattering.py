@@ -140,7 +140,7 @@ def test_in_the_data_module() -> None:
     mirrored = ImageDataModule("digits", features="mirrored_scattering", image_size=32)
     assert mirrored.input_shape == (81, 8, 4)
     assert mirrored.noise_batch(3, torch.Generator().manual_seed(0))[0].shape == (3, 81, 8, 4)
-    with pytest.raises(ConfigurationError, match="leave out data.scale=unit"):
+    with pytest.raises(ConfigurationError, match="remove data.scale=unit"):
         ImageDataModule("digits", features="scattering", scale="unit")
     with pytest.raises(ConfigurationError, match="null or one of scattering, .*, not 'sift'"):
         ImageDataModule("digits", features="sift")

@@ -144,7 +144,7 @@ def test_vocabulary_of_a_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"words\.txt holds the word 'king' twice"):
         read_vocabulary(path)
     path.write_text("\n")
-    with pytest.raises(DataError, match="holds no word"):
+    with pytest.raises(DataError, match="contains no words"):
         read_vocabulary(path)
     with pytest.raises(DataError, match=r"none\.txt cannot be read"):
         read_vocabulary(tmp_path / "none.txt")

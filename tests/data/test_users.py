@@ -127,7 +127,9 @@ def test_items_are_users_and_lots_are_cohorts() -> None:
 def test_lots_say_that_they_draw_users() -> None:
     users = UserDataset(numbered(6), [5, 3, 5, 9, 3, 5])
     assert LotLoader.poisson(users, 2).lots.sampling.unit == "user"
-    with pytest.raises(ConfigurationError, match="an item of the UserDataset is a user, but the lots say example"):
+    with pytest.raises(
+        ConfigurationError, match="an item of the UserDataset is a user, but the loader's unit is example"
+    ):
         LotLoader(users, Lots(make_sampling("poisson", 3, 2), seed=0))
     with pytest.raises(ConfigurationError, match="must lie between 1 and the 3 training users, not 4"):
         LotLoader.poisson(users, 4)

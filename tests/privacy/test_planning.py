@@ -72,7 +72,7 @@ def test_it_is_called_nominal(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         main(["account", str(tmp_path), "--population", "1e6.5"])
     assert "must be a whole number" in capsys.readouterr().err
     assert main(["account", str(tmp_path), "--batch-size", "50"]) == 1
-    assert "--batch-size needs --population" in capsys.readouterr().err
+    assert "--batch-size requires --population" in capsys.readouterr().err
 
 
 def test_a_delta_that_is_too_large_for_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -185,7 +185,7 @@ def test_a_number_of_the_lot(tmp_path: Path, gradients: str, number: Any) -> Non
     def step(net: nn.Module, batch: Any) -> Tensor:
         return F.cross_entropy(net(batch["x"] / batch["scale"]), batch["y"])
 
-    with pytest.raises(ConfigurationError, match="a number of the whole lot"):
+    with pytest.raises(ConfigurationError, match="a number of the whole batch"):
         fit(tmp_path, Module(nn.Linear(6, 4), step), lots(rows(), scaled), gradients=gradients)
 
 

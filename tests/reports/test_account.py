@@ -89,7 +89,7 @@ def test_a_mismatch_is_refused_or_nominal(tmp_path: Path, capsys: pytest.Capture
     assert facts["guarantee"] is False
     assert facts["epsilon"] == pytest.approx(epsilon({Event(POISSON, (SumQuery("a", 0.5, 1.0),)): 50}, DELTA, "pld"))
     main(["account", str(run), "--accountant", "pld", "--nominal"])
-    assert "nominal: as if lots had been drawn by poisson sampling" in capsys.readouterr().out
+    assert "nominal: computed for poisson sampling" in capsys.readouterr().out
     shuffled = write(tmp_path / "shuffled", sampling=ShuffledEpochs(1000, 20), relation="add_or_remove_one")
     assert "does not cover shuffled_epochs sampling" in refused(capsys, "account", shuffled)
     assert answer(capsys, "account", shuffled, "--nominal")["guarantee"] is False
@@ -230,7 +230,7 @@ def test_a_ledger_that_is_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str
     result.write_text(json.dumps(record))
     for path in (tmp_path / "a", tmp_path):
         told = refused(capsys, "account", path)
-        assert "a: ledger.jsonl is missing, of which result.json tells. Without it no epsilon can be told" in told
+        assert "a: ledger.jsonl is missing, of which result.json tells. Restore it: epsilon cannot be computed" in told
 
 
 def test_a_damaged_run_in_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -241,7 +241,7 @@ def test_a_damaged_run_in_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[
     main(["account", str(tmp_path)])
     out, err = capsys.readouterr()
     assert "(not intact)" in out
-    assert "is cut off; the epsilon of what is there is no guarantee" in err
+    assert "is cut off; the epsilon of what is there is not a guarantee" in err
 
 
 def test_phases_and_changing_lots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -282,7 +282,7 @@ def test_several_runs_are_labeled(tmp_path: Path, capsys: pytest.CaptureFixture[
     words = ["account", str(tmp_path), "--accountant", "rdp,rdp-analytical,gdp", "--nominal"]
     main(words)
     out = capsys.readouterr().out
-    assert "rdp-analytical: nominal: as if lots had been drawn by fixed_size sampling" in out
+    assert "rdp-analytical: nominal: computed for fixed_size sampling" in out
     assert "gdp: an approximation, no bound" in out
     bases = answer(capsys, *words)["bases"]
     assert bases["rdp-analytical"] == {"guarantee": False, "nominal": True, "neighbouring_relation": "replace_one"}
@@ -486,7 +486,7 @@ def test_fixed_lots_are_whole(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_batch_without_a_population(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("calibrate", "--noise-multiplier", 1, "--steps", 10, "--delta", 1e-5)
-    assert "--batch-size needs --population" in refused(capsys, *words, "--batch-size", 5)
+    assert "--batch-size requires --population" in refused(capsys, *words, "--batch-size", 5)
     assert "--batch-size must lie between 1" in refused(capsys, *words, "--batch-size", 50, "--population", 5)
 
 

@@ -149,7 +149,7 @@ def test_a_run_by_users(tmp_path: Path) -> None:
     records = {"_target_": "dpbench.records.Users", "local": {"epochs": 3}}
     text = page(tmp_path / "r.html", made(tmp_path / "run", unit="user", records=records))
     assert "users" in sections(text) and "one user, of 1,000" in text
-    assert "users in a lot, expected" in text and "records.local.epochs" in text
+    assert "expected users per batch" in text and "records.local.epochs" in text
 
 
 def test_a_gan(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_a_damaged_ledger(tmp_path: Path) -> None:
     assert "NOT intact" in text and "There is nothing to draw" in text
     (folder / "ledger.jsonl").unlink()
     text = page(tmp_path / "r.html", folder)
-    assert "Nothing can be told: ledger.jsonl is missing" in text
+    assert "Epsilon cannot be computed: ledger.jsonl is missing" in text
 
 
 def test_a_table(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_a_file_of_somebody_else_stays(tmp_path: Path, capsys: pytest.CaptureFix
     folder, out = made(tmp_path / "run"), tmp_path / "thesis.html"
     out.write_text("<html>mine")
     assert main(["report", str(folder), "--out", str(out)]) == 1
-    assert "is no report of ours" in capsys.readouterr().err and out.read_text() == "<html>mine"
+    assert "is not a dpbench report" in capsys.readouterr().err and out.read_text() == "<html>mine"
     assert main(["report", str(folder), "--out", str(out), "--accountant", "rdp", "--force"]) == 0
     assert main(["report", str(folder), "--out", str(out), "--accountant", "rdp"]) == 0  # ours
     with pytest.raises(SystemExit):

@@ -193,7 +193,7 @@ def test_nothing_is_chosen_of_an_unfinished_table(tuning: Table, tmp_path: Path)
     [
         ("seeds: [5, 6]", "seeds: [1, 6]", r"share the seeds \[1\]"),
         ("rows: [tight]", "rows: [tigth]", "which has no 'tigth'; known: tight, loose"),
-        ("tuning.yaml", "final.yaml", "whose test/accuracy is no validation"),
+        ("tuning.yaml", "final.yaml", "whose metric test/accuracy is not a validation metric"),
     ],
 )
 def test_a_choice_that_cannot_be_made_is_one_clear_error(

@@ -155,7 +155,7 @@ def test_a_table_that_is_told_to_stop_begins_no_other_run(workers: int, definiti
     _, err = sweep.communicate(timeout=600)
     assert sweep.returncode == 128 + signal.SIGTERM
     assert err.splitlines()[-1].endswith(
-        "interrupted. Checkpoint, ledger and partial result are kept; go on with: the same command"
+        "interrupted. Checkpoint, ledger and partial result are kept; continue with: the same command"
     )
     assert 1 <= len([*(tmp_path / "runs").rglob("ledger.jsonl")]) <= max(workers, 1)
 

@@ -132,13 +132,13 @@ def test_a_plan_of_words() -> None:
         ([*TINY, "audit=gradient_canaries"], "sets audit of its runs itself"),
         ([*TINY, "hydra.run.dir=x"], "sets hydra.run.dir of its runs itself"),
         ([*TINY, "data.inserted.records=10"], "sets data.inserted.records of its runs itself"),
-        ([*TINY, "strategy=none"], "leave out strategy=none"),
+        ([*TINY, "strategy=none"], "remove strategy=none"),
         ([*TINY, "trainer.max_steps=-1"], "set trainer.max_steps"),
         ([*TINY, "optimizer.lr=fast"], "optimizer.lr must be"),
         ([*TINY, "data.expected_batch_size=300"], "between 1 and the 200 training records"),
         ([*TINY, "launcher=teleport"], "there is no launcher=teleport"),
         ([*TINY, "seed=1,2"], "must be one whole number"),
-        ([*TINY, "nonsense"], "is no setting: write KEY=VALUE"),
+        ([*TINY, "nonsense"], "invalid override 'nonsense': expected KEY=VALUE"),
         ([*TINY, "--margin", "0"], "--margin must be between 0 and 100 points"),
         ([*TINY, "--status", "--replace"], "leave one of them out"),
         (["model=mlp", "data=random_noise"], "data=random_noise is none"),
@@ -174,7 +174,7 @@ def test_the_page(tmp_path: Path) -> None:
         "seed=3 --margin 10 --noise-multipliers 1,2",
         "chosen",
         "59 %",
-        "no guarantee",
+        "not a guarantee",
     ):
         assert words in page, words
     assert "| dpsgd | 90.00 | 4.20 | 4.00 | 3.10 | 3.90 | CONSISTENT |" in page
@@ -226,7 +226,7 @@ def test_the_whole(tmp_path: Path) -> None:
     assert main(words) == 1
     folder = tmp_path / "out" / "workflow_digits_mlp"
     page = (folder / "README.md").read_text(encoding="utf-8")
-    for step in ("0 lot", "1 power", "3 chosen   z = 30"):
+    for step in ("0 batch", "1 power", "3 chosen   z = 30"):
         assert step in page, step
     noise = pd.read_csv(folder / "noise.csv")
     assert noise["recalled"][0] > 0.9 > noise["recalled"][1] > noise["recalled"][2]

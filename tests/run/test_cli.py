@@ -199,7 +199,7 @@ def test_two_ctrl_c_stop_at_once_and_say_how_to_go_on(tmp_path: Path, uninterrup
     run = tmp_path / "run"
     status, err = signalled(tmp_path, signal.SIGINT, 120, "hydra.run.dir=run", *LONG, times=2)
     assert status == 130 and "Traceback" not in err
-    assert "interrupted. The last checkpoint and the ledger are kept; go on with: dpbench resume " in err
+    assert "interrupted. The last checkpoint and the ledger are kept; continue with: dpbench resume " in err
     assert not (run / "partial_result.json").exists()
     dpbench(tmp_path, "resume", "run")
     same_result(run, uninterrupted)
@@ -299,7 +299,7 @@ REFUSED: list[tuple[list[str], str]] = [
     (["target_delta=1e-5"], "there is no key target_delta. Did you mean strategy.delta?"),
     (["strategy.target_delta=1e-5"], "there is no key strategy.target_delta. Did you mean strategy.delta?"),
     (["strategy.epochs=3"], "(on the command line trainer.max_steps)"),
-    (["trainer.max_steps = 1"], "leave out the blanks around =, as in trainer.max_steps=1"),
+    (["trainer.max_steps = 1"], "remove the blanks around =, as in trainer.max_steps=1"),
     (["optimizer.lrr=1"], "Did you mean optimizer.lr?"),
     (["trainer.max_steps=abc"], "trainer.max_steps must be a positive whole number, or -1 for no limit, not 'abc'"),
     (["data.sampling=shuffled"], "no accountant covers 'shuffled_epochs'"),
@@ -313,7 +313,7 @@ REFUSED: list[tuple[list[str], str]] = [
     (["seed=abc"], "seed must be a whole number"),
     (["trainer.max_steps=0"], "must be a positive whole number"),
     (["optimizer.lr=abc"], "optimizer.lr must be a positive number, not 'abc'"),
-    (["foo"], "'foo' is no setting: write KEY=VALUE"),
+    (["foo"], "invalid override 'foo': expected KEY=VALUE"),
     (
         [
             "data.sampling=fixed_size",

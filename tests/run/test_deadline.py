@@ -128,7 +128,7 @@ def test_a_run_that_was_stopped_by_its_time_goes_on_as_if_it_had_not(
     part, whole = tmp_path / "part", tmp_path / "whole"
     limited = config_of(*words, "trainer.max_steps=30", "run.max_time=9h30m", "run.checkpoint_every_n_steps=500")
     clock.now = time.monotonic()
-    with pytest.raises(Interrupted, match="its time is over.*go on with: dpbench resume") as caught:
+    with pytest.raises(Interrupted, match="its time is over.*continue with: dpbench resume") as caught:
         train(limited, part, [Hour(clock)])
     assert (caught.value.number, caught.value.status) == (TIME_LIMIT_REACHED, 75)
     assert len(read_ledger(RunFolder(part).ledger).releases) == 9 and not RunFolder(part).finished

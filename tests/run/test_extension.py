@@ -88,15 +88,18 @@ def test_one_that_is_stopped_is_resumed_without_a_word(short: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "holds a finished run, and there is nothing to resume: ask for more (trainer.max_steps=...)"),
+        ([], "holds a finished run, and there is nothing to resume: raise trainer.max_steps"),
         (["trainer.max_step=60"], "there is no key trainer.max_step. Did you mean trainer.max_steps?"),
         (["run.max_time=1h"], "holds a finished run, and there is nothing to resume"),
-        (["trainer.max_steps=5"], "has made 5 steps: ask for more of them"),
+        (["trainer.max_steps=5"], "has made 5 steps: raise trainer.max_steps"),
         (["trainer.max_steps=3"], "trainer.max_steps=3 is less than the 5 steps that"),
-        (["trainer.max_steps=9", "optimizer.lr=3", "seed=4"], "leave out optimizer.lr, seed, or train a new run"),
+        (["trainer.max_steps=9", "optimizer.lr=3", "seed=4"], "remove optimizer.lr, seed, or train a new run"),
         (["trainer.max_steps=9", "strategy.target_epsilon=0.01"], "target_epsilon=0.01 allows no further step"),
-        (["trainer.max_steps=9", "trainer.precision=bf16-mixed"], "that it had: leave out trainer.precision"),
-        (["trainer.max_steps=9", "model.hidden=[9]"], "goes on with the settings that it had: leave out model.hidden"),
+        (["trainer.max_steps=9", "trainer.precision=bf16-mixed"], "original settings: remove trainer.precision"),
+        (
+            ["trainer.max_steps=9", "model.hidden=[9]"],
+            "can only be continued with its original settings: remove model.hidden",
+        ),
     ],
 )
 def test_what_is_refused_changes_nothing(
@@ -139,5 +142,7 @@ def test_a_schedule_that_was_planned_for_the_first_length_is_told(tmp_path: Path
     train(config_of(*words), tmp_path / "run")
     more = config_of(*words, "run.resume=true")
     more["trainer"]["max_steps"] = 6
-    with pytest.warns(UserWarning, match=r"planned for 4 steps \(schedule.total_iters\), and goes on as LinearLR does"):
+    with pytest.warns(
+        UserWarning, match=r"planned for 4 steps \(schedule.total_iters\) and continues past its end as LinearLR does"
+    ):
         assert train(more, tmp_path / "run")["steps"] == 6

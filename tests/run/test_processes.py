@@ -73,7 +73,7 @@ def test_a_process_that_aborts_at_its_end_loses_nothing(tmp_path: Path, whole: P
     """The first one is then to evaluate: where it aborts, a resume does that alone."""
     dies = [Dies(rank, -1, signal.SIGABRT)]
     if rank == 0:
-        with pytest.raises(WorkerDied, match="process 0 of 2 .* died .*SIGABRT.*go on with: dpbench resume"):
+        with pytest.raises(WorkerDied, match="process 0 of 2 .* died .*SIGABRT.*continue with: dpbench resume"):
             train(config_of(*TWO), tmp_path / "run", dies)
         train(config_of(*TWO, "run.resume=true"), tmp_path / "run")
     else:
@@ -88,7 +88,7 @@ def test_a_process_that_aborts_at_its_end_loses_nothing(tmp_path: Path, whole: P
 def test_a_process_that_is_killed_in_mid_run_is_one_line(tmp_path: Path, whole: Path, rank: int) -> None:
     run = tmp_path / "run"
     with pytest.raises(
-        WorkerDied, match=f"process {rank} of 2 .* died .*SIGKILL.*go on with: dpbench resume"
+        WorkerDied, match=f"process {rank} of 2 .* died .*SIGKILL.*continue with: dpbench resume"
     ) as caught:
         train(config_of(*TWO), run, [Dies(rank, 5)])
     assert "\n" not in str(caught.value)

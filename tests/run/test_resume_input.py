@@ -56,7 +56,7 @@ def one_line(capsys: pytest.CaptureFixture[str], run: Path, *words: str) -> str:
         ("trainer.max_steps=2", "trainer.max_steps=2 is less than the 3 steps that"),
         (
             "trainer.max_steps=5 model.hidden=[9]",
-            "words that change them (Error(s) in loading state_dict for",
+            "overrides that change them (Error(s) in loading state_dict for",
         ),
     ],
 )

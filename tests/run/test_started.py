@@ -196,7 +196,7 @@ def test_a_notice_to_one_stops_all(tmp_path: Path) -> None:
     processes[1].send_signal(signal.SIGUSR1)
     statuses, told = ends(processes)
     assert statuses == [138, 138]
-    assert "go on with: dpbench resume" in told[0] and told[1] == ""
+    assert "continue with: dpbench resume" in told[0] and told[1] == ""
     assert json.loads(run.partial_result.read_text())["steps"] == len(read_ledger(run.ledger).releases)
 
 

@@ -106,7 +106,7 @@ def test_a_task_that_is_none_of_ours(strategy: str, words: list[str], tmp_path: 
     ("more", "message"),
     [
         ("data=shuffled", "Shuffled.train_dataloader gives a DataLoader, whose sampling no ledger knows"),
-        ("data=otherseed", "OtherSeed does not hand its seed to its lots"),
+        ("data=otherseed", "OtherSeed does not pass its seed to its LotLoader"),
         ("data=noseed", "takes no seed, and its lots could not be repeated"),
         ("data.size=101", "a line needs lots of at most 100 points"),
         ("model=mlp", "Line takes no model: choose model=none"),

@@ -281,7 +281,7 @@ def test_on_the_command_line(runs: Path) -> None:
     [
         (["after=nowhere"], "holds no run of dpbench"),
         (["after=bare"], "that run has no ledger"),
-        (["after=first", "strategy=none"], "that run is private, and going on without privacy"),
+        (["after=first", "strategy=none"], "continuing a private run without privacy"),
         (["after=first", "model.hidden=[12,7]"], "none of its weights"),
     ],
 )

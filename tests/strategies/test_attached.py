@@ -48,7 +48,7 @@ def test_fabric_and_the_callback(fabric: Any, whole: bool) -> None:
 @pytest.mark.parametrize("move", [True, False])
 def test_fabric_and_the_loader(fabric: Any, move: bool) -> None:
     loader = fabric(accelerator="cpu", devices=1).setup_dataloaders(loader_of(pictures()), move_to_device=move)
-    with pytest.raises(ConfigurationError, match="LotLoader is of no use to Lightning Fabric"):
+    with pytest.raises(ConfigurationError, match="Fabric cannot train privately on a LotLoader"):
         next(iter(loader))
 
 
@@ -57,11 +57,13 @@ def test_a_loader_alone_may_be_looked_at() -> None:
 
 
 def test_a_loader_without_a_strategy(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="LotLoader trains without a strategy, so without privacy"):
+    with pytest.raises(ConfigurationError, match="this training on a LotLoader has no private strategy"):
         trainer_for(tmp_path, pl.Callback(), 2).fit(Classifier(), loader_of(pictures()))
     loader = loader_of(pictures())
     trainer_for(tmp_path, private(), 2).fit(Classifier(), loader)
-    with pytest.raises(ConfigurationError, match="LotLoader trains without a strategy"):  # a second time, forgotten
+    with pytest.raises(
+        ConfigurationError, match="this training on a LotLoader has no private strategy"
+    ):  # a second time, forgotten
         trainer_for(tmp_path, pl.Callback(), 2).fit(Classifier(), loader)
     trainer_for(tmp_path, NonPrivate(), 2).fit(Classifier(), loader)  # on purpose
 

@@ -246,7 +246,7 @@ def test_replaced_loaders_are_refused(tmp_path: Path) -> None:
 
     strategy = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3)
     trainer = trainer_for(tmp_path, strategy, 20, reload_dataloaders_every_n_epochs=1)
-    with pytest.raises(ConfigurationError, match="loader was replaced in mid-run"):
+    with pytest.raises(ConfigurationError, match="loader was replaced during the run"):
         trainer.fit(Reloading())
 
 

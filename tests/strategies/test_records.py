@@ -50,9 +50,9 @@ def test_rows_that_are_not_the_lots(tmp_path: Path, collate: Callable[[Any], Any
     loader = LotLoader(pictures(), lots, lambda records: collate(tuple(default_collate(records))))
     words = r"rows but \d+ records: each row is clipped separately"
     if collate is drops_one:  # of few records it may already be seen that rows are not where they belong
-        words += "|from other records too|into another order"
+        words += "|from other records|reorders the records"
     if collate is adds_one_to_some:  # where lots are checked, by the contents of the rows
-        words += "|fills the places of some records up"
+        words += "|replaces some records by others"
     with pytest.raises(ConfigurationError, match=words):
         fit(tmp_path, Classifier(manual), loader, 20, microbatch_size=size, gradients="engine")
 

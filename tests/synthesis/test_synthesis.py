@@ -136,7 +136,7 @@ def test_an_audit_that_speaks_against_a_run_is_heard(run: Path, tmp_path: Path) 
     record = json.loads((other / "result.json").read_text(encoding="utf-8"))
     record["privacy"]["audit"] = {"verdict": "VIOLATED"}
     (other / "result.json").write_text(json.dumps(record), encoding="utf-8")
-    with pytest.raises(ConfigurationError, match="VIOLATED; its epsilon is no guarantee"):
+    with pytest.raises(ConfigurationError, match="VIOLATED; its epsilon is not a guarantee"):
         sample(other, 3, tmp_path / "out")
 
 

@@ -53,7 +53,7 @@ examples:
 _WORKFLOW = """\
 Give the settings of one private training (dpbench train), without its noise. The steps:
 
-  0 lot      data.expected_batch_size: the largest that your time allows; scale optimizer.lr with it
+  0 batch    data.expected_batch_size: the largest that your time allows; scale optimizer.lr with it
   1 power    training without privacy on noise of the data's size and shape recalls more than 90 % of its random labels
   2 noise    for each z the same with privacy: epsilon, recall of training and of fresh labels, an audit by labels
   3 chosen   the smallest z at which training labels are recalled at most 10 points better than fresh ones, with

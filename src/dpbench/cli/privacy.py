@@ -155,7 +155,7 @@ def _account(options: argparse.Namespace) -> Answer:
     if report.doubt is not None:
         print(f"dpbench: warning: {report.doubt}", file=sys.stderr)
     for name, damage in report.damage.items():
-        print(f"dpbench: error: {name}: {damage}; the epsilon of what is there is no guarantee.", file=sys.stderr)
+        print(f"dpbench: error: {name}: {damage}; the epsilon of what is there is not a guarantee.", file=sys.stderr)
     return Answer(report.text, report.facts, 3 if report.damage else 0)
 
 

@@ -153,9 +153,8 @@ class Collation:
             return SeparateRecords([self._collate([record]) for record in records], together)
         except Exception as error:
             raise ConfigurationError(
-                "the records of a lot make no rows of one batch, so that each is collated alone, and the collate_fn "
-                f"fails on a list of one: {brief(error)}. Let it make one row for each record, or take one record "
-                "alone."
+                "the records cannot be rows of one batch, so each is collated alone, but the collate_fn fails on a "
+                f"list of one: {brief(error)}. Let it make one row for each record, or accept a list of one record."
             ) from error
 
     def _checked(self, records: Any, rows: Rows) -> Any:
@@ -266,15 +265,15 @@ def refuse_mixing(
         return
     if verdict == _SORTED:
         raise ConfigurationError(
-            "the collate_fn puts the records of a lot into another order, and with microbatch_size the place of a row "
-            "says which microbatch it is in: sorted, one record would move others into other microbatches. Keep the "
-            "order (pack_padded_sequence(..., enforce_sorted=False) takes any), or leave microbatch_size at 1."
+            "the collate_fn reorders the records of a batch, but with microbatch_size the position of a row determines "
+            "its microbatch: one record would move others into other microbatches. Keep the order "
+            "(pack_padded_sequence(..., enforce_sorted=False) takes any), or leave microbatch_size at 1."
         )
     if verdict == _MIXED:
         raise ConfigurationError(
-            "the collate_fn makes the rows of a record from other records too (mixup, cutmix, batch statistics, a "
-            "number of the whole lot), or record_of_row names other records: then clipping does not bound what one "
-            "record does. Let it make each row of one record alone."
+            "the collate_fn builds rows of a record from other records (mixup, cutmix, batch statistics, a number of "
+            "the whole batch), or record_of_row names other records: clipping then does not bound the influence of "
+            "one record. Build each row from one record alone."
         )
 
 
@@ -400,9 +399,9 @@ def refuse_refilling(collate: Collate, records: Sequence[Any]) -> None:
     except Exception:  # the lot itself says what is wrong
         return
     raise ConfigurationError(
-        "the collate_fn fills the places of some records up with others of the lot: a record then has several rows, "
-        "each clipped by itself, and epsilon does not hold for it. Leave records that cannot be used out of the data "
-        "set (torch.utils.data.Subset), or make an empty row for each of them, such as zeros."
+        "the collate_fn replaces some records by others of the batch: a record then has several rows, each clipped "
+        "separately, and epsilon does not hold for it. Remove records that cannot be used from the data set "
+        "(torch.utils.data.Subset), or make an empty row for each of them, such as zeros."
     )
 
 

@@ -41,9 +41,9 @@ _CANDIDATES = 24  # positions that such an item is compared with
 _HABIT_ITEMS = 10
 _HABIT_SHARE = 0.9
 _REMEDY = (
-    "the record that stands in has several rows in a lot, each clipped by itself, and epsilon does not hold for it. "
-    "Leave the items that cannot be read out of the data set (torch.utils.data.Subset), or return an empty record for "
-    "them, such as zeros."
+    "the record that stands in has several rows in a batch, each clipped separately, and epsilon does not hold for "
+    "it. Remove the items that cannot be read from the data set (torch.utils.data.Subset), or return an empty record "
+    "for them, such as zeros."
 )
 
 Getters = frozenset[CodeType]

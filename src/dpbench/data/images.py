@@ -224,7 +224,7 @@ class ImageDataModule(LotDataModule[InMemoryImages]):
             raise ConfigurationError(f"data.scale must be {', '.join(SCALES[:-1])} or {SCALES[-1]}, not {scale!r}.")
         if features is not None and scale != "standard":
             raise ConfigurationError(
-                f"data.features={features} takes pixels as they are: leave data.features=null, or leave out "
+                f"data.features={features} takes pixels as they are: keep data.features=null, or remove "
                 f"data.scale={scale}."
             )
         self.name = name

@@ -148,9 +148,7 @@ class Lots(TorchSampler[list[int]]):
             ConfigurationError: Another training does: both would share lots, and composition would say too little.
         """
         if self.in_use:
-            raise ConfigurationError(
-                "this LotLoader is in use by another training, with which it would share its lots: make one for each."
-            )
+            raise ConfigurationError("this LotLoader is in use by another training: make a separate one for each.")
         self.in_use = True
 
     def plan(self, steps: float) -> Factors:
@@ -311,11 +309,14 @@ class LotLoader(DataLoader[Any]):
                 f"LotLoader takes Lots, not {lots!r}: LotLoader.poisson(dataset, expected_batch_size) makes both."
             )
         if size != lots.sampling.population:
-            raise ConfigurationError(f"the lots draw from {lots.sampling.population} records, the data set has {size}.")
+            raise ConfigurationError(
+                f"the sampler draws from {lots.sampling.population} records, but the data set has {size}."
+            )
         refuse_split_users(dataset)
         if getattr(dataset, "unit", lots.sampling.unit) != lots.sampling.unit:
             raise ConfigurationError(
-                f"an item of the {type(dataset).__name__} is a {dataset.unit}, but the lots say {lots.sampling.unit}: "  # type: ignore[attr-defined]
+                f"an item of the {type(dataset).__name__} is a {dataset.unit}, "  # type: ignore[attr-defined]
+                f"but the loader's unit is {lots.sampling.unit}: "
                 f"make_sampling(kind, len(dataset), size, unit={dataset.unit!r})."  # type: ignore[attr-defined]
             )
         if lots.sampling.record_changes:
@@ -325,8 +326,8 @@ class LotLoader(DataLoader[Any]):
         for name in _FIXED_BY_LOTS:
             if name in options:
                 raise ConfigurationError(
-                    f"LotLoader takes no {name}: its lots say how records are drawn, and the ledger records it. Leave "
-                    "it out; expected_batch_size is the mean size of a lot."
+                    f"LotLoader takes no {name}: its lots say how records are drawn, and the ledger records it. Remove "
+                    "it; expected_batch_size is the mean size of a batch."
                 )
         self._items = _ItemRandomness(options.pop("worker_init_fn", None))
         options["worker_init_fn"] = self._items
@@ -453,8 +454,8 @@ class LotLoader(DataLoader[Any]):
         """
         if not isinstance(self.collate_fn, Collation):
             raise ConfigurationError(
-                "the collate_fn of the LotLoader was replaced, so that nobody checks whether it mixes records: give it "
-                "when the loader is made, LotLoader(..., collate_fn=...)."
+                "the collate_fn of the LotLoader was replaced, and is not checked for mixing records: pass it to the "
+                "constructor, LotLoader(..., collate_fn=...)."
             )
         self.collate_fn.ordered = ordered
         self.collate_fn.may_separate = may_separate
@@ -521,17 +522,17 @@ def _refuse_unattended(in_use: bool) -> None:
         module = frame.f_globals.get("__name__")
         if module in _FABRIC:
             raise ConfigurationError(
-                "a LotLoader is of no use to Lightning Fabric: nothing would make its lots private. Use a Lightning "
-                "Trainer with a private strategy among its callbacks; for training without privacy, use a DataLoader."
+                "Lightning Fabric cannot train privately on a LotLoader: use a Lightning Trainer with a private "
+                "strategy among its callbacks, or a DataLoader for training without privacy."
             )
         if module in _EVALUATION_LOOPS or (module in _TRAINING_LOOPS and in_use):
             return
         if module in _TRAINING_LOOPS:
             raise ConfigurationError(
-                "a LotLoader trains without a strategy, so without privacy: add callbacks=[strategy] to the trainer "
+                "this training on a LotLoader has no private strategy: add callbacks=[strategy] to the trainer "
                 "(dpbench.DPSGD, ...; dpbench.strategies.NonPrivate() where privacy is not wanted). If there is one, "
-                "the training loader was replaced in mid-run (reload_dataloaders_every_n_epochs?), or hooks of the "
-                "strategy did not run (a subclass that overrides one must call super()'s)."
+                "the training loader was replaced during the run (reload_dataloaders_every_n_epochs?), or hooks of "
+                "the strategy did not run (a subclass that overrides one must call super()'s)."
             )
         frame = frame.f_back  # type: ignore[assignment]
 
@@ -582,7 +583,7 @@ def _refuse_other_draws(loader: DataLoader[Any]) -> None:
     if getattr(sampler, "replacement", False) or len(sampler) != count_of(loader.dataset):
         raise ConfigurationError(
             "the data loader's RandomSampler draws with replacement, or another number of records (num_samples) than "
-            "the data set has; Poisson lots do neither: use LotLoader.poisson(dataset, expected_batch_size)."
+            "the data set has; Poisson sampling does neither: use LotLoader.poisson(dataset, expected_batch_size)."
         )
 
 
@@ -607,7 +608,7 @@ def make_sampling(
     is_number = isinstance(size, numbers.Real) and not isinstance(size, bool)
     records = "records" if unit == "example" else f"{unit}s"
     if population == 0:
-        raise ConfigurationError(f"the data set holds no {records}: there is nothing to draw lots from.")
+        raise ConfigurationError(f"the data set contains no {records}.")
     if not is_number or not 1 <= size <= population:
         hint = ""
         if is_number and 0 < size < 1 <= size * population:

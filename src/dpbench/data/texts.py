@@ -134,7 +134,7 @@ def read_vocabulary(path: Path, size: int = WORDS) -> list[str]:
         ) from error
     vocabulary = [line.split()[0].lower() for line in lines if line.strip()][:size]
     if not vocabulary:
-        raise DataError(f"the vocabulary {path} holds no word.")
+        raise DataError(f"the vocabulary {path} contains no words.")
     word, count = Counter(vocabulary).most_common(1)[0]
     if count > 1:
         raise DataError(f"the vocabulary {path} holds the word {word!r} twice.")

@@ -208,9 +208,9 @@ def ask_for_unit(dataset: Dataset[Any], unit: str) -> None:
     if unit != "example" and not hasattr(dataset, "unit"):
         name = type(dataset).__name__
         warnings.warn(
-            f"unit={unit!r}: is each item of the {name} everything of one {unit}? Then say so (dataset.unit = "
-            f"{unit!r}). Epsilon holds for an item: where a {unit} has several, group them by UserDataset(examples, "
-            "users).",
+            f"unit={unit!r} requires that each item of the {name} contains all data of one {unit}: set dataset.unit = "
+            f"{unit!r} if so. Epsilon holds for an item: where a {unit} has several, group them by "
+            "UserDataset(examples, users).",
             stacklevel=4,
         )
 
@@ -236,12 +236,12 @@ def _user_column(users: Sequence[Hashable] | NDArray[Any] | Tensor) -> NDArray[A
     if column.dtype.kind in "US" and not isinstance(users, np.ndarray):
         column = np.array(users, dtype=object)  # numpy would make one text each of 1, "1" and 1.0
     if column.dtype.kind == "f" and np.isnan(column).any():
-        raise ConfigurationError("some examples have no user (NaN): leave these examples out, or name their user.")
+        raise ConfigurationError("some examples have no user (NaN): remove these examples, or name their user.")
     if column.dtype.kind != "O":
         return column
     names = column.ravel().tolist()
     if any(name is None or (isinstance(name, float) and math.isnan(name)) for name in names):
-        raise ConfigurationError("some examples have no user (None, NaN): leave them out, or name their user.")
+        raise ConfigurationError("some examples have no user (None, NaN): remove them, or name their user.")
     kinds = set(map(type, names))
     if len(kinds) > 1:
         kind_names = ", ".join(sorted(kind.__name__ for kind in kinds))

@@ -99,10 +99,12 @@ def export(run: Path, out: Path, insecure: bool = False, force: bool = False, tr
 def _refuse(run: RunFolder, facts: Mapping[str, Any], insecure: bool) -> None:
     """Raise ConfigurationError where the card would promise what nobody should rely on."""
     if facts["doubt"] is not None:
-        raise ConfigurationError(f"{run}: {facts['doubt']}; its epsilon is no guarantee, and no card may state it.")
+        raise ConfigurationError(
+            f"{run}: {facts['doubt']}; its epsilon is not a guarantee and cannot be stated in a card."
+        )
     if facts["private"] and not facts["secure_randomness"] and not insecure:
         raise ConfigurationError(
-            f"the noise of {run} came from a seed, and whoever knows it can subtract it: train with "
+            f"the noise of {run} is seeded, and anyone who knows the seed can subtract it: train with "
             "strategy.secure=true, or export it with --insecure, and its card says so."
         )
 

@@ -58,7 +58,7 @@ class AccountingRequest:
 
     def __post_init__(self) -> None:
         if self.lot_size is not None and self.population is None:
-            raise ConfigurationError("--batch-size needs --population: lots of another size are of other records.")
+            raise ConfigurationError("--batch-size requires --population.")
         if self.releases is not None and self.releases < 1:
             raise ConfigurationError(f"--releases must be a number of releases from 1 on, not {self.releases}.")
 
@@ -290,7 +290,7 @@ def _note(name: str, basis: dict[str, Any]) -> str:
         notes.append("an approximation, no bound")
     if basis["nominal"]:
         covered = accountant.nominal.kind
-        notes.append(f"nominal: as if lots had been drawn by {covered} sampling, which they were not")
+        notes.append(f"nominal: computed for {covered} sampling, which was not used")
         notes.append(basis["neighbouring_relation"])
     return "; ".join(notes)
 

@@ -134,7 +134,7 @@ class TrainingValues:
         if self.batch_size is None:
             return self.sample_rate
         if self.population is None:
-            raise ConfigurationError("--batch-size needs --population: the sample rate is one over the other.")
+            raise ConfigurationError("--batch-size requires --population: the sample rate is one over the other.")
         if not 0 < self.batch_size <= self.population:
             raise ConfigurationError(
                 f"--batch-size must lie between 1 and the population, {self.population}, not {self.batch_size:g}."
@@ -190,7 +190,7 @@ def request(
         requested["population"] = values.population
     for name, value in requested.items():
         if value not in (None, recorded[name]):
-            raise ConfigurationError(f"{source} has {name} {recorded[name]}, not {value}: leave {_flag(name)} out.")
+            raise ConfigurationError(f"{source} has {name} {recorded[name]}, not {value}: remove {_flag(name)}.")
     if groups > 1 or statistics:
         raise ConfigurationError(f"--groups and --statistic describe the queries, which {source} has already.")
     if elsewhere and values.population is not None:

@@ -103,7 +103,7 @@ def _missing(sweep: Sweep, finished: list[RunFolder]) -> list[str]:
 
 
 def _how_to_go_on(run: RunFolder) -> str:
-    return f"go on: dpbench resume {typed(run.path)}"
+    return f"continue: dpbench resume {typed(run.path)}"
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,10 @@ class SweepCost:
             held_out: Whether runs were measured on records held out of the training data.
         """
         if self.refusal:
-            return [f"What choosing one of these {self.count} runs costs is not known: {self.refusal} ({self.command})"]
+            return [
+                f"The cost of choosing among these {self.count} runs cannot be computed: {self.refusal} "
+                f"({self.command})"
+            ]
         if self.unprotected:
             return ["A run without privacy is among these: what is chosen by comparison with it has no epsilon."]
         together = f"epsilon {epsilon_text(self.epsilon)} (RDP) at delta={self.delta:g}, unit: {self.unit}"

@@ -154,7 +154,7 @@ class PageRun:
             rows.append((f"{unit}s in training", f"{self.privacy['population']:,}"))
         size = self.privacy.get("expected_batch_size")
         if isinstance(size, int | float):
-            rows.append((f"{unit}s in a lot, expected", f"{size:.6g}"))
+            rows.append((f"expected {unit}s per batch", f"{size:.6g}"))
         chosen = {key: data[key] for key in ("val_users", "options") if key in data}
         for key, value in flat({"data": chosen, "records": self.config.get("records")}).items():
             if value is not None and value != {}:
@@ -323,7 +323,7 @@ def write_report(
     place = out or free_place(_USUAL, mark)
     replaced = place.exists()
     if replaced and not force and _MARK.encode() not in head_of(place):
-        raise ConfigurationError(f"{place} is no report of ours: choose another name, or replace it with --force.")
+        raise ConfigurationError(f"{place} is not a dpbench report: choose another name, or replace it with --force.")
     facts = _facts(read_subject(sources), accountants)
     text = render("report.html", version=__version__, mark=mark, **facts)
     place.parent.mkdir(parents=True, exist_ok=True)

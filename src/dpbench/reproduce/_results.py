@@ -239,7 +239,9 @@ def with_choices(table: Table, results: Path) -> Table:
         return table
     tuning = read_table(table.chosen_from)
     if not tuning.metric.startswith("val/"):
-        raise ConfigurationError(f"{table.name} chooses from {tuning.name}, whose {tuning.metric} is no validation.")
+        raise ConfigurationError(
+            f"{table.name} chooses from {tuning.name}, whose metric {tuning.metric} is not a validation metric."
+        )
     # What was chosen on a seed is no independent test on that seed.
     if shared := set(table.seeds) & set(tuning.seeds):
         raise ConfigurationError(f"{table.name} and {tuning.name}, where it chooses, share the seeds {sorted(shared)}.")

@@ -194,13 +194,13 @@ def _seed(word: str) -> int:
 def _refuse_word(word: str) -> None:
     key = key_of(word)
     if "=" not in word or word.startswith("-"):
-        raise ConfigurationError(f"{word!r} is no setting: write KEY=VALUE or GROUP=NAME, as for dpbench train.")
+        raise ConfigurationError(f"invalid override {word!r}: expected KEY=VALUE or GROUP=NAME, as for dpbench train.")
     if key in ("strategy.noise_multiplier", "strategy.target_epsilon"):
         raise ConfigurationError(
-            f"{word}: the noise is what the workflow chooses; --noise-multipliers says which are tried. Leave it out."
+            f"{word}: the noise is what the workflow chooses; --noise-multipliers sets those to try. Remove it."
         )
     if key != "seed" and key.startswith(_OF_THE_RUN):
-        raise ConfigurationError(f"{word}: the workflow sets {key} of its runs itself. Leave it out.")
+        raise ConfigurationError(f"{word}: the workflow sets {key} of its runs itself. Remove it.")
 
 
 def _composed(words: Sequence[str]) -> tuple[dict[str, Any], str, str]:
@@ -230,7 +230,7 @@ def _refuse_kind(config: Mapping[str, Any]) -> None:
         raise ConfigurationError("the workflow asks whether random labels are learned: it needs module=classifier.")
     if not issubclass(class_of(config["strategy"], "strategy"), PrivateStrategy):
         raise ConfigurationError(
-            "the workflow calibrates the noise of a private strategy, and trains without one beside it: leave out "
+            "the workflow calibrates the noise of a private strategy, and trains without one as well: remove "
             "strategy=none."
         )
     if config["trainer"]["max_steps"] < 1:

@@ -42,13 +42,13 @@ _RED = "#c04030"
 _GRAY = "#808080"
 _GREEN = "#508850"
 _CAVEATS = (
-    "Passing is no guarantee; ε is. The check shows what this network learned of random labels with this seed, and no "
-    "attack that is better than looking at its outputs.",
+    "Passing is not a guarantee; ε is. The check shows what this network learned of random labels with this seed, as "
+    "far as its outputs reveal it.",
     "That DP at ε = 20 prevents memorization (three_tools_2018, section 2.1) is a fact about one network: at ε = 20 a "
     "multilayer perceptron recalled 59 % of the random labels of 2,000 images.",
     "Choosing the noise on noise costs no privacy: it is public. Whatever is chosen by looking at runs on the private "
     "data (also at their accuracy) is not covered by the ε of one run.",
-    "The limits cover which images were drawn, not other seeds, and each holds by itself.",
+    "The limits cover which images were drawn, not other seeds, and each holds separately.",
     "The audited ε of the runs on noise is of final weights, on noise; that of the runs on data is of other runs, "
     "with canaries, whose models learned from these. Audits are lower bounds with 95 % confidence.",
 )  # fmt: skip

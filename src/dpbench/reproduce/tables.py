@@ -522,7 +522,9 @@ def _refuse_audits(table: Table) -> None:
     for part in parts:
         for word in part.words:
             if word.lstrip("+").startswith("audit=") and word != "audit=none":
-                raise ValueError(f"{word}: a model trained with canaries is in no table; audit a run of its own")
+                raise ValueError(
+                    f"{word}: models trained with canaries are not allowed in tables; audit a separate run"
+                )
 
 
 def _known_definition(name: str) -> Path:

@@ -39,13 +39,13 @@ def with_earlier_stage(config: dict[str, Any]) -> dict[str, Any]:
     private = issubclass(class_of(config["strategy"], "strategy"), PrivateStrategy)
     if private and seal is None:
         raise ConfigurationError(
-            f"after={folder}: that run has no ledger, and its weights would hold what no epsilon covers: go on from a "
+            f"after={folder}: that run has no ledger, and no epsilon would cover its weights: continue from a "
             "private run (public weights are loaded by the model's own class)."
         )
     if not private and seal is not None:
         raise ConfigurationError(
-            f"after={folder}: that run is private, and going on without privacy would void its epsilon: choose a "
-            "private strategy, or leave after out."
+            f"after={folder}: continuing a private run without privacy would void its epsilon: choose a private "
+            "strategy, or remove after."
         )
     other = None if seal is None else difference(folder.ledger, seal, witness=folder.result.name)
     if other is not None:

@@ -241,12 +241,12 @@ class TrainingRecords(pl.Callback):
         if not hasattr(data, "seen_dataloader"):
             raise ConfigurationError(
                 f"diagnostics.training_records measures records of the training data, and {type(data).__name__} has no "
-                "seen_dataloader(most), a DataLoader of the first of them: add it, or leave the word out."
+                "seen_dataloader(most), a DataLoader of the first of them: add it, or remove the setting."
             )
         if not hasattr(pl_module, "measure"):
             raise ConfigurationError(
                 f"diagnostics.training_records measures as a test does, and {type(pl_module).__name__} has no "
-                "measure(metric, batch) for it, as dpbench.modules.supervised.Supervised has: leave the word out."
+                "measure(metric, batch) for it, as dpbench.modules.supervised.Supervised has: remove the setting."
             )
         self._loader = data.seen_dataloader(self._most)
 

@@ -100,8 +100,8 @@ def _checkpoint_to_resume(run: Run) -> Path | None:
         limit = run.config["trainer"].get("max_steps", -1)
         if -1 < limit < steps:
             raise ConfigurationError(
-                f"trainer.max_steps={limit} is less than the {steps} steps that {folder} has made: ask for more, or "
-                "leave it out."
+                f"trainer.max_steps={limit} is less than the {steps} steps that {folder} has made: raise it, or "
+                "remove it."
             )
     if folder.finished:
         _require_extendable(run)
@@ -143,8 +143,8 @@ def _require_extendable(run: Run) -> None:
         raise ConfigurationError(f"{folder}: {damage}. Restore the ledger, or train a new run.")
     if is_audited(record):
         raise ConfigurationError(
-            f"{folder} was audited at its end: whoever reads an audit and goes on chooses what the next one shows. "
-            "Train a new run of that many steps."
+            f"{folder} was audited at its end: continuing after reading an audit would select the outcome of the "
+            "next one. Train a new run of that many steps."
         )
     changed = []
     for key in _differences(with_later_options(record["config"]), run.config):
@@ -152,24 +152,24 @@ def _require_extendable(run: Run) -> None:
             changed.append(key)
     if changed:
         raise ConfigurationError(
-            f"{folder} is finished, and goes on with the settings that it had: leave out {', '.join(sorted(changed))}, "
-            "or train a new run."
+            f"{folder} is finished and can only be continued with its original settings: remove "
+            f"{', '.join(sorted(changed))}, or train a new run."
         )
     if not folder.checkpoint.exists():
-        raise ConfigurationError(f"{folder} has no checkpoint from which it could go on: train a new run.")
+        raise ConfigurationError(f"{folder} has no checkpoint to continue from: train a new run.")
     if -1 < _limit(trainer, "max_steps") <= steps:
-        raise ConfigurationError(f"{folder} has made {steps} steps: ask for more of them (trainer.max_steps=...).")
+        raise ConfigurationError(f"{folder} has made {steps} steps: raise trainer.max_steps.")
     epochs = _limit(before, "max_epochs")
     ended_by_epochs = epochs > -1 and steps != _limit(before, "max_steps")
     if ended_by_epochs and -1 < _limit(trainer, "max_epochs") <= epochs:
-        raise ConfigurationError(f"{folder} ended with trainer.max_epochs={epochs}: ask for more of them, too.")
+        raise ConfigurationError(f"{folder} ended with trainer.max_epochs={epochs}: raise it, too.")
     schedule = run.config.get("schedule") or {}
     for name, value in schedule.items():
         if type(value) is int and value == steps:
             warnings.warn(
-                f"the learning rate was planned for {steps} steps (schedule.{name}), and goes on as "
-                f"{str(schedule['_target_']).rpartition('.')[2]} does behind them: this is no run of more steps from "
-                "its beginning.",
+                f"the learning rate was planned for {steps} steps (schedule.{name}) and continues past its end as "
+                f"{str(schedule['_target_']).rpartition('.')[2]} does: the result differs from a run planned for more "
+                "steps.",
                 stacklevel=2,
             )
             break

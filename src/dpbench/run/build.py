@@ -160,8 +160,8 @@ def build_data(config: dict[str, Any], strategy: pl.Callback) -> pl.LightningDat
     lots = _lots_of(data)
     if lots.seed != seed:
         raise ConfigurationError(
-            f"data: {cls.__name__} does not hand its seed to its lots, which would be others at each start (or be "
-            "foretold): LotLoader.poisson(dataset, expected_batch_size, seed=seed)."
+            f"data: {cls.__name__} does not pass its seed to its LotLoader, so batches would differ at each start (or "
+            "be predictable): LotLoader.poisson(dataset, expected_batch_size, seed=seed)."
         )
     if isinstance(strategy, PrivateStrategy):
         refuse_uncovered(lots.sampling)
@@ -274,7 +274,7 @@ def _train_only(network: nn.Module, config: Mapping[str, Any]) -> None:
     if parts is None:
         return
     if hasattr(network, "generator"):
-        raise ConfigurationError("trainable: a GAN trains all of its two networks: leave it out (trainable=null).")
+        raise ConfigurationError("trainable: a GAN trains all of its two networks: remove it (trainable=null).")
     _instance(train_only, {"model": network, "parts": parts}, "trainable")
 
 

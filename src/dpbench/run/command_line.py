@@ -120,7 +120,7 @@ class CommandLine:
                 "--config-path takes the place of all configuration: add your own with --config-dir."
             )
         if self.flags.package is not None:
-            raise ConfigurationError("--package changes nothing of a run: leave it out.")
+            raise ConfigurationError("--package has no effect on a run: remove it.")
 
 
 def without_hydra(cfg: DictConfig) -> DictConfig:
@@ -144,20 +144,22 @@ def read_overrides(words: Sequence[str], loader: ConfigLoader) -> list[Override]
 
 def _read_override(word: str, parser: OverridesParser) -> Override:
     if "=" not in word and not word.startswith("~"):
-        raise ConfigurationError(f"{word!r} is no setting: write KEY=VALUE or GROUP=NAME (see dpbench train --help).")
+        raise ConfigurationError(
+            f"invalid override {word!r}: expected KEY=VALUE or GROUP=NAME (see dpbench train --help)."
+        )
     try:
         (override,) = parser.parse_overrides([word])
     except HydraException as error:
         key, _, text = word.partition("=")
         if key != key.rstrip():
             raise ConfigurationError(
-                f"{shown(word)} cannot be read: leave out the blanks around =, as in {key.strip()}={text.strip()}."
+                f"invalid override {shown(word)}: remove the blanks around =, as in {key.strip()}={text.strip()}."
             ) from error
         raise ConfigurationError(
-            f"{shown(word)} cannot be read ({brief(error)}): quote what is no plain word, such as \"KEY='A=B'\"."
+            f"invalid override {shown(word)} ({brief(error)}): quote special characters, such as \"KEY='A=B'\"."
         ) from error
     except ValueError as error:  # Python's, of a number with thousands of digits
-        raise ConfigurationError(f"{shown(word)} cannot be read: {brief(error)}.") from error
+        raise ConfigurationError(f"invalid override {shown(word)}: {brief(error)}.") from error
     value = override.value()
     if isinstance(value, RangeSweep) and not value.step:
         raise ConfigurationError(f"{shown(word)} has a step of 0, and would never end.")
@@ -232,7 +234,7 @@ def _unknown_key(key: str, line: CommandLine, conf: Path, name: str) -> str:
         return f"there is no key {key}. `dpbench train --cfg job` prints all keys."
     names = [str(option) for option in node if option != "_target_"]
     if leaf in names:
-        return f"{key} cannot be set: another word (such as ~{path.partition('.')[0]}) takes it away."
+        return f"{key} cannot be set: another override (such as ~{path.partition('.')[0]}) removes it."
     hint = did_you_mean(leaf, names, f"{path}.") if path else _similar_setting(leaf, names, cfg)
     known = ", ".join(names) or "none, it has no options"
     if path == "trainer" and not hint:

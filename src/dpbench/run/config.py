@@ -157,7 +157,7 @@ class Target:
             # A user's own file may raise whatever it likes.
             module, _, name = path.rpartition(".")
             why = f"{module} has no {name}" if module in sys.modules else brief(error.__cause__ or error)
-            raise ClassNotFound(f"{group}._target_={shown(path)} is no class that can be imported: {why}") from error
+            raise ClassNotFound(f"{group}._target_={shown(path)} is not an importable class: {why}") from error
         if not self._accepts(cls):
             raise ConfigurationError(f"{group}._target_={path} must be {self._kinds()}, or a subclass.")
         return cls
@@ -190,8 +190,8 @@ class Target:
                     raise ConfigurationError(f"{path} must be at most {self.most:,}, not {shown(inner)}.")
             if name not in declared and (choices := choices_with(group, name)):
                 raise ConfigurationError(
-                    f"{group}.{name} is no setting of {cls.__name__}: add {group}={' or '.join(choices)}, or take it "
-                    f"away (~{group}.{name})."
+                    f"{cls.__name__} has no option {group}.{name}: select {group}={' or '.join(choices)}, or remove it "
+                    f"(~{group}.{name})."
                 )
         check_options(cls, options, group, self.reserved, self.narrower, self.is_complete)
 
@@ -464,7 +464,7 @@ def _check_gradients(config: Mapping[str, Any]) -> None:
     clip = config["trainer"].get("gradient_clip_val")
     if clip and issubclass(class_of(config["strategy"], "strategy"), PrivateStrategy):
         raise ConfigurationError(
-            f"trainer.gradient_clip_val={clip} clips the released gradient, not each record: leave it out and set "
+            f"trainer.gradient_clip_val={clip} clips the released gradient, not each record: remove it and set "
             "strategy.max_grad_norm."
         )
 
@@ -491,6 +491,6 @@ def _check_end(trainer: Mapping[str, Any], strategy: Mapping[str, Any]) -> None:
     has_budget = strategy.get("target_epsilon") is not None and strategy.get("noise_multiplier") is not None
     if not is_limited and not has_budget:
         raise ConfigurationError(
-            "nothing ends this run: set trainer.max_steps or trainer.max_epochs (or strategy.target_epsilon beside the "
-            "noise)."
+            "no stopping criterion: set trainer.max_steps or trainer.max_epochs (or strategy.target_epsilon in "
+            "addition to the noise)."
         )

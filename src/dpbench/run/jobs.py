@@ -260,7 +260,7 @@ def _check_choices(overrides: Sequence[Override], loader: ConfigLoader) -> None:
     for override in overrides:
         key = override.key_or_group
         if not key:
-            raise ConfigurationError(f"{override.input_line!r} is no setting: write KEY=VALUE or GROUP=NAME.")
+            raise ConfigurationError(f"invalid override {override.input_line!r}: expected KEY=VALUE or GROUP=NAME.")
         value = override.value()
         if key == "hydra.searchpath" and isinstance(value, list):
             _check_search_path(value)
@@ -312,7 +312,7 @@ def _check(command: _Command) -> list[list[str]]:
         for override in command.overrides:
             if override.key_or_group in ("launcher", "hydra/launcher") and override.value() != "basic":
                 raise ConfigurationError(
-                    f"{override.input_line} is for sweeps, and this is one run, made here: add -m, or leave it out."
+                    f"{override.input_line} is for sweeps, and this is one run, made here: add -m, or remove it."
                 )
         _check_folder_names(settings, "run.dir")
         _check_run(command.cfg)
@@ -392,7 +392,7 @@ def _check_time(launcher: DictConfig, max_time: str | None) -> None:
     if max_time is not None and minutes is not None and seconds_of(max_time) >= 60 * minutes:
         raise ConfigurationError(
             f"run.max_time={max_time} is no shorter than the queue's limit (hydra.launcher.timeout_min={minutes}), "
-            "which would end the run before: make it shorter, or leave it out, since the queue gives notice."
+            "which would end the run before: make it shorter, or remove it, since the queue gives notice."
         )
 
 

@@ -535,8 +535,8 @@ class EvaluationRow(pl.Callback):
         for name in sorted(new):
             if name != "epoch" and not name.startswith(self._MARKED):
                 warnings.warn(
-                    f"the metric {name} is logged from private training data and no epsilon covers it: call it "
-                    f"nonprivate/{name}, so that nobody publishes it with the model.",
+                    f"the metric {name} is logged from private training data and no epsilon covers it: rename it "
+                    f"nonprivate/{name}, so that it is not published with the model.",
                     stacklevel=1,
                 )
 

@@ -535,7 +535,7 @@ def check_processes(trainer: Mapping[str, Any]) -> None:
     if strategy not in ("auto", "ddp_spawn", "ddp_fork"):
         raise ConfigurationError(
             f"trainer.strategy={shown(strategy)} cannot be used from the command line, where processes are spawned: "
-            "leave it out, or take ddp_spawn (trainer=ddp_cpu, trainer=ddp_gpu)."
+            "remove it, or take ddp_spawn (trainer=ddp_cpu, trainer=ddp_gpu)."
         )
     devices = _devices(trainer)
     cores = available_cores()

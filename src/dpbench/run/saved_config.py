@@ -40,7 +40,7 @@ def require_resumable(folder: RunFolder, longer: bool = False) -> None:
     config = read_config(folder)
     if folder.result.exists() and not longer:
         raise ConfigurationError(
-            f"{folder} holds a finished run, and there is nothing to resume: ask for more (trainer.max_steps=...), or "
+            f"{folder} holds a finished run, and there is nothing to resume: raise trainer.max_steps, or "
             "train a new one."
         )
     schema = config["run"].get("schema") if isinstance(config["run"], dict) else None

@@ -272,7 +272,7 @@ def _fit(
             raise
         raise ConfigurationError(
             f"cannot resume from {checkpoint}: it is not of the model and optimizer that the configuration describes. "
-            "Restore the run's own checkpoint, or leave out words that change them "
+            "Restore the run's own checkpoint, or remove the overrides that change them "
             f"({textwrap.shorten(text, 300, placeholder='...')})."
         ) from error
 

@@ -121,6 +121,6 @@ def full_disk_explained(folder: RunFolder) -> Iterator[None]:
         place = name if os.sep in name else f"{folder}, or of the system's temporary files ($TMPDIR)"
         state = "ledger and last checkpoint are kept" if folder.checkpoint.exists() else "there is no checkpoint yet"
         raise DiskFull(
-            f"no space left on the disk of {place}: what should have been written now is lost, {state}. Free some "
-            f"space, and go on with: {folder.command('resume')}"
+            f"no space left on the disk of {place}: the last file was not written, {state}. Free some "
+            f"space, and continue with: {folder.command('resume')}"
         ) from error

@@ -43,7 +43,7 @@ def find_ledgers(paths: Sequence[Path]) -> dict[str, Path]:
             )
         for run in without_ledger([path]):
             if (lost := lost_ledger(run)) is not None:
-                raise LedgerError(f"{run}: {lost}. Without it no epsilon can be told: restore it.")
+                raise LedgerError(f"{run}: {lost}. Restore it: epsilon cannot be computed without it.")
         below = _ledgers_below(path) if path.is_dir() else [path]
         if not below and runs_without_privacy([path]):
             raise ConfigurationError(f"{path} trained without privacy: it has no ledger, epsilon is infinite.")

@@ -86,7 +86,7 @@ class MetricsCSV(Logger):
             return {int(row.pop("step")): {key: float(value) for key, value in row.items() if value} for row in rows}
         except (ValueError, KeyError, TypeError, csv.Error) as error:
             raise ConfigurationError(
-                f"{self.path} is damaged: move it away, and the run goes on with curves from here ({brief(error)})."
+                f"{self.path} is damaged: move it away, and the run continues with curves from here ({brief(error)})."
             ) from error
 
     def check(self) -> None:

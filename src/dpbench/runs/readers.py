@@ -179,7 +179,7 @@ def _refuse_objects(path: Path) -> None:
         raise ConfigurationError(
             f"{path} holds objects ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}), and unpickling them "
             "can run any code: only tensors and plain data are read. If the run is your own, add --trust; never for "
-            "a folder that somebody else gave you."
+            "somebody else's run."
         )
 
 

@@ -106,7 +106,7 @@ def _card(run: RunFolder, trained: SavedModule, number: int, seed: int) -> dict[
     ledger = complete_ledger(run.ledger, trained.checkpoint)
     reason = doubt(record["privacy"]) if record else None
     if reason is not None:
-        raise ConfigurationError(f"{run}: {reason}; its epsilon is no guarantee, and no card may state it.")
+        raise ConfigurationError(f"{run}: {reason}; its epsilon is not a guarantee and cannot be stated in a card.")
     privacy = privacy_of(run.ledger, private=ledger is not None)
     return {
         "images": number,

@@ -144,7 +144,7 @@ def _same_writer(digits: Digits) -> None:
         (_truncated, "qmnist-train-labels-idx2-int.gz is damaged .wrong md5 sum.: delete it"),
         (_truncated_but_known, "qmnist-train-labels-idx2-int.gz cannot be read: "),
         (_no_archive, "qmnist-train-labels-idx2-int.gz cannot be read: Not a gzipped file"),
-        (_of_bytes, "qmnist-train-labels-idx2-int.gz holds no labels of QMNIST"),
+        (_of_bytes, "qmnist-train-labels-idx2-int.gz contains no labels of QMNIST"),
         (_too_short, "the train labels of MNIST and QMNIST in .* differ"),
         (_other_classes, "the train labels of MNIST and QMNIST in .* differ"),
         (_same_writer, "1 writers of QMNIST have training and test digits"),

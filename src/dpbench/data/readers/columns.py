@@ -120,7 +120,7 @@ def assemble(
         users.append(user)
         counts.append(len(part[0]))
     if not parts:
-        raise DataError(f"{where} holds no example.")
+        raise DataError(f"{where} contains no examples.")
     every = list(dict.fromkeys(users) if names is None else names)
     joined = [_concatenated(column) for column in zip(*parts, strict=True)]
     return UserDataset(_examples(joined, reading), np.repeat(np.asarray(users), counts), every)

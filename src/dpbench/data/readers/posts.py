@@ -43,7 +43,7 @@ def read_posts(path: str | Path) -> Iterator[Post]:
     path = Path(path)
     number = 0
     if not path.is_file():
-        raise DataError(f"there is no file {path}: it is in the site's archive of the Stack Exchange data dump.")
+        raise DataError(f"file not found: {path}. It is in the site's archive of the Stack Exchange data dump.")
     try:
         with path.open("rb") as file:
             events = ElementTree.iterparse(file, events=("start", "end"))
@@ -96,7 +96,7 @@ def questions_of(path: str | Path) -> Questions:
         if post.tags and post.user is not None:
             posts.append(post)
     if not posts:
-        raise DataError(f"{path} holds no tagged question of a user.")
+        raise DataError(f"{path} contains no tagged question of a user.")
     return Questions(posts, tags)
 
 

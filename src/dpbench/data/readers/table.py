@@ -66,7 +66,7 @@ def read_table(
     if user is not None and user not in frame.columns:
         raise DataError(f"{where} has no column {user!r} for the user; it has {', '.join(map(str, frame.columns))}.")
     if not len(frame):
-        raise DataError(f"{where} holds no row.")
+        raise DataError(f"{where} contains no rows.")
     if user is not None:
         _require_values(frame[user], user, where, "name their user")
     whose = _row_names(frame) if user is None else frame[user].to_numpy()
@@ -96,7 +96,7 @@ def _frame(path: Path, user: str | None) -> pd.DataFrame:
     import pandas as pd
 
     if not path.exists():
-        raise DataError(f"there is no file {path}.")
+        raise DataError(f"file not found: {path}.")
     try:
         if path.suffix == ".csv":
             return pd.read_csv(path, dtype={user: str} if user else None, keep_default_na=True)
@@ -138,7 +138,7 @@ def _scaled(
 def _side_by_side(frame: pd.DataFrame, names: Sequence[str], where: str) -> Column:
     """Several columns of numbers beside each other."""
     if not names:
-        raise ConfigurationError("features hold an empty list of columns: name some, or leave it out.")
+        raise ConfigurationError("features hold an empty list of columns: name some, or remove it.")
     return np.stack([_numbers(frame, name, where) for name in names], axis=1).astype(np.float32)
 
 
@@ -161,7 +161,9 @@ def _not_numeric(frame: pd.DataFrame, name: str, where: str) -> DataError:
         row = int(pd.to_numeric(cells, errors="coerce").isna().to_numpy().argmax())
     cell = repr(cells.iloc[row])
     shown = cell if len(cell) < 60 else f"{cell[:57]}..."
-    return DataError(f"{where}: column {name!r} is not numeric (row {row}: {shown}): mend that cell, or leave it out.")
+    return DataError(
+        f"{where}: column {name!r} is not numeric (row {row}: {shown}): fix that cell, or remove the column."
+    )
 
 
 def _column(frame: pd.DataFrame, name: str, where: str) -> Column:
@@ -183,7 +185,7 @@ def _require_values(
 ) -> None:
     absent = np.flatnonzero(series.isna())
     if len(absent):
-        raise DataError(f"{where}: row {absent[0]} has no {name!r}: leave such rows out, or {remedy}.")
+        raise DataError(f"{where}: row {absent[0]} has no {name!r}: remove such rows, or {remedy}.")
 
 
 def _plain(value: Any) -> Any:

@@ -75,7 +75,7 @@ def _splits(database: sqlite3.Connection) -> list[str]:
 def _database(path: Path) -> Iterator[sqlite3.Connection]:
     """The file, opened for reading; what SQLite says of a damaged one becomes a DataError."""
     if not path.is_file():
-        raise DataError(f"there is no file {path}.")
+        raise DataError(f"file not found: {path}.")
     try:
         with tempfile.TemporaryDirectory() as folder:
             file = _unpacked(path, Path(folder)) if path.suffix == ".lzma" else path

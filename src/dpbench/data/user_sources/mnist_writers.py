@@ -112,5 +112,5 @@ def _read_idx(path: Path) -> NDArray[np.int64]:
         raise DataError(f"{path} cannot be read: {brief(error)}") from error
     shape = tuple(np.frombuffer(content[4:12], dtype=">i4").tolist())
     if content[:4] != _MAGIC or len(shape) != 2 or len(content) != 12 + 4 * shape[0] * shape[1] or shape[1] <= _WRITER:
-        raise DataError(f"{path} holds no labels of QMNIST: it is not a whole idx file of rows of 8 numbers.")
+        raise DataError(f"{path} contains no labels of QMNIST: it is not a whole idx file of rows of 8 numbers.")
     return np.frombuffer(content, dtype=">i4", offset=12).reshape(shape).astype(np.int64)
