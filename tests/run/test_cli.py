@@ -340,7 +340,7 @@ REFUSED: list[tuple[list[str], str]] = [
     (["strategy=discretized", "strategy.discretization_threshold=-1"], "discretization_threshold must be"),
     (["strategy=discretized", "strategy.priors=[0.5,0.5,0.5]"], "three probabilities"),
     (["strategy=adaptive_quantile", "strategy.count_noise_std=0.1"], "Theorem 1 has no solution"),
-    (["strategy.microbatch_size=7"], "microbatch_size=7 does not fit lots of 64 records"),
+    (["strategy.microbatch_size=7"], "microbatch_size=7 does not fit batches of 64 records"),
     (["schedule=cosine", "schedule.T_max=abc"], "schedule.T_max must be a whole number"),
     (["schedule=cosine", "trainer.max_steps=-1", "trainer.max_epochs=1"], "T_max must be at least 1"),
 ]
