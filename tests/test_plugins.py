@@ -91,7 +91,7 @@ REFUSED = {
     "data.lenght=3": "there is no key data.lenght. Did you mean data.length?",
     "+model.length=3": "model.length cannot be set: the data set provides it",
     "schedule=cosine": "Regressor takes no schedule: choose schedule=constant",
-    "model=mlp": "model: missing a required argument: 'input_shape'",
+    "model=mlp": "model: the data set provides length, and MLP needs input_shape and num_classes: choose another",
 }
 
 

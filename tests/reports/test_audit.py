@@ -58,7 +58,7 @@ def test_a_correct_run_is_consistent(run: Path, capsys: pytest.CaptureFixture[st
         assert words in text, words
     rows = [line.split(">=")[0].split() for line in text.splitlines() if ">=" in line]
     assert rows[0] == ["audited", "family"] and len(rows) == 7  # the limit that stands for all comes first
-    assert "not seen     what becomes of a record before it is clipped" in text
+    assert "not seen     effects on a record before it is clipped" in text
     assert "how records, not canaries, are clipped and added up: nothing was measured" in text  # of a simulated run
     assert (run / "audit.png").read_bytes().startswith(b"\x89PNG")
     assert RunFolder.audit == FILE_NAME
