@@ -116,6 +116,7 @@ def test_checkpoints_hold_nothing_of_it(tmp_path: Path) -> None:
     assert pd.read_csv(RunFolder(tmp_path).gradient_histogram)["count"].sum() > 1.5 * before
 
 
+@pytest.mark.drawn
 def test_picture(tmp_path: Path) -> None:
     assert plot_diagnostics(RunFolder(tmp_path), "nothing") is None
     run(tmp_path / "a", DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3), Classifier(), 5)
