@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpbench.data import UserDataModule, UserDataset, read_tff_sqlite, read_user_table
+from dpbench.data.readers.table import read_table
 from dpbench.data.readers.tff_sqlite import parse_example
 from dpbench.data.texts import Sequences, labeled_words
 from dpbench.data.user_data import UserData, load_user_data
@@ -304,7 +305,7 @@ def test_rows_of_a_table_are_records_wherever_they_stand(tmp_path: Path) -> None
         held_out.append(set(data.test_users.names))
         features, labels = data.train.batch(0, [0])
         name = data.train.names[0]
-        a, b, label = (float(number) for number in str(name).strip("()").split(", "))
+        a, b, label = (float(number) for number in str(name).strip("()").replace("'", "").split(", "))
         assert features.tolist() == [[min(a, 20) / 10 - 1, min(b, 10) / 10]] and labels.tolist() == [label]
     assert held_out[0] == held_out[1]
     assert data.model_options == {"input_shape": (2,), "num_classes": 3, "num_targets": 1}
@@ -483,3 +484,25 @@ def test_damaged_tables(content: str, says: str, tmp_path: Path) -> None:
     uneven.to_parquet(tmp_path / "u.parquet")
     with pytest.raises(DataError, match=r"'pixels' of row 6 is .*the first one has shape \(4,\)"):
         read_user_table(tmp_path / "u.parquet", user="writer")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "cell"),
+    [(".csv", ""), (".csv", "5.5"), (".csv", "many"), (".parquet", "")],  # a column of Parquet has one type
+)
+def test_no_row_of_a_table_changes_the_name_of_another(suffix: str, cell: str, tmp_path: Path) -> None:
+    """By their names rows are held out: the neighbor with one row more holds out the same others."""
+    rows = [f"{i},{2 * i},{i % 7},{i % 2}" for i in range(60)]
+    header = "a,b,visits,label"
+    more = [f"5,1000,{cell},1", *rows]
+    named = []
+    for number, lines in enumerate((rows, more)):
+        path = tmp_path / f"{number}.csv"
+        path.write_text("\n".join([header, *lines]) + "\n")
+        if suffix == ".parquet":
+            frame = pd.read_csv(path).astype({"visits": "Int64"})
+            path = path.with_suffix(".parquet")
+            frame.to_parquet(path)
+        table = read_table(path, None, features=[["a", "b"], "label"])
+        named.append(set(table.names))
+    assert named[0] < named[1] and len(named[1] - named[0]) == 1

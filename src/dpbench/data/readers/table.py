@@ -69,7 +69,7 @@ def read_table(
         raise DataError(f"{where} contains no rows.")
     if user is not None:
         _require_values(frame[user], user, where, "name their user")
-    whose = _row_names(frame) if user is None else frame[user].to_numpy()
+    whose = _row_names(Path(path)) if user is None else frame[user].to_numpy()
     frame = _scaled(frame, ranges or {}, where)
     features = reading.pop("features", None) or [str(name) for name in frame.columns if name != user]
     by_name = {feature if isinstance(feature, str) else "+".join(feature): feature for feature in features}
@@ -109,8 +109,18 @@ def _frame(path: Path, user: str | None) -> pd.DataFrame:
     raise ConfigurationError(f"{path} is neither .csv nor .parquet, nor a folder of .parquet files.")
 
 
-def _row_names(frame: pd.DataFrame) -> list[str]:
-    """What each row holds; of equal rows the second, third, ... with its number."""
+def _row_names(path: Path) -> list[str]:
+    """What each row holds; of equal rows the second, third, ... with its number.
+
+    By these names rows are held out, so no row may change the name of another one. Cells are therefore taken as they
+    are written: one blank or one fraction in a column of whole numbers would make floats of them all.
+    """
+    import pandas as pd
+
+    if path.suffix == ".csv":
+        frame = pd.read_csv(path, dtype=str, keep_default_na=False)
+    else:
+        frame = pd.read_parquet(path, dtype_backend="numpy_nullable")
     names = []
     seen: Counter[str] = Counter()
     for row in frame.itertuples(index=False, name=None):
