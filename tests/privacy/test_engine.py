@@ -444,7 +444,7 @@ class ChangesInput(nn.Module):
     [
         (Mixing(), (4, 3), "depends on the other records"),
         (Functional(), (4, 3), "layer.weight do not add up"),
-        (Transposing(), (4, 2, 3), "lot of 4 records"),
+        (Transposing(), (4, 2, 3), "batch of 4 records"),
         (ChangesInput(), (4, 3), "changed in place"),
     ],
     ids=["mixing", "functional", "transposing", "in place"],

@@ -850,7 +850,7 @@ def test_batches_that_cannot_be_cut_are_refused(tmp_path: Path) -> None:
 
     strategy = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3, gradients="engine")
     loader = LotLoader(records(), loader_of(records(), 16).lots, collate_fn=collate)
-    with pytest.raises(UnsupportedModuleError, match="the batch holds a Closed, .* collate_fn"):
+    with pytest.raises(UnsupportedModuleError, match="the batch contains a Closed, .* collate_fn"):
         trainer_for(tmp_path, strategy, 2).fit(Net(inside), loader)
 
 

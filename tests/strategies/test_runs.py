@@ -156,7 +156,7 @@ def test_a_cell_that_is_run_again_has_a_ledger_of_its_own(
 def test_a_cell_without_its_module_is_refused(cell: Callable[..., DPSGD], tmp_path: Path) -> None:
     module = Classifier()
     cell(module=module)
-    with pytest.raises(ConfigurationError, match=r"was trained privately before.*make the module anew"):
+    with pytest.raises(ConfigurationError, match=r"was trained privately before.*create the module anew"):
         cell(module=module)
     assert list(ledgers(tmp_path)) == ["ledger.jsonl"]
 

@@ -356,8 +356,8 @@ def test_bad_options_are_refused_at_once(make: Callable[[], Any], words: str) ->
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (partial(DPSGD, microbatch_size=5), "microbatch_size=5 does not fit lots of 12 records"),
-        (partial(DPSGD, microbatch_size=24), "does not fit lots of 12"),
+        (partial(DPSGD, microbatch_size=5), "microbatch_size=5 does not fit batches of 12 records"),
+        (partial(DPSGD, microbatch_size=24), "does not fit batches of 12"),
         (partial(AdaptiveQuantileClipping, count_noise_std=0.4), "Theorem 1 has no solution"),
         (partial(VectorGroups, groups={"a": "net.0*"}), "no group takes net.1.weight, net.1.bias, net.5.weight"),
         (partial(VectorGroups, groups={"a": "*", "b": "net.0.*"}), r"groups overlap: net.0.weight \(a and b\)"),
