@@ -448,5 +448,22 @@ def test_batches_and_losses_are_shown_to_who_debugs(tmp_path: Path) -> None:
     assert all(0.1 < loss < 5 for _, size, loss in shown if size)
 
 
+@pytest.mark.filterwarnings("ignore:nonprivate=... sees batches")
+def test_what_is_shown_may_not_change_the_model(tmp_path: Path) -> None:
+    model = network()
+
+    def copy(step: int, batch: Any, loss: Tensor) -> None:
+        with torch.no_grad():
+            next(model.parameters()).view(-1)[0] = batch[0].sum()
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    strategy = DPSGD(noise_multiplier=1.0, delta=1e-3, seed=0, ledger=str(tmp_path / "ledger.jsonl"))
+    loader = LotLoader.poisson(data(), 12, seed=0)
+    with pytest.raises(ConfigurationError, match="nonprivate must be a function"):
+        PrivateLoop(model, optimizer, loader, strategy, plain_loss, steps=5, nonprivate=5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="has changed the model"):
+        list(PrivateLoop(model, optimizer, loader, strategy, plain_loss, steps=5, nonprivate=copy))
+
+
 def plain_loss(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])

@@ -184,6 +184,23 @@ def test_a_checkpoint_finds_its_ledger(cell: Callable[..., DPSGD], tmp_path: Pat
     assert len(read_ledger(tmp_path / "run-2/ledger.jsonl").releases) == 5
 
 
+def test_a_checkpoint_of_one_of_two_runs_that_began_alike_needs_its_ledger(tmp_path: Path) -> None:
+    """Two runs of one seed: in the ledger of the other one its further releases would be missed."""
+    for _ in range(2):
+        private = DPSGD(noise_multiplier=1.0, delta=1e-3, seed=0)
+        trainer = trainer_for(tmp_path, private, 2, logger=False)
+        torch.manual_seed(0)
+        trainer.fit(Classifier(), loader_of(pictures()))
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    assert (tmp_path / "ledger.jsonl").read_bytes() == (tmp_path / "run-2/ledger.jsonl").read_bytes()
+    before = ledgers(tmp_path)
+    private = DPSGD(noise_multiplier=1.0, delta=1e-3, seed=0)
+    trainer = trainer_for(tmp_path, private, 4, logger=False)
+    with pytest.raises(ConfigurationError, match=r"which begin alike: name its ledger"):
+        trainer.fit(Classifier(), loader_of(pictures()), ckpt_path=tmp_path / "last.ckpt", weights_only=False)
+    assert ledgers(tmp_path) == before
+
+
 def test_a_ledger_that_was_named_is_not_written_again(tmp_path: Path) -> None:
     for _ in range(2):
         private = DPSGD(noise_multiplier=1.0, delta=1e-3, ledger=str(tmp_path / "mine.jsonl"))

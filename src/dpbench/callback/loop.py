@@ -85,6 +85,8 @@ class PrivateLoop:
         self._loader = require_lot_loader(loader)
         self._training = LoopTraining(model, loss, optimizer)
         self._session = strategy.session(LOOP)
+        if nonprivate is not None and not callable(nonprivate):
+            raise ConfigurationError(f"nonprivate must be a function of (step, batch, loss), not {nonprivate!r}.")
         self._nonprivate = nonprivate
 
     def epsilon(self, accountant: str = "rdp") -> float:
@@ -180,7 +182,13 @@ class PrivateLoop:
         training.update()
         session.close()
         if self._nonprivate is not None:  # last, when the lot can no longer be changed or left out by what it shows
+            before = run_key.weights_digest(training.module)
             self._nonprivate(session.releases.num_releases, batch, loss)
+            if run_key.weights_digest(training.module) != before:
+                raise ConfigurationError(
+                    "nonprivate=... has changed the model, which may hold records now that no epsilon covers: let it look "
+                    "on only."
+                )
 
     def _look_at_divergence(self) -> None:
         releases = self._session.releases

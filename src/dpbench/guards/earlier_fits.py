@@ -127,17 +127,28 @@ def ledger_in(folder: Path, last: Path | None, resumes: bool, known: Seal | None
         last: Ledger of the strategy's earlier fit, in which it goes on; None before it made any.
         resumes: Whether the training goes on from a checkpoint.
         known: The checkpoint's seal of its ledger, if it has one.
+
+    Raises:
+        ConfigurationError: The checkpoint may be of several of them, which begin alike: runs of one seed.
     """
     first = folder / FILE_NAME
     number = 1
     ledger = first
+    possible = []
     while records_a_run(ledger):
         if last is not None and ledger.resolve() == last.resolve():
             return ledger
         if known is not None and difference(ledger, known, "") is None:
-            return ledger
+            possible.append(ledger)
         number += 1
         ledger = folder / f"run-{number}" / FILE_NAME
+    if len(possible) > 1:
+        raise ConfigurationError(
+            f"the checkpoint may be of the run that {possible[0]} records or of that of {possible[1]}, which begin alike: "
+            "name its ledger (ledger=...)."
+        )
+    if possible:
+        return possible[0]
     return first if resumes else ledger
 
 

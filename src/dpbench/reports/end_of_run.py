@@ -126,8 +126,11 @@ def _slack(record: Mapping[str, Any]) -> str:
     target = strategy.get("target_epsilon")
     if target is None or strategy.get("noise_multiplier") is not None or strategy.get("accountant") != "rdp":
         return ""
-    tighter = record["privacy"]["epsilon"].get("pld")
-    if tighter is None or tighter > _SLACK * target:
+    epsilons = record["privacy"]["epsilon"]
+    tighter = epsilons.get("pld")
+    # Of a resumed run the target may have moved since its noise was computed.
+    is_spent = (epsilons.get("rdp") or 0.0) > _SLACK * target
+    if not is_spent or tighter is None or tighter > _SLACK * target:
         return ""
     return (
         f"PLD shows {epsilon_text(tighter)} of the {epsilon_text(target)} that RDP computed the noise for: "
