@@ -186,8 +186,8 @@ class PrivateLoop:
             self._nonprivate(session.releases.num_releases, batch, loss)
             if run_key.weights_digest(training.module) != before:
                 raise ConfigurationError(
-                    "nonprivate=... has changed the model, which may hold records now that no epsilon covers: let it look "
-                    "on only."
+                    "nonprivate=... has changed the model, which may hold records now that no epsilon covers: it may "
+                    "look, not write."
                 )
 
     def _look_at_divergence(self) -> None:

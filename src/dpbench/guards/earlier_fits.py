@@ -144,8 +144,8 @@ def ledger_in(folder: Path, last: Path | None, resumes: bool, known: Seal | None
         ledger = folder / f"run-{number}" / FILE_NAME
     if len(possible) > 1:
         raise ConfigurationError(
-            f"the checkpoint may be of the run that {possible[0]} records or of that of {possible[1]}, which begin alike: "
-            "name its ledger (ledger=...)."
+            f"the checkpoint may be of the run that {possible[0]} records or of that of {possible[1]}, which begin "
+            "alike: name its ledger (ledger=...)."
         )
     if possible:
         return possible[0]
