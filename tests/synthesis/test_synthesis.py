@@ -196,7 +196,7 @@ def test_bad_places_and_seeds(run: Path, tmp_path: Path) -> None:
     lost = shutil.copytree(run, tmp_path / "lost")
     text = (lost / "config.yaml").read_text(encoding="utf-8")
     (lost / "config.yaml").write_text(text.replace("modules.GAN", "modules.Nope"), encoding="utf-8")
-    with pytest.raises(ConfigurationError, match="config.yaml is damaged: .*Nope"):
+    with pytest.raises(ConfigurationError, match="is not an importable class: .*Nope"):
         sample(lost, 5, tmp_path / "out")
     cut = shutil.copytree(run, tmp_path / "cut")
     (cut / "result.json").write_text("{", encoding="utf-8")

@@ -65,7 +65,7 @@ def _list_exports(app: Sphinx, what: str, name: str, thing: Any, options: Any, l
     if name != app.config.project:
         return
     lines += ["", ".. autosummary::", "   :nosignatures:", ""]
-    for export in thing.__all__:
+    for export in getattr(thing, "__all__", ()):
         if not export.startswith("_"):
             member = getattr(importlib.import_module(name), export)
             full_name = f"{member.__module__}.{member.__qualname__}"
