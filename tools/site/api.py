@@ -62,10 +62,11 @@ def _escape_markup(app: Sphinx, what: str, name: str, thing: Any, options: Any, 
 
 def _list_exports(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     """List what `import dpbench` offers by short names; autodoc shows a name only where it is defined."""
-    if name != app.config.project:
+    exports = getattr(thing, "__all__", None)
+    if name != app.config.project or exports is None:
         return
     lines += ["", ".. autosummary::", "   :nosignatures:", ""]
-    for export in getattr(thing, "__all__", ()):
+    for export in exports:
         if not export.startswith("_"):
             member = getattr(importlib.import_module(name), export)
             full_name = f"{member.__module__}.{member.__qualname__}"
