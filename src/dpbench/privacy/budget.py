@@ -22,6 +22,8 @@ from dpbench.renamed import old_names
 # Noise multipliers and targets: below, they are taken for zero; above, their squares leave the floating-point numbers.
 _SMALLEST = 1e-12
 _LARGEST = 1e12
+_REMAINDER = 1e-4
+"""Share of a target that a calibrated training may leave: PLD solves to a tenth of that."""
 _UNBOUNDED = 10**7  # releases that a run without an end is checked for
 
 
@@ -144,7 +146,8 @@ class Budget:
             BudgetExhausted: The training before has spent it.
         """
         spent = epsilon(self._earlier, self.delta, self.accountant) if self._earlier else 0.0
-        if self.target_epsilon is not None and spent >= self.target_epsilon:
+        # A training that was calibrated for its target leaves what rounding left: a second one would be noise alone.
+        if self.target_epsilon is not None and spent >= self.target_epsilon * (1 - _REMAINDER):
             raise BudgetExhausted(
                 f"target_epsilon={self.target_epsilon} is for both trainings, and {self.after} has spent {spent:.4g}: "
                 "raise it."
