@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dpbench.cli import main
 from dpbench.errors import ConfigurationError
 from dpbench.run.search_path import code_folder, imports_from
 from tests.support.cli import TINY, dpbench, dpbench_in_a_process
@@ -80,6 +81,26 @@ def test_a_folder_that_is_none(folder: Path) -> None:
     for words in (["train", "--config-dir=nowhere"], ["resume", "run", "--config-dir=nowhere"]):
         _, err = dpbench(folder, *words, status=1)
         assert "--config-dir nowhere is no folder." in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("strategy=owm", "there is no strategy=owm. Did you mean strategy=own?"),
+        ("strategy.max_grad_nrm=1", "there is no key strategy.max_grad_nrm. Did you mean strategy.max_grad_norm?"),
+        ("strategy.clipping=flat", "there is no key strategy.clipping."),  # an option of the default strategy alone
+    ],
+)
+def test_messages_know_its_choices(
+    word: str,
+    message: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder)
+    assert main([*TRAIN, word]) == 1
+    assert message in capsys.readouterr().err
 
 
 def test_the_folder_that_holds_a_package(tmp_path: Path) -> None:

@@ -212,15 +212,21 @@ def _unknown_choice(path: str, options: Sequence[str], line: CommandLine, conf: 
         return f"{group}={choice} is read by a few lines of your own now: see {_NOW_A_HOWTO[path]}."
     if group == "hydra/sweeper" and choice in _SWEEPERS:
         return f"{group}={choice} is not installed: pip install {_SWEEPERS[choice]}."
-    names = sorted({*options, *groups_of(conf, *plugin_dirs()).get(group, [])})
+    names = sorted({*options, *_names_in_groups(line, conf).get(group, [])})
     known = f" Known: {', '.join(names)}." if names else ""
     setting = f"{group}=" if group else ""
     return f"there is no {setting or 'configuration '}{choice}.{did_you_mean(choice, names, setting)}{known}"
 
 
+def _names_in_groups(line: CommandLine, conf: Path) -> dict[str, list[str]]:
+    """The names in each group: dpbench's, those of installed packages, and those of the folder that the line adds."""
+    added = [] if line.flags.config_dir is None else [Path(line.flags.config_dir)]
+    return groups_of(conf, *plugin_dirs(), *added)
+
+
 def _unknown_key(key: str, line: CommandLine, conf: Path, name: str) -> str:
     """Which keys there are instead, for the groups that the command line chose."""
-    groups = groups_of(conf, *plugin_dirs())
+    groups = _names_in_groups(line, conf)
     choices = []
     for word in line.overrides:
         group, _, choice = word.partition("=")
