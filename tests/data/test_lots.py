@@ -214,7 +214,7 @@ def test_they_say_what_they_are() -> None:
 def test_clear_errors(kind: str, size: float, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make_sampling(kind, 20, size)
-    with pytest.raises(ConfigurationError, match="draw from 7 records, the data set has 20"):
+    with pytest.raises(ConfigurationError, match="draws from 7 records, but the data set has 20"):
         LotLoader(dataset(), Lots(PoissonSampling(7, 0.5), 0))
 
 
