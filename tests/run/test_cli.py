@@ -390,7 +390,7 @@ def test_help_is_quick_and_shows_examples(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_cfg_job_prints_the_configuration(tmp_path: Path) -> None:
-    out, _ = dpbench(tmp_path, "train", "data=mnist", "--cfg", "job")
+    out, _ = dpbench(tmp_path, "train", "data=mnist", "--cfg", "job", "--resolve")
     assert "noise_multiplier: 1.1" in out
     assert not list(tmp_path.iterdir())
 
