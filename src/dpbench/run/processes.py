@@ -324,7 +324,9 @@ def run_in_processes(run: Callable[[], T], count: int, strategy: str | None, fol
 
     # As plain data: in a worker of joblib its nodes are of classes that can be pickled once only.
     hydra = HydraConfig.instance().cfg
-    settings = None if hydra is None else OmegaConf.to_container(hydra, resolve=False)
+    # Only a job has a folder, and so a log; this process may have composed a configuration for something else before.
+    is_job = hydra is not None and not OmegaConf.is_missing(hydra.hydra.runtime, "output_dir")
+    settings = OmegaConf.to_container(hydra, resolve=False) if is_job else None
     method = "fork" if strategy == "ddp_fork" else "spawn"
     if multiprocessing.get_start_method() not in multiprocessing.get_all_start_methods():
         # A worker of joblib has "loky", which processes that are spawned would be told to use, and do not know.
