@@ -323,7 +323,7 @@ def run_in_processes(run: Callable[[], T], count: int, strategy: str | None, fol
     from omegaconf import OmegaConf
 
     # As plain data: in a worker of joblib its nodes are of classes that can be pickled once only.
-    hydra = HydraConfig.instance().cfg
+    hydra: Any = HydraConfig.instance().cfg
     # Only a job has a folder, and so a log; this process may have composed a configuration for something else before.
     is_job = hydra is not None and not OmegaConf.is_missing(hydra.hydra.runtime, "output_dir")
     settings = OmegaConf.to_container(hydra, resolve=False) if is_job else None
