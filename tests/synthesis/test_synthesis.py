@@ -265,11 +265,11 @@ def test_bad_input(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["data.features=scattering"], "leave data.features=null"),
+        (["data.features=scattering"], "keep data.features=null"),
         (["module.generator_batch_size=2.5"], "generator_batch_size"),
         (["model.noise_size=0"], "noise_size must be"),
         (["model=mnist_cnn"], "needs a generator and a discriminator"),
-        (["module=classifier"], "add module=gan"),
+        (["module=classifier"], "select module=gan"),
         (["data.scale=standard"], "leave data.scale=symmetric"),
         (["module.discriminator_steps=0"], "discriminator_steps must be a whole number from 1 on"),
         (["data.image_size=18"], "sides that 4 divides"),
