@@ -435,7 +435,7 @@ def _without_options_of_others(
     overrides: Sequence[Override],
     jobs: Sequence[Sequence[str]],
 ) -> list[list[str]]:
-    """Leave out of each job the options that its choices do not have, where others of the sweep have them.
+    """Leave out of each job the options that its choices do not have, where other choices of the sweep have them.
 
     `strategy=dpsgd,none strategy.max_grad_norm=0.3,1` are three runs: two bounds, and none.
 
@@ -447,49 +447,50 @@ def _without_options_of_others(
     Returns:
         The jobs, each once.
     """
-    groups = []
+    swept_groups = []
     for override in overrides:
-        is_group = bool(command.loader.get_group_options(override.key_or_group))
-        if is_group and override.is_sweep_override():
-            groups.append(override.key_or_group)
-    if not groups:
-        return [list(words) for words in jobs]
-    choices = set(command.loader.list_groups("")) | {"hydra"}
-    configurations: dict[tuple[str, ...], DictConfig] = {}
-    for words in jobs:
-        chosen = _choices_of_job(words, choices)
-        if chosen not in configurations:
-            configurations[chosen] = command.loader.load_sweep_config(command.cfg, list(chosen))
-    remaining: list[list[str]] = []
-    absent: dict[str, dict[str, None]] = {}  # option by choice, in the order of the words
-    for words in jobs:
-        chosen = _choices_of_job(words, choices)
-        kept = []
-        for word in words:
+        if override.is_sweep_override() and command.loader.get_group_options(override.key_or_group):
+            swept_groups.append(override.key_or_group)
+    prefixes = tuple(f"{group}." for group in swept_groups)
+    if not any(override.key_or_group.startswith(prefixes) for override in overrides):
+        return [list(job) for job in jobs]
+    groups = {*command.loader.list_groups(""), "hydra"}
+    configurations: dict[tuple[str, ...], DictConfig] = {}  # by the words that choose files
+    for job in jobs:
+        choices = _choices_of_job(job, groups)
+        if choices not in configurations:
+            configurations[choices] = command.loader.load_sweep_config(command.cfg, list(choices))
+    shorter_jobs: dict[tuple[str, ...], None] = {}  # each once, in their order
+    absent_options: dict[str, dict[str, None]] = {}  # by choice, in the order of the words
+    for job in jobs:
+        choices = _choices_of_job(job, groups)
+        configuration = configurations[choices]
+        words = []
+        for word in job:
             key = key_of(word)
+            # A word with + or ~ has its prefix before the key, and means what it says.
+            if not word.startswith(prefixes) or _has(configuration, key):
+                words.append(word)
+                continue
+            if not any(_has(other, key) for other in configurations.values()):
+                words.append(word)  # a mistake, which composing the job will name
+                continue
             group, _, option = key.partition(".")
-            is_plain = word.startswith(key)  # not one that adds or takes away
-            if group not in groups or not option or not is_plain or _has(configurations[chosen], key):
-                kept.append(word)
-            elif any(_has(configuration, key) for configuration in configurations.values()):
-                choice = next(word for word in chosen if key_of(word) == group)
-                absent.setdefault(choice, {})[option] = None
-            else:
-                kept.append(word)  # a mistake, which composing the job will name
-        if kept not in remaining:
-            remaining.append(kept)
-    if absent:
-        parts = [f"{choice} has no {', '.join(options)}" for choice, options in absent.items()]
+            choice = next(word for word in choices if key_of(word) == group)
+            absent_options.setdefault(choice, {})[option] = None
+        shorter_jobs[tuple(words)] = None
+    if absent_options:
+        parts = [f"{choice} has no {', '.join(options)}" for choice, options in absent_options.items()]
         warnings.warn(
-            f"{'; '.join(parts)}: left out there ({len(remaining)} runs of {len(jobs)} combinations).",
+            f"{'; '.join(parts)}: left out there ({len(shorter_jobs)} runs of {len(jobs)} combinations).",
             stacklevel=2,
         )
-    return remaining
+    return [list(job) for job in shorter_jobs]
 
 
-def _choices_of_job(words: Sequence[str], groups: Collection[str]) -> tuple[str, ...]:
+def _choices_of_job(job: Sequence[str], groups: Collection[str]) -> tuple[str, ...]:
     """The words of a job that choose files of groups."""
-    return tuple(word for word in words if key_of(word).partition("/")[0] in groups)
+    return tuple(word for word in job if key_of(word).partition("/")[0] in groups)
 
 
 def _has(configuration: DictConfig, key: str) -> bool:
