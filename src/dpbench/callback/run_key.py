@@ -178,6 +178,9 @@ def run_key(
         versions(),
         sources,
     ]
+    if loader.lots.members is not None:
+        # The data set holds those too that are not trained on.
+        determinants.append(loader.lots.members)
     digits = digest_of(determinants)[:32]
     return int(digits, 16), contents
 

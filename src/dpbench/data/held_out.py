@@ -1,4 +1,4 @@
-"""Who is held out of the training data: every record decides for itself, so that no other record moves it."""
+"""Who is held out of the training data, and who is a member: every record decides for itself, by what it is."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from dpbench.errors import ConfigurationError
 Split = Literal["hash", "permutation"]
 Positions = NDArray[np.int64]
 _KEY = b"dpbench: who is held out"  # public, and the same for every run, so that runs can be compared on the split
+_MEMBERSHIP_KEY = b"dpbench: membership "
 _PERMUTATION_SEED = 0
 _BITS = 64
 
@@ -61,13 +62,34 @@ def parted_by_hash(identities: Iterable[bytes], share: float) -> tuple[Positions
         identities: What each record is.
         share: Probability of a record to be held out, over all keys.
     """
-    threshold = share * 2**_BITS
-    held_out = np.fromiter((_hash(identity) < threshold for identity in identities), dtype=bool)
+    held_out = _below(share, identities, _KEY)
     return np.flatnonzero(held_out), np.flatnonzero(~held_out)
 
 
-def _hash(identity: bytes) -> int:
-    return int.from_bytes(blake2b(identity, digest_size=_BITS // 8, key=_KEY).digest(), "big")
+def membership_coins(identities: Iterable[bytes], seed: int) -> NDArray[np.bool_]:
+    """A fair coin for each record: whether it is a member of the training data of the run with a seed.
+
+    The coin is a keyed hash of what the record is, so that coins are independent of each other and of those of other
+    seeds, and none depends on which other records there are. Equal records have one coin.
+
+    Args:
+        identities: What each record is.
+        seed: Of the run; whoever knows it knows the coins.
+
+    Returns:
+        (N,), True for members.
+    """
+    return _below(0.5, identities, _MEMBERSHIP_KEY + str(seed).encode())
+
+
+def _below(share: float, identities: Iterable[bytes], key: bytes) -> NDArray[np.bool_]:
+    """Whether the keyed hash of a record lies in the lowest part of all hashes, of a size."""
+    threshold = share * 2**_BITS
+    return np.fromiter((_hash(identity, key) < threshold for identity in identities), dtype=bool)
+
+
+def _hash(identity: bytes, key: bytes) -> int:
+    return int.from_bytes(blake2b(identity, digest_size=_BITS // 8, key=key).digest(), "big")
 
 
 def _in_two_digits(number: int) -> int:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from dpbench.data.held_out import Split as HeldOutBy
 from dpbench.data.held_out import image_bytes
 from dpbench.data.inserted import Inserted, inserted_of
-from dpbench.data.module import Folder, LotDataModule, Splits
+from dpbench.data.module import Folder, LotDataModule, Membership, Splits
 from dpbench.data.noise import Split, labeled_noise
 from dpbench.data.records import Collated
 from dpbench.data.scattering import color_scattering, mirrored_scattering, scattering
@@ -178,6 +178,8 @@ class ImageDataModule(LotDataModule[InMemoryImages]):
             exchanges most of them, and epsilon holds for a record of the training set alone.
         expected_batch_size_schedule: How it moves over the steps: "linear:E", "exponential:E" or "cosine:E" (to E times
             that size), "step:F@P/F@P", or a factor for each step; None: not.
+        membership: "half": each training record is trained on by a fair coin of its own, which is a function of the
+            seed; for `dpbench attack`. None: every record is.
 
     Raises:
         ConfigurationError: An option is unknown, out of range, or not for this data set.
@@ -202,6 +204,7 @@ class ImageDataModule(LotDataModule[InMemoryImages]):
         inserted: Inserted = _NOTHING,
         split: HeldOutBy = "hash",
         expected_batch_size_schedule: str | list[float] | None = None,
+        membership: Membership | None = None,
     ) -> None:
         super().__init__(
             root=root,
@@ -213,6 +216,7 @@ class ImageDataModule(LotDataModule[InMemoryImages]):
             seed=seed,
             split=split,
             expected_batch_size_schedule=expected_batch_size_schedule,
+            membership=membership,
         )
         if like is not None and name != NOISE:
             raise ConfigurationError(
@@ -235,6 +239,11 @@ class ImageDataModule(LotDataModule[InMemoryImages]):
                 shape = replace(shape, side=image_size)  # resizing would blur noise
             self.spec = noise_like(shape, train_size, test_size)
         self.inserted = inserted_of(inserted)
+        if membership is not None and self.inserted.records:
+            raise ConfigurationError(
+                "data.inserted adds records to every run, and data.membership chooses among a run's records: "
+                "remove one of the two."
+            )
         self.scale = scale
         self.features = features
         self._sizes: dict[Split, int | None] = {"train": train_size, "test": test_size}
@@ -250,12 +259,13 @@ class ImageDataModule(LotDataModule[InMemoryImages]):
             held_out, train = self._hold_out(np.ones(len(labels), np.int64), lambda: image_bytes(pixels, labels))
             val = self._normalized(Images(pixels[held_out], labels[held_out]))
             images = Images(pixels[train], labels[train])
+        members = self._members(lambda: image_bytes(images.pixels, images.labels))
         training_set = self._normalized(images)
         test = self._normalized(self._images("test"))
         if self.inserted.records:
             positions = list(range(self.inserted.records)) * self.inserted.copies
             training_set += self._made_up()[0].subset(positions)
-        return Splits(training_set, val, test)
+        return Splits(training_set, val, test, members)
 
     def _images(self, split: Split) -> Images:
         images = self.spec.load(self.root, split, self._download)

@@ -62,6 +62,9 @@ class Lots(TorchSampler[list[int]]):
         seed: Key of the draws, or None for the operating system's entropy.
         size_schedule: How the expected size of lots moves over the steps of a training, see
             `privacy.mechanism.schedules`; None: not.
+        members: (population,) of booleans: who of the population is trained on, in an experiment on membership. The
+            others are drawn like them, and left out of every lot; rates, divisor and ledger are those of the
+            population, whoever is a member. None: everybody.
 
     Attributes:
         position: Number of lots that were handed out; the whole state.
@@ -82,6 +85,7 @@ class Lots(TorchSampler[list[int]]):
         sampling: Sampling,
         seed: int | None,
         size_schedule: Schedule | None = None,
+        members: NDArray[np.bool_] | None = None,
     ) -> None:
         if seed is not None and (not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0):
             raise ConfigurationError(f"the seed of lots must be a whole number from 0 on, or None, not {seed!r}.")
@@ -93,7 +97,10 @@ class Lots(TorchSampler[list[int]]):
         if not isinstance(sampling.unit, str) or not sampling.unit.strip():
             raise ConfigurationError(f"unit must be a word for an item of the data set, not {sampling.unit!r}.")
         check_schedule("expected_batch_size_schedule", size_schedule)
+        if members is not None:
+            _check_members(members, sampling)
         self._sampling = sampling
+        self.members = members
         self._size_schedule = size_schedule
         self.size_factors = CONSTANT
         self.position = 0
@@ -250,7 +257,11 @@ class Lots(TorchSampler[list[int]]):
         key = (number, self.phase, self.added)
         if self._drawn is None or self._drawn[0] != key:
             self._drawn = (key, sampling.draw(self._rng(number)))
-        return self._drawn[1][place]
+        drawn = self._drawn[1][place]
+        if self.members is None:
+            return drawn
+        is_added = drawn >= len(self.members)
+        return drawn[is_added | self.members.take(drawn, mode="clip")]
 
     def key_of(self, stream: Stream, number: int) -> tuple[int, ...]:
         """Key of random numbers of lot or epoch `number`, for one use of them; the same on all ranks."""
@@ -500,6 +511,19 @@ class _ItemRandomness:
             seed_global_generators((*self._key, worker_id), torch.device("cpu"))
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
+
+
+def _check_members(members: NDArray[np.bool_], sampling: Sampling) -> None:
+    if members.shape != (sampling.population,) or members.dtype != np.bool_:
+        raise ConfigurationError(
+            f"members must be a boolean for each of the {sampling.population} {sampling.unit}s, not {members.dtype} of "
+            f"shape {members.shape}."
+        )
+    if sampling.neighboring_relation == "replace_one":
+        raise ConfigurationError(
+            f"{sampling.kind!r} batches keep the number of records fixed, and who is a member changes it: draw them "
+            "with data.sampling=poisson."
+        )
 
 
 def _refuse_unattended(in_use: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Generic, NamedTuple, TypeVar
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import pytorch_lightning as pl
@@ -14,13 +14,14 @@ from pytorch_lightning.utilities import rank_zero_info
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from dpbench.data.collation import Collation
-from dpbench.data.held_out import Split, check_split, parted
+from dpbench.data.held_out import Split, check_split, membership_coins, parted
 from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.data.records import count_of
 from dpbench.data.sources import data_root
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.sampling import Positions, Sampling
 
+Membership = Literal["half"]
 Folder = Annotated[str, Field(min_length=1), "the path of a folder"]
 
 ExamplesT = TypeVar("ExamplesT", bound=Dataset[Any])
@@ -33,11 +34,13 @@ class Splits(NamedTuple, Generic[ExamplesT]):
         train: What lots are drawn from: the population of the ledger.
         val: What is held out of the training data; None: nothing.
         test: The test examples.
+        members: A boolean for each record of `train`: whether lots hold it; None: they hold all.
     """
 
     train: ExamplesT
     val: ExamplesT | None
     test: ExamplesT
+    members: NDArray[np.bool_] | None = None
 
 
 class LotDataModule(pl.LightningDataModule, Generic[ExamplesT]):
@@ -53,6 +56,9 @@ class LotDataModule(pl.LightningDataModule, Generic[ExamplesT]):
         seed: Key of the lots; None takes the operating system's entropy.
         split: How records are chosen that are held out, see `data.held_out`.
         expected_batch_size_schedule: How the size of lots moves over the steps; None: not.
+        membership: "half": an experiment on membership, in which each training record is trained on by a fair coin of
+            its own, a function of `seed` and of what the record is, see `held_out.membership_coins`. Sampling rate,
+            divisor and ledger stay those of all records. None: every record is trained on.
 
     Attributes:
         name: Of the data set.
@@ -78,6 +84,7 @@ class LotDataModule(pl.LightningDataModule, Generic[ExamplesT]):
         seed: int | None,
         split: Split,
         expected_batch_size_schedule: str | list[float] | None,
+        membership: Membership | None,
     ) -> None:
         super().__init__()
         check_split(split)
@@ -92,6 +99,7 @@ class LotDataModule(pl.LightningDataModule, Generic[ExamplesT]):
         self._seed = seed
         self._split = split
         self._size_schedule = expected_batch_size_schedule
+        self._membership = membership
         self._splits: Splits[ExamplesT] | None = None
 
     @abstractmethod
@@ -131,6 +139,28 @@ class LotDataModule(pl.LightningDataModule, Generic[ExamplesT]):
             )
         rank_zero_info(f"{self.name}: {len(held_out)} {self._records} are held out, {len(train)} train.")
         return held_out, train
+
+    def _members(self, identities: Callable[[], Iterable[bytes]]) -> NDArray[np.bool_] | None:
+        """Who of the training records is trained on; None: everybody.
+
+        Args:
+            identities: What each training record is.
+
+        Raises:
+            ConfigurationError: There is no seed that says so.
+        """
+        if self._membership is None:
+            return None
+        if self._seed is None:
+            raise ConfigurationError(
+                f"data.membership={self._membership} takes its coins from the seed, so that an attack knows the "
+                "members: remove strategy.secure=true."
+            )
+        members = membership_coins(identities(), self._seed)
+        rank_zero_info(
+            f"{self.name}: {members.sum()} of {len(members)} {self._records} are members, by seed {self._seed}."
+        )
+        return members
 
     def setup(self, stage: str | None = None) -> None:
         """Load everything once.
@@ -174,7 +204,7 @@ class LotDataModule(pl.LightningDataModule, Generic[ExamplesT]):
 
     def train_dataloader(self) -> LotLoader:
         """Lots of one epoch after the other."""
-        lots = Lots(self.sampling, self._seed, self._size_schedule)
+        lots = Lots(self.sampling, self._seed, self._size_schedule, self.members)
         # A lot of users holds their numbers: their examples are collated by the data set, user by user.
         return LotLoader(self.train_set, lots, self._collate_fn if self.unit == "example" else None)
 
@@ -187,9 +217,25 @@ class LotDataModule(pl.LightningDataModule, Generic[ExamplesT]):
         return self._eval_loader(self.test_set)
 
     def seen_dataloader(self, most: int) -> DataLoader[Any]:
-        """The first training examples, at most so many, not augmented: what is measured on them is private."""
-        examples = self._plain_examples()
-        return self._eval_loader(Subset(examples, range(min(most, count_of(examples)))))
+        """The first examples trained on, at most so many, not augmented: what is measured on them is private."""
+        rows = np.arange(len(self.record_of_row))
+        if self.members is not None:
+            rows = rows[self.members[self.record_of_row]]
+        return self._eval_loader(Subset(self._plain_examples(), rows[:most].tolist()))
+
+    def candidate_dataloader(self) -> DataLoader[Any]:
+        """All training examples in their order, members or not, not augmented: `record_of_row` says whose they are."""
+        return self._eval_loader(self._plain_examples())
+
+    @property
+    def members(self) -> NDArray[np.bool_] | None:
+        """A boolean for each training record: whether it is trained on; None: all are."""
+        return self._loaded().members
+
+    @property
+    def record_of_row(self) -> Positions:
+        """The training record to which each row of `candidate_dataloader` belongs."""
+        return np.arange(count_of(self._plain_examples()))
 
     def _plain_examples(self) -> Dataset[Any]:
         """The training examples as they are for an evaluation."""

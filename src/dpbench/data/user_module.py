@@ -11,11 +11,12 @@ from torch.utils.data import Dataset, Subset
 
 import dpbench.data.user_sources  # noqa: F401  they register themselves
 from dpbench.data.held_out import Split, name_bytes
-from dpbench.data.module import Folder, LotDataModule, Splits
+from dpbench.data.module import Folder, LotDataModule, Membership, Splits
 from dpbench.data.user_data import UserData, checked_options, load_user_data, user_source
 from dpbench.data.users import UserDataset
 from dpbench.errors import ConfigurationError
 from dpbench.options import Count, PositiveInt
+from dpbench.privacy.sampling import Positions
 
 
 class UserDataModule(LotDataModule[Dataset[Any]]):
@@ -39,6 +40,8 @@ class UserDataModule(LotDataModule[Dataset[Any]]):
             as asked for, by their number, as in runs of before; one user more then exchanges most of them, and epsilon
             holds for a user of the training set alone.
         expected_batch_size_schedule: How it moves over the rounds, as for `ImageDataModule`; None: not.
+        membership: "half": each training user is trained on by a fair coin, as for `ImageDataModule`. With
+            unit="example" only of data sets that do not say whose a row is.
 
     Attributes:
         noise_batch: (size, generator) → batch that no private data went into; there only once the data are loaded, and
@@ -65,6 +68,7 @@ class UserDataModule(LotDataModule[Dataset[Any]]):
         unit: Literal["user", "example"] = "user",
         split: Split = "hash",
         expected_batch_size_schedule: str | list[float] | None = None,
+        membership: Membership | None = None,
     ) -> None:
         super().__init__(
             root=root,
@@ -76,6 +80,7 @@ class UserDataModule(LotDataModule[Dataset[Any]]):
             seed=seed,
             split=split,
             expected_batch_size_schedule=expected_batch_size_schedule,
+            membership=membership,
         )
         if unit not in ("user", "example"):
             raise ConfigurationError(f"data.unit must be user or example, not {unit!r}.")
@@ -83,6 +88,10 @@ class UserDataModule(LotDataModule[Dataset[Any]]):
             raise ConfigurationError(
                 f"data={name} does not say whose a row is: set data.unit=example, or take data=user_table, whose "
                 "data.options.user names the column that does."
+            )
+        if unit == "example" and membership is not None and user_source(name).has_users:
+            raise ConfigurationError(
+                "data.membership flips a coin for each user, whose examples are members together: set data.unit=user."
             )
         self.name = name
         self.unit = unit
@@ -104,7 +113,12 @@ class UserDataModule(LotDataModule[Dataset[Any]]):
             self.noise_batch = data.noise_batch
         self._data = data
         self._users = users
-        return Splits(users if self.unit == "user" else _examples(users), val, data.test)
+        members = self._members(lambda: map(name_bytes, users.names))
+        if self.unit == "user":
+            return Splits(users, val, data.test, members)
+        if members is not None:
+            members = members[_user_of_row(users)]
+        return Splits(_examples(users), val, data.test, members)
 
     @property
     def data(self) -> UserData:
@@ -135,6 +149,18 @@ class UserDataModule(LotDataModule[Dataset[Any]]):
 
     def _plain_examples(self) -> Dataset[Any]:
         return _examples(self.users, plain=True)
+
+    @property
+    def record_of_row(self) -> Positions:
+        """The training record to which each row of `candidate_dataloader` belongs: a user, or the example itself."""
+        return _user_of_row(self.users) if self.unit == "user" else super().record_of_row
+
+
+def _user_of_row(users: UserDataset) -> Positions:
+    """Position of the user of each of `_examples`."""
+    positions = np.arange(len(users))
+    order = np.argsort(users.rows_of(positions))
+    return np.repeat(positions, users.sizes)[order]
 
 
 def _examples(users: UserDataset, plain: bool = False) -> Dataset[Any]:

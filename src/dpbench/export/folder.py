@@ -78,6 +78,11 @@ def export(run: Path, out: Path, insecure: bool = False, force: bool = False, tr
     out = resolve_out(out, force, FACTS, _CONTENTS, "exported model")
     folder = RunFolder(run)
     network = load_network(folder, trust)
+    if (network.config.get("data") or {}).get("membership") is not None:
+        raise ConfigurationError(
+            f"{folder} was trained for an attack on membership (data.membership), and its seed tells who the members "
+            "are: export a run without that setting."
+        )
     ledger = complete_ledger(folder.ledger, network.checkpoint)
     facts = _facts_of(folder, network, ledger)
     _refuse(folder, facts, insecure)

@@ -71,6 +71,11 @@ def build_strategy(config: dict[str, Any], folder: RunFolder) -> pl.Callback:
         cls = FederatedAveraging
         options = {}
     refuse_precision(config["trainer"].get("precision"))
+    if has_canaries(config) and config["data"].get("membership") is not None:
+        raise ConfigurationError(
+            "an audit counts on the sizes of batches, which data.membership halves: audit a run without it, or attack "
+            "one without canaries (audit=none)."
+        )
     after = config.get("after")
     options |= {
         "seed": None if secure else config["seed"],

@@ -52,7 +52,7 @@ def label_scores(run: RunFolder, trust: bool = False) -> LabelScores:
         )
     # Copies of one record are no independent canaries: records that were inserted are left out.
     options = {name: value for name, value in config["data"].items() if name not in ("_target_", "inserted")}
-    data = ImageDataModule(**options)
+    data = ImageDataModule(**options, seed=config["seed"])  # of which members are those that were trained on
     module = load_module(run, checkpoint, data.model_options()).module
 
     def score(batch: tuple[Tensor, Tensor]) -> Tensor:

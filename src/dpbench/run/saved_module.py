@@ -107,6 +107,8 @@ def _options_of_data(config: Mapping[str, Any]) -> dict[str, Any]:
     """Load the data for what they determine of the model; of their records nothing is kept."""
     cls = class_of(config["data"], "data")
     options = {**config["data"], "seed": None}
+    if options.get("membership") is not None:
+        options["membership"] = None  # which needs the seed, and changes nothing that a model is made by
     if "sampling" in options_of(cls) and options.get("sampling") is None:
         options["sampling"] = "shuffled"  # any will do: no lot is drawn
     data = instantiate(cls, options, "data")

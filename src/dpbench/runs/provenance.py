@@ -43,7 +43,9 @@ def _digest(content: Any) -> str:
 
 def _data_options(config: dict[str, Any]) -> dict[str, Any]:
     """Those that determine the data, and the folder where another one may hold other people's records."""
-    options: dict[str, Any] = config.get("data", {})
+    options: dict[str, Any] = dict(config.get("data", {}))
+    if options.get("membership") is None:
+        options.pop("membership", None)  # as of runs that were made before there was this option
     target = str(options.get("_target_", ""))
     if not target.startswith("dpbench."):  # a plug-in's
         return options
