@@ -11,7 +11,7 @@ from pathlib import Path
 from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Any
 
-from dpbench.cli import train
+from dpbench.cli import attacking, train
 from dpbench.cli.arguments import (
     Answer,
     Commands,
@@ -79,6 +79,7 @@ def add_parsers(commands: Commands) -> None:
     _add_account(commands)
     _add_calibrate(commands)
     _add_audit(commands)
+    attacking.add_parser(commands)
 
 
 def _add_account(commands: Commands) -> None:

@@ -259,7 +259,7 @@ class ImageDataModule(LotDataModule[InMemoryImages]):
             held_out, train = self._hold_out(np.ones(len(labels), np.int64), lambda: image_bytes(pixels, labels))
             val = self._normalized(Images(pixels[held_out], labels[held_out]))
             images = Images(pixels[train], labels[train])
-        members = self._members(lambda: image_bytes(images.pixels, images.labels))
+        members = self._choose_members(lambda: image_bytes(images.pixels, images.labels))
         training_set = self._normalized(images)
         test = self._normalized(self._images("test"))
         if self.inserted.records:

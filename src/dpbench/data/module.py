@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
+from hashlib import blake2b
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -101,6 +102,7 @@ class LotDataModule(pl.LightningDataModule, Generic[ExamplesT]):
         self._size_schedule = expected_batch_size_schedule
         self._membership = membership
         self._splits: Splits[ExamplesT] | None = None
+        self._identities: list[bytes] = []
 
     @abstractmethod
     def _load(self) -> Splits[ExamplesT]:
@@ -140,8 +142,8 @@ class LotDataModule(pl.LightningDataModule, Generic[ExamplesT]):
         rank_zero_info(f"{self.name}: {len(held_out)} {self._records} are held out, {len(train)} train.")
         return held_out, train
 
-    def _members(self, identities: Callable[[], Iterable[bytes]]) -> NDArray[np.bool_] | None:
-        """Who of the training records is trained on; None: everybody.
+    def _choose_members(self, identities: Callable[[], Iterable[bytes]]) -> NDArray[np.bool_] | None:
+        """Choose who of the training records is trained on; None: everybody.
 
         Args:
             identities: What each training record is.
@@ -156,11 +158,21 @@ class LotDataModule(pl.LightningDataModule, Generic[ExamplesT]):
                 f"data.membership={self._membership} takes its coins from the seed, so that an attack knows the "
                 "members: remove strategy.secure=true."
             )
-        members = membership_coins(identities(), self._seed)
+        # Their hashes, which are kept, take a fiftieth of the memory of small images.
+        self._identities = [blake2b(identity, digest_size=16).digest() for identity in identities()]
+        members = self.members_of_seed(self._seed)
         rank_zero_info(
-            f"{self.name}: {members.sum()} of {len(members)} {self._records} are members, by seed {self._seed}."
+            f"{self.name}: {members.sum()} of {len(members)} {self._records} train, by the coins of seed {self._seed}."
         )
         return members
+
+    def members_of_seed(self, seed: int) -> NDArray[np.bool_]:
+        """A boolean for each training record: whether the run with a seed is trained on it; with `membership` only.
+
+        Args:
+            seed: Of the run; all else of the data is the same.
+        """
+        return membership_coins(self._identities, seed)
 
     def setup(self, stage: str | None = None) -> None:
         """Load everything once.

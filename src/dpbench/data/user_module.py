@@ -113,11 +113,10 @@ class UserDataModule(LotDataModule[Dataset[Any]]):
             self.noise_batch = data.noise_batch
         self._data = data
         self._users = users
-        members = self._members(lambda: map(name_bytes, users.names))
         if self.unit == "user":
+            members = self._choose_members(lambda: map(name_bytes, users.names))
             return Splits(users, val, data.test, members)
-        if members is not None:
-            members = members[_user_of_row(users)]
+        members = self._choose_members(lambda: (name_bytes(users.names[user]) for user in _user_of_row(users)))
         return Splits(_examples(users), val, data.test, members)
 
     @property

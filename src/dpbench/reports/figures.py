@@ -22,6 +22,20 @@ _PLACES = re.compile(r" (?:d|x|y|transform)=\"[^\"]*\"")
 _DIGITS = re.compile(r"(\.\d)\d+")  # a tenth of a point is all that a screen shows
 _FONT = re.compile(r"font: (?:[\w.]+ )*?([\d.]+)px [^;\"]*")
 _IDS = re.compile(r"(id=\"|url\(#|href=\"#)")
+_TAB10 = (
+    "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf",
+)  # fmt: skip
+_HOUSE = ("#3060a8", "#c04030", "#508850", "#a070b0", "#c09020")
+PAGE_COLORS = {
+    "#000000": "var(--ink)",
+    "#ffffff": "var(--card)",
+    "#b0b0b0": "var(--grid)",
+    "#cccccc": "var(--grid)",
+    "#808080": "var(--soft)",
+    **{drawn: f"var(--s{number})" for number, drawn in enumerate(_TAB10)},
+    **{drawn: f"var(--s{number})" for number, drawn in enumerate(_HOUSE)},
+}
+"""Colors of our drawings → those of the page, which are others in the dark."""
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -23,7 +23,7 @@ from dpbench.errors import ConfigurationError, DPBenchError, brief
 from dpbench.files import write_atomically
 from dpbench.reports.account_plot import epsilon_figure
 from dpbench.reports.end_of_sweep import SweepCost, cost_of_sweep
-from dpbench.reports.figures import free_place, head_of, mark_of, new_figure, svg
+from dpbench.reports.figures import PAGE_COLORS, free_place, head_of, mark_of, new_figure, svg
 from dpbench.reports.groups import GroupTable, group_by
 from dpbench.reports.markdown import markdown_cells
 from dpbench.reports.plots import X_LABELS, Axis, audit_figure, curve_names, draw_panel, has_epsilon
@@ -68,20 +68,6 @@ _MARK = '<meta name="generator" content="dpbench report'
 _RESTORE = "restore {path}, or make it again (dpbench reproduce)"
 _NO_PRIVACY_YET: dict[str, Any] = {"epsilon": {}, "delta": None, "unit": None, "neighbouring_relation": None}
 _OF_PAPERS = ("commit", "code_hash", "date", "cpu", "gpu", "threads", "kernels", "python", "torch", "dpbench")
-_TAB10 = (
-    "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf",
-)  # fmt: skip
-_HOUSE = ("#3060a8", "#c04030", "#508850", "#a070b0", "#c09020")
-_COLORS = {
-    "#000000": "var(--ink)",
-    "#ffffff": "var(--card)",
-    "#b0b0b0": "var(--grid)",
-    "#cccccc": "var(--grid)",
-    "#808080": "var(--soft)",
-    **{drawn: f"var(--s{number})" for number, drawn in enumerate(_TAB10)},
-    **{drawn: f"var(--s{number})" for number, drawn in enumerate(_HOUSE)},
-}
-"""Colors of our drawings → those of the page, which are others in the dark."""
 
 
 @dataclass(frozen=True)
@@ -578,11 +564,11 @@ def _panel(place: str, rows: Sequence[RunRow], name: str, axis: Axis) -> str:
     axes.spines[["top", "right"]].set_visible(False)
     if name.startswith(BOUND):
         axes.set_yscale("log")
-    return svg(figure, place, _COLORS)
+    return svg(figure, place, PAGE_COLORS)
 
 
 def _drawing(title: str, figure: Figure, place: str) -> Picture:
-    return Picture(title, svg(figure, place, _COLORS))
+    return Picture(title, svg(figure, place, PAGE_COLORS))
 
 
 # Words

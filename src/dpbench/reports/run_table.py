@@ -375,12 +375,16 @@ class RunTable:
 
     def over_seeds(self) -> RunTable:
         """Mean and standard deviation of runs that differ by their seed only, each group in the place of its first."""
+        return RunTable(tuple(_mean(rows) if len(rows) > 1 else rows[0] for rows in self.groups_of_seeds()))
+
+    def groups_of_seeds(self) -> list[list[RunRow]]:
+        """Runs that differ by their seed only, together; the groups in the order of their first runs."""
         groups: dict[str, list[RunRow]] = {}
         for number, row in enumerate(self.rows):
             unit = row.settings.get(UNIT)
             kind = [row.without_seed, unit, row.code] if row.complete else number  # cells are means already
             groups.setdefault(json.dumps(kind, sort_keys=True, default=str), []).append(row)
-        return RunTable(tuple(_mean(rows) if len(rows) > 1 else rows[0] for rows in groups.values()))
+        return list(groups.values())
 
 
 def _setting(row: RunRow, key: str) -> str:

@@ -1,0 +1,324 @@
+"""Attacks on membership over the runs of a sweep, one setting after the other, beside the curve that each ε allows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpbench.attack.signals import SIGNALS, Candidates, candidates_of, members_of, signals_of
+from dpbench.auditing import Family, TradeOff, Verdict
+from dpbench.auditing.membership import (
+    AttackResult,
+    ClaimTest,
+    MembershipGame,
+    Roc,
+    claim_test,
+    lira_offline,
+    lira_online,
+    loss_threshold,
+    measure_attack,
+    rmia,
+    rmia_offline,
+    roc,
+)
+from dpbench.errors import ConfigurationError, LedgerError
+from dpbench.reports.run_rows import UNIT, RunRow
+from dpbench.reports.run_table import RunTable
+from dpbench.runs.ledgers import read_run_ledger
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+LEVEL = 0.05
+"""Probability that a claim which is true is called VIOLATED."""
+FEWEST_RUNS = 4
+_WORST = 16  # records that are named
+_THRESHOLD = "threshold"
+_LIRA = "LiRA"
+_ATTACKS: dict[str, Callable[[MembershipGame], Floats]] = {
+    _THRESHOLD: loss_threshold,
+    _LIRA: lira_online,
+    "LiRA offline": lira_offline,
+}
+_ATTACKS_ON_PROBABILITIES: dict[str, Callable[[MembershipGame], Floats]] = {
+    "RMIA": rmia,
+    "RMIA offline": rmia_offline,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Attacked:
+    """One attack on the runs of one setting.
+
+    Attributes:
+        signal: What it sees of a record.
+        name: Of the attack.
+        result: How well it tells members from others.
+        curve: The same at every threshold.
+        scores: (M, N) by run and record.
+    """
+
+    signal: str
+    name: str
+    result: AttackResult
+    curve: Roc
+    scores: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class AttackedSetting:
+    """Runs that differ by their seeds, and by who was a member.
+
+    Attributes:
+        label: What the setting differs in from others; "" where there is one only.
+        rows: The runs.
+        members: (M, N) who was trained on.
+        attacks: By signal and attack; the first LiRA is the one by which the claim is tested.
+        test: Whether the claim is refuted; None of runs without privacy.
+        allowed: Trade-off curve of the ledger; None where there is none.
+        uncovered: Why there is none.
+    """
+
+    label: str
+    rows: tuple[RunRow, ...]
+    members: Flags
+    attacks: tuple[Attacked, ...]
+    test: ClaimTest | None
+    allowed: TradeOff | None
+    uncovered: str | None
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Whether the attack speaks against the ledger; None of runs without privacy."""
+        if self.test is None:
+            return None
+        epsilon = self.epsilon("rdp")
+        is_refuted = self.test.violated  # by the whole curve, where there is one
+        if self.allowed is None:
+            is_refuted = epsilon is not None and self.test.audited > epsilon
+        return Verdict.VIOLATED if is_refuted else Verdict.CONSISTENT
+
+    def epsilon(self, accountant: str) -> float | None:
+        """The largest ε of its runs; None where there is none."""
+        values = [row.metrics.get(f"privacy/epsilon_{accountant}") for row in self.rows]
+        stated = [value for value in values if value is not None]
+        return max(stated) if len(stated) == len(values) else None
+
+    @property
+    def delta(self) -> float | None:
+        """δ of its ledgers."""
+        delta: float | None = self.rows[0].record["privacy"].get("delta")
+        return delta
+
+    @property
+    def unit(self) -> str:
+        """Whose membership it is."""
+        return str(self.rows[0].settings.get(UNIT, "example"))
+
+    @property
+    def attack_of_claim(self) -> Attacked:
+        """The attack by which the claim is tested: LiRA by the first signal, chosen before anything is looked at."""
+        return next(attack for attack in self.attacks if attack.name == _LIRA)
+
+    @property
+    def strongest(self) -> Attacked:
+        """The attack with the largest area under its curve: it is chosen by its result."""
+        return max(self.attacks, key=lambda attack: attack.result.auc.value)
+
+    def allowed_tpr(self, fpr: float) -> float | None:
+        """Most members that the ledger lets an attacker recognize at a false positive rate; None without a curve."""
+        return None if self.allowed is None else 1 - self.allowed(fpr)
+
+    @property
+    def allowed_advantage(self) -> float | None:
+        """Largest TPR − FPR that the ledger allows; None without a curve."""
+        if self.allowed is None:
+            return None
+        return float(np.max(1 - self.allowed.beta - self.allowed.alpha))
+
+    def worst_records(self) -> list[tuple[int, float]]:
+        """Positions of the candidates whose members score highest above their others, and by how much on average."""
+        scores = self.attack_of_claim.scores
+        members = self.members
+        inside = _mean_where(scores, members)
+        outside = _mean_where(scores, ~members)
+        differences = np.nan_to_num(inside - outside, nan=-math.inf)
+        order = np.argsort(-differences, kind="stable")[:_WORST]
+        return [(int(record), float(differences[record])) for record in order]
+
+
+def attack_runs(
+    sources: Sequence[Path],
+    signals: Sequence[str] = ("loss",),
+    most_records: int | None = None,
+    trust: bool = False,
+    on_run: Callable[[], None] = lambda: None,
+) -> list[AttackedSetting]:
+    """Attack the finished runs below some folders, those of each setting by themselves.
+
+    Args:
+        sources: Folders of sweeps whose runs have `data.membership=half`.
+        signals: Words of `SIGNALS`; the first one is that by which claims are tested.
+        most_records: Largest number of candidates that are attacked, the first ones; None: all.
+        trust: Whether checkpoints may hold objects, see `read_checkpoint`.
+        on_run: Called when a run has been scored.
+
+    Raises:
+        ConfigurationError: A run was trained on all records, a setting has too few runs or two of one seed, runs of a
+            setting were made by different code, or a signal is none.
+        LedgerError: A ledger is damaged.
+    """
+    unknown = [signal for signal in signals if signal not in SIGNALS]
+    if unknown or not signals:
+        raise ConfigurationError(f"--signal must be of {', '.join(SIGNALS)}, not {', '.join(unknown) or 'nothing'}.")
+    table = RunTable.read(sources)
+    for row in table.rows:
+        if (row.record["config"].get("data") or {}).get("membership") is None:
+            raise ConfigurationError(
+                f"{row.folder} was trained on all records, so that nobody is to be told from others: attack runs with "
+                "data.membership=half (dpbench attack --train 16 makes them)."
+            )
+    groups = table.groups_of_seeds()
+    for rows in groups:
+        _refuse_group(rows, groups)
+    labels = _labels(groups)
+    settings = []
+    candidates: dict[str, Candidates] = {}
+    for label, rows in zip(labels, groups, strict=True):
+        key = repr(sorted((name, value) for name, value in rows[0].without_seed.items() if name.startswith("data.")))
+        if key not in candidates:
+            candidates[key] = candidates_of(rows[0].record["config"], most_records)
+        settings.append(_attack_setting(label, rows, candidates[key], signals, trust, on_run))
+    return settings
+
+
+def _refuse_group(rows: Sequence[RunRow], groups: Sequence[Sequence[RunRow]]) -> None:
+    seeds = [row.record["seed"] for row in rows]
+    repeated = sorted({seed for seed in seeds if seeds.count(seed) > 1})
+    if repeated:
+        raise ConfigurationError(
+            f"two runs of a setting have seed {repeated[0]}, and so the same members and noise: name one of their "
+            "sweeps."
+        )
+    if len(rows) >= FEWEST_RUNS:
+        return
+    other = next((group for group in groups if group is not rows and _differ_by_code(rows[0], group[0])), None)
+    if other is not None:
+        raise ConfigurationError(
+            f"{rows[0].folder} and {other[0].folder} have one setting and were made by different code: train all runs "
+            "of an attack by the same."
+        )
+    raise ConfigurationError(
+        f"{rows[0].folder}: there are {len(rows)} runs of its setting with different seeds, and an attack compares "
+        f"{FEWEST_RUNS} or more: train more, seed=0,1,2,..."
+    )
+
+
+def _differ_by_code(one: RunRow, other: RunRow) -> bool:
+    return one.without_seed == other.without_seed and one.code != other.code
+
+
+def _labels(groups: Sequence[Sequence[RunRow]]) -> list[str]:
+    """What tells the settings apart, in the words of the command line."""
+    firsts = RunTable(tuple(rows[0] for rows in groups))
+    keys = [key for key in firsts.distinguishing() if key != "seed"] if len(groups) > 1 else []
+    labels = []
+    for row in firsts.rows:
+        words = []
+        for key in keys:
+            value = str(row.settings.get(key, "–"))
+            words.append(value.rpartition(".")[2] if key.endswith("_target_") else f"{key.rpartition('.')[2]}={value}")
+        labels.append(", ".join(words))
+    return labels
+
+
+def _attack_setting(
+    label: str,
+    rows: Sequence[RunRow],
+    candidates: Candidates,
+    signals: Sequence[str],
+    trust: bool,
+    on_run: Callable[[], None],
+) -> AttackedSetting:
+    members = np.stack([members_of(row.record["config"], candidates) for row in rows])
+    of_candidates: dict[str, list[Floats]] = {signal: [] for signal in signals}
+    of_others: dict[str, list[Floats]] = {signal: [] for signal in signals}
+    for row in rows:
+        assert row.folder is not None
+        for signal in signals:
+            scored = signals_of(row.folder, candidates, signal, trust)
+            of_candidates[signal].append(scored[0])
+            of_others[signal].append(scored[1])
+        on_run()
+    attacks = []
+    for signal in signals:
+        game = MembershipGame(np.stack(of_candidates[signal]), members, np.stack(of_others[signal]))
+        kinds = dict(_ATTACKS)
+        if signal == "loss" and candidates.has_probabilities(rows[0].record["config"]):
+            kinds |= _ATTACKS_ON_PROBABILITIES
+        for name, attack in kinds.items():
+            scores = attack(game)
+            attacks.append(Attacked(signal, name, measure_attack(name, scores, members), roc(scores, members), scores))
+    test, allowed, uncovered = _test_claim(rows, members, attacks)
+    return AttackedSetting(label, tuple(rows), members, tuple(attacks), test, allowed, uncovered)
+
+
+def _test_claim(
+    rows: Sequence[RunRow],
+    members: Flags,
+    attacks: Sequence[Attacked],
+) -> tuple[ClaimTest | None, TradeOff | None, str | None]:
+    """The test of a setting's claim, its trade-off curve, and why there is none."""
+    delta = rows[0].record["privacy"].get("delta")
+    if delta is None:
+        return None, None, "without privacy every rate is allowed"
+    costliest = max(rows, key=lambda row: row.metrics.get("privacy/epsilon_rdp") or math.inf)
+    assert costliest.folder is not None
+    ledger = read_run_ledger(costliest.folder.ledger)
+    if ledger.wrong is not None:
+        raise LedgerError(f"{costliest.folder.ledger}: {ledger.wrong}; restore it, or train again.")
+    family = Family(ledger.events, delta)
+    allowed = None if family.uncovered is not None else family.curve(1.0)
+    scores = next(attack.scores for attack in attacks if attack.name == _LIRA)
+    return claim_test(scores, members, allowed, delta, LEVEL), allowed, family.uncovered
+
+
+def _mean_where(values: Floats, chosen: Flags) -> Floats:
+    """Mean of each column over the rows that are chosen in it; NaN where none is."""
+    counts = chosen.sum(0)
+    with np.errstate(invalid="ignore"):
+        means: Floats = np.where(chosen, values, 0.0).sum(0) / counts
+    return means
+
+
+def plain_facts(settings: Sequence[AttackedSetting]) -> list[dict[str, Any]]:
+    """What `--json` and attack.json say of each setting."""
+    facts = []
+    for setting in settings:
+        test = setting.test
+        entry: dict[str, Any] = {
+            "setting": setting.label,
+            "runs": [str(row.folder) for row in setting.rows],
+            "seeds": [row.record["seed"] for row in setting.rows],
+            "candidates": setting.members.shape[1],
+            "unit": setting.unit,
+            "epsilon": {name: setting.epsilon(name) for name in ("rdp", "pld")},
+            "delta": setting.delta,
+            "allowed": {
+                "tpr": {f"{fpr:g}": setting.allowed_tpr(fpr) for fpr in setting.attacks[0].result.tpr},
+                "advantage": setting.allowed_advantage,
+                "uncovered": setting.uncovered,
+            },
+            "attacks": [{"signal": attack.signal, **attack.result.to_dict()} for attack in setting.attacks],
+            "verdict": None if setting.verdict is None else str(setting.verdict),
+            "audited": None if test is None else test.audited,
+            "level": None if test is None else test.level,
+            "worst_records": [{"record": record, "score": score} for record, score in setting.worst_records()],
+        }
+        facts.append(entry)
+    return facts

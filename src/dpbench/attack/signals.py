@@ -1,0 +1,186 @@
+"""What an attacker sees of a record in a trained model: one number, larger for records that look like members.
+
+Signals of single records are private data without noise: whoever publishes them, or the pages made of them, publishes
+an experiment, and no private release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from dpbench.auditing.membership import log_odds
+from dpbench.data.module import LotDataModule
+from dpbench.errors import ConfigurationError
+from dpbench.modules.image_classifier import ImageClassifier
+from dpbench.modules.next_token import NextToken
+from dpbench.privacy.gradients.engine import PerRecordEngine
+from dpbench.run._evaluation import score_records
+from dpbench.run.build import instantiate
+from dpbench.run.config import class_of
+from dpbench.run.saved_module import last_checkpoint, load_module
+from dpbench.runs.folder import RunFolder
+from dpbench.runs.record import read_result
+
+Floats = NDArray[np.float64]
+
+SIGNALS = ("loss", "gradient_norm", "label")
+"""Words of `--signal`.
+
+loss: log-odds of the true label or next token, else minus the loss. gradient_norm: minus the logarithm of the norm of
+the record's gradient. label: share of the image and its eight shifts by a pixel that are given the true label, for
+attackers who see labels only.
+"""
+_OF_PROBABILITIES = (ImageClassifier, NextToken)  # the exponential of minus a cross-entropy is one
+_SHIFTS = [(down, right) for down in (0, -1, 1) for right in (0, -1, 1)]
+_LEAST_NORM = 1e-30
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The records among which runs had their members, and others that no run was trained on.
+
+    Attributes:
+        data: Of the runs; its own seed is that of none.
+        records: Number of candidates that are attacked, the first ones.
+    """
+
+    data: LotDataModule[Any]
+    records: int
+
+    def has_probabilities(self, config: Mapping[str, Any]) -> bool:
+        """Whether the loss signal is the log-odds of a probability.
+
+        Args:
+            config: Of a run.
+        """
+        return issubclass(class_of(config["module"], "module"), _OF_PROBABILITIES)
+
+
+def candidates_of(config: Mapping[str, Any], most: int | None) -> Candidates:
+    """Load the data of some runs.
+
+    Args:
+        config: Of one of them.
+        most: Largest number of candidates that are attacked; None: all.
+
+    Raises:
+        ConfigurationError: The data are of a class that has no such experiment.
+    """
+    data = _data_of(config)
+    records = len(data.train_set)
+    return Candidates(data, records if most is None else min(most, records))
+
+
+def members_of(config: Mapping[str, Any], candidates: Candidates) -> NDArray[np.bool_]:
+    """Which candidates a run was trained on, (N,).
+
+    Args:
+        config: Of the run.
+        candidates: Of its data.
+    """
+    data = candidates.data
+    members = data.members_of_seed(config["seed"])
+    return members[: candidates.records]
+
+
+def signals_of(run: RunFolder, candidates: Candidates, signal: str, trust: bool = False) -> tuple[Floats, Floats]:
+    """Score all candidates, and all test records, by a run's final weights.
+
+    Args:
+        run: That has ended.
+        candidates: Of its data.
+        signal: One of `SIGNALS`.
+        trust: Whether the checkpoint may hold objects, see `read_checkpoint`.
+
+    Returns:
+        (N,) of the candidates; the mean over the rows of a user. (Z,) of the test rows.
+
+    Raises:
+        ConfigurationError: The module has no losses of single records, the signal is of images, the run has diverged or
+            has more steps than its result.
+    """
+    checkpoint = last_checkpoint(run, trust)
+    steps = read_result(run)["steps"]
+    if checkpoint["global_step"] != steps:
+        raise ConfigurationError(
+            f"{run} went on from {steps} to {checkpoint['global_step']} steps and was interrupted: "
+            f"`{run.command('resume')}`."
+        )
+    data = candidates.data
+    options = data.model_options() if hasattr(data, "model_options") else {}
+    module = load_module(run, checkpoint, options).module
+    score = _score_of(module, signal)
+    of_rows = score_records(module, data.candidate_dataloader(), score)
+    records = data.record_of_row
+    rows_of_record = np.bincount(records)
+    of_records = np.bincount(records, of_rows) / np.maximum(rows_of_record, 1)
+    of_test = score_records(module, data.test_dataloader(), score)
+    if not np.isfinite(of_records).all() or not np.isfinite(of_test).all():
+        raise ConfigurationError(
+            f"{run} has diverged: its {signal} signals are not finite. Attack the runs without it."
+        )
+    return of_records[: candidates.records], of_test
+
+
+def _data_of(config: Mapping[str, Any]) -> LotDataModule[Any]:
+    cls = class_of(config["data"], "data")
+    if not issubclass(cls, LotDataModule):
+        raise ConfigurationError(
+            f"data: {cls.__name__} says nothing of members, as ImageDataModule and UserDataModule do "
+            "(data.membership=half)."
+        )
+    options = {**config["data"], "seed": 0, "membership": "half", "sampling": "shuffled"}  # no lot is drawn
+    data: LotDataModule[Any] = instantiate(cls, options, "data")
+    data.prepare_data()
+    data.setup("fit")
+    return data
+
+
+def _score_of(module: Any, signal: str) -> Callable[[Any], Tensor]:
+    if signal == "label":
+        if not isinstance(module, ImageClassifier):
+            raise ConfigurationError("signal=label shifts images: attack an image classifier, or by --signal loss.")
+        return lambda batch: _shifts_recognized(module, batch)
+    if not hasattr(module, "losses"):
+        raise ConfigurationError(
+            f"an attack compares losses of single records, and {type(module).__name__} has no losses(batch) for it, as "
+            "ImageClassifier has."
+        )
+    if signal == "gradient_norm":
+        return lambda batch: _small_gradient(module, batch)
+    if isinstance(module, _OF_PROBABILITIES):
+        return lambda batch: torch.from_numpy(log_odds(module.losses(batch).cpu().numpy()))
+    return lambda batch: -module.losses(batch)
+
+
+def _shifts_recognized(module: ImageClassifier, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Share of an image and its shifts that are given the true label, (N,) (Choquette-Choo et al. 2021)."""
+    images, labels = batch
+    padded = F.pad(images, (1, 1, 1, 1), mode="replicate")
+    height, width = images.shape[2:]
+    recognized = torch.zeros(len(labels), dtype=torch.float64, device=labels.device)
+    for down, right in _SHIFTS:
+        shifted = padded[:, :, 1 + down : 1 + down + height, 1 + right : 1 + right + width]
+        recognized += module(shifted).argmax(1) == labels
+    return recognized / len(_SHIFTS)
+
+
+def _small_gradient(module: Any, batch: Any) -> Tensor:
+    """Minus the logarithm of the norm of each record's gradient, (N,)."""
+    engine = PerRecordEngine(module)
+    try:
+        with torch.enable_grad():
+            losses = module.losses(batch)
+            gradients = engine.backward(losses.mean(), len(losses))
+        squared = torch.stack([parameter.squared_norms().double() for parameter in gradients]).sum(0)
+    finally:
+        engine.close()
+    return -squared.sqrt().clamp(min=_LEAST_NORM).log()
