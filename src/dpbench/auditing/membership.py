@@ -1,0 +1,660 @@
+"""Membership inference over many runs: attacks, their ROC curves, and tests of a claim by them.
+
+The game: M runs of one configuration, and N candidate records, each of which is a member of each run by an independent
+fair coin. An attack gives a score to each record of each run. The scores of a run are a function of what that run gave
+out (its signals), and of signals and members of the other runs: never of its own members.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from dpbench.auditing.one_run import Guesses, count_right, one_run, one_run_fdp
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.canaries.scores import Flags, Floats
+
+FALSE_POSITIVE_RATES = (1e-3, 1e-2)
+"""At which the true positive rate of an attack is stated."""
+_RUNS_FOR_VARIANCES = 64  # from which a variance for each record is estimated (Carlini et al. 2022)
+_LEAST_DEVIATION = 1e-6  # of a record's signals, in standard deviations of all signals
+_TINY = float(np.finfo(np.float64).tiny)
+_POINTS = 4096  # of the ROC curve of a resample, evenly on each of two axes: linear and logarithmic
+
+
+@dataclass(frozen=True, eq=False)
+class MembershipGame:
+    """What an attacker sees of several runs, and the truth.
+
+    Attributes:
+        signals: (M, N) of N candidate records under each of M runs; higher for likelier members. RMIA takes them for
+            log-odds of the true label, see `log_odds`; the other attacks take any.
+        members: (M, N) whether the run was trained on the record: an independent fair coin each.
+        references: (M, Z) the same signals of records that no run was trained on.
+
+    Raises:
+        ConfigurationError: Shapes do not fit, a signal is not finite, or there are fewer than two runs.
+    """
+
+    signals: Floats
+    members: Flags
+    references: Floats | None = None
+
+    def __post_init__(self) -> None:
+        signals = np.asarray(self.signals, dtype=np.float64)
+        members = np.asarray(self.members)
+        if signals.ndim != 2 or not signals.shape[1]:
+            raise ConfigurationError(
+                f"signals must have the shape (runs, records), not {signals.shape}: pass a row for each run."
+            )
+        if len(signals) < 2:
+            raise ConfigurationError(
+                "membership inference compares a run with others, and there is one run only: train two or more."
+            )
+        if members.shape != signals.shape or members.dtype != bool:
+            raise ConfigurationError(
+                f"members must be booleans of the signals' shape {signals.shape}, not {members.dtype} of the shape "
+                f"{members.shape}: pass one for each record of each run."
+            )
+        _check_finite("signals", signals)
+        object.__setattr__(self, "signals", signals)
+        object.__setattr__(self, "members", members)
+        if self.references is not None:
+            references = np.asarray(self.references, dtype=np.float64)
+            if references.ndim != 2 or len(references) != len(signals) or not references.shape[1]:
+                raise ConfigurationError(
+                    f"references must have the shape ({len(signals)}, references), not {references.shape}: pass a row "
+                    "for each run."
+                )
+            _check_finite("references", references)
+            object.__setattr__(self, "references", references)
+
+    @property
+    def runs(self) -> int:
+        """M."""
+        return len(self.signals)
+
+    @property
+    def records(self) -> int:
+        """N."""
+        return len(self.signals[0])
+
+
+def _check_finite(name: str, values: Floats) -> None:
+    finite = np.isfinite(values).all(axis=1)
+    if not finite.all():
+        raise ConfigurationError(
+            f"{name} of run {int(finite.argmin())} (from 0) are not finite: leave out a run that diverged."
+        )
+
+
+def log_odds(losses: Floats) -> Floats:
+    """Log-odds log(p/(1 − p)) of the true label from its cross-entropy, −log p.
+
+    (Carlini et al. 2022: of overfitted networks they are closer to Gaussian than losses are.) Both tails
+    are exact. A loss of 0 or infinity gives ±708, the limit of float64. The loss must be computed in float64: in
+    float32 one below 6e-8 is rounded to 0, which then is an outlier.
+
+    Args:
+        losses: Of any shape, not negative.
+
+    Raises:
+        ConfigurationError: A loss is negative or NaN.
+
+    >>> log_odds(np.array([0.1, 0.0, 50.0])).round(3)
+    array([  2.252, 708.396, -50.   ])
+    """
+    losses = np.asarray(losses, dtype=np.float64)
+    if not (losses >= 0).all():
+        raise ConfigurationError(
+            "log-odds are computed from cross-entropies, and a loss is negative or NaN: use losses of another kind, "
+            "negated, as signals themselves."
+        )
+    clipped = np.clip(losses, _TINY, -math.log(_TINY))
+    log_odds: Floats = -clipped - np.log(-np.expm1(-clipped))
+    return log_odds
+
+
+# Attacks
+
+
+def loss_threshold(game: MembershipGame) -> Floats:
+    """The signal itself (Yeom et al. 2018): one threshold for all records.
+
+    Returns:
+        (M, N) scores, higher for likelier members.
+    """
+    return game.signals
+
+
+def lira_online(game: MembershipGame) -> Floats:
+    """LiRA with in- and out-runs (Carlini et al. 2022, algorithm 1): log of the ratio of two Gaussians' densities.
+
+    A record's means are those of its signals in the other runs that did and that did not train on it. With 64 runs or
+    more it has variances of its own, with fewer one for members and one for others, pooled within records. A record
+    that lacks one of both kinds of runs gets the mean difference of the records that have both.
+
+    Returns:
+        (M, N) scores, higher for likelier members.
+    """
+    inside, outside = _gaussians(game)
+    return inside.log_density(game.signals) - outside.log_density(game.signals)
+
+
+def lira_offline(game: MembershipGame) -> Floats:
+    """LiRA with out-runs only (Carlini et al. 2022): deviations from the mean of out-runs.
+
+    The paper's 1 − P[Z > signal] is an increasing function of it. Means and variances as in `lira_online`.
+
+    Returns:
+        (M, N) scores, higher for likelier members.
+    """
+    _, outside = _gaussians(game)
+    scores: Floats = (game.signals - outside.mean) / np.sqrt(outside.variance)
+    return scores
+
+
+def rmia(game: MembershipGame, gamma: float = 1.0) -> Floats:
+    """RMIA, online (Zarifzadeh et al. 2024, algorithm 1): the share of references z that the record x dominates.
+
+    x dominates z where (p(x|θ)/p(x)) / (p(z|θ)/p(z)) ≥ γ. Here p(x) is half of the mean probability in in-runs and
+    half of that in out-runs, or the one that there is, and p(z) the mean of the other runs. Records that dominate the
+    same references are ranked by their own ratio.
+
+    Args:
+        game: With references; its signals are log-odds.
+        gamma: γ.
+
+    Returns:
+        (M, N) scores in [0, 1], higher for likelier members.
+
+    Raises:
+        ConfigurationError: There are no references, or an option is out of range.
+    """
+    references = _references(game)
+    inside = _mean_probability_of_others(game.signals, game.members)
+    outside = _mean_probability_of_others(game.signals, ~game.members)
+    usual = np.where(np.isnan(inside), outside, (inside + outside) / 2)
+    usual = np.where(np.isnan(outside), inside, usual)
+    return _dominated(game.signals, usual, references, _mean_probability_of_others(references), gamma)
+
+
+def rmia_offline(game: MembershipGame, a: float = 0.3, gamma: float = 1.0) -> Floats:
+    """RMIA with out-runs only: p(x) = ((1 + a)·p(x)_out + 1 − a)/2, and so for z; see `rmia`.
+
+    (Zarifzadeh et al. 2024: the mean of in-runs is taken to be a·p_out + 1 − a.) A record that all
+    other runs were trained on has the mean of these.
+
+    Args:
+        game: With references; its signals are log-odds.
+        a: In [0, 1]: 0 where members are always fitted perfectly, 1 where training on a record changes nothing.
+        gamma: γ.
+
+    Returns:
+        (M, N) scores in [0, 1], higher for likelier members.
+
+    Raises:
+        ConfigurationError: There are no references, or an option is out of range.
+    """
+    if not 0 <= a <= 1:
+        raise ConfigurationError(f"a={a}, the slope from out-runs to in-runs, must lie in [0, 1].")
+    references = _references(game)
+
+    def with_inside(outside: Floats) -> Floats:
+        both: Floats = ((1 + a) * outside + (1 - a)) / 2
+        return both
+
+    outside = _mean_probability_of_others(game.signals, ~game.members)
+    inside = _mean_probability_of_others(game.signals, game.members)
+    usual = np.where(np.isnan(outside), inside, with_inside(outside))
+    return _dominated(game.signals, usual, references, with_inside(_mean_probability_of_others(references)), gamma)
+
+
+ATTACKS: Mapping[str, Callable[[MembershipGame], Floats]] = {
+    "loss threshold": loss_threshold,
+    "LiRA": lira_online,
+    "LiRA, offline": lira_offline,
+    "RMIA": rmia,
+    "RMIA, offline": rmia_offline,
+}
+"""Name of an attack → its scores."""
+
+
+def _sum_of_others(values: Floats) -> Floats:
+    """Sum of each column over the other rows.
+
+    From both ends, not by subtraction from the sum of all: of the row itself nothing is left, not even by rounding.
+    """
+    sums = np.zeros_like(values)
+    np.cumsum(values[:-1], axis=0, out=sums[1:])
+    sums[:-1] += np.cumsum(values[:0:-1], axis=0)[::-1]
+    return sums
+
+
+class _Moments(NamedTuple):
+    """Of each record's signals in the other runs of one kind.
+
+    Attributes:
+        number: (M, N) runs.
+        mean: (M, N) 0 where there are none.
+        squares: (M, N) sum of squared deviations from the mean.
+    """
+
+    number: Floats
+    mean: Floats
+    squares: Floats
+
+    @classmethod
+    def of_others(cls, signals: Floats, kind: Flags) -> _Moments:
+        # Around a record's mean over all runs, which no coin enters, squares are as small as the deviations.
+        center = signals.mean(axis=0)
+        deviations = np.where(kind, signals - center, 0.0)
+        number = _sum_of_others(kind.astype(np.float64))
+        mean = _sum_of_others(deviations) / np.maximum(number, 1)
+        squares = _sum_of_others(deviations**2) - number * mean**2
+        return cls(number, np.where(number > 0, center + mean, 0.0), np.maximum(squares, 0.0))
+
+    @property
+    def pooled_variance(self) -> Floats:
+        """(M, 1) within records; NaN where no record has two runs."""
+        freedom = np.maximum(self.number - 1, 0).sum(axis=1, keepdims=True)
+        return np.where(freedom > 0, self.squares.sum(axis=1, keepdims=True) / np.maximum(freedom, 1), np.nan)
+
+    @property
+    def overall_mean(self) -> Floats:
+        """(M, 1) over records and runs; NaN where there are no runs."""
+        runs = self.number.sum(axis=1, keepdims=True)
+        total = (self.number * self.mean).sum(axis=1, keepdims=True)
+        return np.where(runs > 0, total / np.maximum(runs, 1), np.nan)
+
+
+class _Gaussian(NamedTuple):
+    """A Gaussian for each record of each run: mean (M, N), variance (M, N) or (M, 1)."""
+
+    mean: Floats
+    variance: Floats
+
+    def log_density(self, signals: Floats) -> Floats:
+        """(M, N) but for a constant."""
+        density: Floats = -((signals - self.mean) ** 2) / (2 * self.variance) - np.log(self.variance) / 2
+        return density
+
+
+def _gaussians(game: MembershipGame) -> tuple[_Gaussian, _Gaussian]:
+    """Those of members and of others, see `lira_online`."""
+    inside = _Moments.of_others(game.signals, game.members)
+    outside = _Moments.of_others(game.signals, ~game.members)
+    has_both = (inside.number > 0) & (outside.number > 0)
+    differences = np.where(has_both, inside.mean - outside.mean, 0.0).sum(axis=1, keepdims=True)
+    records = has_both.sum(axis=1, keepdims=True)
+    # With two runs there is one other, and no record has both.
+    overall = np.nan_to_num(inside.overall_mean - outside.overall_mean)
+    difference = np.where(records > 0, differences / np.maximum(records, 1), overall)
+    mean_in = np.where(inside.number > 0, inside.mean, outside.mean + difference)
+    mean_out = np.where(outside.number > 0, outside.mean, inside.mean - difference)
+    return _Gaussian(mean_in, _variance(game, inside)), _Gaussian(mean_out, _variance(game, outside))
+
+
+def _variance(game: MembershipGame, moments: _Moments) -> Floats:
+    """(M, N) with 64 runs or more, else (M, 1)."""
+    of_all = game.signals.var()
+    pooled = moments.pooled_variance
+    variance: Floats = np.where(np.isnan(pooled), of_all, pooled)
+    if game.runs >= _RUNS_FOR_VARIANCES:
+        own = moments.squares / np.maximum(moments.number - 1, 1)
+        variance = np.where(moments.number > 1, own, variance)
+    # A signal that is the same in all other runs has no variance, and its density none either.
+    least = float(of_all) * _LEAST_DEVIATION**2 + _TINY
+    floored: Floats = np.maximum(variance, least)
+    return floored
+
+
+def _references(game: MembershipGame) -> Floats:
+    if game.references is None:
+        raise ConfigurationError(
+            "RMIA compares records with references that no run was trained on, and there are none: pass the signals "
+            "of a test set as references, or use LiRA."
+        )
+    return game.references
+
+
+def _mean_probability_of_others(signals: Floats, kind: Flags | None = None) -> Floats:
+    """(M, N) mean of p over the other runs, of one kind if given; NaN where there are none."""
+    probabilities = np.maximum(special.expit(signals), _TINY)
+    if kind is None:
+        return _sum_of_others(probabilities) / (len(signals) - 1)
+    count = _sum_of_others(kind.astype(np.float64))
+    total = _sum_of_others(np.where(kind, probabilities, 0.0))
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def _dominated(signals: Floats, usual: Floats, references: Floats, usual_references: Floats, gamma: float) -> Floats:
+    """Share of references that each record dominates, see `rmia`.
+
+    Args:
+        signals: (M, N) log-odds of p(x|θ).
+        usual: (M, N) p(x).
+        references: (M, Z) log-odds of p(z|θ).
+        usual_references: (M, Z) p(z).
+        gamma: γ.
+    """
+    if gamma <= 0:
+        raise ConfigurationError(
+            f"gamma={gamma}, the ratio from which a record dominates a reference, must be positive."
+        )
+    log_ratios = special.log_expit(signals) - np.log(usual)
+    log_reference_ratios = np.sort(special.log_expit(references) - np.log(usual_references), axis=1)
+    scores = np.empty_like(signals)
+    for run, thresholds in enumerate(log_reference_ratios):
+        dominated = np.searchsorted(thresholds, log_ratios[run] - math.log(gamma), side="right")
+        # Within (0, 1) between two ranks: the record's own ratio decides among those of one rank.
+        within = special.expit(log_ratios[run])
+        scores[run] = (dominated + within) / (len(thresholds) + 1)
+    return scores
+
+
+# What an attack reaches
+
+
+@dataclass(frozen=True, eq=False)
+class Roc:
+    """The ROC curve of scores: rates of all thresholds, from none called a member to all.
+
+    Attributes:
+        fpr: (points,) false positive rates, from 0 to 1, not decreasing.
+        tpr: (points,) true positive rates, from 0 to 1, not decreasing.
+    """
+
+    fpr: Floats
+    tpr: Floats
+
+    @classmethod
+    def from_counts(cls, members: Floats, others: Floats) -> Roc:
+        """Of how many have each score, highest score first.
+
+        Args:
+            members: (scores,) number or weight of the members.
+            others: (scores,) the same of the others.
+        """
+        return cls(_cumulative_share(others), _cumulative_share(members))
+
+    @property
+    def auc(self) -> float:
+        """Area: the probability that a member scores higher than another, where equal scores count by half."""
+        return float(np.trapezoid(self.tpr, self.fpr))
+
+    @property
+    def advantage(self) -> float:
+        """max(TPR − FPR) (Yeom et al. 2018). Of few records it is above 0 for a coin too: it is a maximum."""
+        return float((self.tpr - self.fpr).max())
+
+    def true_positive_rate_at(self, fpr: float) -> float:
+        """Largest TPR of a threshold whose FPR is at most this, without interpolation."""
+        return float(self.tpr[np.searchsorted(self.fpr, fpr, side="right") - 1])
+
+
+def _cumulative_share(counts: Floats) -> Floats:
+    cumulative = np.concatenate([[0.0], np.cumsum(counts)])
+    share: Floats = cumulative / cumulative[-1]
+    return share
+
+
+def roc(scores: Floats, members: Flags) -> Roc:
+    """ROC curve of all scores together; records with equal scores are called members together.
+
+    Args:
+        scores: Of any shape, (M, N) of an attack; higher for likelier members.
+        members: Of the same shape, the truth.
+
+    Raises:
+        ConfigurationError: Shapes differ, or there is no member or no other.
+
+    >>> curve = roc(np.array([3.0, 2.0, 2.0, 1.0]), np.array([True, True, False, False]))
+    >>> curve.auc, curve.advantage, curve.true_positive_rate_at(0.1)
+    (0.875, 0.5, 0.5)
+    """
+    _check_scores(scores, members)
+    values = scores.ravel()
+    order = np.argsort(-values, kind="stable")
+    values = values[order]
+    last = np.append(np.flatnonzero(np.diff(values)), len(values) - 1)  # of each group of equal scores
+    true_positives = np.cumsum(members.ravel()[order], dtype=np.float64)[last]
+    false_positives = last + 1.0 - true_positives
+    return Roc(
+        fpr=np.append(0.0, false_positives / false_positives[-1]),
+        tpr=np.append(0.0, true_positives / true_positives[-1]),
+    )
+
+
+def _check_scores(scores: Floats, members: Flags) -> None:
+    if scores.shape != members.shape:
+        raise ConfigurationError(
+            f"scores have the shape {scores.shape} and members {members.shape}: pass one of each for each record of "
+            "each run."
+        )
+    if members.all() or not members.any():
+        raise ConfigurationError(
+            "an attack is measured by members and others, and there is one kind only: train with data.membership=half."
+        )
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A quantity of an attack.
+
+    Attributes:
+        value: Of the runs and records that there are.
+        low, high: Confidence limits.
+    """
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """What an attack reaches.
+
+    Attributes:
+        name: Of the attack.
+        runs: M.
+        records: N.
+        confidence: Of each interval by itself.
+        auc: Area under the ROC curve.
+        advantage: max(TPR − FPR).
+        tpr: True positive rate by false positive rate.
+    """
+
+    name: str
+    runs: int
+    records: int
+    confidence: float
+    auc: Estimate
+    advantage: Estimate
+    tpr: Mapping[float, Estimate]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; false positive rates are written like "0.001"."""
+        plain = asdict(self)
+        plain["tpr"] = {f"{fpr:g}": asdict(estimate) for fpr, estimate in self.tpr.items()}
+        return plain
+
+
+def measure_attack(
+    name: str,
+    scores: Floats,
+    members: Flags,
+    confidence: float = 0.95,
+    resamples: int = 200,
+    seed: int = 0,
+) -> AttackResult:
+    """Rates of an attack over all runs together, with bootstrap intervals.
+
+    Runs and records are both resampled (the two-way bootstrap of Owen 2007), since scores of one run, and of one
+    record, depend on each other; limits are percentiles. That scores also depend on the other runs is not resampled.
+    Among fewer others than 1/FPR, TPR at this FPR is that without a false positive.
+
+    Args:
+        name: Of the attack.
+        scores: (M, N) higher for likelier members.
+        members: (M, N) the truth.
+        confidence: Of each interval by itself.
+        resamples: How many.
+        seed: Of the resampling.
+
+    Raises:
+        ConfigurationError: Shapes differ, there is no member or no other, or the confidence is out of range.
+    """
+    if not 0 < confidence < 1:
+        raise ConfigurationError(f"confidence must lie strictly between 0 and 1, not {confidence}.")
+    values = _quantities(roc(scores, members))
+    resampled = np.array([_quantities(curve) for curve in _resampled(scores, members, resamples, seed)])
+    tails = [(1 - confidence) / 2, (1 + confidence) / 2]
+    low, high = np.quantile(resampled, tails, axis=0)
+    auc, advantage, *tpr = [Estimate(*limits) for limits in zip(values, low.tolist(), high.tolist(), strict=True)]
+    return AttackResult(
+        name=name,
+        runs=scores.shape[0],
+        records=scores.shape[1],
+        confidence=confidence,
+        auc=auc,
+        advantage=advantage,
+        tpr=dict(zip(FALSE_POSITIVE_RATES, tpr, strict=True)),
+    )
+
+
+def _quantities(curve: Roc) -> list[float]:
+    return [curve.auc, curve.advantage, *(curve.true_positive_rate_at(fpr) for fpr in FALSE_POSITIVE_RATES)]
+
+
+def _resampled(scores: Floats, members: Flags, resamples: int, seed: int) -> list[Roc]:
+    """ROC curves of resampled runs and records."""
+    runs, records = scores.shape
+    bins, number = _bins(scores, members)
+    cells = (bins + number * members).ravel()
+    rng = np.random.default_rng(seed)
+    curves: list[Roc] = []
+    while len(curves) < resamples:
+        run_counts = np.bincount(rng.integers(runs, size=runs), minlength=runs)
+        record_counts = np.bincount(rng.integers(records, size=records), minlength=records)
+        weights = np.outer(run_counts, record_counts).ravel()
+        of_cells: Floats = np.bincount(cells, weights, minlength=2 * number).astype(np.float64)
+        others, inside = of_cells.reshape(2, number)
+        if inside.any() and others.any():  # a resample of very few records may lack a kind
+            curves.append(Roc.from_counts(inside, others))
+    return curves
+
+
+def _bins(scores: Floats, members: Flags) -> tuple[NDArray[np.intp], int]:
+    """Bins of scores, highest first, and their number.
+
+    Up to some thousand different scores of others the bins are exact: one for each of these scores, and one for each
+    interval between two. Of more scores they are as dense as the curve is seen on linear and logarithmic axes.
+    """
+    others = -np.sort(-scores[~members])
+    even = np.linspace(1, len(others), _POINTS)
+    logarithmic = np.geomspace(1, len(others), _POINTS)
+    ranks = np.unique(np.rint(np.concatenate([even, logarithmic])).astype(int)) - 1
+    thresholds = np.unique(-others[ranks])
+    bins = np.searchsorted(thresholds, -scores, side="left") + np.searchsorted(thresholds, -scores, side="right")
+    return bins, 2 * len(thresholds) + 1
+
+
+# A claim
+
+
+@dataclass(frozen=True, eq=False)
+class ClaimTest:
+    """Whether an attack refutes a claimed trade-off curve, and the ε that it shows.
+
+    Attributes:
+        level: Probability that any run refutes a true claim, and that any ε is too high.
+        guesses: Of each run.
+        right: (M,) how many of them are right.
+        refuted: (M,) whether the run refutes the curve; False for all where there is none.
+        epsilon: (M,) lower limits of ε at the claim's δ.
+    """
+
+    level: float
+    guesses: Guesses
+    right: NDArray[np.int64]
+    refuted: Flags
+    epsilon: Floats
+
+    @property
+    def violated(self) -> bool:
+        """Whether the claim is refuted."""
+        return bool(self.refuted.any())
+
+    @property
+    def audited(self) -> float:
+        """The largest lower limit of ε."""
+        return float(self.epsilon.max())
+
+
+def choose_attack_guesses(records: int) -> Guesses:
+    """How many records are guessed: the 2.5 % of the highest scores, and of the lowest; at least 32 each.
+
+    A function of the number of records alone, as the tests want it: see `one_run_p_value`.
+
+    >>> choose_attack_guesses(60000)
+    Guesses(members=1500, others=1500)
+    """
+    each = min(max(round(records / 40), 32), records // 2)
+    return Guesses(each, each)
+
+
+def claim_test(
+    scores: Floats,
+    members: Flags,
+    trade_off: Callable[[float], float] | None,
+    delta: float,
+    level: float = 0.05,
+    guesses: Guesses | None = None,
+) -> ClaimTest:
+    """Test a claim of f-DP, and bound ε from below, by the scores of an attack.
+
+    Each run is a game of its own with N coins, tested at level/M (Bonferroni); see `one_run_fdp` and `one_run`. Records
+    of a run, and runs, may depend on each other in any way. The curve and ε are tested at the level each.
+
+    Assumes: each record is a member of each run by an independent fair coin, and no other coin or choice depends on it;
+    scores of a run are no function of its own members (those of this module are none); the claim is for one record
+    added or removed. Of several attacks one is chosen beforehand, or the level is divided by their number.
+
+    Args:
+        scores: (M, N) higher for likelier members.
+        members: (M, N) the truth.
+        trade_off: Claimed curve, symmetric; None where there is none.
+        delta: δ of the claim.
+        level: Probability of an error of any run.
+        guesses: Of each run, chosen without looking; by default `choose_attack_guesses`.
+
+    Raises:
+        ConfigurationError: Shapes differ, there is no member or no other, the level is out of range, or there are more
+            guesses than records.
+    """
+    _check_scores(scores, members)
+    if not 0 < level < 1:
+        raise ConfigurationError(f"level must lie strictly between 0 and 1, not {level}.")
+    runs, records = scores.shape
+    if guesses is None:
+        guesses = choose_attack_guesses(records)
+    if not 0 < guesses.made <= records:
+        raise ConfigurationError(
+            f"{guesses.made} guesses about {records} records: make at least one, and at most one for each record."
+        )
+    right = np.array([count_right(scores[run], members[run], guesses) for run in range(runs)])
+    refuted = np.zeros(runs, dtype=bool)
+    epsilon = np.zeros(runs)
+    for run, number in enumerate(right.tolist()):
+        epsilon[run] = one_run(records, guesses.made, number, delta, level / runs)
+        if trade_off is not None:
+            refuted[run] = one_run_fdp(records, guesses.made, number, trade_off, level / runs)
+    return ClaimTest(level, guesses, right, refuted, epsilon)
