@@ -2,7 +2,7 @@
 
 from dpbench.auditing.audit import AuditResult, Bound, Check, Verdict, audit
 from dpbench.auditing.declared import ReleaseGame, participation, release_game
-from dpbench.auditing.family import Family, TradeOff
+from dpbench.auditing.family import Family
 from dpbench.auditing.independent import (
     auc,
     auc_lower,
@@ -30,6 +30,7 @@ from dpbench.auditing.membership import (
     roc,
 )
 from dpbench.auditing.one_run import Guesses, count_right, one_run, one_run_fdp, one_run_p_value
+from dpbench.privacy.accounting.tradeoff import TradeOff
 
 __all__ = [
     "ATTACKS",

@@ -19,13 +19,14 @@ from dpbench.auditing.declared import (
     release_game,
     statistics_noise,
 )
-from dpbench.auditing.family import Family, TradeOff, reached
+from dpbench.auditing.family import Family, reached
 from dpbench.auditing.fresh import fresh_noise
 from dpbench.auditing.independent import auc_lower, two_rates
 from dpbench.auditing.one_run import count_right, one_run, one_run_fdp, one_run_p_value
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.composition import epsilon, nominal_events
 from dpbench.privacy.accounting.ledger import Ledger
+from dpbench.privacy.accounting.tradeoff import TradeOff
 from dpbench.privacy.canaries.probes import Probes
 from dpbench.privacy.canaries.scores import Flags, Floats, Scores
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -14,7 +14,7 @@ from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS, PldAccountant
 from dpbench.privacy.accounting.composition import composable, epsilon
 from dpbench.privacy.accounting.ledger import Ledger, counted_event
-from dpbench.privacy.canaries.scores import Floats
+from dpbench.privacy.accounting.tradeoff import TradeOff
 from dpbench.privacy.events import Event
 from dpbench.privacy.sampling import PoissonSampling
 
@@ -26,54 +26,6 @@ _GRID = 60 * np.linspace(0, 1, 161) ** 2  # of ε, at which δ is asked for
 _INTERVALS = (5e-3, 2e-3, 5e-4, 1e-4)  # of losses, coarse ones first
 _CLOSE = 1e-3  # relative error of ε that a coarse interval may make
 _MOST_ROUGH = 90.0  # RDP's ε at δ = 1e-5, below the limit of the accountant
-
-
-@dataclass(frozen=True, eq=False)
-class TradeOff:
-    """A symmetric trade-off curve f: no test with an error of the first kind α has one of the second kind below f(α).
-
-    The polygon of the tangents that (ε, δ)-DP at a grid of ε gives (Dong, Roth & Su 2022, proposition 2.5), so it lies
-    nowhere above the curve that a privacy loss distribution has.
-
-    Attributes:
-        alpha: Corners, increasing from 0 to 1.
-        beta: f there.
-    """
-
-    alpha: Floats
-    beta: Floats
-
-    @classmethod
-    def from_profile(cls, epsilon: Floats, delta: Floats) -> TradeOff:
-        """The polygon of 1 − δ − e^ε·α.
-
-        Args:
-            epsilon: Increasing from 0.
-            delta: At these ε, of both directions of the neighboring relation.
-
-        >>> full = TradeOff.from_profile(np.array([0.0]), np.array([0.0]))  # perfect privacy
-        >>> full(0.25), full.area
-        (0.75, 0.5)
-        """
-        slopes = np.exp(epsilon)
-        intercepts = 1 - np.minimum.accumulate(delta)
-        # Corners of the steep half, where consecutive tangents meet; the other half is their mirror image, for f = f⁻¹.
-        corners = np.maximum(np.diff(intercepts) / np.diff(slopes), 0)
-        heights = intercepts[:-1] - slopes[:-1] * corners
-        alpha = np.concatenate([[0.0], corners[::-1], heights, [intercepts[-1]]])
-        beta = np.concatenate([[intercepts[-1]], heights[::-1], corners, [0.0]])
-        order = np.argsort(alpha, kind="stable")
-        alpha = alpha[order]
-        beta = np.minimum.accumulate(beta[order])  # rounding must not make it rise
-        return cls(np.append(alpha, 1.0), np.append(beta, 0.0))
-
-    def __call__(self, alpha: float) -> float:
-        return float(np.interp(alpha, self.alpha, self.beta))
-
-    @property
-    def area(self) -> float:
-        """∫f: no score has an area under its ROC curve above 1 − ∫f."""
-        return float(np.trapezoid(self.beta, self.alpha))
 
 
 class Family:
