@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpbench.attack.signals import SIGNALS, Candidates, candidates_of, members_of, signals_of
-from dpbench.auditing import Family, TradeOff, Verdict
+from dpbench.auditing import Verdict
 from dpbench.auditing.membership import (
     AttackResult,
     ClaimTest,
@@ -28,6 +28,7 @@ from dpbench.auditing.membership import (
     roc,
 )
 from dpbench.errors import ConfigurationError, LedgerError
+from dpbench.privacy.accounting.tradeoff import TradeOff, membership_bound
 from dpbench.reports.run_rows import UNIT, RunRow
 from dpbench.reports.run_table import RunTable
 from dpbench.runs.ledgers import read_run_ledger
@@ -81,7 +82,6 @@ class AttackedSetting:
         attacks: By signal and attack; the first LiRA is the one by which the claim is tested.
         test: Whether the claim is refuted; None of runs without privacy.
         allowed: Trade-off curve of the ledger; None where there is none.
-        uncovered: Why there is none.
     """
 
     label: str
@@ -90,18 +90,13 @@ class AttackedSetting:
     attacks: tuple[Attacked, ...]
     test: ClaimTest | None
     allowed: TradeOff | None
-    uncovered: str | None
 
     @property
     def verdict(self) -> Verdict | None:
         """Whether the attack speaks against the ledger; None of runs without privacy."""
         if self.test is None:
             return None
-        epsilon = self.epsilon("rdp")
-        is_refuted = self.test.violated  # by the whole curve, where there is one
-        if self.allowed is None:
-            is_refuted = epsilon is not None and self.test.audited > epsilon
-        return Verdict.VIOLATED if is_refuted else Verdict.CONSISTENT
+        return Verdict.VIOLATED if self.test.violated else Verdict.CONSISTENT
 
     def epsilon(self, accountant: str) -> float | None:
         """The largest ε of its runs; None where there is none."""
@@ -132,14 +127,12 @@ class AttackedSetting:
 
     def allowed_tpr(self, fpr: float) -> float | None:
         """Most members that the ledger lets an attacker recognize at a false positive rate; None without a curve."""
-        return None if self.allowed is None else 1 - self.allowed(fpr)
+        return None if self.allowed is None else float(self.allowed.max_true_positive_rate(fpr))
 
     @property
     def allowed_advantage(self) -> float | None:
         """Largest TPR − FPR that the ledger allows; None without a curve."""
-        if self.allowed is None:
-            return None
-        return float(np.max(1 - self.allowed.beta - self.allowed.alpha))
+        return None if self.allowed is None else self.allowed.advantage
 
     def worst_records(self) -> list[tuple[int, float]]:
         """Positions of the candidates whose members score highest above their others, and by how much on average."""
@@ -264,28 +257,27 @@ def _attack_setting(
         for name, attack in kinds.items():
             scores = attack(game)
             attacks.append(Attacked(signal, name, measure_attack(name, scores, members), roc(scores, members), scores))
-    test, allowed, uncovered = _test_claim(rows, members, attacks)
-    return AttackedSetting(label, tuple(rows), members, tuple(attacks), test, allowed, uncovered)
+    test, allowed = _test_claim(rows, members, attacks)
+    return AttackedSetting(label, tuple(rows), members, tuple(attacks), test, allowed)
 
 
 def _test_claim(
     rows: Sequence[RunRow],
     members: Flags,
     attacks: Sequence[Attacked],
-) -> tuple[ClaimTest | None, TradeOff | None, str | None]:
-    """The test of a setting's claim, its trade-off curve, and why there is none."""
+) -> tuple[ClaimTest | None, TradeOff | None]:
+    """The test of a setting's claim, and its trade-off curve; None of runs without privacy."""
     delta = rows[0].record["privacy"].get("delta")
     if delta is None:
-        return None, None, "without privacy every rate is allowed"
+        return None, None
     costliest = max(rows, key=lambda row: row.metrics.get("privacy/epsilon_rdp") or math.inf)
     assert costliest.folder is not None
     ledger = read_run_ledger(costliest.folder.ledger)
     if ledger.wrong is not None:
         raise LedgerError(f"{costliest.folder.ledger}: {ledger.wrong}; restore it, or train again.")
-    family = Family(ledger.events, delta)
-    allowed = None if family.uncovered is not None else family.curve(1.0)
+    allowed = membership_bound([ledger]).curve
     scores = next(attack.scores for attack in attacks if attack.name == _LIRA)
-    return claim_test(scores, members, allowed, delta, LEVEL), allowed, family.uncovered
+    return claim_test(scores, members, allowed, delta, LEVEL), allowed
 
 
 def _mean_where(values: Floats, chosen: Flags) -> Floats:
@@ -312,7 +304,6 @@ def plain_facts(settings: Sequence[AttackedSetting]) -> list[dict[str, Any]]:
             "allowed": {
                 "tpr": {f"{fpr:g}": setting.allowed_tpr(fpr) for fpr in setting.attacks[0].result.tpr},
                 "advantage": setting.allowed_advantage,
-                "uncovered": setting.uncovered,
             },
             "attacks": [{"signal": attack.signal, **attack.result.to_dict()} for attack in setting.attacks],
             "verdict": None if setting.verdict is None else str(setting.verdict),

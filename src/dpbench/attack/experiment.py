@@ -85,4 +85,5 @@ def train_or_go_on(cfg: DictConfig) -> float | None:
 
 def _name_of(runs: int, words: Sequence[str]) -> str:
     """A name that the words determine."""
-    return hashlib.sha256("\0".join([str(runs), *words]).encode()).hexdigest()[:10]
+    digest = hashlib.sha256("\0".join([str(runs), *words]).encode()).hexdigest()
+    return f"{runs}-runs-{digest[:8]}"

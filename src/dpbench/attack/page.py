@@ -128,21 +128,17 @@ def table_rows(settings: Sequence[AttackedSetting]) -> list[list[str]]:
 
 def summary_of(setting: AttackedSetting) -> str:
     """One sentence on the strongest attack, and one on the claim."""
-    name = f"{setting.label}: " if setting.label else ""
+    opening = f"{setting.label}: the" if setting.label else "The"
     strongest = setting.strongest
     rate = strongest.result.tpr[_HIGH].value
     text = (
-        f"{name}the strongest attack ({strongest.name} on {_word(strongest)}) recognizes {_share(rate)} of the members "
+        f"{opening} strongest attack ({strongest.name} on {_word(strongest)}) recognizes {_share(rate)} of the members "
         f"at a false positive rate of {_share(_HIGH)}"
     )
     test = setting.test
     if test is None:
         return f"{text}; without privacy nothing limits it."
-    allowed = setting.allowed_tpr(_HIGH)
-    if allowed is None:
-        limit = f"; there is no curve of what ε = {_claim(setting)} allows: {setting.uncovered}"
-    else:
-        limit = f"; ε = {_claim(setting)} allows {_share(allowed)}"
+    limit = f"; ε = {_claim(setting)} allows {_share(setting.allowed_tpr(_HIGH))}"
     audited = f"audited ε {limit_text(test.audited)}" if test.audited > 0 else "no audited ε above 0"
     verdict = str(setting.verdict)
     if setting.verdict == Verdict.VIOLATED:
@@ -157,9 +153,9 @@ def curves_figure(settings: Sequence[AttackedSetting]) -> Figure:
         settings: The first eight are drawn.
     """
     shown = settings[:_MOST_PANELS]
-    columns = min(len(shown), 4)
+    columns = min(len(shown), 3)
     lines = -(-len(shown) // columns)
-    figure = new_figure(3.6 * columns, 3.5 * lines + 0.5)
+    figure = new_figure(max(3.6 * columns, 6), 3.5 * lines + 0.5)
     panels = np.ravel(figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True))
     for axes, setting in zip(panels, shown, strict=False):
         _draw_curves(axes, setting)
@@ -169,7 +165,7 @@ def curves_figure(settings: Sequence[AttackedSetting]) -> Figure:
     for axes in panels[: len(shown)]:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(str(label), handle)
-    style: dict[str, Any] = {"loc": "outside lower center", "ncols": 4, "frameon": False, "fontsize": 8}
+    style: dict[str, Any] = {"loc": "outside lower center", "ncols": 2 * columns, "frameon": False, "fontsize": 8}
     figure.legend(list(handles.values()), list(handles), **style)
     return figure
 
@@ -191,8 +187,7 @@ def _draw_curves(axes: Axes, setting: AttackedSetting) -> None:
                 label=f"strongest by {_word(attack)}" if is_best else f"others by {_word(attack)}",
             )
     if setting.allowed is not None:
-        most = [1 - setting.allowed(rate) for rate in rates]
-        axes.plot(rates, most, color=_RED, label="allowed by the ledger")
+        axes.plot(rates, setting.allowed.max_true_positive_rate(rates), color=_RED, label="allowed by the ledger")
     axes.plot(rates, rates, color=_GRAY, linestyle=":", linewidth=0.9, label="guessing")
     axes.set(xscale="log", yscale="log", xlim=(_LEAST_RATE, 1), ylim=(_LEAST_RATE, 1.05))
     axes.set_xlabel("others called members (FPR)")
