@@ -13,6 +13,7 @@ import wandb
 from dpbench.cli import main
 from dpbench.reports.markdown import markdown_cells, markdown_rows
 from dpbench.reports.plots import draw_comparison
+from dpbench.reports.run_rows import RunRow
 from dpbench.reports.run_table import RunTable
 
 RECORDED = [  # what the public API answered for two offline runs that were synchronized
@@ -250,3 +251,12 @@ def test_the_legend_covers_nothing_and_one_point_is_seen(tmp_path: Path, monkeyp
     frame = legend.get_window_extent()
     assert frame.x0 >= panel.get_tightbbox().x1 and frame.y0 >= 0 and frame.x1 <= figure.bbox.x1
     assert {line.get_marker() for line in panel.lines} == {"o", "s", "^"} and panel.get_xlim()[0] == 0
+
+
+def test_a_seed_that_equals_the_runs_by_chance_is_a_setting() -> None:
+    """Data dealt to users by an allocation of seed 0: the run of seed 0 is no other setting than that of seed 1."""
+    settings = [{"seed": seed, "data.options.seed": 0, "data.inserted.seed": seed} for seed in (0, 1)]
+    rows = tuple(RunRow(name="run", settings=one, metrics={}) for one in settings)
+    (group,) = RunTable(rows).groups_of_seeds()
+    assert len(group) == 2
+    assert RunTable(rows).differing() == ["seed"]

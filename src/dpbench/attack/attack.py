@@ -29,7 +29,7 @@ from dpbench.auditing.membership import (
 )
 from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.privacy.accounting.tradeoff import TradeOff, membership_bound
-from dpbench.reports.run_rows import UNIT, RunRow
+from dpbench.reports.run_rows import UNIT, RunRow, without_seeds
 from dpbench.reports.run_table import RunTable
 from dpbench.runs.ledgers import read_run_ledger
 
@@ -183,7 +183,7 @@ def attack_runs(
     settings = []
     candidates: dict[str, Candidates] = {}
     for label, rows in zip(labels, groups, strict=True):
-        key = repr(sorted((name, value) for name, value in rows[0].without_seed.items() if name.startswith("data.")))
+        key = repr(sorted((name, value) for name, value in without_seeds(rows)[0].items() if name.startswith("data.")))
         if key not in candidates:
             candidates[key] = candidates_of(rows[0].record["config"], most_records)
         settings.append(_attack_setting(label, rows, candidates[key], signals, trust, on_run))
@@ -213,7 +213,8 @@ def _refuse_group(rows: Sequence[RunRow], groups: Sequence[Sequence[RunRow]]) ->
 
 
 def _differ_by_code(one: RunRow, other: RunRow) -> bool:
-    return one.without_seed == other.without_seed and one.code != other.code
+    settings = without_seeds([one, other])
+    return settings[0] == settings[1] and one.code != other.code
 
 
 def _labels(groups: Sequence[Sequence[RunRow]]) -> list[str]:

@@ -22,16 +22,21 @@ from dpbench.runs.provenance import config_hash
 
 FOLDER = Path("attacks")
 _DECIDED = ("seed", "data.membership", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.run.dir", "hydra.mode")
-_FLAGS = ("-m", "--multirun")
 
 
-def train_runs(runs: int, words: Sequence[str], folder: Path | None = None) -> Path:
+def train_runs(
+    runs: int,
+    words: Sequence[str],
+    folder: Path | None = None,
+    config_dir: Path | None = None,
+) -> Path:
     """Train a sweep over seeds whose runs have members of their own; what is finished there already stays.
 
     Args:
         runs: Number of seeds, from 0 on.
         words: Overrides of Hydra, sweeps among them: each combination is trained with all seeds.
         folder: Of the sweep; None: one that the words determine, so that the same words go on where they stopped.
+        config_dir: As --config-dir of `dpbench train`.
 
     Returns:
         The folder.
@@ -45,7 +50,7 @@ def train_runs(runs: int, words: Sequence[str], folder: Path | None = None) -> P
             f"an attack compares {FEWEST_RUNS} runs or more: --train {FEWEST_RUNS}, better 16 or 64."
         )
     for word in words:
-        if word in _FLAGS or key_of(word) in _DECIDED:
+        if key_of(word) in _DECIDED:
             raise ConfigurationError(
                 f"{word}: dpbench attack --train decides seeds, members and folders; remove it (the folder: --out)."
             )
@@ -57,7 +62,8 @@ def train_runs(runs: int, words: Sequence[str], folder: Path | None = None) -> P
     ]
     if not any(key_of(word) == "logger" for word in words):
         sweep.append("logger=none")
-    launch(["-m", *sweep, *words], train_or_go_on)
+    flags = ["-m"] if config_dir is None else ["-m", "--config-dir", str(config_dir)]
+    launch([*flags, *sweep, *words], train_or_go_on)
     return place
 
 

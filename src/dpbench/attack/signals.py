@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from dpbench.auditing.membership import log_odds
 from dpbench.data.module import LotDataModule
 from dpbench.errors import ConfigurationError
+from dpbench.modules.gan import GAN
 from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.modules.next_token import NextToken
 from dpbench.privacy.gradients.engine import PerRecordEngine
@@ -34,9 +35,9 @@ Floats = NDArray[np.float64]
 SIGNALS = ("loss", "gradient_norm", "label")
 """Words of `--signal`.
 
-loss: log-odds of the true label or next token, else minus the loss. gradient_norm: minus the logarithm of the norm of
-the record's gradient. label: share of the image and its eight shifts by a pixel that are given the true label, for
-attackers who see labels only.
+loss: log-odds of the true label or next token; of a GAN the discriminator's logit; else minus the loss.
+gradient_norm: minus the logarithm of the norm of the record's gradient.
+label: share of the image and its eight shifts by a pixel that are given the true label: for who sees labels only.
 """
 _OF_PROBABILITIES = (ImageClassifier, NextToken)  # the exponential of minus a cross-entropy is one
 _SHIFTS = [(down, right) for down in (0, -1, 1) for right in (0, -1, 1)]
@@ -149,6 +150,10 @@ def _score_of(module: Any, signal: str) -> Callable[[Any], Tensor]:
         if not isinstance(module, ImageClassifier):
             raise ConfigurationError("signal=label shifts images: attack an image classifier, or by --signal loss.")
         return lambda batch: _shifts_recognized(module, batch)
+    if signal == "loss" and isinstance(
+        module, GAN
+    ):  # the attacker has the discriminator, as LOGAN's (Hayes et al. 2019)
+        return lambda batch: module.realness(batch).double()
     if not hasattr(module, "losses"):
         raise ConfigurationError(
             f"an attack compares losses of single records, and {type(module).__name__} has no losses(batch) for it, as "

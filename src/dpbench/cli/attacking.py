@@ -9,9 +9,11 @@ from dpbench.cli.arguments import (
     Answer,
     Commands,
     add_command,
+    add_config_dir,
     add_json,
     add_trust,
     integer,
+    own_code,
     place,
 )
 from dpbench.errors import ConfigurationError
@@ -60,6 +62,7 @@ def add_parser(commands: Commands) -> None:
         help="of the runs with --train, and of attack.html, attack.png and attack.json (default: that of the sweep)",
     )
     add_json(parser)
+    add_config_dir(parser)
     add_trust(parser)
 
 
@@ -74,13 +77,14 @@ def _attack(options: argparse.Namespace) -> Answer:
     if options.train is not None:
         from dpbench.attack.experiment import train_runs
 
-        sources = [train_runs(options.train, options.words, options.out)]
+        sources = [train_runs(options.train, options.words, options.out, options.config_dir)]
     elif options.words:
         sources = [Path(word) for word in options.words]
     else:
         raise ConfigurationError("name the sweep to attack, or train one: dpbench attack --train 16.")
     signals = [word.strip() for word in options.signal.split(",")]
-    settings = attack_runs(sources, signals, options.records, options.trust)
+    with own_code(options, sources[0]):
+        settings = attack_runs(sources, signals, options.records, options.trust)
     runs = sum(len(setting.rows) for setting in settings)
     pages = write_pages(options.out or sources[0], settings, runs)
     text = f"{text_of(settings, runs)}\n\n  page      {pages.page}\n  picture   {pages.picture}"

@@ -201,6 +201,12 @@ class GAN(ImageGenerator):
             )
         return batch[0], batch[1] if self.classes else None
 
+    def realness(self, batch: Sequence[Tensor]) -> Tensor:
+        """Logit of the discriminator for each record, (R,): high for what it takes for real."""
+        records, labels = self._split(batch)
+        logits: Tensor = self.discriminator(records, labels)
+        return logits.flatten()
+
     def validation_step(self, batch: Sequence[Tensor], batch_idx: int) -> None:
         """Share of held-out images that the discriminator takes for real."""
         self.val_real_rate(self._called_real(batch))

@@ -13,7 +13,16 @@ import pandas as pd
 
 from dpbench.errors import ConfigurationError
 from dpbench.reports.markdown import markdown_rows
-from dpbench.reports.run_rows import CODE, MISSING, NOT_FINISHED, RunRow, flat, keys_of_any, unfinished_below
+from dpbench.reports.run_rows import (
+    CODE,
+    MISSING,
+    NOT_FINISHED,
+    RunRow,
+    flat,
+    keys_of_any,
+    unfinished_below,
+    without_seeds,
+)
 from dpbench.reports.run_table import (
     APART,
     TIME,
@@ -170,7 +179,7 @@ def _differing_within(table: RunTable, groups: Iterable[Sequence[int]], keys: Se
     differing: dict[str, None] = {}
     for numbers in groups:
         members = [table.rows[number] for number in numbers]
-        settings = [{**row.without_seed, CODE: row.code} for row in members]
+        settings = [{**own, CODE: row.code} for row, own in zip(members, without_seeds(members), strict=True)]
         for name in keys_of_any(settings):
             values = {str(setting.get(name)) for setting in settings}  # as text: options may be lists
             if len(values) > 1 and name not in ("objective", *keys):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -74,17 +74,6 @@ class RunRow:
         """Group of the configuration → name of the file that was chosen, such as strategy → dpsgd."""
         return {} if self.folder is None else choices_of(self.folder)
 
-    @property
-    def without_seed(self) -> dict[str, Any]:
-        """Settings but for the seed, for what takes its value from there, and for the unit, which is no setting."""
-        seed = self.settings.get("seed")
-        settings = dict(self.settings)
-        settings.pop(UNIT, None)
-        for key, value in self.settings.items():
-            if "seed" in key.rpartition(".")[2] and value == seed:
-                settings.pop(key)
-        return settings
-
     def lookup(self, key: str) -> Any:
         """The value of a dotted key, or of a group the name of its file; `MISSING` where the run has none."""
         if key in self.choices:
@@ -97,6 +86,20 @@ class RunRow:
         if isinstance(value, dict):  # a group, of a run that Hydra did not make
             return str(value.get("_target_", ABSENT)).rpartition(".")[2]
         return value
+
+
+def without_seeds(rows: Sequence[RunRow]) -> list[dict[str, Any]]:
+    """Settings of runs but for the seed, for what takes its value from there, and for the unit, which is no setting.
+
+    Another seed among the settings (of the allocation of a data set, say) is equal to that of some run by chance, and
+    not to those of all.
+    """
+    follow = set()
+    for key in keys_of_any(row.settings for row in rows):
+        having = [row for row in rows if key in row.settings]
+        if "seed" in key.rpartition(".")[2] and all(row.settings[key] == row.settings.get("seed") for row in having):
+            follow.add(key)
+    return [{key: value for key, value in row.settings.items() if key not in (*follow, UNIT)} for row in rows]
 
 
 def require_folder(path: Path) -> None:

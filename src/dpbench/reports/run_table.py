@@ -34,6 +34,7 @@ from dpbench.reports.run_rows import (
     rows_of_wandb,
     unit_setting,
     with_curves,
+    without_seeds,
 )
 from dpbench.runs.folder import RunFolder, finished_runs_below
 from dpbench.runs.metrics_log import better_direction
@@ -151,7 +152,7 @@ class RunTable:
         """
         # What a cell of a table does not state is unknown, and no difference to a run of which everything is known.
         stated = stated or len({row.complete for row in self.rows}) > 1
-        free = keys_of_any(row.without_seed for row in self.rows)
+        free = keys_of_any(without_seeds(self.rows))
         differing = []
         for key in keys_of_any(row.settings for row in self.rows):
             rows = [row for row in self.rows if key in row.settings] if stated else self.rows
@@ -380,9 +381,9 @@ class RunTable:
     def groups_of_seeds(self) -> list[list[RunRow]]:
         """Runs that differ by their seed only, together; the groups in the order of their first runs."""
         groups: dict[str, list[RunRow]] = {}
-        for number, row in enumerate(self.rows):
+        for number, (row, settings) in enumerate(zip(self.rows, without_seeds(self.rows), strict=True)):
             unit = row.settings.get(UNIT)
-            kind = [row.without_seed, unit, row.code] if row.complete else number  # cells are means already
+            kind = [settings, unit, row.code] if row.complete else number  # cells are means already
             groups.setdefault(json.dumps(kind, sort_keys=True, default=str), []).append(row)
         return list(groups.values())
 
@@ -550,7 +551,7 @@ def _mean(rows: Sequence[RunRow]) -> RunRow:
     return replace(
         first,
         name=marked(f"{name} (n = {len(rows)})", note),
-        settings=first.without_seed | unit_setting(first.settings.get(UNIT)) | {"seed": seeds},
+        settings=without_seeds(rows)[0] | unit_setting(first.settings.get(UNIT)) | {"seed": seeds},
         metrics=floats(metrics),
         curves=pd.DataFrame(means),
         folder=None,

@@ -1,0 +1,202 @@
+"""`dpbench attack` as a user runs it: runs with members of their own, attacked and held against their ledgers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpbench.attack import attack
+from dpbench.attack.attack import attack_runs
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.accounting.tradeoff import MembershipBound, TradeOff
+from tests.support.cli import TINY, dpbench
+
+OVERFITTED = [
+    *TINY,
+    "data=random_noise",
+    "data.like=digits",
+    "data.train_size=120",
+    "data.test_size=120",
+    "model.hidden=[128]",
+    "strategy=none",
+    "optimizer.lr=0.5",
+    "trainer.max_steps=120",
+]
+PRIVATE = [*TINY, "strategy.delta=1e-4", "data.train_size=300", "trainer.max_steps=20"]
+
+
+def facts_of(folder: Path, *words: str, status: int = 0) -> list[dict[str, Any]]:
+    out, _ = dpbench(folder, "attack", "--json", *words, status=status)
+    facts: list[dict[str, Any]] = json.loads(out)
+    return facts
+
+
+@pytest.fixture(scope="module")
+def overfitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("overfitted")
+    facts_of(folder, "--train", "8", "--out", "runs", *OVERFITTED)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("private")
+    dpbench(folder, "attack", "--train", "4", "--out", "runs", *PRIVATE, "strategy.noise_multiplier=1,3")
+    return folder
+
+
+def test_an_overfitted_network_is_an_open_book(overfitted: Path) -> None:
+    facts = json.loads((overfitted / "runs" / "attack.json").read_text())
+    (setting,) = facts
+    by_name = {entry["name"]: entry for entry in setting["attacks"]}
+    assert by_name["LiRA"]["auc"]["value"] > 0.9
+    assert by_name["RMIA"]["auc"]["value"] > 0.9
+    assert by_name["LiRA"]["tpr"]["0.01"]["value"] > 0.2
+    assert setting["verdict"] is None
+    assert setting["epsilon"] == {"rdp": None, "pld": None}
+    assert len(setting["worst_records"]) == 16
+
+
+@pytest.mark.parametrize("signal", ["gradient_norm", "label"])
+def test_other_signals_tell_members_too(overfitted: Path, signal: str) -> None:
+    (setting,) = facts_of(overfitted, "runs", "--signal", signal, "--out", signal)
+    assert max(entry["auc"]["value"] for entry in setting["attacks"]) > 0.7
+    assert {entry["signal"] for entry in setting["attacks"]} == {signal}
+
+
+def test_private_runs_stay_below_what_their_ledgers_allow(private: Path) -> None:
+    facts = json.loads((private / "runs" / "attack.json").read_text())
+    assert [setting["verdict"] for setting in facts] == ["CONSISTENT", "CONSISTENT"]
+    less_noise, more_noise = facts
+    assert less_noise["setting"] == "noise_multiplier=1"
+    assert less_noise["epsilon"]["pld"] > more_noise["epsilon"]["pld"]
+    assert less_noise["allowed"]["tpr"]["0.01"] > more_noise["allowed"]["tpr"]["0.01"] > 0.01
+    page = (private / "runs" / "attack.html").read_text()
+    assert "allowed at most" in page
+    assert "<svg" in page
+    assert (private / "runs" / "attack.png").stat().st_size > 10_000
+
+
+def test_an_attack_above_the_claim_is_a_violation(overfitted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs without noise whose ledgers would claim ε = 0.1: what they release refutes it."""
+    epsilon = np.array([0.0, 0.1])
+    curve = TradeOff.from_profile(epsilon, np.array([np.expm1(0.1) / (1 + np.exp(0.1)), 0.0]))
+    claim = MembershipBound(curve, "pld", False, "example", "add_or_remove_one")
+    monkeypatch.setattr(attack, "membership_bound", lambda ledgers: claim)
+
+    def claiming(rows: Any, members: Any, attacks: Any) -> Any:
+        for row in rows:
+            row.record["privacy"]["delta"] = 1e-5
+            row.folder.ledger.touch()
+        monkeypatch.setattr(attack, "read_run_ledger", lambda path: type("Intact", (), {"wrong": None}))
+        return tested(rows, members, attacks)
+
+    tested = attack._test_claim
+    monkeypatch.setattr(attack, "_test_claim", claiming)
+    (setting,) = facts_of(overfitted, "runs", "--out", "refuted", status=3)
+    assert setting["verdict"] == "VIOLATED"
+    assert setting["audited"] > 0.1
+    assert "recognizes more members than the ledger allows" in (overfitted / "refuted" / "attack.html").read_text()
+
+
+def test_the_same_command_trains_only_what_is_missing(private: Path) -> None:
+    results = sorted((private / "runs").glob("*/result.json"))
+    before = {path: path.stat().st_mtime_ns for path in results}
+    assert len(before) == 8
+    shutil.rmtree(results[3].parent)
+    results[5].unlink()  # as if it had been interrupted behind its last checkpoint
+    dpbench(private, "attack", "--train", "4", "--out", "runs", *PRIVATE, "strategy.noise_multiplier=1,3")
+    after = {path: path.stat().st_mtime_ns for path in sorted((private / "runs").glob("*/result.json"))}
+    assert after.keys() == before.keys()
+    assert {path for path in before if after[path] != before[path]} == {results[3], results[5]}
+
+
+def test_a_folder_of_other_settings_is_left_alone(private: Path) -> None:
+    words = ["--train", "4", "--out", "runs", *PRIVATE, "optimizer.lr=0.3", "strategy.noise_multiplier=1,3"]
+    _, err = dpbench(private, "attack", *words, status=1)
+    assert "holds a run of other settings: name another folder, --out FOLDER" in err
+
+
+def test_users_are_recognized_by_all_their_examples(tmp_path: Path) -> None:
+    words = ["data=digits_users", "records=users", "model=mlp", "model.hidden=[16]", "data.expected_batch_size=5"]
+    words += ["strategy.delta=5e-3", "trainer.max_steps=3", "logger=none"]
+    (setting,) = facts_of(tmp_path, "--train", "4", *words)
+    assert setting["unit"] == "user"
+    assert setting["verdict"] == "CONSISTENT"
+    assert setting["candidates"] < 200
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "name the sweep to attack, or train one"),
+        (["--train", "2"], "an attack compares 4 runs or more"),
+        (["--train", "4", "seed=7"], "decides seeds, members and folders"),
+        (["nowhere"], "nowhere is not there"),
+        (["runs", "--signal", "los"], "--signal must be of loss, gradient_norm, label, not los"),
+        (["runs", "--records", "0"], "--records must be at least 1"),
+        (["runs/0-digits-mlp-dpsgd"], "there are 1 runs of its setting"),
+    ],
+)
+def test_clear_errors(private: Path, words: list[str], message: str) -> None:
+    place = next((private / "runs").glob("0-*")).name
+    words = [word.replace("0-digits-mlp-dpsgd", place) for word in words]
+    _, err = dpbench(private, "attack", *words, status=1)
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_runs_on_all_records_are_no_game(tmp_path: Path) -> None:
+    dpbench(tmp_path, "train", *PRIVATE, "strategy.noise_multiplier=1", "hydra.run.dir=run")
+    _, err = dpbench(tmp_path, "attack", "run", status=1)
+    assert "was trained on all records" in err
+    assert "dpbench attack --train 16" in err
+
+
+def changed(folder: Path, **entries: Any) -> None:
+    path = folder / "result.json"
+    record = json.loads(path.read_text())
+    record.update(entries)
+    path.write_text(json.dumps(record))
+
+
+def test_runs_of_two_codes_are_not_compared(overfitted: Path, tmp_path: Path) -> None:
+    shutil.copytree(overfitted / "runs", tmp_path / "runs")
+    for folder in sorted(path.parent for path in (tmp_path / "runs").glob("*/result.json"))[:6]:
+        changed(folder, code_hash="another")
+    with pytest.raises(ConfigurationError, match="were made by different code"):
+        attack_runs([tmp_path / "runs"])
+
+
+def test_one_seed_twice_is_one_run(overfitted: Path, tmp_path: Path) -> None:
+    shutil.copytree(overfitted / "runs", tmp_path / "again")
+    with pytest.raises(ConfigurationError, match="two runs of a setting have seed 0"):
+        attack_runs([overfitted / "runs", tmp_path / "again"])
+
+
+def test_an_experiment_is_not_exported(private: Path) -> None:
+    run = next((private / "runs").glob("0-*"))
+    _, err = dpbench(private, "export", str(run), "--out", "model", "--insecure", status=1)
+    assert "was trained for an attack on membership" in err
+
+
+def test_canaries_and_members_do_not_go_together(tmp_path: Path) -> None:
+    words = [*PRIVATE, "strategy.noise_multiplier=1", "data.membership=half", "audit=gradient_canaries"]
+    _, err = dpbench(tmp_path, "train", *words, status=1)
+    assert "which data.membership halves" in err
+
+
+def test_the_discriminator_of_a_gan_recognizes_its_records(tmp_path: Path) -> None:
+    words = ["experiment=digits_gan", "model=mlp_gan", "strategy.delta=1e-4", "trainer.max_steps=2", "logger=none"]
+    (setting,) = facts_of(tmp_path, "--train", "4", *words, "data.test_size=100")
+    assert setting["verdict"] == "CONSISTENT"
+    assert [entry["name"] for entry in setting["attacks"]] == ["threshold", "LiRA", "LiRA offline"]
+    _, err = dpbench(
+        tmp_path, "attack", *map(str, sorted((tmp_path / "attacks").iterdir())), "--signal", "label", status=1
+    )
+    assert "signal=label shifts images" in err
