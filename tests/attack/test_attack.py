@@ -195,7 +195,7 @@ def test_the_discriminator_of_a_gan_recognizes_its_records(tmp_path: Path) -> No
     words = ["experiment=digits_gan", "model=mlp_gan", "strategy.delta=1e-4", "trainer.max_steps=2", "logger=none"]
     (setting,) = facts_of(tmp_path, "--train", "4", *words, "data.test_size=100")
     assert setting["verdict"] == "CONSISTENT"
-    assert [entry["name"] for entry in setting["attacks"]] == ["threshold", "LiRA", "LiRA offline"]
+    assert [entry["name"] for entry in setting["attacks"]] == ["threshold", "LiRA", "LiRA, offline"]
     _, err = dpbench(
         tmp_path, "attack", *map(str, sorted((tmp_path / "attacks").iterdir())), "--signal", "label", status=1
     )

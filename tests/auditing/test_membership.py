@@ -174,7 +174,7 @@ def test_scores_of_a_run_know_nothing_of_its_own_members(name: str, runs: int) -
         changed = ATTACKS[name](replace(game, members=members))
         np.testing.assert_array_equal(changed[run], scores[run])
         # Of one other run, online RMIA takes the probability as it is, member or not.
-        uses_members = name != "loss threshold" and (name, runs) != ("RMIA", 2)
+        uses_members = name != "threshold" and (name, runs) != ("RMIA", 2)
         assert (changed != scores).any() == uses_members
 
 

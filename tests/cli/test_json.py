@@ -29,7 +29,7 @@ COMMANDS = [
     ("compare runs/demo runs/again --mean --json", "name"),
     ("reproduce list --json", "title"),
 ]
-ELSEWHERE = {"evaluate"}  # test_synthesis.py, which has a GAN
+ELSEWHERE = {"evaluate", "attack"}  # test_synthesis.py, which has a GAN, and tests/attack
 
 
 @pytest.fixture(scope="module")

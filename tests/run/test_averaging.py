@@ -17,7 +17,7 @@ from dpbench.errors import ConfigurationError
 from dpbench.models import ConvGAN
 from dpbench.modules import GAN
 from dpbench.run._checkpoint import LastCheckpoint
-from dpbench.run._evaluation import moving_average
+from dpbench.run.evaluation import moving_average
 from dpbench.runs.folder import RunFolder
 from dpbench.strategies import DPSGD
 from dpbench.synthesis.samples import SampleGrid, grid

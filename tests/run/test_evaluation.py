@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from dpbench.run._evaluation import evaluating, score_members, score_records
+from dpbench.run.evaluation import evaluating, score_members, score_records
 
 
 class Scores(pl.LightningModule):

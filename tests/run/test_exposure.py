@@ -18,7 +18,7 @@ from dpbench.errors import ConfigurationError
 from dpbench.models import CharLSTM
 from dpbench.modules import NextToken
 from dpbench.privacy.accounting.ledger import read_ledger
-from dpbench.run._evaluation import exposure_by_chance, exposures
+from dpbench.run.evaluation import exposure_by_chance, exposures
 from dpbench.runs.folder import RunFolder
 from tests.modules.test_supervised import SGD, TOKENS, sequences, stepping
 from tests.run.test_training_records import ended, state

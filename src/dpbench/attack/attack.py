@@ -14,17 +14,13 @@ from numpy.typing import NDArray
 from dpbench.attack.signals import SIGNALS, Candidates, candidates_of, members_of, signals_of
 from dpbench.auditing import Verdict
 from dpbench.auditing.membership import (
+    ATTACKS,
     AttackResult,
     ClaimTest,
     MembershipGame,
     Roc,
     claim_test,
-    lira_offline,
-    lira_online,
-    loss_threshold,
     measure_attack,
-    rmia,
-    rmia_offline,
     roc,
 )
 from dpbench.errors import ConfigurationError, LedgerError
@@ -39,17 +35,8 @@ LEVEL = 0.05
 """Probability that a claim which is true is called VIOLATED."""
 FEWEST_RUNS = 4
 _WORST = 16  # records that are named
-_THRESHOLD = "threshold"
 _LIRA = "LiRA"
-_ATTACKS: dict[str, Callable[[MembershipGame], Floats]] = {
-    _THRESHOLD: loss_threshold,
-    _LIRA: lira_online,
-    "LiRA offline": lira_offline,
-}
-_ATTACKS_ON_PROBABILITIES: dict[str, Callable[[MembershipGame], Floats]] = {
-    "RMIA": rmia,
-    "RMIA offline": rmia_offline,
-}
+_ON_PROBABILITIES = ("RMIA", "RMIA, offline")  # need the probability of a record
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,10 +239,10 @@ def _attack_setting(
     attacks = []
     for signal in signals:
         game = MembershipGame(np.stack(of_candidates[signal]), members, np.stack(of_others[signal]))
-        kinds = dict(_ATTACKS)
-        if signal == "loss" and candidates.has_probabilities(rows[0].record["config"]):
-            kinds |= _ATTACKS_ON_PROBABILITIES
-        for name, attack in kinds.items():
+        has_probabilities = signal == "loss" and candidates.has_probabilities(rows[0].record["config"])
+        for name, attack in ATTACKS.items():
+            if name in _ON_PROBABILITIES and not has_probabilities:
+                continue
             scores = attack(game)
             attacks.append(Attacked(signal, name, measure_attack(name, scores, members), roc(scores, members), scores))
     test, allowed = _test_claim(rows, members, attacks)

@@ -23,9 +23,10 @@ from dpbench.modules.gan import GAN
 from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.modules.next_token import NextToken
 from dpbench.privacy.gradients.engine import PerRecordEngine
-from dpbench.run._evaluation import score_records
 from dpbench.run.build import instantiate
 from dpbench.run.config import class_of
+from dpbench.run.evaluation import score_records
+from dpbench.run.label_scores import margins
 from dpbench.run.saved_module import last_checkpoint, load_module
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.record import read_result
@@ -161,6 +162,9 @@ def _score_of(module: Any, signal: str) -> Callable[[Any], Tensor]:
         )
     if signal == "gradient_norm":
         return lambda batch: _small_gradient(module, batch)
+    if isinstance(module, ImageClassifier):
+        # Not by the loss, which is 0 for records of which the network is sure.
+        return lambda batch: margins(module(batch[0]).double(), batch[1])
     if isinstance(module, _OF_PROBABILITIES):
         return lambda batch: torch.from_numpy(log_odds(module.losses(batch).cpu().numpy()))
     return lambda batch: -module.losses(batch)

@@ -217,7 +217,7 @@ def rmia_offline(game: MembershipGame, a: float = 0.3, gamma: float = 1.0) -> Fl
 
 
 ATTACKS: Mapping[str, Callable[[MembershipGame], Floats]] = {
-    "loss threshold": loss_threshold,
+    "threshold": loss_threshold,
     "LiRA": lira_online,
     "LiRA, offline": lira_offline,
     "RMIA": rmia,

@@ -27,8 +27,8 @@ from dpbench.models import train_only
 from dpbench.options import options_of
 from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.records.source import RecordSource
-from dpbench.run._evaluation import Exposure, TrainingRecords, moving_average
 from dpbench.run.config import CALLBACK, class_of, parts_of_module
+from dpbench.run.evaluation import Exposure, TrainingRecords, moving_average
 from dpbench.run.processes import first_of_node_first, launched_process
 from dpbench.run.search_path import choices_of
 from dpbench.runs.folder import RunFolder

@@ -12,7 +12,7 @@ from dpbench.data.sources import NOISE
 from dpbench.errors import ConfigurationError
 from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.privacy.canaries.labels import LabelScores
-from dpbench.run._evaluation import score_members
+from dpbench.run.evaluation import score_members
 from dpbench.run.saved_config import read_config
 from dpbench.run.saved_module import last_checkpoint, load_module, require_module
 from dpbench.runs.folder import RunFolder
