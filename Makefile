@@ -10,7 +10,7 @@ PEERS ?= .venv-peers
 PAGE = OMP_NUM_THREADS=1 $(BIN)/python -m tools.pages $@ # writes the page that has the target's name
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-long test-cluster results combinations layers zoo audits notebooks guards map strategies adaptive bench bench-quick bench-growth bench-users crash two-processes golden site site-check check format clean
+.PHONY: help demo test test-slow test-long test-cluster results combinations layers zoo audits attacks notebooks guards map strategies adaptive bench bench-quick bench-growth bench-users crash two-processes golden site site-check check format clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -36,6 +36,16 @@ audits: $(VENV)/.ready-dev ## Audit every strategy and every broken mechanism: r
 
 golden: $(VENV)/.ready-dev ## Compare the golden runs with the committed values and with the revision before (five minutes)
 	$(BIN)/python -m tools.golden compare
+
+ATTACKED := data=mnist data.train_size=2000 data.expected_batch_size=256 data.eval_batch_size=2000 trainer.max_steps=200 optimizer.lr=0.25
+ATTACK = $(BIN)/dpbench attack --train
+attacks: $(VENV)/.ready ## Attack the membership of 176 runs on MNIST: results/attack (half an hour of CPU; goes on where it stopped)
+	$(ATTACK) 16 $(ATTACKED) strategy=none --out attacks/none
+	$(ATTACK) 16 $(ATTACKED) strategy=dpsgd strategy.target_epsilon=1,2,4,8 --out attacks/dpsgd
+	$(ATTACK) 16 $(ATTACKED) strategy=automatic strategy.target_epsilon=1,8 --out attacks/automatic
+	$(ATTACK) 16 $(ATTACKED) strategy=discretized strategy.target_epsilon=1,8 --out attacks/discretized
+	$(ATTACK) 16 $(ATTACKED) strategy=adaptive_quantile,adaptive_mean,vector_groups strategy.target_epsilon=8 --out attacks/others
+	$(BIN)/dpbench attack attacks/* --out results/attack
 
 notebooks: $(VENV)/.ready-dev ## Execute the tutorials in docs/tutorials and keep their outputs (five minutes; NOTEBOOKS=name takes one)
 	$(BIN)/python -m tools.notebooks $(NOTEBOOKS)

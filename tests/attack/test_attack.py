@@ -6,27 +6,26 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-import numpy as np
 import pytest
 
-from dpbench.attack import attack
 from dpbench.attack.attack import attack_runs
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.accounting.tradeoff import MembershipBound, TradeOff
+from dpbench.privacy.mechanism.mechanism import Mechanism
 from tests.support.cli import TINY, dpbench
 
-OVERFITTED = [
+MEMORIZING = [
     *TINY,
     "data=random_noise",
     "data.like=digits",
     "data.train_size=120",
     "data.test_size=120",
     "model.hidden=[128]",
-    "strategy=none",
     "optimizer.lr=0.5",
     "trainer.max_steps=120",
 ]
+OVERFITTED = [*MEMORIZING, "strategy=none"]
 PRIVATE = [*TINY, "strategy.delta=1e-4", "data.train_size=300", "trainer.max_steps=20"]
 
 
@@ -82,26 +81,14 @@ def test_private_runs_stay_below_what_their_ledgers_allow(private: Path) -> None
     assert (private / "runs" / "attack.png").stat().st_size > 10_000
 
 
-def test_an_attack_above_the_claim_is_a_violation(overfitted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs without noise whose ledgers would claim ε = 0.1: what they release refutes it."""
-    epsilon = np.array([0.0, 0.1])
-    curve = TradeOff.from_profile(epsilon, np.array([np.expm1(0.1) / (1 + np.exp(0.1)), 0.0]))
-    claim = MembershipBound(curve, "pld", False, "example", "add_or_remove_one")
-    monkeypatch.setattr(attack, "membership_bound", lambda ledgers: claim)
-
-    def claiming(rows: Any, members: Any, attacks: Any) -> Any:
-        for row in rows:
-            row.record["privacy"]["delta"] = 1e-5
-            row.folder.ledger.touch()
-        monkeypatch.setattr(attack, "read_run_ledger", lambda path: type("Intact", (), {"wrong": None}))
-        return tested(rows, members, attacks)
-
-    tested = attack._test_claim
-    monkeypatch.setattr(attack, "_test_claim", claiming)
-    (setting,) = facts_of(overfitted, "runs", "--out", "refuted", status=3)
+def test_a_mechanism_without_noise_is_refuted_by_its_members(tmp_path: Path) -> None:
+    """The ledger says noise that nobody adds: the whole pipeline, down to the exit status, sees it."""
+    words = ["--train", "6", "--out", "runs", *MEMORIZING, "strategy=dpsgd", "strategy.target_epsilon=0.2"]
+    with mock.patch.object(Mechanism, "add_noise", return_value=None):
+        (setting,) = facts_of(tmp_path, *words, "strategy.delta=1e-5", status=3)
     assert setting["verdict"] == "VIOLATED"
-    assert setting["audited"] > 0.1
-    assert "recognizes more members than the ledger allows" in (overfitted / "refuted" / "attack.html").read_text()
+    assert setting["audited"] > setting["epsilon"]["rdp"]
+    assert "recognizes more members than the ledger allows" in (tmp_path / "runs" / "attack.html").read_text()
 
 
 def test_the_same_command_trains_only_what_is_missing(private: Path) -> None:

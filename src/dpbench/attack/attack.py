@@ -98,6 +98,13 @@ class AttackedSetting:
         return delta
 
     @property
+    def accuracy(self) -> float | None:
+        """Mean test accuracy of the runs; None of another task."""
+        values = [row.metrics.get("test/accuracy") for row in self.rows]
+        stated = [value for value in values if value is not None]
+        return float(np.mean(stated)) if len(stated) == len(values) else None
+
+    @property
     def unit(self) -> str:
         """Whose membership it is."""
         return str(self.rows[0].settings.get(UNIT, "example"))

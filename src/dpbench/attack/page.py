@@ -39,12 +39,14 @@ class Pages:
 
     Attributes:
         page: HTML, which needs nothing beside itself.
-        picture: The curves.
+        picture: What is attacked and allowed; of one setting its curves.
+        table: Markdown.
         facts: JSON.
     """
 
     page: Path
     picture: Path
+    table: Path
     facts: Path
 
 
@@ -56,10 +58,11 @@ def write_pages(folder: Path, settings: Sequence[AttackedSetting], runs: int) ->
         settings: That were attacked.
         runs: Their number of runs, all together.
     """
-    pages = Pages(folder / "attack.html", folder / "attack.png", folder / "attack.json")
+    pages = Pages(folder / "attack.html", folder / "attack.png", folder / "attack.md", folder / "attack.json")
     folder.mkdir(parents=True, exist_ok=True)
-    write_figure(pages.picture, curves_figure(settings))
+    write_figure(pages.picture, comparison_figure(settings) if len(settings) > 1 else curves_figure(settings))
     write_json(pages.facts, plain_facts(settings))
+    write_atomically(pages.table, f"{text_of(settings, runs)}\n")
     curves = svg(curves_figure(settings), "curves", PAGE_COLORS)
     drawings = [("Members recognized, against others called members", curves)]
     if len(settings) > 1:
@@ -71,6 +74,7 @@ def write_pages(folder: Path, settings: Sequence[AttackedSetting], runs: int) ->
         subtitle=subtitle_of(settings, runs),
         settings=settings,
         summaries=[summary_of(setting) for setting in settings],
+        overview=overview_rows(settings),
         rows=table_rows(settings),
         drawings=drawings,
         worst=[(setting.label, setting.worst_records()) for setting in settings],
@@ -91,10 +95,38 @@ def subtitle_of(settings: Sequence[AttackedSetting], runs: int) -> str:
 
 
 def text_of(settings: Sequence[AttackedSetting], runs: int) -> str:
-    """Table and verdicts for the terminal."""
-    lines = [subtitle_of(settings, runs), "", markdown_rows(table_rows(settings), 3), ""]
-    lines += [summary_of(setting) for setting in settings]
-    return "\n".join(lines)
+    """Table and verdicts for the terminal, and for attack.md."""
+    if len(settings) == 1:
+        table = markdown_rows(table_rows(settings), 3)
+        return f"{subtitle_of(settings, runs)}\n\n{table}\n\n{summary_of(settings[0])}"
+    return f"{subtitle_of(settings, runs)}\n\n{markdown_rows(overview_rows(settings))}"
+
+
+def overview_rows(settings: Sequence[AttackedSetting]) -> list[list[str]]:
+    """A row for each setting: its strongest attack, what the ledger allows, and the verdict; the headings first."""
+    rate = f"TPR at FPR {_share(_HIGH)}"
+    rows = [
+        ["setting", "runs", "ε", "test accuracy", "strongest attack", "AUC", rate, "allowed", "audited ε", "verdict"]
+    ]
+    for setting in settings:
+        strongest = setting.strongest
+        result = strongest.result
+        test = setting.test
+        rows.append(
+            [
+                setting.label or "all runs",
+                str(len(setting.rows)),
+                "∞" if test is None else _claim(setting),
+                _share(setting.accuracy),
+                f"{strongest.name} on {_word(strongest)}",
+                _estimate_text(result.auc),
+                _estimate_text(result.tpr[_HIGH], percent=True),
+                ABSENT if test is None else f"≤ {_share(setting.allowed_tpr(_HIGH))}",
+                ABSENT if test is None else f"{test.audited:.2f}",
+                ABSENT if setting.verdict is None else str(setting.verdict),
+            ]
+        )
+    return rows
 
 
 def table_rows(settings: Sequence[AttackedSetting]) -> list[list[str]]:
