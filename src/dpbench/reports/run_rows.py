@@ -12,8 +12,9 @@ from typing import Any
 import pandas as pd
 
 from dpbench.errors import ConfigurationError, brief
+from dpbench.renamed import old_names
 from dpbench.runs.command import choices_of
-from dpbench.runs.folder import RunFolder, places_of
+from dpbench.runs.folder import RunFolder
 from dpbench.runs.numbers import ABSENT
 from dpbench.runs.readers import read_csv, read_metrics
 from dpbench.runs.record import accusation, audited_epsilon, doubt, read_result, verdict_of, without_accuracy
@@ -103,12 +104,6 @@ def require_folder(path: Path) -> None:
     """Raise ConfigurationError where a path is no folder."""
     if not path.is_dir():
         raise ConfigurationError(f"{path} is {'a file' if path.exists() else 'not there'}: name a folder.")
-
-
-def unfinished_below(folder: Path) -> list[RunFolder]:
-    """Runs below a folder that were begun and have no result: interrupted, failed, or still under way."""
-    runs = map(RunFolder, places_of(RunFolder.lock, folder))
-    return [run for run in runs if run.begun and not run.finished]
 
 
 def row_of(folder: RunFolder, record: Mapping[str, Any] | None = None) -> RunRow:
@@ -280,3 +275,6 @@ def _row_of_wandb(run: Any) -> RunRow:
         verdict=verdict,
         note=accusation(verdict),
     )
+
+
+__getattr__ = old_names(__name__, {"unfinished_below": "dpbench.runs.folder.unfinished_runs_below"})

@@ -47,7 +47,7 @@ from dpbench.run.processes import (
 )
 from dpbench.run.progress import RunProgress, bars, quiet
 from dpbench.run.runtime import keep_large_blocks, warn_of_spinning
-from dpbench.runs.claim import full_disk_explained, held
+from dpbench.runs.claim import full_disk_explained, locked
 from dpbench.runs.folder import Run, RunFolder
 from dpbench.runs.metrics_log import best_validation
 from dpbench.runs.provenance import commit
@@ -186,7 +186,7 @@ def _train_in_locked_folder(config: dict[str, Any], job: _Job) -> dict[str, Any]
         stack.enter_context(losses_explained(lambda: folder.command("resume") if folder.trained else None))
         config = with_launched_processes(config)
         # The first process locks for all: they write to one folder.
-        from_first_process(lambda: stack.enter_context(held(folder)))
+        from_first_process(lambda: stack.enter_context(locked(folder)))
         require_shared_folder(folder.path)
         stack.enter_context(full_disk_explained(folder))
         if from_first_process(lambda: is_started_again(folder, config)):
