@@ -441,6 +441,8 @@ def test_going_on_with_a_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["--accountant", "magic"], "unknown accountant 'magic'"),
         (["--accountant", "rdp-analytical"], "does not cover 'poisson' sampling"),
         (["--sampling", "fixed"], "need the population"),
+        (["--sampling", "magic"], "unknown sampling 'magic'"),
+        (["--sampling", "shuffled"], "shuffled_epochs batches cannot be solved for"),
         (["--noise-multiplier", "-1"], "noise_multiplier must be a number from 1e-06"),
         (["--sample-rate", "2"], "sample_rate must lie from 1e-12 to 1, not 2"),
         (["--steps", "0"], "steps must be a number from 1 to 1e+09, not 0"),

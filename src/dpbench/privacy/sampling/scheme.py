@@ -78,12 +78,17 @@ class Sampling(ABC):
         if Sampling not in cls.__bases__ or "kind" not in vars(cls):
             raise TypeError(f"{cls.__name__} must subclass Sampling itself and state its own kind.")
         _check_statements(cls)
-        registered = _SCHEMES.setdefault(cls.kind, cls)
+        registered = _SCHEMES.get(cls.kind, cls)
         # `dataclass(slots=True)` makes a class twice, and a module may be loaded again: these replace themselves.
         if (registered.__module__, registered.__qualname__) != (cls.__module__, cls.__qualname__):
             raise TypeError(f"{cls.__name__} and {registered.__name__} are both of kind {cls.kind!r}.")
-        _SCHEMES[cls.kind] = cls
         cls.words = cls.words or (cls.kind,)
+        for other in _SCHEMES.values():
+            common = {cls.kind, *cls.words} & {other.kind, *other.words}
+            # `find_scheme` would give the first that was defined, whose lots and ε are not those that are meant.
+            if common and other is not registered:
+                raise TypeError(f"{cls.__name__} and {other.__name__} are both called {min(common)!r}.")
+        _SCHEMES[cls.kind] = cls
 
     @classmethod
     @abstractmethod
