@@ -377,7 +377,7 @@ def _bound_of_game(name: str, assumes: str, family: Family, ratios: Levels | Non
     if ratios is None:
         return Bound(name, assumes, why_not="nobody was drawn, or everybody, or there are too few observations")
     if family.accountant is None:
-        return Bound(name, assumes, why_not="no accountant covers the lots")
+        return Bound(name, assumes, why_not="no accountant covers the batches")
     least = family.least_epsilon(1 / ratios.alone) if ratios.alone > 0 else 0.0
     return Bound(name, assumes, least, bool(ratios.joint > 1))
 
