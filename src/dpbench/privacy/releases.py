@@ -161,9 +161,9 @@ class ReleaseEngine:
             processes: All of this training.
             key: Of the run; None takes the seed, or without one the operating system's entropy.
         """
-        own = self.seed if key is None else key
+        own_key = self.seed if key is None else key
         self.processes = processes
-        self.key = processes.broadcast(fresh_key() if own is None else own)
+        self.key = processes.broadcast(fresh_key() if own_key is None else own_key)
 
     @property
     def lot_key(self) -> int | None:

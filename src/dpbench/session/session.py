@@ -175,9 +175,9 @@ class PrivateSession:
         name = "" if part is training.module else str(training.module.private_module)
         self._optimizer = private_optimizer(training.optimizers, trained.parameters, name)
         self._trained = trained
-        own = training.own_step
+        own_step = training.own_step
         self._executor.attach(training, self.releases, self.source)
-        training.mount(self._step_of(own), self._wrapped_backward())
+        training.mount(self._step_of(own_step), self._wrapped_backward())
         for guard in self.guards:
             guard.on_attach()
         self._trainable = self._trainable_now()

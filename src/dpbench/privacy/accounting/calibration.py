@@ -488,8 +488,8 @@ class TrainingSetting:
             raise ConfigurationError("batches of fixed size need the population: how many records there are.")
         if self.sample_rate is not None:
             size = self.sample_rate * self.population
-            whole = round(size)
-            if whole < 1 or abs(size - whole) > 1e-6 * size:
+            rounded = round(size)
+            if rounded < 1 or abs(size - rounded) > 1e-6 * size:
                 raise ConfigurationError(f"batches of fixed size hold a whole number of records, not {size:g}.")
 
     @property
@@ -515,8 +515,8 @@ class TrainingSetting:
         assert self.sample_rate is not None
         steps = self.epochs / self.sample_rate
         # A whole number that rounding has put below itself stays whole.
-        whole = int(steps * (1 + 1e-12))
-        return max(1, whole)
+        whole_steps = int(steps * (1 + 1e-12))
+        return max(1, whole_steps)
 
     @property
     def events(self) -> Counter[Event]:

@@ -80,14 +80,14 @@ class Seen:
 
 def _seen(leaves: Sequence[Any]) -> list[Any]:
     """Leaves with each tensor as it is now."""
-    known = set()
+    ids = set()
     seen: list[Any] = []
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
             seen.append(leaf)
             continue
-        is_first = leaf.requires_grad and id(leaf) not in known
-        known.add(id(leaf))
+        is_first = leaf.requires_grad and id(leaf) not in ids
+        ids.add(id(leaf))
         edge = get_gradient_edge(leaf) if is_first else None
         seen.append(Seen(leaf.detach(), leaf._version, edge))
     return seen
@@ -491,8 +491,8 @@ def own_gradients(
 def _as_before(module: nn.Module) -> Iterator[None]:
     """Within, what is written to attributes and buffers of a module and of those below it does not stay."""
     before = []
-    for one in module.modules():
-        before += [(vars(one), dict(vars(one))), (one._buffers, dict(one._buffers))]
+    for part in module.modules():
+        before += [(vars(part), dict(vars(part))), (part._buffers, dict(part._buffers))]
     try:
         yield
     finally:
