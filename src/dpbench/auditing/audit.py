@@ -241,7 +241,8 @@ def audit(ledger: Ledger, scores: Scores, confidence: float = 0.95, family: Fami
         scores: Of the same run.
         confidence: Probability that a bound is none too high, and that the verdict on a correct run is no accusation,
             if what they assume is true.
-        family: Of the ledger's releases, where several runs of equal cost are audited; made here by default.
+        family: The ledger's releases at any scale of their noise, where several runs of equal cost are audited; made
+            here by default.
 
     Raises:
         ConfigurationError: The confidence is out of range, or ledger and scores do not fit.

@@ -136,6 +136,7 @@ class LayerCall:
 
     def restore(self) -> None:
         """Put copies in the place of outputs that the module has written to."""
+        # A version tells that somebody wrote, not what was there: that only a copy knows.
         written = [i for i, leaf in enumerate(self.outputs) if isinstance(leaf, Seen) and leaf.is_changed]
         for position in written:
             copy = self.copies.get(position)
@@ -144,6 +145,7 @@ class LayerCall:
             else:
                 self.outputs[position] = Seen(copy, copy._version, self.outputs[position].edge)
         self.copies.clear()
+        # Of inputs there are no copies: a layer that writes to them (an activation in place) runs again.
         if any(seen.is_changed for seen in _tensors(self.inputs)):
             self.is_whole = False
         self.is_written = bool(written)
@@ -346,6 +348,7 @@ class OwnCode:
 
     def _add(self, call: ModuleCall, layer: Callable[..., Any], leaves: Sequence[Any]) -> None:
         """Add a call to those that a module's lines make."""
+        # A layer may be called several times in a pass: its calls of two lots are compared by their place among them.
         number = call.counts[layer]
         call.counts[layer] += 1
         constants = self._constants.setdefault((call.module, layer, number), set())
