@@ -79,6 +79,7 @@ class RunRow:
     def without_seed(self) -> dict[str, Any]:
         """Settings but for the seed, for what takes its value from there, and for the unit, which is no setting."""
         seed = self.settings.get("seed")
+        # A key that interpolates the seed, such as data.inserted.seed=${seed}, differs where the seed does.
         settings = dict(self.settings)
         settings.pop(UNIT, None)
         for key, value in self.settings.items():
@@ -181,6 +182,7 @@ def _cell(name: str, runs: pd.DataFrame, curves: pd.DataFrame) -> RunRow:
         if "/" in str(column):
             figures[column] = pd.to_numeric(runs[column], errors="coerce")
     metrics = floats(figures.mean())
+    # Of epsilons the largest, which holds for each of the runs.
     for accountant in ("rdp", "pld"):
         metrics[f"privacy/epsilon_{accountant}"] = runs[f"epsilon_{accountant}"].max()
     row = RunRow(name=f"{name} (n = {len(runs)})", settings=settings, metrics=metrics, complete=False, n=len(runs))
@@ -262,6 +264,7 @@ def rows_of_wandb(place: str) -> list[RunRow]:
 def _row_of_wandb(run: Any) -> RunRow:
     metrics = {}
     for key, value in dict(run.summary).items():
+        # wandb's own figures, such as _runtime, begin with an underscore.
         if isinstance(value, int | float) and not key.startswith("_"):
             metrics[key] = value
     curves = run.history(pandas=True)
