@@ -13,6 +13,7 @@ from functools import lru_cache
 
 import dp_accounting
 import numpy as np
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import rdp_privacy_accountant
 
 from dpbench.errors import ConfigurationError
@@ -325,7 +326,7 @@ def selection_epsilon(
     curves = [renyi.curve(counts) for counts in kinds if counts]
     worst = np.max(curves, axis=0)
     selecting = _CurveAccountant(renyi.orders)
-    event = dp_accounting.RepeatAndSelectDpEvent(
+    event = RepeatAndSelectDpEvent(
         _Curve(worst),
         selection.mean_trials,
         selection.shape,
