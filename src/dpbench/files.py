@@ -88,8 +88,8 @@ def is_full_disk(error: OSError) -> bool:
 
 def from_here(path: Path) -> str:
     """A path as a user in the present folder would name it."""
-    here = Path.cwd()
-    return os.fspath(path.relative_to(here) if path.is_relative_to(here) else path)
+    folder = Path.cwd()
+    return os.fspath(path.relative_to(folder) if path.is_relative_to(folder) else path)
 
 
 def typed(path: Path) -> str:

@@ -291,9 +291,9 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
         prefix: Of these, in the sentence.
     """
     names = list(known)
-    here = _NAMES_HERE.get(name)
-    if here in names:
-        return f" Did you mean {prefix}{here}?"
+    name_here = _NAMES_HERE.get(name)
+    if name_here in names:
+        return f" Did you mean {prefix}{name_here}?"
     if name in _INSTEAD:
         return f" {_INSTEAD[name]}"
     close = difflib.get_close_matches(name, names, 1)

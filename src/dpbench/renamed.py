@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 
@@ -13,14 +13,15 @@ def old_names(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
 
     Args:
         module: Its name.
-        names: Old name → new name.
+        names: Old name → new name; with a module before it, where it has moved to another one.
     """
 
     def getattribute(name: str) -> Any:
         if name not in names:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         warn_of_old_name(f"{module}.{name}", names[name])
-        return getattr(sys.modules[module], names[name])
+        new_module, _, new_name = names[name].rpartition(".")
+        return getattr(import_module(new_module or module), new_name)
 
     return getattribute
 

@@ -149,7 +149,7 @@ def test_lots_that_an_accountant_does_not_cover_have_a_reason() -> None:
     fixed = Family({Event(FixedSizeSampling(1000, 50), query): 10}, 1e-5)
     assert fixed.accountant == "rdp" and fixed.uncovered is not None and "fixed_size" in fixed.uncovered
     assert fixed.claimed == epsilon(fixed.events, 1e-5, "rdp") < fixed.epsilon(0.8) < math.inf
-    with pytest.raises(ConfigurationError, match="no trade-off curve: .*fixed_size lots"):
+    with pytest.raises(ConfigurationError, match="no trade-off curve: .*fixed_size batches"):
         fixed.curve(1.0)
     shuffled = Family({Event(ShuffledEpochs(1000, 50), query): 10}, 1e-5)
     assert shuffled.accountant is None and shuffled.claimed == shuffled.epsilon(2.0) == math.inf

@@ -190,7 +190,7 @@ def test_sizes_that_are_none(size: Any) -> None:
 
 @pytest.mark.parametrize("seed", [-1, 0.5, "0", True])
 def test_seeds_that_are_none(seed: Any) -> None:
-    with pytest.raises(ConfigurationError, match="seed of lots must be a whole number"):
+    with pytest.raises(ConfigurationError, match="seed of batches must be a whole number"):
         LotLoader.poisson(DATA, 4, seed)
 
 

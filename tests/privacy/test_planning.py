@@ -52,7 +52,7 @@ def test_lots_that_do_not_fit(population: int, size: float | None) -> None:
 
 
 def test_lots_that_no_rate_describes() -> None:
-    with pytest.raises(ConfigurationError, match="needs lots that a rate describes"):
+    with pytest.raises(ConfigurationError, match="needs batches that a rate describes"):
         at_population(ledger_of(TruncatedPoissonSampling(539, 0.1, max_batch_size=60)), 1_000)
 
 

@@ -99,6 +99,12 @@ def test_no_scheme_passes_for_another() -> None:
         class Mine(Sampling):
             kind = "poisson"
 
+    with pytest.raises(TypeError, match="Balanced and ShuffledEpochs are both called 'shuffled'"):
+
+        class Balanced(Sampling):
+            kind = "balanced"
+            words = ("balanced", "shuffled")
+
     with pytest.raises(TypeError, match="state its own kind"):
 
         class Nameless(Sampling):

@@ -415,7 +415,7 @@ def test_going_on_with_a_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "allows no further step" in refused(capsys, "calibrate", "--continue-from", run, "--epsilon", spent / 2)
     assert "missing are" in refused(capsys, "calibrate", "--continue-from", run)
     other = ("--queries-from", run, "--population", 5, "--epsilon", 1)
-    assert "lots of 20 examples do not fit a population of 5" in refused(capsys, "calibrate", *other)
+    assert "batches of 20 examples do not fit a population of 5" in refused(capsys, "calibrate", *other)
     more = ("calibrate", "--queries-from", run, "--noise-multiplier", 2, "--steps", 500, "--epsilon", 1)
     rate = answer(capsys, *more)["sample_rate"]
     assert epsilon({Event(PoissonSampling(1000, rate), (SumQuery("a", 1.0, 2.0),)): 500}, DELTA) == pytest.approx(
@@ -441,6 +441,8 @@ def test_going_on_with_a_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["--accountant", "magic"], "unknown accountant 'magic'"),
         (["--accountant", "rdp-analytical"], "does not cover 'poisson' sampling"),
         (["--sampling", "fixed"], "need the population"),
+        (["--sampling", "magic"], "unknown sampling 'magic'"),
+        (["--sampling", "shuffled"], "shuffled_epochs batches cannot be solved for"),
         (["--noise-multiplier", "-1"], "noise_multiplier must be a number from 1e-06"),
         (["--sample-rate", "2"], "sample_rate must lie from 1e-12 to 1, not 2"),
         (["--steps", "0"], "steps must be a number from 1 to 1e+09, not 0"),

@@ -95,7 +95,7 @@ def test_users_that_diverge_are_counted_where_metrics_are_logged() -> None:
         (["records.local.lrr=1"], "there is no key records.local.lrr. Did you mean records.local.lr"),
         (["data.expected_batch_size=101"], "between 1 and the 100 training users, not 101"),
         (["data.sampling=shuffled"], "no accountant covers"),
-        (["data.sampling=full"], "full lots hold all 100 training users: set expected_batch_size=100"),
+        (["data.sampling=full"], "full batches hold all 100 training users: set expected_batch_size=100"),
         (["strategy.microbatch_size=2"], "microbatch_size applies to records made of examples"),
         (["strategy.max_physical_batch_size=2"], "max_physical_batch_size applies to records made of examples"),
         (["+trainer.accumulate_grad_batches=2"], "where records are users, who are trained one by one"),

@@ -26,7 +26,7 @@ from dpbench.run.jobs import launch
 from dpbench.run.progress import RunProgress
 from dpbench.run.search_path import conf_dir
 from dpbench.run.train import train as run_training
-from dpbench.runs.claim import full_disk_explained, held, make_new
+from dpbench.runs.claim import full_disk_explained, locked, make_new
 from dpbench.runs.folder import RunFolder
 from dpbench.strategies import DPSGD
 from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for
@@ -118,7 +118,7 @@ def test_a_folder_in_use_is_refused_and_left_alone(
 
 
 def refuse(folder: Path, *names: str, error: BaseException | None = None) -> None:
-    with held(RunFolder(folder)):
+    with locked(RunFolder(folder)):
         for name in names:
             (folder / name).touch()
         raise error or ConfigurationError("foo")

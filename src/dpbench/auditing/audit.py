@@ -242,7 +242,8 @@ def audit(ledger: Ledger, scores: Scores, confidence: float = 0.95, family: Fami
         scores: Of the same run.
         confidence: Probability that a bound is none too high, and that the verdict on a correct run is no accusation,
             if what they assume is true.
-        family: Of the ledger's releases, where several runs of equal cost are audited; made here by default.
+        family: The ledger's releases at any scale of their noise, where several runs of equal cost are audited; made
+            here by default.
 
     Raises:
         ConfigurationError: The confidence is out of range, or ledger and scores do not fit.
@@ -378,7 +379,7 @@ def _bound_of_game(name: str, assumes: str, family: Family, ratios: Levels | Non
     if ratios is None:
         return Bound(name, assumes, why_not="nobody was drawn, or everybody, or there are too few observations")
     if family.accountant is None:
-        return Bound(name, assumes, why_not="no accountant covers the lots")
+        return Bound(name, assumes, why_not="no accountant covers the batches")
     least = family.least_epsilon(1 / ratios.alone) if ratios.alone > 0 else 0.0
     return Bound(name, assumes, least, bool(ratios.joint > 1))
 

@@ -55,10 +55,10 @@ class Family:
             return "pld", None
         reason = "privacy loss distributions are not computed for so large an ε"
         if uncovered:
-            reason = f"privacy loss distributions do not cover {' and '.join(uncovered)} lots"
+            reason = f"privacy loss distributions do not cover {' and '.join(uncovered)} batches"
         by_rdp = self._kinds_not_covered("rdp")
         if by_rdp:
-            return None, f"privacy loss distributions do not cover {' and '.join(by_rdp)} lots"
+            return None, f"privacy loss distributions do not cover {' and '.join(by_rdp)} batches"
         return "rdp", reason
 
     def _kinds_not_covered(self, accountant: str) -> list[str]:

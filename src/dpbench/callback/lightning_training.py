@@ -130,12 +130,12 @@ class LightningTraining(Training):
         """Give a module's own `optimizer_step` no loss: in its sight neither a lot nor its loss is."""
         if not self.automatic_optimization or not overrides(self.module, "optimizer_step"):
             return
-        own = self.module.optimizer_step
+        own_step = self.module.optimizer_step
 
-        @functools.wraps(own)
+        @functools.wraps(own_step)
         def step(epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
             closure = optimizer_closure and without_loss(optimizer_closure)
-            own(epoch, batch_idx, optimizer, closure)
+            own_step(epoch, batch_idx, optimizer, closure)
             after()
 
         self._methods.replace("optimizer_step", step)

@@ -201,8 +201,8 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
         if not self.private:
             return folder / FILE_NAME
         budget = self._releases.budget
-        known = budget.seal if self._restored else None
-        ledger = earlier_fits.ledger_in(folder, budget.path, self._restored, known)
+        seal = budget.seal if self._restored else None
+        ledger = earlier_fits.ledger_in(folder, budget.path, self._restored, seal)
         ledger = trainer.strategy.broadcast(ledger)  # the first process may have begun it when another one looks
         if ledger.parent != folder and not self._restored and ledger != budget.path:
             first = folder / FILE_NAME

@@ -172,7 +172,7 @@ def _add_calibrate(commands: Commands) -> None:
     add("--epochs", type=float, metavar="E", help="the same as passes over the data")
     add("--epsilon", type=float, help="target")
     add("--delta", type=float, help="delta")
-    add("--sampling", choices=["poisson", "fixed", "fixed_size"], help="how batches are drawn (default: poisson)")
+    add("--sampling", metavar="NAME", help="how batches are drawn: poisson (default) or fixed_size")
     add("--microbatch-size", type=integer, metavar="M", help="examples per microbatch; doubles the sensitivity")
     add("--accountant", default="rdp", metavar="NAME", help="see dpbench account --help (default: rdp)")
     source = parser.add_mutually_exclusive_group()

@@ -88,7 +88,7 @@ class Lots(TorchSampler[list[int]]):
         members: NDArray[np.bool_] | None = None,
     ) -> None:
         if seed is not None and (not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0):
-            raise ConfigurationError(f"the seed of lots must be a whole number from 0 on, or None, not {seed!r}.")
+            raise ConfigurationError(f"the seed of batches must be a whole number from 0 on, or None, not {seed!r}.")
         if not isinstance(sampling, Sampling):
             raise ConfigurationError(
                 f"Lots takes a Sampling, not {sampling!r}: make_sampling('poisson', len(dataset), expected_batch_size) "
@@ -601,7 +601,7 @@ def _refuse_other_draws(loader: DataLoader[Any]) -> None:
     if sampler.data_source is not loader.dataset:
         raise ConfigurationError(
             f"the sampler of the data loader ({type(sampler).__name__}) does not draw from its data set but from "
-            f"something else of length {len(sampler.data_source)}, so that lots would hold other records: wrap the "
+            f"something else of length {len(sampler.data_source)}, so that batches would hold other records: wrap the "
             "records that it may draw in a torch.utils.data.Subset, and use LotLoader.poisson."
         )
     if getattr(sampler, "replacement", False) or len(sampler) != count_of(loader.dataset):
@@ -642,9 +642,9 @@ def make_sampling(
         )
     scheme = find_scheme(kind)
     if scheme.whole_lots and expected_batch_size != int(expected_batch_size):
-        raise ConfigurationError(f"{kind} lots need a whole expected_batch_size, not {expected_batch_size}.")
+        raise ConfigurationError(f"{kind} batches need a whole expected_batch_size, not {expected_batch_size}.")
     if scheme.everybody and expected_batch_size != population:
         raise ConfigurationError(
-            f"{scheme.words[0]} lots hold all {population} training {unit}s: set expected_batch_size={population}."
+            f"{scheme.words[0]} batches hold all {population} training {unit}s: set expected_batch_size={population}."
         )
     return scheme.at_rate(population, expected_batch_size / population, unit)

@@ -50,7 +50,7 @@ def count_of(dataset: Any) -> int:
     if size < 0 or not hasattr(dataset, "__getitem__") or isinstance(dataset, IterableDataset):
         raise ConfigurationError(
             f"{type(dataset).__name__} has no positions to draw records from, as a stream (IterableDataset) has none: "
-            "lots need a map-style data set, with len(dataset) and dataset[position]."
+            "batches need a map-style data set, with len(dataset) and dataset[position]."
         )
     return size
 

@@ -78,20 +78,23 @@ def character_sequences(texts: Iterable[str], length: int = 80) -> tuple[NDArray
     unknown = len(CHARACTERS) + 1
     begin = unknown + 1
     end = unknown + 2
+    # Latin-1 has one byte a character, so that a table of 256 entries numbers a whole text at once.
     number_of = np.full(256, unknown, np.uint8)
     number_of[np.frombuffer(CHARACTERS.encode("latin-1"), np.uint8)] = np.arange(1, unknown)
     pieces: list[NDArray[np.uint8]] = []
     for text in texts:
         # A character that Latin-1 lacks becomes one that has no number either.
         encoded = _NOT_LATIN.sub("\0", text.translate(PLAIN)).encode("latin-1")
-        count = -(-(len(encoded) + 2) // (length + 1))
+        count = -(-(len(encoded) + 2) // (length + 1))  # rounded up; begin and end are two tokens more
         tokens = np.zeros(count * (length + 1), np.uint8)
         tokens[0] = begin
         tokens[1 : 1 + len(encoded)] = number_of[np.frombuffer(encoded, np.uint8)]
         tokens[1 + len(encoded)] = end
         pieces.append(tokens.reshape(count, length + 1))
     counts = np.array([len(piece) for piece in pieces], dtype=np.int64)
-    return np.concatenate([np.zeros((0, length + 1), np.uint8), *pieces]), counts
+    # Numpy joins nothing of an empty list: without texts there are no pieces, of the same length.
+    no_piece = np.zeros((0, length + 1), np.uint8)
+    return np.concatenate([no_piece, *pieces]), counts
 
 
 def words(text: str) -> list[str]:
@@ -168,6 +171,7 @@ def word_sequences(
     for text in texts:
         row = [begin, *(number_of.get(word, unknown) for word in text[:length]), end]
         rows.append((row + [0] * length)[: length + 1])
+    # Half the memory, where the numbers allow it.
     tokens: NDArray[np.integer[Any]] = np.array(rows, dtype=np.int16 if end < 2**15 else np.int32)
     return tokens.reshape(len(rows), length + 1)
 
@@ -199,6 +203,7 @@ def labeled_words(
         row = []
         for word in words(text)[:length]:
             if vocabulary is None and word not in number_of:
+                # Not Python's own hash, which is another one in each process.
                 digest = hashlib.blake2b(word.encode(), digest_size=8).digest()
                 number_of[word] = int.from_bytes(digest) % size + 1
             row.append(number_of.get(word, unknown))
@@ -225,6 +230,7 @@ class BagsOfWords(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, position: int) -> tuple[Tensor, Tensor]:
         """Shares (words,) and tags (tags,), 0 or 1, float32."""
+        # The range counts a negative position from the end, and raises IndexError, by which an iteration ends.
         features, targets = self.__getitems__([range(len(self))[position]]).batch
         return features[0], targets[0]
 
@@ -271,6 +277,7 @@ def _sparse(rows: Sequence[Mapping[str, float]], columns: Sequence[str], width: 
     """A matrix of rows {column: value}, of which only those with known columns are taken."""
     from scipy.sparse import csr_matrix
 
+    # The three arrays of the format: values, their columns, and where each row ends.
     number_of = {column: number for number, column in enumerate(columns)}
     places: list[int] = []
     values: list[float] = []

@@ -136,9 +136,9 @@ def checked_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
         ConfigurationError: There is no such data set, it has no such option, or the option does not take the value.
     """
     source = user_source(name)
-    given = {option: value for option, value in options.items() if value is not None}
+    stated = {option: value for option, value in options.items() if value is not None}
     reserved = options_of(source.declaration).keys() - source.options.keys()
-    return {**source.options, **check_options(source.declaration, given, "data.options", reserved)}
+    return {**source.options, **check_options(source.declaration, stated, "data.options", reserved)}
 
 
 def load_user_data(

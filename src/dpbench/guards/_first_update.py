@@ -48,20 +48,20 @@ class FirstUpdate(Guard):
         """Warn of what has moved without a release, and of what has not moved in spite of one."""
         released = {id(p) for p in self.session.trained.parameters}
         names = {id(p): name for name, p in self.session.training.module.named_parameters()}
-        others = []
+        unreleased = []
         still = []
         for p, before in self._before:
             has_moved = sum_of_bits(p) != before
             name = names.get(id(p), f"a parameter of shape {tuple(p.shape)}")
             if has_moved and id(p) not in released:
-                others.append(name)
+                unreleased.append(name)
             if not has_moved and id(p) in self._with_gradient:
                 still.append(name)
         self._before = []
         kind = type(self.session.optimizer).__name__
-        if others:
+        if unreleased:
             self.session.training.warn(
-                f"{kind} has changed {', '.join(others)}, for which nothing was released (weight decay of frozen "
+                f"{kind} has changed {', '.join(unreleased)}, for which nothing was released (weight decay of frozen "
                 "parameters?): leave frozen parameters out of the optimizer."
             )
         if still and len(still) == len(self._with_gradient):  # of one among others its optimizer may know better

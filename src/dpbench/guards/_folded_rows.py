@@ -45,7 +45,7 @@ class RowEvidence:
             record: That another one stood in for; None: nothing was changed.
         """
         if [layer for layer, _ in calls] != [layer for layer, _ in self._calls]:
-            self._is_comparable = False
+            self._is_comparable = False  # other layers ran, so that nothing can be compared
             return
         for (_, before), (_, after), changes in zip(self._calls, calls, self._changes, strict=True):
             if [x.shape for x in before] != [x.shape for x in after]:
@@ -56,6 +56,7 @@ class RowEvidence:
                     continue
                 differs = _rows_that_differ(one, other).cpu()
                 if record is not None:
+                    # Gathered over all runs: one replacement may leave a row as it was by chance.
                     changed[:, record] |= differs
                 elif bool(differs.any()):
                     self._is_comparable = False  # the same lot gives other numbers
@@ -77,6 +78,7 @@ class RowEvidence:
         sizes = {len(changed) for changed in changes if changed is not None}
         for fold in Fold:
             is_allowed = True
+            # Input and gradient have the same rows: either may show a change that the other hides.
             for rows in sizes:
                 of_size = [changed for changed in changes if changed is not None and len(changed) == rows]
                 is_allowed &= self._is_allowed(fold, torch.stack(of_size).any(0))
@@ -88,6 +90,7 @@ class RowEvidence:
         """Whether each row changes with its own record only, and enough of each record's rows do."""
         record_of = fold.record_of(len(changed), self._records, changed.device)
         own = torch.nn.functional.one_hot(record_of, self._records).bool()
+        # One row that changes with another record refutes a fold; none that does confirms it only where enough change.
         if bool((changed & ~own).any()):
             return False
         shares = fold.by_record((changed & own).any(1), self._records).double().mean(1)

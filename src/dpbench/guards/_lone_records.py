@@ -116,12 +116,12 @@ class LoneRecordProbe:
             together: All of them in one batch; of separate records perhaps without one.
         """
         counters = Counters(self._training.module)
-        whole = self._whole(together)
+        run_of_all = self._whole(together)
         runs = []
         for name in names:
             alone = lot.part(np.array([name]))
             run = self._runner.run(alone)
-            if run is None and whole is not None:
+            if run is None and run_of_all is not None:
                 raise UnsupportedModuleError(_ONLY_LOTS)
             if run is None:
                 return  # its own step says what is wrong
@@ -132,13 +132,13 @@ class LoneRecordProbe:
             self._unsure("training_step is random beyond the seeds of torch, numpy and random")
             return
         self._refuse_memory(lot, names, runs, counters)
-        if whole is None:
+        if run_of_all is None:
             if len(names) > 1:
                 self._unsure("the step does not run on a batch of several records, or they cannot be collated together")
             return
         sums = [_flat(run) for run in runs]
-        norms = torch.stack([one.norm() for one in sums])
-        difference = _flat(whole) - torch.stack(sums).sum(0)
+        norms = torch.stack([record_sum.norm() for record_sum in sums])
+        difference = _flat(run_of_all) - torch.stack(sums).sum(0)
         gap = float(difference.norm() / norms.sum().clamp(min=1e-12))
         if not gap > self._tolerance:
             return
@@ -156,13 +156,13 @@ class LoneRecordProbe:
             UnsupportedModuleError: A record's gradient is another one then.
         """
         alone = [lot.part(names[place : place + 1]) for place in range(len(names))]
-        for place, (one, run) in enumerate(zip(alone, runs, strict=True)):
+        for place, (record, run) in enumerate(zip(alone, runs, strict=True)):
             counters.before_record()
-            self._compare(self._runner.run(one, after=place > 0), run)
-        for name, one, run in zip(names, alone, runs, strict=True):
-            self._runner.run(lot.extreme(one, int(name)), quiet=True)
+            self._compare(self._runner.run(record, after=place > 0), run)
+        for name, record, run in zip(names, alone, runs, strict=True):
+            self._runner.run(lot.extreme(record, int(name)), quiet=True)
             counters.before_record()
-            self._compare(self._runner.run(one, after=True), run)
+            self._compare(self._runner.run(record, after=True), run)
 
     def _compare(self, again: StepRun | None, run: StepRun) -> None:
         if again is None:
@@ -179,9 +179,9 @@ class LoneRecordProbe:
         """The run of all records at once; of a step that draws, with random numbers that follow the rows."""
         if together.batch is None:
             return None
-        whole = self._runner.run(together, whole=True)
-        if whole is None or self._runner.follows or not self._runner.has_drawn():
-            return whole
+        run_of_all = self._runner.run(together, whole=True)
+        if run_of_all is None or self._runner.follows or not self._runner.has_drawn():
+            return run_of_all
         self._runner.follows = True
         return self._runner.run(together, whole=True)
 

@@ -82,14 +82,14 @@ def other_record(module: nn.Module, ledger: Path, after: Path | None) -> Path | 
         ledger: Where the releases would be recorded.
         after: Ledger with which that one begins.
     """
-    known = {ledger.resolve()}
+    ledgers = {ledger.resolve()}
     if after is not None:
-        known.add(after.resolve())
+        ledgers.add(after.resolve())
     for parameter in module.parameters():
         if parameter not in _TRAINED:
             continue
         path, seal = _TRAINED[parameter]
-        if path.resolve() not in known or not _holds(path, seal):
+        if path.resolve() not in ledgers or not _holds(path, seal):
             return Path(path)
     return None
 

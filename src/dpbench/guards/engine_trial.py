@@ -120,11 +120,11 @@ class EngineTrial:
     def is_agreed(self) -> bool:
         """Whether all processes have found the same of the layers; each has to ask."""
         engine = self._engine
-        found = []
+        layers = []
         if isinstance(engine, PerRecordEngine):
             for name, module in self._training.module.named_modules():
-                found.append((name, engine.folds.get(module), module in engine.lifted, engine.with_functions))
-        code = zlib.crc32(repr(found).encode())
+                layers.append((name, engine.folds.get(module), module in engine.lifted, engine.with_functions))
+        code = zlib.crc32(repr(layers).encode())
         return self._training.largest(code) == -self._training.largest(-code)
 
     def _limit(self, batch: Any, rows: int) -> Limit | None:
@@ -151,10 +151,10 @@ class EngineTrial:
         size = min(_TIMED, most or _TIMED)
         with self._without_traces(), suppress(Exception):
             several = select(batch, rows, np.resize(np.arange(min(rows, size)), size))
-            one = select(batch, rows, np.arange(1))
+            single = select(batch, rows, np.arange(1))
             self._seconds(several)  # the first time takes longer
-            self._seconds(one)
-            return size * self._seconds(one) / self._seconds(several)
+            self._seconds(single)
+            return size * self._seconds(single) / self._seconds(several)
         return None
 
     def _lifted(self, batch: Any, rows: int) -> dict[nn.Module, nn.Module]:
@@ -183,8 +183,8 @@ class EngineTrial:
             for module, name in names.items():
                 if any(parameter in unseen for parameter in module.parameters(recurse=False)):
                     shared.add(name)
-            own = self._training.module.named_parameters(recurse=False)
-            self._bare = [name for name, parameter in own if parameter in unseen]
+            own_parameters = self._training.module.named_parameters(recurse=False)
+            self._bare = [name for name, parameter in own_parameters if parameter in unseen]
         module = self._training.module
         lifted = {}
         for name in shared:

@@ -25,6 +25,7 @@ class LoRA(nn.Module):
 
     def __init__(self, base: nn.Linear, rank: int) -> None:
         super().__init__()
+        # Beside the layer: a model may be on a GPU, or in half precision, by now.
         place = {"device": base.weight.device, "dtype": base.weight.dtype}
         self.base = base
         self.down = nn.Linear(base.in_features, rank, bias=False, **place)
@@ -91,6 +92,7 @@ def train_only(model: nn.Module, parts: str) -> list[str]:
             ranks.append(_rank(part, parts))
         else:
             raise ValueError(f"{parts!r} names no part of a network to be trained: it is {_KNOWN}.")
+    # Frozen before adapters are added, whose parameters are trained; nothing is unfrozen that the caller froze.
     for parameter in model.parameters():
         if parameter not in chosen:
             parameter.requires_grad_(False)
@@ -118,6 +120,7 @@ def merged_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         state: Of a network with adapters, or without.
     """
     merged = dict(state)
+    # By the names alone: a checkpoint has no modules.
     for name in state:
         layer = name.removesuffix(".up.weight")
         down = f"{layer}.down.weight"
@@ -158,6 +161,7 @@ def _add_adapters(model: nn.Module, rank: int, apart: nn.Module | None) -> None:
         raise ValueError("the model has adapters already: dpbench.models.merge_adapters(model) takes them out.")
     adapters: dict[nn.Module, nn.Module] = {}
     for layer in model.modules():
+        # The exact type: a subclass may compute something else of its weight.
         if type(layer) is nn.Linear and layer is not apart:
             adapters[layer] = LoRA(layer, rank)
     if not adapters or model in adapters:
@@ -167,6 +171,7 @@ def _add_adapters(model: nn.Module, rank: int, apart: nn.Module | None) -> None:
 
 def _replace(model: nn.Module, replacements: dict[nn.Module, nn.Module]) -> None:
     """Put modules in the places of others, in all places where they stand."""
+    # A shared layer stands under several names, and is replaced under each.
     for name, layer in list(model.named_modules(remove_duplicate=False)):
         if layer in replacements:
             parent, _, child = name.rpartition(".")

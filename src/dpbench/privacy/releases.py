@@ -161,9 +161,9 @@ class ReleaseEngine:
             processes: All of this training.
             key: Of the run; None takes the seed, or without one the operating system's entropy.
         """
-        own = self.seed if key is None else key
+        own_key = self.seed if key is None else key
         self.processes = processes
-        self.key = processes.broadcast(fresh_key() if own is None else own)
+        self.key = processes.broadcast(fresh_key() if own_key is None else own_key)
 
     @property
     def lot_key(self) -> int | None:
@@ -218,10 +218,12 @@ class ReleaseEngine:
             self.budget.read_earlier(self.processes)
         if self.noise_multiplier is None:
             self.noise_multiplier = self.budget.calibrated(plan, horizon)
+        # At a multiplier of 1 first, since what solves for it asks the plan how the cost moves with it.
         plan = replace(plan, noise=self._make_noise(self.noise_multiplier, noise_factors))
         if self.canaries is not None and not plan.noise.independent:
             raise ConfigurationError("canaries expect noise that is independent from step to step: audit=none.")
         self._names = trained.names
+        # Of a run whose parameters changed on the way: its lots stay those of the plan that it began with.
         self._lot_key = self.memory.get("lot_key")
         self._mechanism = Mechanism(plan, trained.parameters, self.memory, self.num_releases)
         if self._mechanism.total.device.type == "cpu" and self.processes.rank == 0:
@@ -256,6 +258,7 @@ class ReleaseEngine:
                 "the trainable parameters have changed, and the canaries of the audit are vectors of those that the "
                 "training began with: audit=none, or freeze and unfreeze before the training."
             )
+        # The lots stay as they are drawn, though the plan, by which their key was made, is another one from here on.
         self._lot_key = self.lot_key
         plan = replace(before.training_plan, groups=groups, sizes=tuple(trained.sizes))
         is_same_plan = plan.digest == before.training_plan.digest and list(trained.names) == list(self._names)

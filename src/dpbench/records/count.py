@@ -43,9 +43,9 @@ def _without_rows(batch: Any) -> str:
             f"return tensors in dictionaries, lists, tuples or dataclasses; {_ALONE}."
         )
     kinds = {type(leaf).__name__ for leaf in tree_leaves(batch)}
-    held = ", ".join(sorted(kinds)) or "nothing"
+    types = ", ".join(sorted(kinds)) or "nothing"
     return (
-        f"the batch holds no tensor with a row for each record (it holds {held}): let the collate_fn make tensors of "
+        f"the batch holds no tensor with a row for each record (it holds {types}): let the collate_fn make tensors of "
         "arrays (torch.from_numpy) and of texts (a tokenizer), or put torch.arange(len(records)) beside the texts."
     )
 
@@ -57,11 +57,11 @@ def _of_several_sizes(batch: Any) -> str:
         if isinstance(leaf, Tensor) and leaf.dim():
             entry_of_size.setdefault(leaf.shape[0], f"{name} has the shape {tuple(leaf.shape)}")
     entries = list(entry_of_size.values())
-    shown = ", ".join(entries[:_SHOWN])
+    few = ", ".join(entries[:_SHOWN])
     if len(entries) > _SHOWN:
-        shown += f", ... ({len(entries)} sizes in all)"
+        few += f", ... ({len(entries)} sizes in all)"
     return (
-        f"dimension 0 of each tensor of a batch must be its records, but {shown}: put what all records share (a mask, "
+        f"dimension 0 of each tensor of a batch must be its records, but {few}: put what all records share (a mask, "
         "class weights, positions) into the module (register_buffer), or repeat it for each record "
         "(mask.expand(len(records), *mask.shape)); pad records of several lengths to one tensor "
         f"(torch.nn.utils.rnn.pad_sequence); {_ALONE}."

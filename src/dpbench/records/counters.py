@@ -35,12 +35,12 @@ class Counters:
             return
         for place, (attributes, numbers) in enumerate(self._places):
             for name, value in list(numbers.items()):
-                now = attributes.get(name)
-                if now is value or now == value:
+                current = attributes.get(name)
+                if current is value or current == value:
                     continue
                 if self._records == 2:
-                    self._after_first[place, name] = now
-                if self._after_first.get((place, name)) == now:
+                    self._after_first[place, name] = current
+                if self._after_first.get((place, name)) == current:
                     attributes[name] = value
                 else:
                     del numbers[name]

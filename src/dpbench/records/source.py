@@ -239,9 +239,19 @@ def require(part: T | None) -> T:
     Raises:
         ConfigurationError: That hook did not run.
     """
-    if part is None:
+    require_hook(part is not None)
+    assert part is not None
+    return part
+
+
+def require_hook(has_run: bool) -> None:
+    """Check that an earlier hook has run.
+
+    Raises:
+        ConfigurationError: It did not.
+    """
+    if not has_run:
         raise ConfigurationError(
             "a hook of the private strategy did not run, so that training would go on without privacy: a subclass that "
             "overrides a hook must call super()'s, and nothing else may replace hooks."
         )
-    return part

@@ -179,7 +179,7 @@ def _epsilons(
         cost = LedgerCost(ledgers, name, request.nominal)
         try:
             if not request.nominal and not cost.covered:
-                remedy = "--nominal shows what lots that it covers would cost"
+                remedy = "--nominal shows what batches that it covers would cost"
                 if alone:
                     remedy += ", or use another accountant."
                 raise ConfigurationError(f"{name} does not cover {', '.join(_kinds(cost))} sampling: {remedy}")

@@ -268,5 +268,5 @@ def outline(privacy: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _sound_text(sound: float | None, accountant: str | None) -> str:
     """The sound ε, with the accountant that gives it."""
     if not sound or accountant is None:
-        return "none: no accountant covers these lots"
+        return "none: no accountant covers these batches"
     return f"{audit_text(sound)} ({accountant.upper()})"

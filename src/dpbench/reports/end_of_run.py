@@ -113,7 +113,7 @@ def _epsilon(privacy: Mapping[str, Any], accountant: str) -> str:
     sampling = privacy.get("sampling")
     if sampling is None or ACCOUNTANTS[accountant].covers(sampling_from_dict(sampling)):
         return f"not computed (dpbench account RUN --accountant {accountant} says why)"
-    return f"not computed ({accountant} does not cover {sampling['kind']} lots)"
+    return f"not computed ({accountant} does not cover {sampling['kind']} batches)"
 
 
 _SLACK = 0.98

@@ -12,10 +12,9 @@ from dpbench.files import typed, write_atomically
 from dpbench.privacy.accounting.composition import Selection
 from dpbench.reports.account import AccountingRequest, account
 from dpbench.reports.groups import GroupTable, group_by, missing_note
-from dpbench.reports.run_rows import unfinished_below
 from dpbench.reports.run_table import RunTable
 from dpbench.runs.command import key_of, words_of
-from dpbench.runs.folder import RunFolder, places_of
+from dpbench.runs.folder import RunFolder, places_of, unfinished_runs_below
 from dpbench.runs.ledgers import runs_without_privacy
 from dpbench.runs.numbers import epsilon_text
 from dpbench.runs.sweep import Sweep
@@ -88,7 +87,7 @@ def _free(folder: Path, kind: str) -> Path:
 
 def _missing(sweep: Sweep, finished: list[RunFolder]) -> list[str]:
     """Runs of the sweep without a result, by the words in which they differ, or by their folder."""
-    unfinished = {words_of(run): run for run in unfinished_below(sweep.folder)}
+    unfinished = {words_of(run): run for run in unfinished_runs_below(sweep.folder)}
     if not sweep.jobs:
         names = [f"{typed(run.path)} ({_how_to_go_on(run)})" for run in unfinished.values()]
         return missing_note(names, len(finished) + len(names))

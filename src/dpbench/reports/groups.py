@@ -20,7 +20,6 @@ from dpbench.reports.run_rows import (
     RunRow,
     flat,
     keys_of_any,
-    unfinished_below,
     without_seeds,
 )
 from dpbench.reports.run_table import (
@@ -34,6 +33,7 @@ from dpbench.reports.run_table import (
     outcome_texts,
     place_of_best,
 )
+from dpbench.runs.folder import unfinished_runs_below
 from dpbench.runs.numbers import ABSENT
 
 _MOST_NAMED = 8  # runs in a note
@@ -94,7 +94,7 @@ def grouped(folders: Sequence[Path], keys: Sequence[str]) -> GroupTable:
     table = RunTable.read(folders)
     names = []
     for folder in folders:
-        for run in unfinished_below(folder):
+        for run in unfinished_runs_below(folder):
             names.append(f"{run} ({NOT_FINISHED}: {run.command('resume')})")
     groups = group_by(table, keys)
     return replace(groups, notes=[*groups.notes, *missing_note(names, len(table.rows) + len(names))])
@@ -110,50 +110,71 @@ def group_by(table: RunTable, keys: Sequence[str]) -> GroupTable:
     Raises:
         ConfigurationError: No run has one of the keys.
     """
-    for key in keys:
-        if not table.knows(key):
-            names: set[str] = set()
-            for row in table.rows:
-                names.update(flat(row.record["config"]), row.choices)
-            near = difflib.get_close_matches(key, names, 1)
-            hint = f" Did you mean {near[0]}?" if near else ""
-            raise ConfigurationError(f"no run has a key {key}.{hint}")
+    _require_keys(table, keys)
     table, repeats = _without_repeats(table)
     outcomes = table.outcomes.drop(columns=TIME)
-    # By the settings, and by what must not enter one mean.
-    apart = outcomes.filter(items=APART)
-    values = []
-    for number, row in enumerate(table.rows):
-        values.append([*map(row.lookup, keys), *apart.iloc[number]])
-    groups: dict[tuple[str, ...], list[int]] = {}
-    for number in sorted(range(len(values)), key=lambda number: list(map(_order, values[number]))):
-        kind = tuple(map(_setting_text, values[number]))
-        groups.setdefault(kind, []).append(number)
+    groups = _groups(table, outcomes, keys)
     rows = [[*keys, "n", *map(str, outcomes)]]
     lines = []
-    for numbers in groups.values():
-        settings = values[numbers[0]][: len(keys)]
+    for values, numbers in groups:
         members = outcomes.iloc[numbers]
-        rows.append([*map(_brief, settings), str(len(numbers)), *outcome_texts(members)])
-        exact = dict(zip(keys, map(_exact, settings), strict=True))
+        rows.append([*map(_brief, values), str(len(numbers)), *outcome_texts(members)])
+        exact = dict(zip(keys, map(_exact, values), strict=True))
         lines.append({**exact, "n": len(numbers), **outcome_means(members)})
-    notes = []
-    if len(groups) < len(values):
-        notes.append("Mean ± standard deviation of n runs.")
-    differing = _differing_within(table, groups.values(), keys)
-    if differing:
-        notes.append(f"Runs of one row differ in more than their seed: in {', '.join(differing)}.")
-    notes += table.best_note(keys)
-    frame = pd.DataFrame(lines)
-    for column in map(str, outcomes):
-        least = f"{column} least"
-        if least in frame and (frame[least].eq(frame[column]) | frame[column].isna()).all():  # a range in no group
-            frame = frame.drop(columns=least)
+    frame = _without_equal_ends(pd.DataFrame(lines), outcomes)
     if table.validated is not None and label_of(table.validated[0]) in frame:
         name = table.validated[0]
         means = pd.to_numeric(frame[label_of(name)])
         mark_best(rows, table.validated, place_of_best(name, means))
+    notes = []
+    if len(groups) < len(table.rows):
+        notes.append("Mean ± standard deviation of n runs.")
+    differing = _differing_within(table, [numbers for _, numbers in groups], keys)
+    if differing:
+        notes.append(f"Runs of one row differ in more than their seed: in {', '.join(differing)}.")
+    notes += table.best_note(keys)
     return GroupTable(tuple(keys), frame, rows, [*notes, *repeats])
+
+
+def _require_keys(table: RunTable, keys: Sequence[str]) -> None:
+    """Raise ConfigurationError where no run has one of the keys: a mistyped one would make one group of all."""
+    for key in keys:
+        if table.knows(key):
+            continue
+        names: set[str] = set()
+        for row in table.rows:
+            names.update(flat(row.record["config"]), row.choices)
+        near = difflib.get_close_matches(key, names, 1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise ConfigurationError(f"no run has a key {key}.{hint}")
+
+
+def _groups(
+    table: RunTable,
+    outcomes: pd.DataFrame,
+    keys: Sequence[str],
+) -> list[tuple[list[Any], list[int]]]:
+    """Values of the keys, and the places of the runs that have them, in ascending order of the values."""
+    # By the settings, and by what must not enter one mean.
+    apart = outcomes.filter(items=APART)
+    settings = []
+    for number, row in enumerate(table.rows):
+        settings.append([*map(row.lookup, keys), *apart.iloc[number]])
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for number in sorted(range(len(settings)), key=lambda number: list(map(_order, settings[number]))):
+        # As text: 1 and 1.0 are one setting, and a list cannot be a key of a dictionary.
+        kind = tuple(map(_setting_text, settings[number]))
+        groups.setdefault(kind, []).append(number)
+    return [(settings[numbers[0]][: len(keys)], numbers) for numbers in groups.values()]
+
+
+def _without_equal_ends(frame: pd.DataFrame, outcomes: pd.DataFrame) -> pd.DataFrame:
+    """The frame without the least value of a column that is the largest one, too, in every group."""
+    for column in map(str, outcomes):
+        least = f"{column} least"
+        if least in frame and (frame[least].eq(frame[column]) | frame[column].isna()).all():
+            frame = frame.drop(columns=least)
+    return frame
 
 
 def _without_repeats(table: RunTable) -> tuple[RunTable, list[str]]:

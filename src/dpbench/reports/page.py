@@ -36,12 +36,11 @@ from dpbench.reports.run_rows import (
     keys_of_any,
     require_folder,
     row_of,
-    unfinished_below,
     with_curves,
 )
 from dpbench.reports.run_table import EPSILON, RunTable
 from dpbench.runs.command import words_of
-from dpbench.runs.folder import RunFolder, finished_runs_below
+from dpbench.runs.folder import RunFolder, finished_runs_below, unfinished_runs_below
 from dpbench.runs.ledgers import lost_ledger, read_run_ledger
 from dpbench.runs.numbers import (
     ABSENT,
@@ -335,7 +334,7 @@ def read_subject(sources: Sequence[Path]) -> Subject:
             papers.append(Paper(source, lines, cells_of(source)))
             continue
         finished = finished_runs_below([source])
-        unfinished = unfinished_below(source)
+        unfinished = unfinished_runs_below(source)
         if not finished and not unfinished and RunFolder(source).begun:
             unfinished = [RunFolder(source)]
         if not finished and not unfinished:

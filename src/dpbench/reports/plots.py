@@ -82,6 +82,7 @@ def plot_curves(folder: RunFolder, title: str) -> Path | None:
     private = EPSILON in table
     bounds = [str(column) for column in table if str(column).startswith(_BOUND)]
     rows = 1 + private + bool(bounds)
+    # A panel each for metrics, epsilon and bounds, which have scales of their own.
     figure = new_figure(7, 1.6 + 1.8 * rows)
     axes = figure.subplots(rows, sharex=True, squeeze=False)[:, 0]
     _draw_metrics(axes[0], table)
@@ -91,12 +92,13 @@ def plot_curves(folder: RunFolder, title: str) -> Path | None:
         _mark_last(axes[1], spent, epsilon_text(spent.iloc[-1]))
         axes[1].set_ylabel(X_LABELS["epsilon"])
         axes[1].set_ylim(bottom=0)
+    # A margin to the right, for the figure that stands beside the last point.
     # With their frame of time, so that what was measured once stands where it was measured.
     axes[0].set_xlim(left=0, right=1.12 * max(1, table.index.max()))
     for column in bounds:
         _draw(axes[-1], table[column].dropna(), label=column.removeprefix(_BOUND), linewidth=1.2)
     if bounds:
-        axes[-1].set_yscale("log")
+        axes[-1].set_yscale("log")  # an adaptive bound may begin orders of magnitude from where it ends
         axes[-1].set_ylabel("clipping bound")
         _legend(axes[-1], fontsize=7)
     for ax in axes:

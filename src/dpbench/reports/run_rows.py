@@ -12,8 +12,9 @@ from typing import Any
 import pandas as pd
 
 from dpbench.errors import ConfigurationError, brief
+from dpbench.renamed import old_names
 from dpbench.runs.command import choices_of
-from dpbench.runs.folder import RunFolder, places_of
+from dpbench.runs.folder import RunFolder
 from dpbench.runs.numbers import ABSENT
 from dpbench.runs.readers import read_csv, read_metrics
 from dpbench.runs.record import accusation, audited_epsilon, doubt, read_result, verdict_of, without_accuracy
@@ -108,12 +109,6 @@ def require_folder(path: Path) -> None:
         raise ConfigurationError(f"{path} is {'a file' if path.exists() else 'not there'}: name a folder.")
 
 
-def unfinished_below(folder: Path) -> list[RunFolder]:
-    """Runs below a folder that were begun and have no result: interrupted, failed, or still under way."""
-    runs = map(RunFolder, places_of(RunFolder.lock, folder))
-    return [run for run in runs if run.begun and not run.finished]
-
-
 def row_of(folder: RunFolder, record: Mapping[str, Any] | None = None) -> RunRow:
     """The row of one run, without its curves.
 
@@ -189,6 +184,7 @@ def _cell(name: str, runs: pd.DataFrame, curves: pd.DataFrame) -> RunRow:
         if "/" in str(column):
             figures[column] = pd.to_numeric(runs[column], errors="coerce")
     metrics = floats(figures.mean())
+    # Of epsilons the largest, which holds for each of the runs.
     for accountant in ("rdp", "pld"):
         metrics[f"privacy/epsilon_{accountant}"] = runs[f"epsilon_{accountant}"].max()
     row = RunRow(name=f"{name} (n = {len(runs)})", settings=settings, metrics=metrics, complete=False, n=len(runs))
@@ -270,6 +266,7 @@ def rows_of_wandb(place: str) -> list[RunRow]:
 def _row_of_wandb(run: Any) -> RunRow:
     metrics = {}
     for key, value in dict(run.summary).items():
+        # wandb's own figures, such as _runtime, begin with an underscore.
         if isinstance(value, int | float) and not key.startswith("_"):
             metrics[key] = value
     curves = run.history(pandas=True)
@@ -283,3 +280,6 @@ def _row_of_wandb(run: Any) -> RunRow:
         verdict=verdict,
         note=accusation(verdict),
     )
+
+
+__getattr__ = old_names(__name__, {"unfinished_below": "dpbench.runs.folder.unfinished_runs_below"})

@@ -168,6 +168,7 @@ class RunTable:
             missing = any(row.settings.get(key) is None for row in self.rows)
             return key == "seed", missing, not key.endswith(_CLASSES)
 
+        # One key after the other, where it tells more runs apart than those before it do: few, if not the fewest.
         kinds = 1
         chosen: list[str] = []
         for key in sorted(self.differing(), key=rank):
@@ -226,6 +227,7 @@ class RunTable:
             for name in sorted(map(str, metrics), reverse=True):
                 if name.startswith(MEASURED):
                     columns[name] = metrics[name]
+        # What a sweep chose by is shown, whatever else is.
         for name in sorted({str(record["config"].get("objective") or "") for record in records}):
             if name and name not in _ACCURACIES:
                 columns.setdefault(name, metrics.get(name, math.nan))
@@ -403,7 +405,7 @@ def _end(key: str) -> str:
 def place_of_best(name: str, values: pd.Series[float]) -> int | None:
     """Place of the largest value, or the least where less is better; None where there is none, or all are the same."""
     if values.nunique() < 2:
-        return None
+        return None  # of equal runs none is the best
     figures = values.fillna(-math.inf if better_direction(name) == "max" else math.inf).to_numpy()
     return int(figures.argmax() if better_direction(name) == "max" else figures.argmin())
 
@@ -502,6 +504,7 @@ def _has_mean(column: str) -> bool:
 
 def _ends(values: pd.Series[Any]) -> tuple[float, float]:
     """Least and largest; not a number where one is missing."""
+    # An epsilon that is missing may be the largest of all.
     numbers = pd.to_numeric(values, errors="coerce")
     return numbers.min(skipna=False), numbers.max(skipna=False)
 
@@ -533,6 +536,7 @@ def _mean(rows: Sequence[RunRow]) -> RunRow:
     """Of metrics that all of them have, at steps at which all of them logged; of epsilons the largest."""
     first = rows[0]
     table = pd.DataFrame([dict(row.metrics) for row in rows], columns=list(first.metrics)).astype(float)
+    # A mean of epsilons would hold for none of the runs; the largest holds for each.
     largest = table.filter(regex="^privacy/")
     metrics = table.mean(skipna=False)
     metrics.update(largest.max(skipna=False))
@@ -540,6 +544,7 @@ def _mean(rows: Sequence[RunRow]) -> RunRow:
     means = {}
     bands = {}
     for name in map(str, first.curves):
+        # At steps that all of them logged: elsewhere a mean would jump where one curve begins or ends.
         if all(name in row.curves for row in rows):
             curves = [row.curves[name].dropna() for row in rows]
             together = pd.concat(curves, axis=1, join="inner")

@@ -6,6 +6,7 @@ import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -46,7 +47,7 @@ from dpbench.run.processes import (
 )
 from dpbench.run.progress import RunProgress, bars, quiet
 from dpbench.run.runtime import keep_large_blocks, warn_of_spinning
-from dpbench.runs.claim import full_disk_explained, held
+from dpbench.runs.claim import full_disk_explained, locked
 from dpbench.runs.folder import Run, RunFolder
 from dpbench.runs.metrics_log import best_validation
 from dpbench.runs.provenance import commit
@@ -72,6 +73,29 @@ class Reporter(Protocol):
             record: The content of result.json.
             opening: How to see the run in wandb.
         """
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What `train` was asked for beside the configuration; it goes to other processes, and is pickled on the way.
+
+    Attributes:
+        folder: The run's folder.
+        observers: More callbacks, after all others.
+        show: Whether to draw a progress bar; None where somebody is there to see it.
+        hydra_files: Content of files for `.hydra`.
+        reporter: Shows the run in the end.
+        origin: Command and sweep of which the run is.
+        trust: Whether the checkpoint of a run that is resumed may hold objects.
+    """
+
+    folder: RunFolder
+    observers: Sequence[pl.Callback]
+    show: bool | None
+    hydra_files: Mapping[str, str]
+    reporter: Reporter | None
+    origin: Origin
+    trust: bool
 
 
 def train_job(cfg: DictConfig, reporter: Reporter | None = None, trust: bool = False) -> float | None:
@@ -138,49 +162,44 @@ def train(
         DPBenchError: Whatever a user can mend.
         Interrupted: After a Ctrl-C or another signal, or at the end of its time, when everything is saved.
     """
-    run_folder = RunFolder(folder)
-    run = partial(_train_here, config, run_folder, observers, show, beside or {}, reporter, origin or Origin(), trust)
+    job = _Job(
+        folder=RunFolder(folder),
+        observers=observers,
+        show=show,
+        hydra_files=beside or {},
+        reporter=reporter,
+        origin=origin or Origin(),
+        trust=trust,
+    )
+    run = partial(_train_in_locked_folder, config, job)
     processes = processes_to_start(config["trainer"])
     if processes > 1:
         check_config(config)  # what is refused is refused before any of them starts
-        return run_in_processes(run, processes, config["trainer"].get("strategy"), run_folder)
+        return run_in_processes(run, processes, config["trainer"].get("strategy"), job.folder)
     return run()
 
 
-def _train_here(
-    config: dict[str, Any],
-    run_folder: RunFolder,
-    observers: Sequence[pl.Callback],
-    show: bool | None,
-    beside: Mapping[str, str],
-    reporter: Reporter | None,
-    origin: Origin,
-    trust: bool,
-) -> dict[str, Any]:
-    """Hold the folder, in this process or with those that train beside it, and train."""
+def _train_in_locked_folder(config: dict[str, Any], job: _Job) -> dict[str, Any]:
+    """Lock the folder, in this process or with those that train beside it, and train; a finished run is only read."""
+    folder = job.folder
     with ExitStack() as stack:
-        stack.enter_context(losses_explained(lambda: run_folder.command("resume") if run_folder.trained else None))
+        stack.enter_context(losses_explained(lambda: folder.command("resume") if folder.trained else None))
         config = with_launched_processes(config)
-        from_first_process(lambda: stack.enter_context(held(run_folder)))
-        require_shared_folder(run_folder.path)
-        stack.enter_context(full_disk_explained(run_folder))
-        if from_first_process(lambda: is_started_again(run_folder, config)):
-            if run_folder.finished:
-                return read_result(run_folder) if is_first() else {}
+        # The first process locks for all: they write to one folder.
+        from_first_process(lambda: stack.enter_context(locked(folder)))
+        require_shared_folder(folder.path)
+        stack.enter_context(full_disk_explained(folder))
+        if from_first_process(lambda: is_started_again(folder, config)):
+            if folder.finished:
+                return read_result(folder) if is_first() else {}
             config = resuming(config)
-        return _train(config, run_folder, observers, show, beside, reporter, origin, trust)
+        return _train_and_record(config, job)
 
 
-def _train(
-    config: dict[str, Any],
-    folder: RunFolder,
-    observers: Sequence[pl.Callback],
-    show: bool | None,
-    beside: Mapping[str, str],
-    reporter: Reporter | None,
-    origin: Origin,
-    trust: bool,
-) -> dict[str, Any]:
+def _train_and_record(config: dict[str, Any], job: _Job) -> dict[str, Any]:
+    """Make the objects of the configuration, train, and write the record."""
+    folder = job.folder
+    # Two clocks: deadlines are measured on `time.monotonic`, seconds of the record by the finer one.
     start = time.perf_counter()
     deadline_start = time.monotonic()
     with together():
@@ -194,40 +213,29 @@ def _train(
     quiet()
     _select_engine(config)
     private = isinstance(strategy, PrivateStrategy) and strategy.private
-    run = Run(folder, config, private, trust or not config["run"]["resume"])
+    run = Run(folder, config, private, job.trust or not config["run"]["resume"])
     checkpoint = from_first_process(lambda: prepare_folder(run))
     if not config["run"]["resume"] and is_first():
-        write_hydra_files(folder, beside)
+        write_hydra_files(folder, job.hydra_files)
+    # Data before the module, which takes its sizes from them; the seed between the two, so that the first weights do
+    # not depend on what loading the data drew.
     data = build.build_data(config, strategy)
     pl.seed_everything(config["seed"], verbose=False)
-    weights = None if checkpoint is not None else weights_before(config, trust)
+    weights = None if checkpoint is not None else weights_before(config, job.trust)
     module = build.build_module(config, data, weights)
-    for observer in observers:
-        observer.observes_only = True  # type: ignore[attr-defined]
     last = LastCheckpoint(folder, config["run"]["checkpoint_every_n_steps"], deadline)
     failed = True
     loggers: list[Logger] = []
     try:
-        loggers = build_loggers(run, origin)
-        callbacks = [
-            *build.build_averaging(config),  # first: it copies the module before the strategy hooks into it
-            strategy,
-            *build.build_diagnostics(config, folder),
-            *bars(config["trainer"], show),
-            *build.build_callbacks(config),
-        ]
-        if services(loggers):
-            callbacks.append(EvaluationRow(services(loggers)))
-        if folder.finished:
-            callbacks.append(Reopened(run))
-        callbacks += [last, *observers]
+        loggers = build_loggers(run, job.origin)
+        callbacks = _callbacks(run, job, strategy, loggers, last)
         trainer = build.build_trainer(config, logger=loggers, callbacks=callbacks, default_root_dir=str(folder))
         if config["run"]["resume"]:
             from_first_process(lambda: remove_torn(folder.path))
             last.read_metrics()
         with last.on_signals():
             _fit(trainer, module, data, checkpoint, last, run.trust)
-        record = _finish(trainer, module, data, run, last, start, reporter)
+        record = _finish(trainer, module, data, run, last, start, job.reporter)
         failed = False
         return record
     except MisconfigurationException as error:  # Lightning's, of settings that do not fit the data
@@ -235,6 +243,31 @@ def _train(
     finally:
         if uses_wandb(config) and is_first():
             logs.finish_wandb(run, loggers, failed)
+
+
+def _callbacks(
+    run: Run,
+    job: _Job,
+    strategy: pl.Callback,
+    loggers: Sequence[Logger],
+    last: LastCheckpoint,
+) -> list[pl.Callback]:
+    """All callbacks of the trainer; Lightning calls them in this order."""
+    config = run.config
+    for observer in job.observers:
+        observer.observes_only = True  # type: ignore[attr-defined]
+    callbacks = [
+        *build.build_averaging(config),  # first: it copies the module before the strategy hooks into it
+        strategy,
+        *build.build_diagnostics(config, run.folder),
+        *bars(config["trainer"], job.show),
+        *build.build_callbacks(config),
+    ]
+    if services(loggers):
+        callbacks.append(EvaluationRow(services(loggers)))
+    if run.folder.finished:
+        callbacks.append(Reopened(run))
+    return [*callbacks, last, *job.observers]
 
 
 def _select_engine(config: dict[str, Any]) -> None:

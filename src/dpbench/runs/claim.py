@@ -13,6 +13,7 @@ from typing import Any
 from dpbench.errors import ConfigurationError, DiskFull, DPBenchError
 from dpbench.files import is_full_disk
 from dpbench.locks import open_locked
+from dpbench.renamed import old_names
 from dpbench.runs.folder import RunFolder
 
 _OURS = {RunFolder.hydra, RunFolder.log, RunFolder.checkpoints, RunFolder.config, RunFolder.wandb}
@@ -50,8 +51,8 @@ def remove_if_empty(folder: Path) -> None:
 
 
 @contextmanager
-def held(folder: RunFolder) -> Iterator[None]:
-    """Hold a folder for the training of this process; it is made if it is not there.
+def locked(folder: RunFolder) -> Iterator[None]:
+    """Lock a folder for the training of this process; it is made if it is not there.
 
     If the run is refused or stopped before it has trained, what this process wrote is taken away again.
 
@@ -124,3 +125,6 @@ def full_disk_explained(folder: RunFolder) -> Iterator[None]:
             f"no space left on the disk of {place}: the last file was not written, {state}. Free some "
             f"space, and continue with: {folder.command('resume')}"
         ) from error
+
+
+__getattr__ = old_names(__name__, {"held": "locked"})

@@ -183,6 +183,12 @@ def finished_runs_below(folders: Collection[Path]) -> list[RunFolder]:
     return [RunFolder(path) for path in sorted(places, key=natural_order)]
 
 
+def unfinished_runs_below(folder: Path) -> list[RunFolder]:
+    """Runs below a folder that were begun and have no result: interrupted, failed, or still under way."""
+    runs = map(RunFolder, places_of(RunFolder.lock, folder))
+    return [run for run in runs if run.begun and not run.finished]
+
+
 def natural_order(path: Path | str) -> list[str | int]:
     """A key to sort paths by: numbers in them by their size.
 

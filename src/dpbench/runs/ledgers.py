@@ -238,8 +238,8 @@ def shared_noise(runs: Iterable[RunFolder]) -> list[str]:
     for ledgers in drawn.values():
         pairs.update(combinations(ledgers, 2))
     lines = []
-    for one, other in sorted(pairs):
-        lines += _complaint(one, other)
+    for first, second in sorted(pairs):
+        lines += _complaint(first, second)
     return lines
 
 

@@ -33,7 +33,7 @@ class MetricsCSV(Logger):
     def __init__(self, folder: RunFolder) -> None:
         super().__init__()
         self._folder = folder
-        self._rows: dict[int, dict[str, float]] | None = None  # read late: a spawned process may have written since
+        self._rows: dict[int, dict[str, float]] | None = None  # None: the file is not read yet
 
     @property
     def name(self) -> str:
@@ -92,9 +92,6 @@ class MetricsCSV(Logger):
     def check(self) -> None:
         """Raise ConfigurationError where what is there cannot be continued."""
         self._read()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_rows": None}
 
     @rank_zero_only
     def save(self) -> None:

@@ -195,8 +195,8 @@ class Graphs:
         assert self._training is not None
         self._draws = _Draws(self._training.device)
         leaves, _ = tree_flatten(batch)
-        for own, leaf in zip(recording.inputs, leaves, strict=True):
-            own.copy_(leaf)
+        for buffer, leaf in zip(recording.inputs, leaves, strict=True):
+            buffer.copy_(leaf)
         recording.repeat()
         if bool(self._all_finite):
             self.repeats += 1
@@ -360,12 +360,12 @@ class Graphs:
             self._total = torch.zeros_like(self._releases.mechanism.total)
             self._all_finite = torch.ones((), dtype=torch.bool, device=device)
         inputs = [self._input(position, leaf) for position, leaf in enumerate(leaves)]
-        for own, leaf in zip(inputs, leaves, strict=True):
-            own.copy_(leaf)
+        for buffer, leaf in zip(inputs, leaves, strict=True):
+            buffer.copy_(leaf)
         unread = [UnreadNumber() if isinstance(x, int) else x for x in arguments]
 
         def compute() -> _Outcome:
-            batch = tree_unflatten([own.detach() for own in inputs], structure)
+            batch = tree_unflatten([buffer.detach() for buffer in inputs], structure)
             return self._sums(step, batch, unread, options)
 
         def look() -> _Outcome:
@@ -437,14 +437,14 @@ def _recording_without_graph(
 ) -> _Recording:
     """A recording that runs its Python again; its outcome is overwritten, as that of a graph is."""
     outcome = compute()
-    own, _ = tree_flatten(outcome)
+    recorded_leaves, _ = tree_flatten(outcome)
 
     def repeat() -> None:
         leaves, _ = tree_flatten(compute())
         rewind()  # a graph runs nothing of the source
-        for before, now in zip(own, leaves, strict=True):
-            if isinstance(before, Tensor):
-                before.copy_(now)
+        for recorded, leaf in zip(recorded_leaves, leaves, strict=True):
+            if isinstance(recorded, Tensor):
+                recorded.copy_(leaf)
 
     return _Recording(inputs, outcome, repeat)
 

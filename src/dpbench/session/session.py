@@ -39,7 +39,7 @@ from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.processes import Processes
 from dpbench.privacy.randomness import Stream, keyed_generator, keyed_seed, seed_global_generators
 from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
-from dpbench.records.source import SECOND_RELEASE, ChosenGradients, RecordSource, require
+from dpbench.records.source import SECOND_RELEASE, ChosenGradients, RecordSource, require, require_hook
 from dpbench.records.training import Training, TrainingStep
 from dpbench.session._canaries import leave_scores, let_canaries_in
 from dpbench.session.executors import Executor, keyed_by
@@ -168,16 +168,16 @@ class PrivateSession:
         Raises:
             ConfigurationError: The optimizer moves other parameters than those that are released.
         """
-        require(self.is_admitted or None)
+        require_hook(self.is_admitted)
         training = self.training
         part = self._part = private_part(training)
         trained = self.source.attach(training, part, self.releases)
         name = "" if part is training.module else str(training.module.private_module)
         self._optimizer = private_optimizer(training.optimizers, trained.parameters, name)
         self._trained = trained
-        own = training.own_step
+        own_step = training.own_step
         self._executor.attach(training, self.releases, self.source)
-        training.mount(self._step_of(own), self._wrapped_backward())
+        training.mount(self._step_of(own_step), self._wrapped_backward())
         for guard in self.guards:
             guard.on_attach()
         self._trainable = self._trainable_now()
@@ -412,7 +412,7 @@ class PrivateSession:
         def step(batch: Any, *arguments: Any, **options: Any) -> Any:
             if self.released:
                 raise ConfigurationError(SECOND_RELEASE)  # a closure that is evaluated again
-            require(self.is_open or None)
+            require_hook(self.is_open)
             for guard in self.guards:
                 guard.on_step(batch, arguments, options)
             output = inner(batch, *arguments, **options)

@@ -109,6 +109,7 @@ def assemble(
         part = _features(columns, reading, user, where)
         if not len(part[0]):
             continue  # its shapes are not known
+        # Compared with the first user's here, where the user can be named; joining them would fail without a name.
         kinds = [_kind(column) for column in part]
         expected = expected or kinds
         if kinds != expected:
@@ -121,6 +122,7 @@ def assemble(
         counts.append(len(part[0]))
     if not parts:
         raise DataError(f"{where} contains no examples.")
+    # Users without an example count too: who is one must not follow from what they hold.
     every = list(dict.fromkeys(users) if names is None else names)
     joined = [_concatenated(column) for column in zip(*parts, strict=True)]
     return UserDataset(_examples(joined, reading), np.repeat(np.asarray(users), counts), every)
@@ -146,6 +148,7 @@ def _features(
     where: str,
 ) -> list[Column]:
     """The features of a user's examples that are read, in their order and form."""
+    # Without names in the order of the alphabet: that of a file may be another one for the next user.
     names = sorted(columns) if reading.features is None else reading.features
     shapes = names if isinstance(names, Mapping) else dict.fromkeys(names)
     features: list[Column] = []
@@ -195,7 +198,7 @@ def _as_images(column: Column, layout: str, subject: str) -> Column:
         shape = "texts" if isinstance(column, list) else column.shape[1:]
         raise DataError(f"{subject} is no image ({layout}): {shape}; give its shape in features.")
     if column.dtype.kind != "f":
-        column = np.divide(column, 255, dtype=np.float32)
+        column = np.divide(column, 255, dtype=np.float32)  # no detour by float64, of twice the size
     if layout == "channels_last":
         return np.ascontiguousarray(column.transpose(0, 3, 1, 2))
     return column[:, None] if layout == "gray" else column
@@ -261,6 +264,7 @@ def column_of(
         column = np.asarray(list(values))
         if column.dtype.kind in "iufb":
             return column
+    # One by one, so that the first value that does not fit can be named.
     rows = [np.asarray(value) for value in values]
     for i, row in enumerate(rows):
         if row.shape != rows[0].shape or row.dtype.kind not in "iufb":

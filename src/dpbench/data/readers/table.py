@@ -69,7 +69,7 @@ def read_table(
         raise DataError(f"{where} contains no rows.")
     if user is not None:
         _require_values(frame[user], user, where, "name their user")
-    whose = _row_names(Path(path)) if user is None else frame[user].to_numpy()
+    row_owners = _row_names(Path(path)) if user is None else frame[user].to_numpy()
     frame = _scaled(frame, ranges or {}, where)
     features = reading.pop("features", None) or [str(name) for name in frame.columns if name != user]
     by_name = {feature if isinstance(feature, str) else "+".join(feature): feature for feature in features}
@@ -84,9 +84,11 @@ def read_table(
         if isinstance(columns[name], list) and not texts and options.text is None:
             raise _not_numeric(frame, feature, where)
     if user is None:
+        # As of one user, since `assemble` takes users; whose they are is said afterwards.
         examples = assemble([("of any row", columns)], options, where).examples
-        return UserDataset(examples, whose)
-    users, numbers = np.unique(whose, return_inverse=True)
+        return UserDataset(examples, row_owners)
+    # Rows of each user together. Stable: a user's rows stay in the order of the file.
+    users, numbers = np.unique(row_owners, return_inverse=True)
     order = np.argsort(numbers, kind="stable")
     rows = np.split(order, np.cumsum(np.bincount(numbers))[:-1])
     return assemble(((name, _rows(columns, rows[i])) for i, name in enumerate(users.tolist())), options, where)
@@ -137,6 +139,7 @@ def _scaled(
 ) -> pd.DataFrame:
     """The table with the range of each of some columns made [-1, 1]."""
     scaled = {}
+    # Clipped at the public range: a largest value of the data would tell of one row.
     for name, (low, high) in ranges.items():
         if not low < high:
             raise ConfigurationError(f"ranges: the range of {name!r} must go up, not from {low:g} to {high:g}.")

@@ -46,6 +46,7 @@ def uneven_sizes(
     """
     if users > examples:
         raise _too_many_users(examples, users)
+    # One each first: a user without an example would be drawn into lots, and give nothing.
     sizes = 1 + rng.multinomial(examples - users, rng.dirichlet(np.full(users, evenness)))
     return np.asarray(sizes, dtype=np.int64)
 
@@ -84,12 +85,14 @@ def allocate(
     classes = np.arange(labels.max() + 1)
     coarse = classes if coarse is None else coarse
     children = [np.flatnonzero(coarse == parent) for parent in range(coarse.max() + 1)]
+    # Shuffled once, so that the last of a pile is a random example of its class.
     piles = [rng.permutation(np.flatnonzero(labels == label)).tolist() for label in classes]
     counts = np.bincount(labels)
     user_of = np.full(len(labels), -1, dtype=np.int64)
     for user, size in enumerate(sizes):
         top = rng.dirichlet(np.full(len(children), alpha))
         below = [rng.dirichlet(np.full(len(fine), beta)) for fine in children]
+        # Two draws an example: of the coarse class and of the fine one.
         for uniform in rng.random((size, 2)):
             parent = _draw(top, np.array([counts[fine].sum() for fine in children]), uniform[0])
             fine = children[parent]
@@ -104,6 +107,7 @@ def _draw(weights: NDArray[np.float64], counts: NDArray[np.int64], uniform: floa
     available = weights * (counts > 0)
     if not available.sum() > 0:  # all weight lay on what is used up
         available = (counts > 0).astype(float)
+    # The inverse of the distribution function at the uniform number; the weights need no sum of 1.
     ends = np.cumsum(available)
     return int(np.searchsorted(ends, uniform * ends[-1], side="right"))
 

@@ -401,7 +401,7 @@ class PldAccountant(Accountant):
     def covers(self, sampling: Sampling) -> bool:
         if not _composes(PLDAccountant, sampling):
             return False
-        # By rdp is told whether pld takes too long.
+        # Before it composes anything, `composed` asks rdp whether that would take too long.
         return ACCOUNTANTS["rdp"].covers(sampling)
 
     def composed(self, events: Events) -> PLDAccountant:

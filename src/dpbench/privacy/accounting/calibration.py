@@ -259,57 +259,29 @@ def calibrate_scale(
     composable(example + earlier, accountant)  # refuses what the accountant does not cover
     steps = example.total()
 
-    def epsilon_at(scale: float, name: str = accountant) -> float:
-        events = earlier + events_for(scale)
-        return _bounded_epsilon(events, delta, name, target_epsilon)
+    def events_at(scale: float) -> Counter[Event]:
+        return earlier + events_for(scale)
+
+    def epsilon_at(scale: float) -> float:
+        return _bounded_epsilon(events_at(scale), delta, accountant, target_epsilon)
 
     low = _SMALLEST_NOISE
     high = _LARGEST_NOISE
+    guess = None
+    # Each ε of many costs takes seconds: few trials are left where the search begins near the solution.
     if len(example) > _FEW:
-        quick = RenyiAccountant("a first guess", orders=_QUICK_ORDERS)  # an upper bound for rdp
-
-        def estimate(scale: float) -> float:
-            events = earlier + events_for(scale)
-            return quick.epsilon(events, delta)
-
-        if estimate(high) <= target_epsilon:
-            guess = _solve(estimate, target_epsilon, low, high)
-            return _refined(
-                epsilon_at,
-                target_epsilon,
-                guess,
-                low,
-                high,
+        guess = _guess_by_few_orders(events_at, target_epsilon, delta)
+    if guess is None:
+        least_epsilon = epsilon_at(high)
+        if least_epsilon > target_epsilon:
+            raise ConfigurationError(
+                f"no noise_multiplier up to {high:.0f} reaches target_epsilon={target_epsilon} in {steps} steps at "
+                f"delta={delta} (the {accountant} accountant shows {least_epsilon:.4g} there): raise target_epsilon or "
+                "delta, or train for fewer steps."
             )
-    least_epsilon = epsilon_at(high)
-    if least_epsilon > target_epsilon:
-        raise ConfigurationError(
-            f"no noise_multiplier up to {high:.0f} reaches target_epsilon={target_epsilon} in {steps} steps at "
-            f"delta={delta} (the {accountant} accountant shows {least_epsilon:.4g} there): raise target_epsilon or "
-            "delta, or train for fewer steps."
-        )
-
-    def rdp_epsilon_at(scale: float) -> float:
-        return epsilon_at(scale, "rdp")
-
-    if accountant == "pld" and rdp_epsilon_at(high) <= target_epsilon < rdp_epsilon_at(low):
-        wide = PldAccountant("a guess", interval=_WIDE_INTERVAL)
-
-        def guess_epsilon_at(scale: float) -> float:
-            events = earlier + events_for(scale)
-            if _is_far_above(events, delta, target_epsilon):
-                return math.inf
-            return wide.epsilon(events, delta)
-
-        guess = _solve(rdp_epsilon_at, target_epsilon, low, high)
-        guess = _solve_near(
-            guess_epsilon_at,
-            target_epsilon,
-            low,
-            high,
-            guess,
-            cheaper=2,
-        )
+        if accountant == "pld":
+            guess = _guess_by_wide_losses(events_at, target_epsilon, delta)
+    if guess is not None:
         return _refined(
             epsilon_at,
             target_epsilon,
@@ -317,12 +289,78 @@ def calibrate_scale(
             low,
             high,
         )
+    # The usual noise brackets nearly every target; a lavish one is looked for below it, down to `_LEAST_NOISE`.
     while epsilon_at(low) <= target_epsilon:
         if low <= _LEAST_NOISE:
             return low
         high = low
         low /= 10
     return _solve(epsilon_at, target_epsilon, low, high)
+
+
+def _guess_by_few_orders(
+    events_at: Callable[[float], Counter[Event]],
+    target: float,
+    delta: float,
+) -> float | None:
+    """A scale that is a little too large: RDP at few orders, which take milliseconds, bounds RDP at all from above.
+
+    Args:
+        events_at: The composition for a scale of the noise.
+        target: ε.
+        delta: δ.
+
+    Returns:
+        None where these orders do not reach the target, though others may.
+    """
+    quick = RenyiAccountant("a first guess", orders=_QUICK_ORDERS)
+
+    def epsilon_at(scale: float) -> float:
+        return quick.epsilon(events_at(scale), delta)
+
+    if epsilon_at(_LARGEST_NOISE) > target:
+        return None
+    return _solve(epsilon_at, target, _SMALLEST_NOISE, _LARGEST_NOISE)
+
+
+def _guess_by_wide_losses(
+    events_at: Callable[[float], Counter[Event]],
+    target: float,
+    delta: float,
+) -> float | None:
+    """A scale for pld by pld itself with wide intervals, near the scale that rdp needs.
+
+    Args:
+        events_at: The composition for a scale of the noise.
+        target: ε.
+        delta: δ.
+
+    Returns:
+        None where rdp needs a scale out of the usual range.
+    """
+
+    def rdp_epsilon_at(scale: float) -> float:
+        return epsilon(events_at(scale), delta, "rdp")
+
+    if not rdp_epsilon_at(_LARGEST_NOISE) <= target < rdp_epsilon_at(_SMALLEST_NOISE):
+        return None
+    wide = PldAccountant("a guess", interval=_WIDE_INTERVAL)
+
+    def epsilon_at(scale: float) -> float:
+        events = events_at(scale)
+        if _is_far_above(events, delta, target):
+            return math.inf
+        return wide.epsilon(events, delta)
+
+    rdp_scale = _solve(rdp_epsilon_at, target, _SMALLEST_NOISE, _LARGEST_NOISE)
+    return _solve_near(
+        epsilon_at,
+        target,
+        _SMALLEST_NOISE,
+        _LARGEST_NOISE,
+        guess=rdp_scale,
+        cheaper=2,
+    )
 
 
 def remaining_releases(
@@ -450,8 +488,8 @@ class TrainingSetting:
             raise ConfigurationError("batches of fixed size need the population: how many records there are.")
         if self.sample_rate is not None:
             size = self.sample_rate * self.population
-            whole = round(size)
-            if whole < 1 or abs(size - whole) > 1e-6 * size:
+            rounded = round(size)
+            if rounded < 1 or abs(size - rounded) > 1e-6 * size:
                 raise ConfigurationError(f"batches of fixed size hold a whole number of records, not {size:g}.")
 
     @property
@@ -477,8 +515,8 @@ class TrainingSetting:
         assert self.sample_rate is not None
         steps = self.epochs / self.sample_rate
         # A whole number that rounding has put below itself stays whole.
-        whole = int(steps * (1 + 1e-12))
-        return max(1, whole)
+        whole_steps = int(steps * (1 + 1e-12))
+        return max(1, whole_steps)
 
     @property
     def events(self) -> Counter[Event]:

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import dp_accounting
 import numpy as np
-from dp_accounting import dp_event
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import rdp_privacy_accountant
 
 from dpbench.errors import ConfigurationError
@@ -309,9 +309,9 @@ def selection_epsilon(
     Raises:
         ConfigurationError: The accountant has no Rényi curve, or as `epsilon`.
     """
-    mathematics = find_accountant(accountant)
+    renyi = find_accountant(accountant)
     check_delta(delta)
-    if not isinstance(mathematics, RenyiAccountant):
+    if not isinstance(renyi, RenyiAccountant):
         names = []
         for name, other in ACCOUNTANTS.items():
             if isinstance(other, RenyiAccountant):
@@ -323,16 +323,16 @@ def selection_epsilon(
     relations = {sampling.relation for counts in kinds for sampling, _ in counts}
     if len(relations) != 1:
         raise ConfigurationError("a selection needs runs with releases, all under one neighboring relation.")
-    curves = [mathematics.curve(counts) for counts in kinds if counts]
+    curves = [renyi.curve(counts) for counts in kinds if counts]
     worst = np.max(curves, axis=0)
-    selecting = _CurveAccountant(mathematics.orders)
-    event = dp_event.RepeatAndSelectDpEvent(
+    selecting = _CurveAccountant(renyi.orders)
+    event = RepeatAndSelectDpEvent(
         _Curve(worst),
         selection.mean_trials,
         selection.shape,
     )
     selecting.compose(event)
-    by_order = mathematics.epsilon_by_order(selecting.rdp, delta)
+    by_order = renyi.epsilon_by_order(selecting.rdp, delta)
     return max(0.0, float(by_order.min()))
 
 

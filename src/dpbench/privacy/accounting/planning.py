@@ -72,10 +72,10 @@ def sampling_at(sampling: Sampling, population: int, lot_size: float | None) -> 
     size = sampling.expected_batch_size if lot_size is None else lot_size
     if not sampling.known_by_rate:
         raise ConfigurationError(
-            f"--population needs lots that a rate describes (poisson, fixed_size), not {sampling.kind}."
+            f"--population needs batches that a rate describes (poisson, fixed_size), not {sampling.kind}."
         )
     if population < 1 or not 0 < size <= population:
-        raise ConfigurationError(f"lots of {size:g} {sampling.unit}s do not fit a population of {population}.")
+        raise ConfigurationError(f"batches of {size:g} {sampling.unit}s do not fit a population of {population}.")
     return type(sampling).at_rate(population, size / population, sampling.unit)
 
 

@@ -218,11 +218,11 @@ class LedgerWriter:
         ahead = [release for release in newest if release.number >= start]
         # Noise may be repeated on a sum that can be compared only: the difference of two sums with one noise is exact.
         comparable = all(release.checksum is not None for release in ahead)
-        whole = self.path.read_bytes()
+        content = self.path.read_bytes()
         if is_same_run and is_here and comparable and header.replay is not None:
-            self._repeat(ahead, whole.splitlines(keepends=True))
+            self._repeat(ahead, content.splitlines(keepends=True))
             return header
-        self._seal.update(whole)
+        self._seal.update(content)
         if is_same_run and is_here and not ahead:
             return header
         header = replace(header, phase=last.phase + 1)
@@ -238,8 +238,8 @@ class LedgerWriter:
         if not ledger.damage.endswith("cut off"):
             raise LedgerError(f"cannot continue {self.path}: {ledger.damage}.")
         # That release was not used, or its sum is not known here: the piece may go.
-        whole = self.path.read_bytes()
-        end = whole.rindex(b"\n") + 1
+        content = self.path.read_bytes()
+        end = content.rindex(b"\n") + 1
         os.truncate(self.path, end)
         return ledger
 
@@ -264,13 +264,13 @@ class LedgerWriter:
             begin = end - 1
             while _is_checksum(lines[begin]):
                 begin -= 1
-            own = b"".join(lines[begin:end])
-            expected.append((release, own))
+            own_lines = b"".join(lines[begin:end])
+            expected.append((release, own_lines))
             end = begin
         before = b"".join(lines[:end])
         self._seal.update(before)
-        for release, own in reversed(expected):
-            self._recorded[release.number] = (release, own)
+        for release, own_lines in reversed(expected):
+            self._recorded[release.number] = (release, own_lines)
             self.repeated[counted_event(release)] += 1
 
     @property

@@ -113,6 +113,8 @@ class AttentionInterception(Interception):
         """q, k and v, by as few products as the layer itself makes."""
         layer = self.layer
         width = layer.embed_dim
+        # One weight holds all three where query, key and value have one width; torch multiplies by as much of it as
+        # goes with one input, and so does this: in other products the sums would round differently.
         packed = layer.in_proj_weight is not None
         if packed and query is key and key is value:
             inputs = [query]
@@ -138,6 +140,7 @@ class AttentionInterception(Interception):
         for x, weight, bias in zip(inputs, weights, biases, strict=True):
             outputs.append(F.linear(x, weight, bias))
 
+        # The gradients are computed after the backward pass, which frees the graph: nothing here may hold it.
         detached = [x.detach() for x in inputs]
         self.note(
             outputs=outputs,
@@ -244,6 +247,7 @@ def _merged(
     if padding is not None:
         rows = padding[:, None, None]
         total = rows if total is None else total + rows
+    # Every query sees the positions that were appended.
     if total is not None and added:
         total = F.pad(total, (0, added))
     return total
@@ -312,7 +316,7 @@ def _input_gradients(
 def _bias_gradients(grads: Sequence[Tensor | None]) -> LayerGradients:
     """Gradients of the learned positions of k and v, by those of their copies for each record (1, R, width)."""
     result: LayerGradients = {}
-    names = ("bias_k", "bias_v")
+    names = ("bias_k", "bias_v")  # in the order in which `_extended` noted them
     for name, grad in zip(names, grads, strict=True):
         if grad is not None:
             result[name] = _bias_gradient(grad)
@@ -320,4 +324,5 @@ def _bias_gradients(grads: Sequence[Tensor | None]) -> LayerGradients:
 
 
 def _bias_gradient(grad: Tensor) -> ParameterGradients:
+    # (1, R, width) → (R, 1, 1, width), since the parameter is (1, 1, width).
     return InstantiatedGradients(lambda: grad[0][:, None, None])

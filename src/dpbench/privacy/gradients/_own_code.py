@@ -80,14 +80,14 @@ class Seen:
 
 def _seen(leaves: Sequence[Any]) -> list[Any]:
     """Leaves with each tensor as it is now."""
-    known = set()
+    ids = set()
     seen: list[Any] = []
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
             seen.append(leaf)
             continue
-        is_first = leaf.requires_grad and id(leaf) not in known
-        known.add(id(leaf))
+        is_first = leaf.requires_grad and id(leaf) not in ids
+        ids.add(id(leaf))
         edge = get_gradient_edge(leaf) if is_first else None
         seen.append(Seen(leaf.detach(), leaf._version, edge))
     return seen
@@ -136,6 +136,7 @@ class LayerCall:
 
     def restore(self) -> None:
         """Put copies in the place of outputs that the module has written to."""
+        # A version tells that somebody wrote, not what was there: that only a copy knows.
         written = [i for i, leaf in enumerate(self.outputs) if isinstance(leaf, Seen) and leaf.is_changed]
         for position in written:
             copy = self.copies.get(position)
@@ -144,6 +145,7 @@ class LayerCall:
             else:
                 self.outputs[position] = Seen(copy, copy._version, self.outputs[position].edge)
         self.copies.clear()
+        # Of inputs there are no copies: a layer that writes to them (an activation in place) runs again.
         if any(seen.is_changed for seen in _tensors(self.inputs)):
             self.is_whole = False
         self.is_written = bool(written)
@@ -346,6 +348,7 @@ class OwnCode:
 
     def _add(self, call: ModuleCall, layer: Callable[..., Any], leaves: Sequence[Any]) -> None:
         """Add a call to those that a module's lines make."""
+        # A layer may be called several times in a pass: its calls of two lots are compared by their place among them.
         number = call.counts[layer]
         call.counts[layer] += 1
         constants = self._constants.setdefault((call.module, layer, number), set())
@@ -491,8 +494,8 @@ def own_gradients(
 def _as_before(module: nn.Module) -> Iterator[None]:
     """Within, what is written to attributes and buffers of a module and of those below it does not stay."""
     before = []
-    for one in module.modules():
-        before += [(vars(one), dict(vars(one))), (one._buffers, dict(one._buffers))]
+    for part in module.modules():
+        before += [(vars(part), dict(vars(part))), (part._buffers, dict(part._buffers))]
     try:
         yield
     finally:

@@ -355,16 +355,17 @@ class PerRecordEngine:
             raise ConfigurationError(_NO_GRADIENT)
         uses = self._uses
         self._uses = []
+        # Of each record's own loss, of which a mean holds only one part in R.
         factor = float(records) if self._reduction == "mean" else 1.0
         scale = torch.full_like(loss, factor)
         edges: list[Any] = [edge for use in uses for edge in use.edges]
-        trainable: list[int] = []
+        compared: list[int] = []  # positions of the parameters whose sums are checked
         if verify:
             refuse_reentrant(loss)
             # A hook may have frozen some since the lot was opened.
-            trainable += [position for position, parameter in enumerate(self.parameters) if parameter.requires_grad]
+            compared += [position for position, parameter in enumerate(self.parameters) if parameter.requires_grad]
         # In one pass, what the sums are compared with included: a compiled network can go back only once.
-        targets = [*edges, *(self.parameters[position] for position in trainable)]
+        targets = [*edges, *(self.parameters[position] for position in compared)]
         results = backward(loss, targets, scale, self.parameters) if targets else ()
         count = len(edges)
         grads = results[:count]
@@ -374,12 +375,12 @@ class PerRecordEngine:
                 # On gradients of its own, which keep what they compute: the release must come about as in every other
                 # lot, to the last bit, or a run that goes on here would make another one.
                 computed = self._gradients(uses, grads, records, verify=True)
-                named = {self.names[position]: self.parameters[position] for position in trainable}
+                named = {self.names[position]: self.parameters[position] for position in compared}
                 coarse = any(is_coarse(grad) for grad in grads if grad is not None)
                 tolerance = 5e-2 if coarse or tf32.is_allowed(loss.device.type) else 1e-3
                 self.verified |= check_sums(
                     named,
-                    [computed[position] for position in trainable],
+                    [computed[position] for position in compared],
                     expected,
                     records,
                     tolerance,

@@ -162,10 +162,10 @@ def _trainable_problem(module: nn.Module) -> str | None:
     """What is wrong with the layer itself, where it is trained."""
     if not has_trainable(module, recurse=False):
         return None
-    for known in (nn.LSTM, nn.GRU, nn.RNN, nn.MultiheadAttention):
-        if isinstance(module, known) and type(module) is not known:
+    for kind in (nn.LSTM, nn.GRU, nn.RNN, nn.MultiheadAttention):
+        if isinstance(module, kind) and type(module) is not kind:
             return (
-                f"is a subclass, whose forward may differ; hold a torch.nn.{known.__name__} inside of a module instead"
+                f"is a subclass, whose forward may differ; hold a torch.nn.{kind.__name__} inside of a module instead"
             )
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and (module.max_norm or module.scale_grad_by_freq):
         return "rescales by the whole batch; leave out max_norm and scale_grad_by_freq"

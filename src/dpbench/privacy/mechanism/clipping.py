@@ -21,8 +21,11 @@ _ZERO_NORM = 1e-12
 _LEAST_STABILITY = 1e-3
 
 ClipFactors = Callable[[Tensor, float], Tensor]
-"""(squared norms (R,), C) → weights (R,) that bring each norm down to at most C."""
+"""(squared norms (R,), C) → weights (R,) that bring each norm down to at most C.
 
+The norms are those of a record's whole group. Weights that follow from a part of it, such as the last layer, would
+leave the rest without a bound: then that part is a group of its own.
+"""
 
 Bounds = tuple[float, ...]
 """One bound for each group."""

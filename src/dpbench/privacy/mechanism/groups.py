@@ -54,6 +54,7 @@ def by_pattern(names: Sequence[str], patterns: Patterns) -> Partition:
                 )
             positions.update(matches)
         partition[group] = tuple(sorted(positions))
+    # A parameter in two groups would be added twice, and one in none would have no bound.
     _refuse_overlaps(names, partition)
     return partition
 
@@ -110,6 +111,7 @@ def _check_patterns(patterns: Patterns) -> None:
 def equal_split(partition: Partition, max_grad_norm: float) -> Groups:
     """S_g = S* / √m for each of m groups."""
     count = max(len(partition), 1)
+    # So that the squares of all bounds add up to that of the whole gradient: √(m · S*²/m) = S*.
     bound = max_grad_norm / math.sqrt(count)
     groups = []
     for name, positions in partition.items():
@@ -159,6 +161,7 @@ def joint_group(
             f"the total bound S of joint clipping must lie in [1, √k] = [1, {largest:.4g}] for k={len(partition)} "
             f"vectors, not {total}: the scales say how large each vector may be."
         )
+    # By position: a group holds its parameters in the order of the network, whatever the order of the names.
     scale_of = {}
     for name, positions in partition.items():
         for position in positions:

@@ -81,6 +81,7 @@ class Mechanism:
         if self.recipe.denoiser is not None:
             least = min(self.plan.parameter_bounds)
             self.recipe.denoiser.check(least, self.plan.denominator)
+        # Statistics lie behind the gradients, so that one all-reduce and one draw of noise are for both.
         statistics = sum(statistic.size for statistic in self.plan.statistics)
         self._layout = _flat_layout(parameters, statistics)
         self._noise_state = plan.noise.init(self._layout.size)
@@ -286,6 +287,7 @@ class Mechanism:
             released = plan.divide_statistics_(self._statistics)
             self._adapt(released.tolist())
         self.step += 1
+        # Else the next release has the plan of this one, which need not be computed again at each step.
         if adapts or not self.training_plan.constant:
             self.plan = self.training_plan.release(self.step, self._bounds)
         return self.gradients
@@ -301,6 +303,7 @@ class Mechanism:
         if recipe.adaptation is not None:
             count = 0
             for statistic in self.plan.statistics:
+                # Metrics are sums over units, and come behind.
                 if not statistic.of_units:
                     count += statistic.size
             bounds = recipe.adaptation.next_bounds(groups, released[:count])
@@ -334,6 +337,7 @@ def before_clipping(
     if merge is not None:
         record_of, records, factor = merge
         if isinstance(factor, Tensor):
+            # A factor for each record comes after the sum over its rows; one for all is part of the sum.
             merged = [parameter.merge(record_of, records, 1.0) for parameter in gradients]
             gradients = [ScaledGradients(parameter, factor) for parameter in merged]
         else:
@@ -406,6 +410,7 @@ class _Layout(NamedTuple):
 
 def _flat_layout(parameters: Sequence[torch.nn.Parameter], tail: int) -> _Layout:
     """Layout of one flat sum (float32 at least) of all parameters, and `tail` numbers more."""
+    # Half precision would lose records in a sum of thousands, and float64 is what a user asked for.
     is_double = any(parameter.dtype == torch.float64 for parameter in parameters)
     views = []
     start = 0

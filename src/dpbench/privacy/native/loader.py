@@ -65,13 +65,13 @@ def library() -> ctypes.CDLL | None:
     Raises:
         ConfigurationError: engine.native is "on" and they cannot be compiled.
     """
-    wanted = mode()
-    if wanted == "off":
+    choice = mode()
+    if choice == "off":
         return None
     built = _build()
     if isinstance(built, ctypes.CDLL):
         return built
-    if wanted == "on":
+    if choice == "on":
         raise ConfigurationError(
             f"engine.native=on, but the kernels cannot be used: {built}. Install g++, or "
             "set engine.native=auto for pure PyTorch where they are missing."

@@ -78,12 +78,17 @@ class Sampling(ABC):
         if Sampling not in cls.__bases__ or "kind" not in vars(cls):
             raise TypeError(f"{cls.__name__} must subclass Sampling itself and state its own kind.")
         _check_statements(cls)
-        registered = _SCHEMES.setdefault(cls.kind, cls)
+        registered = _SCHEMES.get(cls.kind, cls)
         # `dataclass(slots=True)` makes a class twice, and a module may be loaded again: these replace themselves.
         if (registered.__module__, registered.__qualname__) != (cls.__module__, cls.__qualname__):
             raise TypeError(f"{cls.__name__} and {registered.__name__} are both of kind {cls.kind!r}.")
-        _SCHEMES[cls.kind] = cls
         cls.words = cls.words or (cls.kind,)
+        for other in _SCHEMES.values():
+            common = {cls.kind, *cls.words} & {other.kind, *other.words}
+            # `find_scheme` would give the first that was defined, whose lots and ε are not those that are meant.
+            if common and other is not registered:
+                raise TypeError(f"{cls.__name__} and {other.__name__} are both called {min(common)!r}.")
+        _SCHEMES[cls.kind] = cls
 
     @classmethod
     @abstractmethod
@@ -107,6 +112,7 @@ class Sampling(ABC):
         Raises:
             ConfigurationError: `at_rate` does not know all parameters, so that other lots would be drawn.
         """
+        # A scheme with more parameters than its rate would silently be drawn with their defaults.
         rebuilt = type(self).at_rate(self.population, self.rate, self.unit)
         if not _alike(self, rebuilt):
             raise ConfigurationError(
@@ -264,6 +270,7 @@ def _check_statements(scheme: type[Sampling]) -> None:
     """Raise TypeError where a scheme that is accounted for leaves out a statement, or one contradicts another."""
     if "neighbouring_relation" in vars(scheme):
         raise TypeError(f"{scheme.__name__} states its neighbouring_relation: the name is neighboring_relation now.")
+    # A replaced record leaves a sum, and another one comes: twice the bound.
     fewest_changes = {
         "none": 0,
         "add_or_remove_one": 1,
@@ -344,6 +351,7 @@ class LotSamplings:
             ConfigurationError: Lots cannot have that size.
         """
         factor = self._factor(step)
+        # One object for all lots of a kind: the ledger is given the text of a sampling anew where the object is new.
         kind = (factor, step % self._sampling.cycle)
         if kind not in self._by_kind:
             self._by_kind[kind] = self._sampling.resized(factor).at(step)
