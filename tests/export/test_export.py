@@ -21,6 +21,7 @@ from dpbench.export.folder import build_file
 from dpbench.models import MLP, ConvGAN
 from dpbench.privacy.accounting.seal import seal_of
 from dpbench.runs.folder import RunFolder
+from dpbench.runs.numbers import membership_text
 from tests.support.cli import TINY, dpbench
 
 FILES = {"model.safetensors", "config.json", "privacy.json", "ledger.jsonl", "README.md"}
@@ -70,6 +71,9 @@ def test_the_card_says_what_is_known(runs: Path, tmp_path: Path) -> None:
     assert privacy["ledger_sha256"] == record["privacy"]["ledger"]["sha256"] == seal_of(out / "ledger.jsonl").sha256
     for words in ("Tuning", "Other runs on the same data", "Preparation of the data", "6 releases", "poisson"):
         assert words in text, words
+    facts = json.loads((out / "privacy.json").read_text())
+    assert facts["membership"] == record["privacy"]["membership"]
+    assert f"- Membership inference: {membership_text(facts['membership'])}." in text
     assert "Seeded noise" not in text and "differential-privacy" in front["tags"] and front["datasets"] == ["digits"]
     assert f"ε = {record['privacy']['epsilon']['rdp']:.3f} (RDP)" in text and record["code_hash"] in text
 

@@ -20,6 +20,7 @@ from dpbench.privacy.accounting.calibration import (
     solved,
 )
 from dpbench.privacy.accounting.composition import epsilon
+from dpbench.privacy.accounting.tradeoff import MembershipTarget, trade_off
 from dpbench.privacy.events import Event, SumQuery
 from dpbench.privacy.sampling import PoissonSampling
 
@@ -124,6 +125,59 @@ def test_remaining_releases() -> None:
     assert remaining_releases({one: count}, one, 2.0, DELTA, "rdp", 10**7) == 0
     assert remaining_releases({one: count - 3}, one, 2.0, DELTA, "rdp", 10**7) == 3
     assert remaining_releases({event(0.1): 1}, one, 2.0, DELTA, "rdp", 100) == 0
+
+
+ADVANTAGE = MembershipTarget(0.1)
+TRUE_POSITIVE_RATE = MembershipTarget(0.05, 0.01)
+
+
+def risk(setting: TrainingSetting) -> float:
+    assert setting.membership is not None
+    return setting.membership.reached(trade_off(setting.events))
+
+
+@pytest.mark.parametrize("target", [ADVANTAGE, TRUE_POSITIVE_RATE], ids=str)
+@pytest.mark.parametrize("training", [POISSON, pytest.param(FIXED, marks=pytest.mark.slow)], ids=["poisson", "fixed"])
+def test_within_a_membership_risk(training: TrainingSetting, target: MembershipTarget) -> None:
+    """Noise, rate and steps, each left out in turn, use the budget up, and 2 % less noise exceeds it."""
+    whole = solved(replace(training, noise_multiplier=None, membership=target))
+    assert target.limit * 0.999 <= risk(whole) <= target.limit
+    assert whole.noise_multiplier is not None
+    assert risk(replace(whole, noise_multiplier=0.98 * whole.noise_multiplier)) > target.limit
+    rate = solved(replace(whole, sample_rate=None))
+    assert rate.sample_rate == pytest.approx(whole.sample_rate, rel=1e-3)
+    assert risk(rate) <= target.limit
+    steps = solved(replace(whole, steps=None))
+    assert steps.steps is not None
+    assert steps.steps == pytest.approx(whole.steps, abs=1)
+    assert risk(steps) <= target.limit < risk(replace(steps, steps=steps.steps + 1))
+
+
+def test_a_membership_risk_of_what_was_spent() -> None:
+    whole = solved(replace(POISSON, steps=None, membership=ADVANTAGE))
+    assert whole.steps is not None
+    rest = solved(replace(whole, steps=None, spent={POISSON.event: 100}))
+    assert rest.steps == whole.steps - 100
+    with pytest.raises(ConfigurationError, match=r"advantage=0.1 allows no further step: with one, it is 0\."):
+        solved(replace(rest, steps=None, spent={POISSON.event: 10 * whole.steps}))
+
+
+def test_no_membership_risk_to_stay_within() -> None:
+    for limit in (0.0, 1.0, -1.0, math.nan):
+        with pytest.raises(ConfigurationError, match="advantage must lie strictly between 0 and 1"):
+            MembershipTarget(limit)
+    for limit, rate in ((0.01, 0.05), (0.1, 0.1), (0.1, 0.0), (1.0, 0.1), (0.1, math.nan)):
+        with pytest.raises(ConfigurationError, match="the true positive rate must lie strictly between"):
+            MembershipTarget(limit, rate)
+    with pytest.raises(ConfigurationError, match=r"give epsilon=1 or advantage=0.1, not both"):
+        replace(POISSON, epsilon=1.0, membership=ADVANTAGE)
+    with pytest.raises(ConfigurationError, match=r"beside advantage=0.1: nothing is missing"):
+        solved(replace(POISSON, membership=ADVANTAGE))
+    tiny = MembershipTarget(1e-6)
+    with pytest.raises(ConfigurationError, match="no noise_multiplier up to 10000 reaches advantage=1e-06"):
+        solved(replace(POISSON, noise_multiplier=None, sample_rate=1.0, membership=tiny))
+    with pytest.raises(ConfigurationError, match="advantage=1e-06 is out of reach at every rate"):
+        solved(replace(POISSON, sample_rate=None, population=100, membership=tiny))
 
 
 @given(limit=st.integers(0, 10**6), start=st.integers(1, 10**7), most=st.integers(1, 10**7))

@@ -46,6 +46,64 @@ def test_gaussian_without_sampling(z: float, steps: int) -> None:
     assert curve.advantage == pytest.approx(2 * norm.cdf(mu / 2) - 1, rel=1e-3)
 
 
+@pytest.mark.parametrize(("z", "rate"), [(1.0, 0.1), (0.5, 0.01), (3.0, 0.5)])
+def test_one_sampled_sum(z: float, rate: float) -> None:
+    """The best test of (1 − q)·N(0, z²) + q·N(1, z²) against N(0, z²) is a threshold (Neyman & Pearson).
+
+    The bound covers both directions of the neighboring relation, so where this test has large rates it is larger.
+    """
+    curve = trade_off({event(z, PoissonSampling(1000, rate)): 1})
+    false_positive_rates = RATES[1:-1]
+    thresholds = norm.isf(false_positive_rates)
+    exact = (1 - rate) * false_positive_rates + rate * norm.sf(thresholds - 1 / z)
+    bound = curve.max_true_positive_rate(false_positive_rates)
+    assert (bound >= exact * (1 - 1e-9)).all()
+    is_steep = (false_positive_rates >= 1e-4) & (false_positive_rates <= 0.3)
+    assert (bound[is_steep] <= exact[is_steep] * 1.01).all()
+    assert curve.advantage == pytest.approx(rate * (2 * norm.cdf(0.5 / z) - 1), rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("z", "rate", "steps", "true_positive_rates", "advantage"),
+    [
+        (1.1, 256 / 60_000, 1000, (0.00169789, 0.0151608, 0.130271), 0.0605461),
+        (0.8, 0.02, 300, (0.00984301, 0.0533579, 0.266646), 0.242053),
+        (2.0, 0.5, 20, (0.0287989, 0.123592, 0.44306), 0.423607),
+    ],
+)
+def test_riskcal(
+    z: float,
+    rate: float,
+    steps: int,
+    true_positive_rates: tuple[float, ...],
+    advantage: float,
+) -> None:
+    """Figures of riskcal 1.5.1 (Kulynych et al. 2024) with dp_accounting 0.6.
+
+    pld = privacy_loss_distribution.from_gaussian_mechanism(
+        z, sampling_prob=rate, value_discretization_interval=1e-4
+    ).self_compose(steps)
+    1 - riskcal.analysis.get_beta_from_pld(pld, alpha=[0.001, 0.01, 0.1]), riskcal.analysis.get_advantage_from_pld(pld)
+
+    Its true positive rates are no upper bounds: with an interval of 1e-5 they are smaller than the exact ones.
+    """
+    curve = trade_off({event(z, PoissonSampling(60_000, rate)): steps})
+    bound = curve.max_true_positive_rate([0.001, 0.01, 0.1])
+    assert (bound >= true_positive_rates).all()
+    np.testing.assert_allclose(bound, true_positive_rates, rtol=0.015)
+    assert curve.advantage == pytest.approx(advantage, rel=0.01)
+
+
+def test_randomized_response() -> None:
+    """Of (ε, 0)-DP alone: e^ε·fpr up to 1/(1 + e^ε), then the mirror image; its advantage is (e^ε − 1)/(e^ε + 1)."""
+    epsilon = 1.5
+    curve = TradeOff.from_profile(np.array([0.0, epsilon]), np.array([math.tanh(epsilon / 2), 0.0]))
+    corner = 1 / (1 + math.exp(epsilon))
+    exact = np.where(corner >= RATES, math.exp(epsilon) * RATES, 1 - math.exp(-epsilon) * (1 - RATES))
+    np.testing.assert_allclose(curve.max_true_positive_rate(RATES), exact, atol=1e-12)
+    assert curve.advantage == pytest.approx(math.tanh(epsilon / 2))
+
+
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 @pytest.mark.parametrize(
     ("sampling", "z", "steps"),
@@ -88,6 +146,20 @@ def test_polygon_is_the_least_of_all_tangents(slopes: list[float], deltas: list[
     flat = 1 - np.exp(-epsilon) * (1 - rates - delta)
     least = np.minimum(np.minimum(steep, flat).min(axis=1), 1.0)
     np.testing.assert_allclose(curve.max_true_positive_rate(rates[:, 0]), least, atol=1e-9)
+
+
+@pytest.mark.parametrize("sampling", [FixedSizeSampling(1000, 1000), FullParticipation(1000)])
+def test_rates_bound_the_best_attack_on_a_sum(sampling: Sampling) -> None:
+    """The attack that knows all other records: a threshold on the noised sum, played 100,000 times."""
+    z = 0.7
+    rng = np.random.default_rng(0)
+    others, members = z * rng.standard_normal((2, 100_000))
+    members += 1  # the sensitivity
+    bound = trade_off({event(z, sampling): 1}).max_true_positive_rate([0.01])
+    threshold = np.quantile(others, 0.99)
+    reached = (members > threshold).mean()
+    assert reached <= bound[0] + 0.005
+    assert reached >= 0.5 * bound[0]
 
 
 def test_which_accountant() -> None:

@@ -13,6 +13,7 @@ from dpbench.cli import main
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS
 from dpbench.privacy.accounting.composition import epsilon
 from dpbench.privacy.accounting.ledger import Header, Release, read_ledger
+from dpbench.privacy.accounting.tradeoff import trade_off
 from dpbench.privacy.accounting.writer import LedgerWriter
 from dpbench.privacy.events import Event, SumQuery
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling, ShuffledEpochs
@@ -93,6 +94,33 @@ def test_a_mismatch_is_refused_or_nominal(tmp_path: Path, capsys: pytest.Capture
     shuffled = write(tmp_path / "shuffled", sampling=ShuffledEpochs(1000, 20), relation="add_or_remove_one")
     assert "does not cover shuffled_epochs sampling" in refused(capsys, "account", shuffled)
     assert answer(capsys, "account", shuffled, "--nominal")["guarantee"] is False
+
+
+def test_membership_inference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the releases allow a membership test, of all runs together; a looser bound where PLD does not cover them."""
+    run = write(tmp_path / "run")
+    facts = answer(capsys, "account", run)["membership"]
+    curve = trade_off({Event(POISSON, (SumQuery("a", 1.0, 1.0),)): 50})
+    assert facts["advantage"] == pytest.approx(curve.advantage, rel=1e-6)
+    for false_positive_rate, rate in facts["true_positive_rates"].items():
+        bound = curve.max_true_positive_rate(float(false_positive_rate))
+        assert rate == pytest.approx(float(bound), rel=1e-6)
+    assert main(["account", str(run)]) == 0
+    out = capsys.readouterr().out
+    assert "membership inference       an attacker with a false positive rate of 1 % identifies at most " in out
+    assert "loose" not in out
+    again = write(tmp_path / "again", steps=50)
+    both = answer(capsys, "account", run, again)["membership"]
+    twice = trade_off({Event(POISSON, (SumQuery("a", 1.0, 1.0),)): 100})
+    assert both["advantage"] == pytest.approx(twice.advantage, rel=1e-6)
+    assert answer(capsys, "account", run, "--population", 10**6)["membership"]["nominal"] is True
+    fixed = write(tmp_path / "fixed", sampling=FIXED)
+    assert answer(capsys, "account", fixed)["membership"]["accountant"] == "rdp"
+    main(["account", str(fixed)])
+    assert "; a loose bound, by RDP)" in capsys.readouterr().out
+    shuffled = write(tmp_path / "shuffled", sampling=ShuffledEpochs(1000, 20), relation="add_or_remove_one")
+    main(["account", str(shuffled), "--nominal"])
+    assert "; nominal)" in capsys.readouterr().out
 
 
 def test_several_runs_compose(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -431,9 +459,35 @@ def test_going_on_with_a_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "known only from below" in refused(capsys, "calibrate", "--continue-from", run, "--epsilon", 3)
 
 
+def test_a_membership_risk_as_the_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("calibrate", "--sample-rate", 0.01, "--steps", 500)
+    facts = answer(capsys, *words, "--advantage", 0.1)
+    assert facts["solved_for"] == "noise_multiplier"
+    assert facts["membership"]["advantage"] == pytest.approx(0.1, rel=1e-3)
+    assert facts["membership"]["advantage"] <= 0.1
+    assert facts["target"]["reached"] == facts["membership"]["advantage"]
+    event = Event(PoissonSampling(1, 0.01), (SumQuery("a", 1.0, facts["noise_multiplier"]),))
+    assert facts["epsilon"] == pytest.approx(epsilon({event: 500}, DELTA), rel=1e-6)
+    run = write(tmp_path / "run", delta=1e-6)
+    facts = answer(capsys, "calibrate", "--continue-from", run, "--tpr", "0.1@0.01")
+    assert facts["solved_for"] == "steps"
+    assert facts["delta"] == 1e-6
+    assert 0.099 < facts["membership"]["true_positive_rates"]["0.01"] <= 0.1
+    main(["calibrate", "--continue-from", str(run), "--tpr", "0.1@0.01"])
+    out = capsys.readouterr().out
+    assert "target at a false positive rate of 0.01; 0.0" in out
+    assert "membership inference     an attacker with a false positive rate of 1 % identifies at most 10 % of" in out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--advantage", "1.5"], "advantage must lie strictly between 0 and 1, not 1.5"),
+        (["--advantage", "0.1", "--epsilon", "1"], "give epsilon=1 or advantage=0.1, not both"),
+        (["--advantage", "0.1", "--tpr", "0.05@0.01"], "give --advantage or --tpr, not both"),
+        (["--tpr", "0.01@0.05"], "the true positive rate must lie strictly between the false positive rate"),
+        (["--tpr", "0.05"], "--tpr must be a true positive rate at a false positive rate, TPR@FPR"),
+        (["--advantage", "0.1"], "beside advantage=0.1: nothing is missing"),
         (["--delta", "2"], "delta must lie strictly between 0 and 1, not 2.0"),
         (["--batch-size", "5"], "--sample-rate or --batch-size, not both"),
         (["--epochs", "5"], "--steps or --epochs, not both"),

@@ -14,9 +14,10 @@ from dpbench.runs.folder import RunFolder
 def text_of(
     delta: float | None = 1e-5,
     epsilons: dict[str, float] | None = None,
+    membership: dict[str, Any] | None = None,
     **config: Any,
 ) -> str:
-    privacy = {"delta": delta, "epsilon": epsilons or {"rdp": 1.0}, "unit": "user"}
+    privacy = {"delta": delta, "epsilon": epsilons or {"rdp": 1.0}, "unit": "user", "membership": membership}
     record = {
         "privacy": privacy,
         "metrics": {},
@@ -58,6 +59,17 @@ def test_it_says_that_times_tell_of_large_users() -> None:
     assert "large users" not in text_of(records={"local": {"max_examples": None, "max_steps": 3}})
     assert "large users" not in text_of(None, records={"local": {"max_examples": None}})
     assert "large users" not in text_of(records={"_target_": None})
+
+
+def test_it_says_what_a_membership_test_reaches() -> None:
+    """Rounded up: what is printed is a bound, too."""
+    facts = {"accountant": "pld", "nominal": False, "advantage": 0.12301, "true_positive_rates": {"0.01": 0.0730}}
+    line = (
+        "an attacker with a false positive rate of 1 % identifies at most 7.3 % of the members (advantage at most 0.124"
+    )
+    assert f"membership      {line})" in text_of(membership=facts)
+    assert f"{line}; a loose bound, by RDP)" in text_of(membership={**facts, "accountant": "rdp"})
+    assert "membership" not in text_of()  # a record of an older version
 
 
 @pytest.mark.parametrize(

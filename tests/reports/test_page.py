@@ -108,6 +108,7 @@ def is_closed(text: str) -> None:
 
 def test_a_run(tmp_path: Path) -> None:
     text = page(tmp_path / "new" / "r.html", made(tmp_path / "run"))
+    assert "Membership inference: an attacker with a false positive rate of 1 % identifies at most " in text
     assert sections(text) == ALWAYS | {"results", "epsilon", "bounds"}
     is_closed(text)
     assert "90.00 %" in text and "The unit of privacy is one example, of 1,000" in text

@@ -51,6 +51,7 @@ def test_train_sample_evaluate(run: Path, tmp_path: Path, capsys: pytest.Capture
     assert card["epsilon"] == record["privacy"]["epsilon"] and card["delta"] == 1e-4
     assert card["training_data"] == "digits" and card["unit"] == "example"
     page = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "- Membership inference: an attacker with a false positive rate of 1 % identifies at most " in page
     assert f"ε = {card['epsilon']['rdp']:.3f} (RDP)" in page and "strategy.secure=true before publishing" in page
     assert main(["evaluate", str(run), "--num-samples", "200"]) == 0
     shown = capsys.readouterr().out

@@ -19,7 +19,7 @@ from dpbench.export._network import Network, load_network
 from dpbench.privacy.accounting.ledger import Ledger
 from dpbench.reports.end_of_sweep import cost_of_sweep
 from dpbench.runs.folder import RunFolder
-from dpbench.runs.numbers import epsilon_text, epsilons_text, noise_text, uncovered_text
+from dpbench.runs.numbers import epsilon_text, epsilons_text, membership_text, noise_text, uncovered_text
 from dpbench.runs.provenance import config_hash
 from dpbench.runs.record import doubt, has_canaries, privacy_of, read_result, without_accuracy
 from dpbench.synthesis.sample import complete_ledger, guarantee, new_contents, resolve_out
@@ -43,6 +43,7 @@ _FROM_PRIVACY = (
     "sample_rate",
     "expected_batch_size",
     "sampling",
+    "membership",
 )
 _IN_FRONT = (
     "delta",
@@ -208,6 +209,7 @@ def _card(network: Network, facts: Mapping[str, Any]) -> str:
         files={"weights": WEIGHTS, "build": BUILD, "facts": FACTS, "ledger": RunFolder.ledger},
         epsilons=epsilons_text(facts["epsilon"]),
         noise=noise_text(facts) if facts["private"] else None,
+        membership=membership_text(facts["membership"]),
         uncovered=uncovered_text(facts),
         foreign=_FOREIGN,
     )

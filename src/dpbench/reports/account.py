@@ -21,10 +21,11 @@ from dpbench.privacy.accounting.composition import (
 from dpbench.privacy.accounting.ledger import Ledger, check_one_population, check_own_randomness
 from dpbench.privacy.accounting.planning import at_population
 from dpbench.privacy.accounting.stated_plan import own_process
+from dpbench.privacy.accounting.tradeoff import membership_bound
 from dpbench.privacy.events import Event
 from dpbench.reports.markdown import markdown_cell
 from dpbench.runs.ledgers import find_ledgers, noise_of, read_run_ledger, runs_without_privacy
-from dpbench.runs.numbers import ABSENT, epsilon_text, range_text, uncovered_text
+from dpbench.runs.numbers import ABSENT, epsilon_text, membership_text, range_text, uncovered_text
 from dpbench.templates import render
 
 _SHAPES = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
@@ -221,9 +222,20 @@ def _common_facts(
         "population": header.population,
         "sampling": _kinds(costs[request.accountants[0]]),
         "nominal_population": request.population is not None,
+        "membership": _membership(ledgers, request),
         "steps": sum(len(ledger.releases) for ledger in ledgers),
         "complete": all(ledger.wrong is None for ledger in ledgers),
     }
+
+
+def _membership(ledgers: Sequence[Ledger], request: AccountingRequest) -> dict[str, Any] | None:
+    """What all runs together allow a membership test; None where no accountant covers their lots."""
+    try:
+        facts = membership_bound(ledgers, request.nominal).facts()
+    except ConfigurationError:
+        return None
+    facts["nominal"] |= request.population is not None
+    return facts
 
 
 def _facts_of_one(ledger: Ledger, request: AccountingRequest, delta: float) -> dict[str, Any]:
@@ -262,6 +274,8 @@ def _facts_of_several(
     together = infinite if unprotected else _epsilons(every, request, delta)
     facts = _common_facts(every, request, delta, together)
     facts["epsilons"] = together
+    if unprotected:
+        facts["membership"] = None
     facts["charged_by"] = "composition"
     facts["runs"] = runs
     facts["without_privacy"] = unprotected
@@ -311,6 +325,7 @@ def _text(template: str, facts: dict[str, Any], ledgers: Sequence[Ledger], **mor
         figure=_figure,
         range=range_text,
         uncovered_of=uncovered_text,
+        membership_of=membership_text,
     )
     return text.rstrip("\n")
 

@@ -12,13 +12,15 @@ from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS
 from dpbench.privacy.accounting.calibration import TrainingSetting, missing_in, solved
 from dpbench.privacy.accounting.planning import FACTORS, neighborhood, sampling_at
+from dpbench.privacy.accounting.tradeoff import MembershipBound, MembershipTarget, curve_accountant, trade_off
 from dpbench.privacy.events import Event, SumQuery, effective_noise_multiplier, record_changes
 from dpbench.privacy.sampling import PoissonSampling, find_scheme
 from dpbench.runs.ledgers import read_one_ledger
-from dpbench.runs.numbers import epsilon_text
+from dpbench.runs.numbers import epsilon_text, membership_text
 from dpbench.templates import render
 
 _MOST_QUERIES = 12  # shown
+_USUAL_DELTA = 1e-5  # as of a training; of the ε that a membership risk comes with
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,8 @@ class TrainingValues:
         epsilon: ε.
         delta: δ.
         sampling: How lots are drawn, see `find_scheme`.
+        advantage: Largest advantage of a membership test, in place of ε.
+        tpr: "TPR@FPR", its largest true positive rate at a false positive rate, in place of ε.
     """
 
     noise_multiplier: float | None = None
@@ -108,6 +112,8 @@ class TrainingValues:
     epsilon: float | None = None
     delta: float | None = None
     sampling: str | None = None
+    advantage: float | None = None
+    tpr: str | None = None
 
     def setting(self, spent: Mapping[Event, int]) -> TrainingSetting:
         """The setting that accountants take, after what was spent before.
@@ -115,17 +121,39 @@ class TrainingValues:
         Raises:
             ConfigurationError: Two values say the same, or one is out of range.
         """
+        membership = self._membership()
+        delta = self.delta
+        if membership is not None and delta is None:
+            delta = _USUAL_DELTA
         return TrainingSetting(
             noise_multiplier=self.noise_multiplier,
             sample_rate=self._rate(),
             steps=self.steps,
             epochs=self.epochs,
             epsilon=self.epsilon,
-            delta=self.delta,
+            delta=delta,
             sampling=find_scheme(self.sampling or PoissonSampling.kind).kind,
             population=self.population,
             spent=spent,
+            membership=membership,
         )
+
+    def _membership(self) -> MembershipTarget | None:
+        if self.advantage is not None and self.tpr is not None:
+            raise ConfigurationError("give --advantage or --tpr, not both.")
+        if self.advantage is not None:
+            return MembershipTarget(self.advantage)
+        if self.tpr is None:
+            return None
+        limit, _, false_positive_rate = self.tpr.partition("@")
+        try:
+            rates = float(limit), float(false_positive_rate)
+        except ValueError:
+            raise ConfigurationError(
+                "--tpr must be a true positive rate at a false positive rate, TPR@FPR such as 0.05@0.01, not "
+                f"{self.tpr!r}."
+            ) from None
+        return MembershipTarget(*rates)
 
     def _rate(self) -> float | None:
         for name, other in (("sample_rate", "batch_size"), ("steps", "epochs")):
@@ -197,6 +225,8 @@ def request(
         sampling = sampling_at(sampling, values.population, values.batch_size)
     spent = run.events if ledger is not None else {}
     setting = replace(values, population=sampling.population, sampling=sampling.kind).setting(spent)
+    if setting.membership is not None and values.delta is None:
+        setting = replace(setting, delta=run.header.delta)
     of_run: dict[str, Any] = {
         "delta": run.header.delta,
         "sample_rate": sampling.rate,
@@ -243,10 +273,13 @@ def calibrate(setting: TrainingSetting, pattern: QueryPattern, accountant: str) 
     assert rate is not None
     assert steps is not None
     sampling = answer.event.sampling
+    epsilon_reached: float | None = answer.epsilon_by(accountant)
+    if epsilon_reached == math.inf:
+        epsilon_reached = None  # no order of this accountant gives one; beside a membership risk that is no failure
     facts: dict[str, Any] = {
         "solved_for": missing_in(setting)[0],
-        "epsilon": answer.epsilon,
-        "epsilon_reached": answer.epsilon_by(accountant),
+        "epsilon": epsilon_reached if answer.epsilon is None else answer.epsilon,
+        "epsilon_reached": epsilon_reached,
         "delta": answer.delta,
         "noise_multiplier": z,
         "sample_rate": rate,
@@ -261,11 +294,35 @@ def calibrate(setting: TrainingSetting, pattern: QueryPattern, accountant: str) 
         facts["population"] = answer.population
         facts["batch_size"] = sampling.expected_batch_size
     facts["nominal_population"] = pattern.elsewhere
+    facts |= _membership_facts(answer, pattern.elsewhere)
     if answer.spent:
         facts["steps_before"] = sum(answer.spent.values())
     facts["noise_std_over_max_grad_norm"] = z * record_changes(sampling, pattern.microbatch_size)
     facts |= pattern.facts(z)
     facts["neighbourhood"] = neighborhood(answer, accountant)
+    return facts
+
+
+def _membership_facts(answer: TrainingSetting, nominal: bool) -> dict[str, Any]:
+    """What the releases allow a membership test and, where that is the budget, how much of it they use."""
+    events = answer.events
+    curve = trade_off(events)
+    sampling = answer.event.sampling
+    bound = MembershipBound(
+        curve,
+        accountant=curve_accountant(events),
+        nominal=nominal,
+        unit=sampling.unit,
+        neighboring_relation=sampling.neighboring_relation,
+    )
+    facts: dict[str, Any] = {"membership": bound.facts()}
+    target = answer.membership
+    if target is not None:
+        facts["target"] = {
+            "limit": target.limit,
+            "false_positive_rate": target.false_positive_rate,
+            "reached": target.reached(curve),
+        }
     return facts
 
 
@@ -278,5 +335,6 @@ def calibration_text(facts: dict[str, Any]) -> str:
         factors=FACTORS,
         most_queries=_MOST_QUERIES,
         epsilon_of=epsilon_text,
+        membership_of=membership_text,
     )
     return text.rstrip("\n")

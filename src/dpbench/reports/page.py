@@ -46,6 +46,7 @@ from dpbench.runs.numbers import (
     ABSENT,
     epsilon_text,
     epsilons_text,
+    membership_text,
     noise_text,
     range_text,
     uncovered_text,
@@ -435,6 +436,7 @@ def _facts(subject: Subject, accountants: Sequence[str]) -> dict[str, Any]:
         "range_of": range_text,
         "noise_of": noise_text,
         "uncovered_of": uncovered_text,
+        "membership_of": membership_text,
         "some": _some,
     }
 

@@ -119,6 +119,34 @@ def noise_text(facts: Mapping[str, Any]) -> str:
     return f"noise multiplier {range_text(noise)}, expected batch size {size} of {records} (sampling rate {rate})"
 
 
+def membership_text(facts: Mapping[str, Any] | None) -> str | None:
+    """What releases allow a membership test, in one line for people; None where that is not known.
+
+    Figures are rounded up, so that they are bounds as they are printed.
+
+    Args:
+        facts: As `privacy.accounting.tradeoff.MembershipBound.facts` gives them; None: there are none.
+    """
+    if facts is None:
+        return None
+    percent = _rounded_up(100 * facts["true_positive_rates"]["0.01"])
+    notes = [f"advantage at most {_rounded_up(facts['advantage']):.3g}"]
+    if facts["accountant"] != "pld":
+        notes.append(f"a loose bound, by {facts['accountant'].upper()}")
+    if facts["nominal"]:
+        notes.append("nominal")
+    return (
+        f"an attacker with a false positive rate of 1 % identifies at most {percent:.3g} % of the members "
+        f"({'; '.join(notes)})"
+    )
+
+
+def _rounded_up(value: float) -> float:
+    """A positive number, rounded up to three digits."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return math.ceil(value / unit * (1 - 1e-9)) * unit
+
+
 def uncovered_text(facts: Mapping[str, Any]) -> str | None:
     """The δ that comes on top because noise ends somewhere, in one line for people; None where it is negligible.
 

@@ -125,6 +125,7 @@ def privacy_of(ledger: Path, private: bool = True) -> dict[str, Any]:
     """State what a ledger guarantees: epsilon by each accountant, δ, unit, neighboring relation, sampling.
 
     With `damage`, where there is any: no epsilon of such a ledger is proven.
+    `membership` says what the releases allow a membership test, where there are any and an accountant covers them.
     With microbatches `epsilon_microbatch` stands beside it: nominal, for a fixed microbatch (the papers' figure).
 
     Args:
@@ -134,6 +135,7 @@ def privacy_of(ledger: Path, private: bool = True) -> dict[str, Any]:
     if not private or not ledger.exists():
         return {"epsilon": dict.fromkeys(REPORTED), "delta": None, "unit": None, "neighbouring_relation": None}
     from dpbench.privacy.accounting.composition import ledger_epsilon, microbatch_epsilon  # brings dp_accounting
+    from dpbench.privacy.accounting.tradeoff import membership_bound
 
     book = read_run_ledger(ledger)
     header = book.header
@@ -150,6 +152,10 @@ def privacy_of(ledger: Path, private: bool = True) -> dict[str, Any]:
     }
     if book.releases:
         privacy |= noise_of(book)
+        try:
+            privacy["membership"] = membership_bound([book]).facts()
+        except ConfigurationError:  # no accountant covers the sampling
+            privacy["membership"] = None
     privacy["ledger"] = seal_of(ledger)._asdict()
     if book.wrong is not None:
         privacy["damage"] = book.wrong

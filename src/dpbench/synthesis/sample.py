@@ -25,7 +25,7 @@ from dpbench.run.saved_config import read_config
 from dpbench.run.saved_module import SavedModule, last_checkpoint, load_module, require_module
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.ledgers import read_run_ledger
-from dpbench.runs.numbers import epsilon_text
+from dpbench.runs.numbers import epsilon_text, membership_text
 from dpbench.runs.provenance import commit, config_hash
 from dpbench.runs.record import doubt, has_canaries, privacy_of, read_result
 from dpbench.templates import render
@@ -119,6 +119,7 @@ def _card(run: RunFolder, trained: SavedModule, number: int, seed: int) -> dict[
         "neighbouring_relation": privacy["neighbouring_relation"],
         "population": privacy.get("population"),
         "sampling": privacy.get("sampling"),
+        "membership": privacy.get("membership"),
         "secure_randomness": ledger is not None and ledger.secure,
         "learned_from_canaries": has_canaries(config),
         "run": config["run"]["name"],
@@ -174,6 +175,7 @@ def _readme(card: Mapping[str, Any], form: Format) -> str:
         card=card,
         contents=npz if form == "npz" else "PNGs, a folder for each class",
         guarantee=guarantee(card),
+        membership=membership_text(card["membership"]),
         card_file=CARD,
     )
 

@@ -1,4 +1,4 @@
-"""Budgets solved backwards: the noise, rate, number of steps or δ that a target ε leaves."""
+"""Budgets solved backwards: the noise, rate, number of steps or δ that a target leaves, an ε or a membership risk."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from scipy import optimize
 
@@ -17,6 +18,7 @@ from dpbench.privacy.accounting.accountants import (
     RenyiAccountant,
 )
 from dpbench.privacy.accounting.composition import check_delta, composable, delta_of, epsilon, find_accountant
+from dpbench.privacy.accounting.tradeoff import MembershipTarget, trade_off
 from dpbench.privacy.events import Event, SumQuery
 from dpbench.privacy.sampling import Sampling, find_scheme
 
@@ -449,6 +451,7 @@ class TrainingSetting:
         sampling: "poisson" or "fixed_size", or the kind of another scheme.
         population: Number of records; needed for lots of a fixed size.
         spent: Releases of an earlier run on the same data, part of ε.
+        membership: Budget in place of ε, which then follows from the rest at δ.
     """
 
     noise_multiplier: float | None = None
@@ -460,6 +463,7 @@ class TrainingSetting:
     sampling: str = "poisson"
     population: int | None = None
     spent: Mapping[Event, int] = field(default_factory=dict)
+    membership: MembershipTarget | None = None
 
     def __post_init__(self) -> None:
         ranges = {
@@ -476,6 +480,10 @@ class TrainingSetting:
             raise ConfigurationError(f"sample_rate must lie from {_SMALLEST_RATE:g} to 1, not {self.sample_rate:g}.")
         if self.delta is not None:
             check_delta(self.delta)
+        if self.membership is not None and self.epsilon is not None:
+            raise ConfigurationError(
+                f"give epsilon={self.epsilon:g} or {self.membership}, not both: the other one follows."
+            )
         if not self.scheme.known_by_rate:
             raise ConfigurationError(
                 f"{self.sampling} batches cannot be solved for: a rate does not say all of them; use poisson or fixed."
@@ -531,7 +539,10 @@ class TrainingSetting:
 
 
 def missing_in(setting: TrainingSetting) -> list[str]:
-    """Which of noise, rate, duration, ε and δ are None, by the names of the attributes ("steps" for the duration)."""
+    """Which of noise, rate, duration, ε and δ are None, by the names of the attributes ("steps" for the duration).
+
+    With a membership risk as the budget, ε and δ are none of them.
+    """
     duration: float | None = setting.steps
     if duration is None:
         duration = setting.epochs
@@ -542,6 +553,9 @@ def missing_in(setting: TrainingSetting) -> list[str]:
         "epsilon": setting.epsilon,
         "delta": setting.delta,
     }
+    if setting.membership is not None:
+        del values["epsilon"]
+        del values["delta"]
     return [name for name, value in values.items() if value is None]
 
 
@@ -549,12 +563,13 @@ def solved(setting: TrainingSetting, accountant: str = "rdp") -> TrainingSetting
     """Complete a setting with the value that was missing.
 
     Args:
-        setting: Lacks exactly one of noise, rate, duration, ε and δ.
-        accountant: A name in `ACCOUNTANTS`.
+        setting: Lacks exactly one of noise, rate, duration, ε and δ; with a membership risk as the budget, of the first
+            three.
+        accountant: A name in `ACCOUNTANTS`; a membership risk is accounted for by `trade_off` whatever it is.
 
     Returns:
         All filled in, `steps` always. ε is the target where one was given: what is reached may lie below it where the
-        solution is a whole number.
+        solution is a whole number. With a membership risk as the budget it stays None (`epsilon_by` gives it).
 
     Raises:
         ConfigurationError: Not exactly one is missing, or none is within reach.
@@ -568,12 +583,14 @@ def solved(setting: TrainingSetting, accountant: str = "rdp") -> TrainingSetting
         problem = "nothing is missing"
         if missing:
             problem = f"missing are {', '.join(missing)}"
-        raise ConfigurationError(
-            "leave out exactly one of noise_multiplier, sample_rate (or batch_size), steps (or epochs), epsilon and "
-            f"delta: {problem}."
-        )
-    solve = _SOLVERS[missing[0]]
-    solution = solve(setting, accountant)
+        names = "noise_multiplier, sample_rate (or batch_size), steps (or epochs), epsilon and delta"
+        if setting.membership is not None:
+            names = f"noise_multiplier, sample_rate (or batch_size) and steps (or epochs) beside {setting.membership}"
+        raise ConfigurationError(f"leave out exactly one of {names}: {problem}.")
+    if setting.membership is None:
+        solution = _SOLVERS[missing[0]](setting, accountant)
+    else:
+        solution = _SOLVERS_WITHIN_RISK[missing[0]](setting)
     return replace(
         solution,
         steps=solution.number_of_steps,
@@ -706,6 +723,99 @@ def _for_steps(setting: TrainingSetting, accountant: str) -> TrainingSetting:
     return replace(setting, steps=count)
 
 
+def _membership_risk(setting: TrainingSetting) -> float:
+    """What membership tests reach on the whole composition, of what its budget limits."""
+    assert setting.membership is not None
+    return setting.membership.reached(trade_off(setting.events))
+
+
+def _noise_within_risk(setting: TrainingSetting) -> TrainingSetting:
+    target = setting.membership
+    assert target is not None
+
+    @cache
+    def risk_at(noise_multiplier: float) -> float:
+        return _membership_risk(replace(setting, noise_multiplier=noise_multiplier))
+
+    low = _SMALLEST_NOISE
+    high = _LARGEST_NOISE
+    least_risk = risk_at(high)
+    if least_risk > target.limit:
+        raise ConfigurationError(
+            f"no noise_multiplier up to {high:.0f} reaches {target} in {setting.number_of_steps} steps: it is "
+            f"{least_risk:.4g} there; allow more, or train for fewer steps."
+        )
+    while risk_at(low) <= target.limit:
+        if low <= _LEAST_NOISE:
+            return replace(setting, noise_multiplier=low)
+        high = low
+        low /= 10
+    noise_multiplier = _solve(risk_at, target.limit, low, high)
+    return replace(setting, noise_multiplier=noise_multiplier)
+
+
+def _rate_within_risk(setting: TrainingSetting) -> TrainingSetting:
+    target = setting.membership
+    population = setting.population
+    assert target is not None
+
+    @cache
+    def risk_at(rate: float) -> float:
+        return _membership_risk(replace(setting, sample_rate=min(rate, 1.0)))
+
+    smallest = _SMALLEST_RATE
+    if population is not None:
+        smallest = 1 / population
+    least_risk = risk_at(smallest)
+    if least_risk > target.limit:
+        raise ConfigurationError(
+            f"{target} is out of reach at every rate: it is {least_risk:.4g} at a sample_rate of {smallest:.4g}; add "
+            "noise, make fewer steps, or allow more."
+        )
+    if setting.scheme.whole_lots:
+        assert population is not None
+
+        def fits(size: int) -> bool:
+            return size == 0 or risk_at(size / population) <= target.limit
+
+        size = largest_count(fits, population)
+        return replace(setting, sample_rate=size / population)
+    rate = 1.0
+    if risk_at(1.0) > target.limit:
+        rate = _solve(risk_at, target.limit, smallest, 1.0)
+    return replace(setting, sample_rate=rate)
+
+
+def _steps_within_risk(setting: TrainingSetting) -> TrainingSetting:
+    target = setting.membership
+    assert target is not None
+
+    @cache
+    def risk_at(steps: int) -> float:
+        return _membership_risk(replace(setting, steps=steps))
+
+    def fits(steps: int) -> bool:
+        return steps == 0 or risk_at(steps) <= target.limit
+
+    most = PLD_MOST_RELEASES - sum(setting.spent.values())
+    count = largest_count(fits, most)
+    if count == 0:
+        step = "step"
+        if setting.spent:
+            step = "further step"
+        raise ConfigurationError(
+            f"{target} allows no {step}: with one, it is {risk_at(1):.4g}; add noise, or allow more."
+        )
+    if count == most:
+        raise ConfigurationError(f"{target} allows more than {most:.0e} steps: it is no limit.")
+    return replace(setting, steps=count)
+
+
+_SOLVERS_WITHIN_RISK: dict[str, Callable[[TrainingSetting], TrainingSetting]] = {
+    "noise_multiplier": _noise_within_risk,
+    "sample_rate": _rate_within_risk,
+    "steps": _steps_within_risk,
+}
 _SOLVERS: dict[str, Callable[[TrainingSetting, str], TrainingSetting]] = {
     "noise_multiplier": _for_noise,
     "sample_rate": _for_rate,
