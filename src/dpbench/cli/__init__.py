@@ -54,6 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit status: 0, 1 for an error that the user can correct, 2 for wrong usage, 3 for a damaged ledger, 75 for a
         run whose time was over before it was finished, 130 for Ctrl-C, 143 for SIGTERM (128 and the signal's number).
     """
+    if arguments is None:
+        # What this process starts (workers, jobs of a queue) looks for no modules in the working directory, either.
+        os.environ.setdefault("PYTHONSAFEPATH", "1")
     if "_ARGCOMPLETE" in os.environ:  # a shell asks, see `dpbench completion`
         import argcomplete
 

@@ -51,7 +51,7 @@ if sys.platform == "linux":  # be told to stop, checkpoint and all, when whoever
     import ctypes, signal
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 from dpbench.cli import main
-sys.exit(main(sys.argv[1:]))
+sys.exit(main())
 """
 State = Literal["done", "running", "failed", "begun", "new"]
 HeldOut = Literal["test", "val"]
@@ -339,7 +339,7 @@ def _run(job: Job, words: Sequence[str], threads: int | None, lock: int) -> int:
     # Appended: what an interrupted run said before it was continued stays.
     with open(job.path / LOG, "ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, *words],
+            [sys.executable, "-P", "-c", _PROGRAM, *words],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
