@@ -41,14 +41,30 @@ def code_folder(config_dir: Path) -> Path:
         config_dir: What --config-dir names.
 
     Raises:
-        ConfigurationError: It is no folder.
+        ConfigurationError: It is no folder, or the configuration lies in one below it.
     """
     if not config_dir.is_dir():
         raise ConfigurationError(f"--config-dir {config_dir} is no folder.")
+    if not _has_groups(config_dir):
+        for levels in ("*", "*/*"):  # of a package, or of the folder that `dpbench new` makes around it
+            for below in sorted(config_dir.glob(levels)):
+                if _has_groups(below):
+                    raise ConfigurationError(
+                        f"--config-dir {config_dir} holds no configuration groups (model/, experiment/, ...), but "
+                        f"{below} does: name that folder."
+                    )
     folder = Path(os.path.abspath(config_dir)).parent
     while (folder / "__init__.py").is_file():
         folder = folder.parent
     return folder
+
+
+def _has_groups(folder: Path) -> bool:
+    """Whether a folder has files of a group that dpbench has too."""
+    for group in (*groups_of(conf_dir()), *_NO_CHOICES, "hydra"):
+        if next((folder / group).rglob("*.yaml"), None) is not None:
+            return True
+    return False
 
 
 @contextmanager
