@@ -43,6 +43,7 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
         ("my-paper", "'my-paper' cannot name a package"),
         ("class", "'class' cannot name a package"),
         ("../paper", "'../paper' cannot name a package"),
+        ("tests", "many projects have a folder or module tests"),
         ("torch", "a Python package torch is installed already"),
         ("dpsgd", "strategy=dpsgd exists already"),
         ("digits", "data=digits exists already"),

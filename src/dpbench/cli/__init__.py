@@ -18,7 +18,7 @@ from dpbench.cli import completion, experiments, new, privacy, publishing, resul
 from dpbench.cli.arguments import Answer, OneLineParser, current_options, print_json
 from dpbench.errors import DPBenchError, Interrupted, ReportedByAnotherRank
 from dpbench.run.processes import is_first
-from dpbench.run.runtime import wait_briefly
+from dpbench.run.runtime import wait_briefly, warn_in_one_line
 
 _GROUPS = {
     "experiments": experiments.add_parsers,
@@ -65,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # where Greek letters cannot be printed
     logging.getLogger("absl").setLevel(logging.ERROR)  # dp_accounting names each order that gives no bound
     wait_briefly()
+    warn_in_one_line()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] in _HYDRA_COMMANDS:
         options = argparse.Namespace(words=words[1:])
