@@ -6,15 +6,20 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dpbench.cli import main
 from dpbench.code import _source_hash, foreign_code
+from dpbench.data import ImageDataModule
 from dpbench.errors import ConfigurationError
+from dpbench.run import search_path
+from dpbench.run._misfit import misfit_of
 from dpbench.run.search_path import code_folder, imports_from
 from tests.support.cli import TINY, dpbench, dpbench_in_a_process
 
+PACKAGE = Path(search_path.__file__).parents[1]
 SOURCE = """\
 from pathlib import Path
 
@@ -126,6 +131,102 @@ def test_what_counts_as_its_code(tmp_path: Path) -> None:
     installed = code()
     (tmp_path / "own_last.py").write_text("x = 1\n")
     assert code() == installed
+
+
+WRONG = """\
+from dataclasses import replace
+
+from torch import nn
+
+from dpbench.privacy.mechanism.adaptive import MeanNormBounds
+from dpbench.strategies import DPSGD, AdaptiveMeanClipping
+
+
+class Silent(DPSGD):
+    def design(self):
+        super().design()
+
+
+class Shrinking(DPSGD):
+    def on_train_batch_start(self, *arguments):
+        super().on_train_batch_start(*arguments)
+        self.max_grad_norm *= 0.9
+
+
+class Total(MeanNormBounds):
+    def measure(self, squared_norms, groups):
+        return squared_norms.sqrt().sum()
+
+
+class Totals(AdaptiveMeanClipping):
+    def design(self):
+        recipe = super().design()
+        return replace(recipe, adaptation=Total(**vars(recipe.adaptation)))
+
+
+class Net(nn.Module):
+    def __init__(self, input_shape: tuple[int, int, int], num_classes: int):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(100, num_classes))
+
+    def forward(self, images):
+        return self.layers(images)
+"""
+_NET = "the network and the batches do not fit: mat1 and mat2 shapes cannot be multiplied ("
+_FIT = "Make the layers fit what the data set provides: input_shape=(1, 8, 8), num_classes=10."
+
+
+@pytest.mark.parametrize(
+    ("words", "messages"),
+    [
+        (
+            ["strategy._target_=own_wrong.Silent"],
+            ["Silent.design must return a Recipe ", "not None: is a return missi"],
+        ),
+        (["strategy._target_=own_wrong.Shrinking"], ["let it move over the steps by max_grad_norm_schedule, or make"]),
+        (
+            ["strategy=adaptive_mean", "strategy._target_=own_wrong.Totals"],
+            ["Total.measure must return a tensor of shape (2,), a sum over the records for each group, not one of s"],
+        ),
+        (["model=none", "model._target_=own_wrong.Net"], [_NET, "(own_wrong.py, line 37, in forward). ", _FIT]),
+        (["model=none", "model._target_=own_wrong.Net", "strategy=none"], [_NET, "line 37, in forward). ", _FIT]),
+    ],
+)
+def test_what_is_wrong_with_own_classes_is_said_in_one_line(
+    words: list[str],
+    messages: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "mine" / "conf" / "model").mkdir(parents=True)
+    (tmp_path / "mine" / "conf" / "model" / "any.yaml").touch()
+    (tmp_path / "mine" / "own_wrong.py").write_text(WRONG)
+    monkeypatch.delitem(sys.modules, "own_wrong", raising=False)
+    base = ["train", "--config-dir", "mine/conf", "data.image_size=8", "logger=none", "trainer.max_steps=2"]
+    model = [] if "model=none" in words else ["model=mlp", "model.hidden=[16]"]
+    _, err = dpbench(tmp_path, *base, *model, *words, status=1)
+    (line,) = [line for line in err.splitlines() if line.startswith("dpbench: error: ")]
+    assert all(message in line for message in messages), line
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("function", "file", "words", "is_misfit"),
+    [
+        ("forward", "own.py", "size mismatch", True),
+        ("forward", f"{PACKAGE}/modules/classifier.py", "size mismatch", True),
+        ("forward", "own.py", "CUDA error: an illegal memory access was encountered", False),
+        ("load", "own.py", "size mismatch", False),  # of a data set
+        ("forward", f"{PACKAGE}/privacy/mechanism/clipping.py", "size mismatch", False),  # of our own arithmetic
+    ],
+)
+def test_other_errors_keep_their_traceback(function: str, file: str, words: str, is_misfit: bool) -> None:
+    names: dict[str, Any] = {}
+    exec(compile(f"def {function}(): raise RuntimeError({words!r})", file, "exec"), names)
+    with pytest.raises(RuntimeError) as caught:
+        names[function]()
+    caught.value.__traceback__ = caught.tb.tb_next  # without this file
+    assert (misfit_of(caught.value, ImageDataModule("digits")) is not None) is is_misfit
 
 
 def test_an_unfinished_run_is_continued_by_the_line_that_it_prints(folder: Path) -> None:
