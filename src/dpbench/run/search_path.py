@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -15,12 +17,14 @@ from typing import Any
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from dpbench.errors import ConfigurationError, brief
+from dpbench.runs.command import key_of
 
 ENTRY_POINT_GROUP = "dpbench.conf"
 _DISTRIBUTION = "dpbench-lightning"  # not "dpbench", which is another project on the package registry
+_LONGEST_SETTINGS = 80  # letters in the name of a folder
 _NO_CHOICES = ("table", "base")  # definitions of tables, and what files of several choices share
 
 
@@ -179,8 +183,42 @@ def _unless(value: Any, default: Any) -> Any:
     return default if value is None else None
 
 
+def _swept_settings(*, _root_: DictConfig) -> str:
+    """What a job of a sweep has of the settings that differ: "-lr_0.1-seed_3", for the name of its folder.
+
+    It has letters, digits and ._+- only: nothing that a file system, a shell or Hydra's grammar minds. A choice that is
+    a part of the run's name already, such as the model, is not said twice; the end of a long text is cut off.
+    """
+    words: dict[str, str] = {}
+    overrides = OmegaConf.to_container(_root_.hydra.overrides.task, resolve=False)
+    assert isinstance(overrides, list)
+    for word in map(str, overrides):
+        words[key_of(word)] = word.partition("=")[2]
+    swept = OmegaConf.select(_root_, "hydra.callbacks.folders.swept", default=None) or []
+    settings = {key: words[key] for key in map(str, swept) if key in words and not key.startswith("run.")}
+    ends = Counter(key.rpartition(".")[2] for key in settings)
+    text = ""
+    for key, word in settings.items():
+        value = re.sub(r"[^A-Za-z0-9.+-]+", "_", _rounded(word)).strip("_")
+        if key in _root_.hydra.runtime.choices and value in str(_root_.run.name).split("-"):
+            continue
+        end = key.rpartition(".")[2]
+        name = re.sub(r"[^A-Za-z0-9.]+", "_", end if ends[end] == 1 else key)
+        text += f"-{name}_{value}"
+    return text[:_LONGEST_SETTINGS].rstrip(".-_")
+
+
+def _rounded(value: str) -> str:
+    """A number with six digits, as an optimizing sweeper does not give it."""
+    try:
+        return value if len(value) <= len("0.123456") else f"{float(value):.6g}"
+    except ValueError:
+        return value
+
+
 # Here, because whatever composes a configuration, or resolves one that another process has composed, imports this.
 OmegaConf.register_new_resolver("unless", _unless, replace=True)
+OmegaConf.register_new_resolver("swept_settings", _swept_settings, replace=True)
 
 
 def use_plugins() -> None:
