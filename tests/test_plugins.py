@@ -20,6 +20,7 @@ from dpbench.run import search_path
 from dpbench.runs.provenance import config_hash, fingerprint
 from tests.support.cli import ROOT, dpbench_in_a_process, start, weights
 
+PRIVATE = "0-waves-strategy_radius"
 WAVES = ["experiment=waves", "logger=none", "run.checkpoint_every_n_steps=5"]
 
 
@@ -42,12 +43,13 @@ def runs(site: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_strategy_a_model_a_data_set_and_a_task(runs: Path) -> None:
-    private, plain = (json.loads((runs / f"{number}-waves" / "result.json").read_text()) for number in (0, 1))
+    folders = [runs / PRIVATE, runs / "1-waves-strategy_none"]
+    private, plain = (json.loads((folder / "result.json").read_text()) for folder in folders)
     assert 1 < private["privacy"]["epsilon"]["pld"] < private["privacy"]["epsilon"]["rdp"] < 10
     assert plain["privacy"]["delta"] is None
     assert plain["metrics"]["test/error"] < private["metrics"]["test/error"] < 2
     assert list(private["foreign_code"]) == ["waves"]
-    assert (runs / "0-waves" / "curves.png").stat().st_size > 10_000
+    assert (runs / PRIVATE / "curves.png").stat().st_size > 10_000
 
 
 def test_its_runs_stand_in_tables(runs: Path, site: str) -> None:
@@ -72,7 +74,7 @@ def test_it_resumes_bit_by_bit(runs: Path, site: str) -> None:
     _, err = process.communicate(timeout=1200)
     assert process.returncode == 143 and "dpbench resume" in err
     dpbench_in_a_process(runs, "resume", "cut", PYTHONPATH=site)
-    assert (weights(runs / "cut") == weights(runs / "0-waves")).all()
+    assert (weights(runs / "cut") == weights(runs / PRIVATE)).all()
 
 
 def test_the_help_lists_its_files(runs: Path, site: str) -> None:
@@ -164,7 +166,7 @@ def test_a_broken_plugin_is_one_line(value: str, message: str, tmp_path: Path, m
 
 @pytest.mark.slow
 def test_its_model_is_exported(runs: Path, site: str, tmp_path: Path) -> None:
-    dpbench_in_a_process(tmp_path, "export", str(runs / "0-waves"), "--out", "model", "--insecure", PYTHONPATH=site)
+    dpbench_in_a_process(tmp_path, "export", str(runs / PRIVATE), "--out", "model", "--insecure", PYTHONPATH=site)
     built = json.loads((tmp_path / "model" / "config.json").read_text())
     assert built["target"].startswith("waves.") and "not a class of dpbench" in built["note"]
     assert (tmp_path / "model" / "model.safetensors").is_file()

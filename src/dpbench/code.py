@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import platform
 import sys
+import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -48,6 +50,7 @@ def code_hash(package: Path = Path(__file__).parent) -> str:
 def foreign_code(config: Mapping[str, Any]) -> dict[str, str]:
     """Package → sixteen hexadecimal digits for its source, of each that the configuration names and dpbench is not.
 
+    To the source of a package that is not installed belong the modules beside it that it imports.
     Modules of dpbench that only read runs are among them where they take part in one, such as a callback that draws.
     Noise is keyed by them: an edited model under the same seed must not get the noise of the model before.
 
@@ -113,12 +116,102 @@ def sources_of(objects: Iterable[type | Callable[..., Any]]) -> dict[str, str]:
     return hashes
 
 
+def changed_sources(before: Mapping[str, str]) -> list[str]:
+    """List the packages whose source is another one by now, whatever this process has imported of them.
+
+    Args:
+        before: From `foreign_code`.
+    """
+    changed = []
+    for package, source in before.items():
+        try:
+            now = _source_hash.__wrapped__(package)
+        except ConfigurationError:
+            now = None
+        if now != source:
+            changed.append(package)
+    return changed
+
+
+def sources_text(sources: Mapping[str, str]) -> str:
+    """What `foreign_code` gives, in one word of a table."""
+    return " ".join(f"{package}={source}" for package, source in sorted(sources.items()))
+
+
 @cache
 def _source_hash(package: str) -> str:
+    files = _files_of(package)
     digest = hashlib.sha256()
-    for name, path in _files_of(package):
+    for name, path in files:
         digest.update(name.encode() + path.read_bytes())
+    for module, own_files in _imported_beside(package, files).items():
+        for name, path in own_files:
+            digest.update(module.encode() + name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _imported_beside(package: str, files: list[tuple[str, Path]]) -> dict[str, list[tuple[str, Path]]]:
+    """Modules that lie in one folder with a package and that it imports, directly or by each other, with their files.
+
+    By their import statements: a module that is imported by a name that is computed is not among them.
+
+    Args:
+        package: Or a module that is one file.
+        files: Of it.
+    """
+    folder = _folder_of(package, files)
+    if folder is None or _is_installation(folder):
+        return {}
+    beside: dict[str, list[tuple[str, Path]]] = {}
+    waiting = list(files)
+    while waiting:
+        _, path = waiting.pop()
+        for module in sorted(_imports_of(path) - {package} - _KNOWN - beside.keys()):
+            if not (folder / module).is_dir() and not any(
+                (folder / f"{module}{ending}").is_file() for ending in _SOURCES
+            ):
+                continue
+            try:
+                own_files = _files_of(module)
+            except ConfigurationError:
+                continue
+            if _folder_of(module, own_files) == folder:  # else an installed package takes precedence
+                beside[module] = own_files
+                waiting += own_files
+    return dict(sorted(beside.items()))
+
+
+def _folder_of(package: str, files: list[tuple[str, Path]]) -> Path | None:
+    """The folder from which a package is imported; None of one that is spread over several."""
+    folders = set()
+    for name, path in files:
+        steps = 0 if name == package else len(Path(name).parts)
+        folders.add(path.absolute().parents[steps])
+    return folders.pop() if len(folders) == 1 else None
+
+
+def _is_installation(folder: Path) -> bool:
+    """Whether a folder holds installed packages, whose versions tell what they are."""
+    if {"site-packages", "dist-packages"} & {*folder.parts} or folder == Path(sysconfig.get_path("stdlib")):
+        return True
+    return next(folder.glob("*.dist-info"), None) is not None
+
+
+def _imports_of(path: Path) -> set[str]:
+    """The first parts of the names that a file imports, wherever in it."""
+    if path.suffix != ".py":
+        return set()
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):  # nothing that this Python imports
+        return set()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
+            names.add(node.module.partition(".")[0])
+    return names
 
 
 def _files_of(package: str) -> list[tuple[str, Path]]:

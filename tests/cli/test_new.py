@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from dpbench.code import _source_hash
+from dpbench.reproduce._jobs import Job, run_job, table_jobs
+from dpbench.reproduce.tables import read_table
 from tests.support.cli import ROOT, dpbench, dpbench_in_a_process
 
 QUICK = ["logger=none", "trainer.max_steps=3"]
@@ -24,6 +27,15 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "my_paper"
 
 
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a new process."""
+    _source_hash.cache_clear()
+    for name in list(sys.modules):
+        if name.partition(".")[0] == "my_paper":
+            monkeypatch.delitem(sys.modules, name)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -31,6 +43,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("my-paper", "'my-paper' cannot name a package"),
         ("class", "'class' cannot name a package"),
         ("../paper", "'../paper' cannot name a package"),
+        ("tests", "many projects have a folder or module tests"),
         ("torch", "a Python package torch is installed already"),
         ("dpsgd", "strategy=dpsgd exists already"),
         ("digits", "data=digits exists already"),
@@ -67,6 +80,62 @@ def test_it_trains_where_it_lies(package: Path, tmp_path: Path) -> None:
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert list(result["foreign_code"]) == ["my_paper"] and result["steps"] == 3
     assert "test/error" in result["metrics"] and result["privacy"]["epsilon"]["rdp"] > 0
+
+
+def test_its_table_is_listed_where_it_lies_and_a_bad_one_beside_it_named(package: Path, tmp_path: Path) -> None:
+    conf = shutil.copytree(package, tmp_path / "my_paper") / "my_paper" / "conf"
+    (conf / "table" / "my_paper" / "bad.yaml").write_text("title: [")
+    (conf / "table" / "my_paper" / "worse.yaml").write_text("titel: x")
+    out, _ = dpbench(tmp_path, "reproduce", "list", "--config-dir", str(conf))
+    lines = {line.split()[0]: line for line in out.splitlines()}
+    assert "Error against noise" in lines["my_paper/noise"] and "pyvacy/mnist" in lines
+    assert "cannot be read: " in lines["my_paper/bad"] and "bad.yaml defines no table" in lines["my_paper/bad"]
+    assert "unknown key titel" in lines["my_paper/worse"]
+    out, _ = dpbench(tmp_path, "reproduce", "list", "--config-dir", str(conf), "--json")
+    tables = {table["name"]: table for table in json.loads(out)}
+    assert tables["my_paper/noise"]["hours"] == 0.03 and "error" not in tables["my_paper/noise"]
+    assert tables["my_paper/bad"]["title"] is None and "defines no table" in tables["my_paper/bad"]["error"]
+    _, err = dpbench(tmp_path, "reproduce", "my_paper/bad", "--config-dir", str(conf), status=1)
+    assert "bad.yaml defines no table" in err
+
+
+def jobs_to_do(folder: Path, *words: str) -> list[Job]:
+    conf = folder / "my_paper" / "my_paper" / "conf"
+    _source_hash.cache_clear()
+    table = read_table("my_paper/noise", conf).selected(("low",), words, 1)
+    return table_jobs(table, folder / "runs", config_dir=conf)
+
+
+def test_its_table_is_run_by_the_code_of_the_package(package: Path, tmp_path: Path) -> None:
+    """An edit of it makes other jobs, also of one that has waited for its turn."""
+    shutil.copytree(package, tmp_path / "my_paper")
+    module = tmp_path / "my_paper" / "my_paper" / "module.py"
+    job, baseline = jobs_to_do(tmp_path)
+    assert list(job.foreign_code) == ["my_paper"] == list(baseline.foreign_code)
+    assert job.commands()[0][:3] == ["train", "--config-dir", str(tmp_path / "my_paper/my_paper/conf")]
+    module.write_text(module.read_text() + "# edited\n")
+    assert jobs_to_do(tmp_path)[0].folder != job.folder
+    run_job(job, 1)
+    assert "the source of my_paper has changed since this table began" in job.attempt()["error"]
+    assert not job.run.begun
+
+
+@pytest.mark.slow
+def test_its_table_is_reproduced_where_it_lies(package: Path, tmp_path: Path) -> None:
+    shutil.copytree(package, tmp_path / "my_paper")
+    conf = "my_paper/my_paper/conf"
+    words = ["reproduce", "my_paper/noise", "seeds=1", "rows=low", "columns=my_paper", "--config-dir", conf]
+    out, _ = dpbench(tmp_path, *words)
+    assert "1/1 done" in out and "written to results/my_paper_noise" in out
+    module = tmp_path / "my_paper" / "my_paper" / "module.py"
+    module.write_text(module.read_text().replace("hidden: int = 32", "hidden: int = 31"))
+    _source_hash.cache_clear()
+    out, _ = dpbench(tmp_path, *words)
+    assert "results/my_paper_noise holds runs of other code of my_paper and stays as it is" in out
+    out, _ = dpbench(tmp_path, *words, "--replace")
+    assert "written to results/my_paper_noise" in out
+    out, _ = dpbench(tmp_path, *words, "--status")
+    assert "1/1 done" in out and "made by other code" not in out
 
 
 def its_tests(package: Path, *words: str) -> subprocess.CompletedProcess[str]:

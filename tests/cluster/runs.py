@@ -69,7 +69,7 @@ def sweep_is_as_on_one_machine(
     made = dpbench(*words, *there, "hydra.sweep.dir=there", folder=folder, environment=environment)
     assert made.returncode == 0, made.stderr
     assert dpbench(*words, "hydra.sweep.dir=here", folder=folder).returncode == 0
-    for name in ("0-digits-mlp-dpsgd", "1-digits-mlp-dpsgd"):
+    for name in ("0-digits-mlp-dpsgd-seed_1", "1-digits-mlp-dpsgd-seed_2"):
         assert same(folder / "there" / name, folder / "here" / name)
 
 

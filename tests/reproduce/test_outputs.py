@@ -204,6 +204,18 @@ def test_results_are_not_wiped_out_by_fewer_or_other_runs(tmp_path: Path, monkey
     assert conflicting_results(tmp_path, two) == "a runs.csv without config_hash"
 
 
+def test_results_of_an_edited_package_are_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpbench.reproduce._results.code_hash", lambda: "other")
+    measured = runs({("short", "private", 0): 0.80}).assign(foreign_code="nets=0123 theirs=4567")
+    measured.to_csv(tmp_path / "runs.csv", index=False)
+    assert conflicting_results(tmp_path, measured) is None
+    edited_since = measured.assign(foreign_code="nets=0123 theirs=89ab")
+    assert conflicting_results(tmp_path, edited_since) == "runs of other code of theirs"
+    assert conflicting_results(tmp_path, edited_since, any_code=True) is None
+    runs({("short", "private", 0): 0.80}).to_csv(tmp_path / "runs.csv", index=False)  # of an older version
+    assert conflicting_results(tmp_path, measured) == "runs of other code of nets, theirs"
+
+
 def test_the_readme_says_what_epsilon_is_for(definition: Path, tmp_path: Path) -> None:
     table = read_table(str(definition))
     measured = runs({("short", "private", 0): 0.80, ("short", "plain", 0): 0.84})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -22,7 +23,7 @@ from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.reports.end_of_run import EndOfRun
 from dpbench.run._checkpoint import LastCheckpoint
 from dpbench.run.build import plain
-from dpbench.run.jobs import launch
+from dpbench.run.jobs import check_run, launch
 from dpbench.run.progress import RunProgress
 from dpbench.run.search_path import conf_dir
 from dpbench.run.train import train as run_training
@@ -74,11 +75,49 @@ def test_runs_and_sweeps_of_one_second(one_second: Path) -> None:
     assert seen == [
         "outputs/2026-11-22/07-30-00-digits-mlp-dpsgd 1",
         "outputs/2026-11-22/07-30-00-digits-mlp-dpsgd-2 2",
-        "multirun/2026-11-22/07-30-00/0-it's 3",
-        "multirun/2026-11-22/07-30-00/1-it's 4",
-        "multirun/2026-11-22/07-30-00-2/0-it's 5",
-        "multirun/2026-11-22/07-30-00-2/1-it's 6",
+        "multirun/2026-11-22/07-30-00/0-it's-seed_3 3",
+        "multirun/2026-11-22/07-30-00/1-it's-seed_4 4",
+        "multirun/2026-11-22/07-30-00-2/0-it's-seed_5 5",
+        "multirun/2026-11-22/07-30-00-2/1-it's-seed_6 6",
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (
+            ["strategy=dpsgd,automatic", "optimizer.lr=0.1,0.300000004"],
+            ["mlp-dpsgd-lr_0.1", "mlp-dpsgd-lr_0.3", "mlp-automatic-lr_0.1", "mlp-automatic-lr_0.3"],
+        ),
+        (["model=mlp", "model.hidden=[16,8],[32]"], ["mlp-dpsgd-hidden_16_8", "mlp-dpsgd-hidden_32"]),
+        (  # one value is swept over by no one, and a number is not found in the name
+            ["seed=1", "run.name=trial-1,trial-2", "strategy.noise_multiplier=1,2"],
+            [f"trial-{trial}-noise_multiplier_{number}" for trial in (1, 2) for number in (1, 2)],
+        ),
+        (["run.name=a", "run.tags=[b],[c]"], ["a", "a"]),
+        (  # two options of one name
+            ["run.name=a", "data.inserted.seed=1,2", "seed=3"],
+            ["a-seed_1", "a-seed_2"],
+        ),
+        (
+            ["run.name=a", "data.inserted.seed=1,2", "seed=3,4"],
+            [f"a-data.inserted.seed_{inserted}-seed_{seed}" for inserted in (1, 2) for seed in (3, 4)],
+        ),
+        (["run.name=a", f"model.hidden=[{','.join(['1000'] * 30)}],[7]"], [f"a-hidden{'_1000' * 14}_10", "a-hidden_7"]),
+    ],
+)
+def test_folders_of_a_sweep_say_what_differs(words: list[str], names: list[str], one_second: Path) -> None:
+    seen: list[str] = []
+    launch(
+        ["-m", *TINY, *words],
+        task=lambda cfg: seen.append(Path(HydraConfig.get().runtime.output_dir).name),
+    )
+    expected = []
+    for number, name in enumerate(names):
+        expected.append(f"{number}-{name}" if name[0] in "at" else f"{number}-digits-{name}")
+    assert seen == expected
+    assert all(re.fullmatch(r"[\w.+-]{1,200}", name) for name in seen)
+    assert check_run([*TINY, f"after=runs/{seen[-1]}"]).after == f"runs/{seen[-1]}"  # without quotes
 
 
 def test_a_refused_run_takes_its_own_folder_away_only(

@@ -168,7 +168,7 @@ def test_no_class_is_imported_from_the_folder(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """In the folder, beside it and above it, where Python looks for modules in the working directory."""
+    """In the folder, beside it and above it, where PYTHONPATH has Python look for modules."""
     mark = tmp_path / "mark"
     with_a_class_of_its_own(given, mark, where)
     monkeypatch.chdir(tmp_path / where)
@@ -182,14 +182,40 @@ def test_no_class_is_imported_from_the_folder(
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["resume", "export"])
 def test_no_class_is_imported_by_a_process_of_its_own(command: str, given: Path, tmp_path: Path) -> None:
-    """By `python -m`, which puts the working directory first where modules are looked for."""
+    """With the working directory among the places where modules are looked for."""
     mark = tmp_path / "mark"
     with_a_class_of_its_own(given, mark, ".")
     words = [sys.executable, "-m", "dpbench", *words_of(COMMANDS[command], given)]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
     assert "nothing is imported from the folder of a run" in done.stderr
     assert not mark.exists()
+
+
+def test_no_module_is_imported_because_the_folder_is_the_working_directory(tmp_path: Path) -> None:
+    """`python -m` would look there before it looks among installed packages and Python's own modules."""
+    for name in ("argparse", "difflib", "logging"):
+        (tmp_path / f"{name}.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'mark')!r})\n")
+    words = [sys.executable, "-m", "dpbench", "--version"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.startswith("dpbench "), done.stderr
+    assert not (tmp_path / "mark").exists()
+
+
+def test_nor_by_what_a_command_starts(tmp_path: Path) -> None:
+    """Workers of joblib, processes of a training and jobs of a queue are `python -m` and `python -c`."""
+    (tmp_path / "argparse.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'mark')!r})\n")
+    program = (
+        "import contextlib, subprocess, sys\nfrom dpbench.cli import main\n"
+        "with contextlib.suppress(SystemExit): main()\n"
+        "subprocess.run([sys.executable, '-c', 'import argparse'], check=True)\n"
+    )
+    words = [sys.executable, "-P", "-c", program, "--version"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    subprocess.run(words, cwd=tmp_path, env=environment, check=True)
+    assert not (tmp_path / "mark").exists()
 
 
 def test_a_class_of_a_package_elsewhere_is_imported(

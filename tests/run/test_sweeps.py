@@ -18,8 +18,10 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from dpbench.cli import main
+from dpbench.data import ImageDataModule
 from dpbench.errors import ConfigurationError
 from dpbench.reports.end_of_sweep import end_of_sweep
+from dpbench.run import build
 from dpbench.run.jobs import launch
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.sweep import Sweep
@@ -87,6 +89,15 @@ def test_a_grid_ends_with_its_table(capsys: pytest.CaptureFixture[str]) -> None:
             "strategy=none has no max_grad_norm: left out there (3 runs of 4 combinations)",
         ),
         (
+            ["strategy=dpsgd,none", "++strategy.max_grad_norm=0.3,1"],
+            [
+                ["strategy=dpsgd", "++strategy.max_grad_norm=0.3"],
+                ["strategy=dpsgd", "++strategy.max_grad_norm=1"],
+                ["strategy=none"],
+            ],
+            "strategy=none has no max_grad_norm: left out there (3 runs of 4 combinations)",
+        ),
+        (
             ["model=mlp,mnist_cnn", "model.hidden=[16],[32]", "seed=0", "hydra.sweeper.max_batch_size=1"],
             [
                 ["model=mlp", "model.hidden=[16]", "seed=0"],
@@ -110,6 +121,66 @@ def test_an_option_that_a_choice_does_not_have_is_left_out_of_its_runs(
     with pytest.warns(UserWarning, match=re.escape(warning)):
         launch(["-m", *words], task=job)
     assert composed == runs
+
+
+def test_what_was_left_out_is_said_in_one_line(tmp_path: Path) -> None:
+    program = (
+        "import sys; from dpbench.cli import main, train; train.train_and_report = lambda cfg: None; "
+        "train.report_sweep = None; sys.exit(main())"
+    )
+    words = ["train", "-m", *FEW, "strategy=dpsgd,none", "strategy.max_grad_norm=0.3,1"]
+    process = start(tmp_path, program, *words, module="-c")
+    _, err = process.communicate(timeout=HANGS)
+    assert process.returncode == 0, err
+    (line,) = [line for line in err.splitlines() if "left out there" in line]
+    assert line.startswith("dpbench: warning: strategy=none has no delta, max_grad_norm: ") and ".py" not in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["strategy=dpsgd,clip_only", "strategy.target_epsilon=3,null", "seed=0"],
+            "strategy=clip_only strategy.target_epsilon=3: ClipOnly is not private and cannot meet a target_epsilon",
+        ),
+        (
+            ["strategy=discretized,dpsgd", "strategy.priors=[0.1,0.8,0.1]"],
+            "strategy=dpsgd: priors are used by error correction only: set correction_threshold, too.",
+        ),
+        (
+            ["model=mlp,mnist_cnn", "data.image_size=28,4"],
+            "model=mnist_cnn data.image_size=4: model: mnist_cnn needs images of at least 14×14 pixels, not 1×4×4",
+        ),
+    ],
+)
+def test_what_would_fail_later_is_said_before_the_first_run(words: list[str], message: str) -> None:
+    started = []
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        launch(["-m", "logger=none", *words], task=started.append)
+    assert not started and not Path("multirun").exists()
+
+
+def test_the_shape_of_images_is_known_before_they_are_loaded() -> None:
+    """And a network is made once for each shape, without weights."""
+    for options in ({"name": "digits", "image_size": 16, "features": "scattering"}, {"name": "digits"}):
+        data = ImageDataModule(**options)
+        before = data.input_shape
+        data.setup("fit")
+        assert data.input_shape == before
+    made = []
+    original = build.module_for
+
+    def counted(config: dict[str, Any], options: Any) -> Any:
+        module = original(config, options)
+        made.append({parameter.device.type for parameter in module.parameters()})
+        return module
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dpbench.run._job_check.module_for", counted)
+        launch(
+            ["-m", "logger=none", "model=mlp,mnist_cnn", "seed=0,1", "strategy.noise_multiplier=1,2"], lambda cfg: None
+        )
+    assert made == [{"meta"}, {"meta"}]
 
 
 def test_an_option_that_no_choice_has_is_refused() -> None:
@@ -221,7 +292,7 @@ def test_workers_of_joblib_save_and_end_with_their_parent(more: tuple[str, ...])
     """They would train on, and begin the jobs that wait."""
     words = [*FEW, *more, "trainer.max_steps=1000000", "run.checkpoint_every_n_steps=5", "run.name=x", "seed=0,1,2"]
     process = start(Path.cwd(), "train", "-m", "launcher=joblib", "hydra.sweep.dir=sweep", *words)
-    runs = [RunFolder(Path("sweep") / name) for name in ("0-x", "1-x")]
+    runs = [RunFolder(Path("sweep") / name) for name in ("0-x-seed_0", "1-x-seed_1")]
     while not all(run.checkpoint.exists() for run in runs):
         assert process.poll() is None, process.communicate()
         time.sleep(0.1)
@@ -229,4 +300,4 @@ def test_workers_of_joblib_save_and_end_with_their_parent(more: tuple[str, ...])
     _, err = process.communicate(timeout=HANGS)  # returns when all that have its standard error have ended
     assert process.returncode == -signal.SIGTERM, err
     assert all(run.partial_result.is_file() for run in runs), err
-    assert not Path("sweep/2-x").exists()
+    assert not list(Path("sweep").glob("2-x*"))

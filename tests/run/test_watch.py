@@ -93,5 +93,7 @@ def test_a_sweep_tells_how_far_it_is(
     sys.stderr.flush()
     err = capsys.readouterr().err
     told = [line.split(": ")[1].split(",")[0] for line in err.splitlines() if " is done" in line]
-    assert told == [f"sweep/{number}-digits-mlp-dpsgd is done" for number in range(2)]  # in one look, or in two
+    assert told == [
+        f"sweep/{seed - 1}-digits-mlp-dpsgd-seed_{seed} is done" for seed in (1, 2)
+    ]  # in one look, or in two
     assert "2/2 done, 0 begun: sweep/1" in err

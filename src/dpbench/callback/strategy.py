@@ -26,12 +26,14 @@ from dpbench.guards import LIGHTNING, Guard, earlier_fits
 from dpbench.guards.agreement import are_alike, refuse_other_records
 from dpbench.guards.choices import refuse_training_records
 from dpbench.guards.divergence import LotsWithoutGradients, refuse_diverged
+from dpbench.options import shown
 from dpbench.privacy.accounting.ledger import FILE_NAME
 from dpbench.privacy.accounting.seal import STATE_KEY, Seal
 from dpbench.privacy.budget import Budget, TrainingLength, check_noise
 from dpbench.privacy.canaries.file import write_scores
 from dpbench.privacy.canaries.scores import ScoreSums
 from dpbench.privacy.mechanism.mechanism import Mechanism
+from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.releases import Observer, ReleaseEngine
 from dpbench.records.source import ChosenGradients
 from dpbench.records.users import Users
@@ -64,7 +66,13 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
     def __post_init__(self) -> None:
         check_noise(self.noise_multiplier, self.target_epsilon)
         self.ledger_path = None if self.ledger is None else Path(self.ledger)
-        self.recipe = self._with_common_parts(self.design())
+        recipe = self.design()
+        if not isinstance(recipe, Recipe):
+            raise ConfigurationError(
+                f"{type(self).__name__}.design must return a Recipe (dpbench.privacy.mechanism.recipe), not "
+                f"{shown(recipe)}: {'is a return missing?' if recipe is None else 'return one.'}"
+            )
+        self.recipe = self._with_common_parts(recipe)
         after = self._earlier_ledger()
         budget = Budget(self.target_epsilon, self.delta, self.accountant, after)
         self._releases = ReleaseEngine(

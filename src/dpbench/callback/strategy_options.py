@@ -27,6 +27,8 @@ from dpbench.records.examples import Examples
 from dpbench.records.source import RecordSource
 from dpbench.session.executors import ExecutorName
 
+_SCHEDULES = {"noise_multiplier": "noise_schedule", "max_grad_norm": "max_grad_norm_schedule"}
+"""Option → the one by which it moves over the steps."""
 _OF_EXAMPLES = ("loss_reduction", "max_physical_batch_size", "microbatch_size", "gradients")
 
 
@@ -186,9 +188,11 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self._fixed and any(field.name == name for field in fields(self)):
+            schedule = _SCHEDULES.get(name)
+            moving = "" if schedule is None else f"let it move over the steps by {schedule}, or "
             raise ConfigurationError(
                 f"{name} cannot change once the {type(self).__name__} is made, because its releases depend on it: "
-                f"make a new one with {name}={value!r}."
+                f"{moving}make a new one with {name}={value!r}."
             )
         super().__setattr__(name, value)
 

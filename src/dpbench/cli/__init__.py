@@ -18,7 +18,7 @@ from dpbench.cli import completion, experiments, new, privacy, publishing, resul
 from dpbench.cli.arguments import Answer, OneLineParser, current_options, print_json
 from dpbench.errors import DPBenchError, Interrupted, ReportedByAnotherRank
 from dpbench.run.processes import is_first
-from dpbench.run.runtime import wait_briefly
+from dpbench.run.runtime import wait_briefly, warn_in_one_line
 
 _GROUPS = {
     "experiments": experiments.add_parsers,
@@ -54,6 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit status: 0, 1 for an error that the user can correct, 2 for wrong usage, 3 for a damaged ledger, 75 for a
         run whose time was over before it was finished, 130 for Ctrl-C, 143 for SIGTERM (128 and the signal's number).
     """
+    if arguments is None:
+        # What this process starts (workers, jobs of a queue) looks for no modules in the working directory, either.
+        os.environ.setdefault("PYTHONSAFEPATH", "1")
     if "_ARGCOMPLETE" in os.environ:  # a shell asks, see `dpbench completion`
         import argcomplete
 
@@ -62,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # where Greek letters cannot be printed
     logging.getLogger("absl").setLevel(logging.ERROR)  # dp_accounting names each order that gives no bound
     wait_briefly()
+    warn_in_one_line()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] in _HYDRA_COMMANDS:
         options = argparse.Namespace(words=words[1:])

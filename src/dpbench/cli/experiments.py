@@ -148,7 +148,7 @@ def _add_reproduce(commands: Commands) -> None:
         _reproduce,
         epilog=_REPRODUCE,
         usage="dpbench reproduce TABLE [seeds=N] [rows=NAME,...] [columns=NAME,...] [trainer=NAME] [launcher=NAME] "
-        "[--status]",
+        "[--config-dir FOLDER] [--status]",
     )
     add = parser.add_argument
     add("table", metavar="TABLE", help="list, claims, a table's name, or your own definition (FILE.yaml)")
@@ -176,22 +176,32 @@ def _add_reproduce(commands: Commands) -> None:
         help="count runs in --out as done, whatever code made them",
     )
     _add_output(parser, Path("runs") / "tables")
+    add(
+        "--config-dir",
+        type=place,
+        metavar="FOLDER",
+        help="further configuration, tables among it, and classes of your own beside it (as with train)",
+    )
     add("--json", action="store_true", help="with list: print JSON")
 
 
 def _reproduce(options: argparse.Namespace) -> Answer:
     """List, compute or run tables; status 1 if a run failed."""
     from dpbench.reproduce.tables import COMPUTED_TABLES, listed_tables, listing
+    from dpbench.run.search_path import code_folder
 
+    if options.config_dir is not None:
+        code_folder(options.config_dir)  # names the folder that was meant
     alone = not options.words and not options.status and options.existing == "stays"
     if options.table == "list":
         if not alone:
             raise ConfigurationError("list takes no further words: dpbench reproduce list.")
-        return Answer(listing(), listed_tables())
+        listed = listed_tables(options.config_dir)
+        return Answer(listing(listed), listed)
     if options.json:
         raise ConfigurationError("--json goes with list: the files of a table are its data.")
     if options.table in COMPUTED_TABLES:
-        if not alone:
+        if not alone or options.config_dir is not None:
             raise ConfigurationError(f"{options.table} takes no runs: only --out goes with it.")
         out = options.out / options.table.replace("/", "_")
         out.mkdir(parents=True, exist_ok=True)  # find out now, not after a minute
@@ -200,7 +210,15 @@ def _reproduce(options: argparse.Namespace) -> Answer:
     from dpbench.reproduce.reproduction import reproduce_table  # slow to import, which a listing need not wait for
 
     part = part_of(options.words)
-    text, good = reproduce_table(options.table, part, options.out, options.runs, options.status, options.existing)
+    text, good = reproduce_table(
+        options.table,
+        part,
+        options.out,
+        options.runs,
+        options.status,
+        options.existing,
+        options.config_dir,
+    )
     return Answer(text, status=0 if good else 1)
 
 

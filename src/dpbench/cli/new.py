@@ -37,6 +37,13 @@ _FILES = {
     "test.py": "tests/test_{name}.py",
 }
 """Template in templates/package → file of the new package."""
+_COMMON = {
+    *("app", "apps", "benchmarks", "build", "conf", "config", "configs", "core", "data", "datasets", "dist", "docs"),
+    *("examples", "experiments", "experiment", "lib", "main", "model", "models", "module", "modules", "multirun"),
+    *("notebooks", "outputs", "plugins", "project", "results", "runs", "scripts", "src", "strategies", "strategy"),
+    *("table", "tables", "tests", "tools", "train", "util", "utils"),
+}
+"""Names of folders and modules that many projects have: Python imports the one that it meets first."""
 
 
 def add_parsers(commands: Commands) -> None:
@@ -75,6 +82,11 @@ def write_package(name: str) -> Path:
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or iskeyword(name):
         raise ConfigurationError(
             f"{name!r} cannot name a package: take small letters, digits and single underscores, such as my_paper."
+        )
+    if name in _COMMON:
+        raise ConfigurationError(
+            f"many projects have a folder or module {name}, and Python would import whichever it finds first: choose "
+            f"another name, such as my_{name}."
         )
     folder = Path(name)
     if folder.exists():

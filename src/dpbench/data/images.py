@@ -285,8 +285,11 @@ class ImageDataModule(LotDataModule[InMemoryImages]):
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """(channels, height, width)."""
-        return self.train_set.input_shape
+        """(channels, height, width); also before anything is loaded, by what becomes of one image."""
+        if self._splits is not None:
+            return self.train_set.input_shape
+        pixels = torch.zeros(1, self._image_size, self._image_size, len(self.spec.mean))
+        return self._normalized(Images(pixels, torch.zeros(1, dtype=torch.long))).input_shape
 
     @property
     def num_classes(self) -> int:

@@ -26,6 +26,8 @@ CELL_CURVES = "curves.csv"
 AUDITED = "privacy/audited_epsilon"
 CODE = "code_hash"
 UNIT = "unit of privacy"
+OWN_CODE = "code of "
+"""Beginning of the settings that say by which source of a package, other than dpbench, a run was made."""
 NOT_FINISHED = "not finished"
 MISSING = object()
 """What stands for the value of a key that a run does not have; None is a value."""
@@ -42,7 +44,7 @@ class RunRow:
 
     Attributes:
         name: What people call it, with what speaks against it.
-        settings: Its configuration by dotted keys, and its unit of privacy.
+        settings: Its configuration by dotted keys, its unit of privacy, and a hash of each package that is not ours.
         metrics: Final figures; None where one is missing or infinite.
         curves: What was logged, by step; empty where nobody asked for it.
         record: As in result.json; empty of what was no single run of this machine.
@@ -130,7 +132,7 @@ def row_of(folder: RunFolder, record: Mapping[str, Any] | None = None) -> RunRow
     metrics["seconds"] = record["seconds"]
     return RunRow(
         name=marked(f"{config['run']['name']}, seed {record['seed']}", doubt(privacy)),
-        settings=flat_settings(config) | unit_setting(privacy.get("unit")),
+        settings=flat_settings(config) | unit_setting(privacy.get("unit")) | _code_settings(record),
         metrics=metrics,
         record=record,
         folder=folder,
@@ -209,6 +211,11 @@ def marked(name: str, mark: str | None) -> str:
 def unit_setting(unit: Any) -> dict[str, str]:
     """What epsilon is for, as a setting in which runs may differ."""
     return {} if unit is None or pd.isna(unit) else {UNIT: str(unit)}
+
+
+def _code_settings(record: Mapping[str, Any]) -> dict[str, str]:
+    """The source of packages that are not ours, as settings in which runs may differ."""
+    return {OWN_CODE + package: source[:8] for package, source in record.get("foreign_code", {}).items()}
 
 
 def keys_of_any(mappings: Iterable[Iterable[str]]) -> list[str]:

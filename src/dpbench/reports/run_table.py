@@ -23,6 +23,7 @@ from dpbench.reports.run_rows import (
     AUDITED,
     CELLS,
     MISSING,
+    OWN_CODE,
     UNIT,
     RunRow,
     cells_of,
@@ -155,7 +156,9 @@ class RunTable:
         free = keys_of_any(without_seeds(self.rows))
         differing = []
         for key in keys_of_any(row.settings for row in self.rows):
-            rows = [row for row in self.rows if key in row.settings] if stated else self.rows
+            rows = list(self.rows)
+            if stated or key.startswith(OWN_CODE):  # a package that a run does not use has no code in it
+                rows = [row for row in self.rows if key in row.settings]
             several = len({_setting(row, key) for row in rows}) > 1
             if several and key in (*free, "seed", UNIT):
                 differing.append(key)

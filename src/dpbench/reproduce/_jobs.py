@@ -15,7 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from types import FrameType
@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter
 
-from dpbench.code import code_hash, foreign_code
+from dpbench.code import changed_sources, code_hash, foreign_code
 from dpbench.errors import TIME_LIMIT_STATUS, ConfigurationError, Interrupted
 from dpbench.files import write_json
 from dpbench.reproduce.tables import MEASURES, Table, Variant
-from dpbench.run.search_path import conf_dir
+from dpbench.run.search_path import code_folder, conf_dir, imports_from
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.provenance import available_cores, config_hash
 from dpbench.runs.readers import steps_logged
@@ -51,7 +51,7 @@ if sys.platform == "linux":  # be told to stop, checkpoint and all, when whoever
     import ctypes, signal
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 from dpbench.cli import main
-sys.exit(main(sys.argv[1:]))
+sys.exit(main())
 """
 State = Literal["done", "running", "failed", "begun", "new"]
 HeldOut = Literal["test", "val"]
@@ -74,6 +74,8 @@ class Job:
         folder: Where it runs; named by cell, seed, and the hashes of configuration and code.
         evaluated: Data that `dpbench evaluate` judges it on afterwards, "test" or "val"; None: it is not.
         trial: Name, of tables whose cells choose among trials.
+        foreign_code: Package → hash of its source, of those that are not dpbench.
+        config_dir: Further configuration, beside which classes may lie; None without one.
     """
 
     row: str
@@ -86,6 +88,8 @@ class Job:
     folder: str  # a text: jobs travel to other machines as JSON
     evaluated: HeldOut | None = None
     trial: str = ""
+    foreign_code: dict[str, str] = field(default_factory=dict)
+    config_dir: str | None = None
 
     @property
     def key(self) -> tuple[str, str, str, int]:
@@ -125,13 +129,13 @@ class Job:
     def commands(self) -> list[list[str]]:
         """Commands that are left to do, as words after `dpbench`."""
         commands = []
+        named = [] if self.config_dir is None else ["--config-dir", self.config_dir]
         if not self.run.finished:
-            begin = ["train", *self.words, f"hydra.run.dir='{self.folder}'"]
-            commands.append(["resume", self.folder] if self.run.begun else begin)
+            begin = ["train", *named, *self.words, f"hydra.run.dir='{self.folder}'"]
+            commands.append(["resume", self.folder, *named] if self.run.begun else begin)
         if self.evaluated and not self._is_judged():
-            commands.append(
-                ["evaluate", self.folder, "--num-samples", str(_JUDGEMENT["images"]), "--split", self.evaluated]
-            )
+            images = str(_JUDGEMENT["images"])
+            commands.append(["evaluate", self.folder, *named, "--num-samples", images, "--split", self.evaluated])
         return commands
 
     def _is_judged(self) -> bool:
@@ -184,13 +188,19 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def table_jobs(table: Table, root: Path, more: Sequence[str] = ()) -> list[Job]:
+def table_jobs(
+    table: Table,
+    root: Path,
+    more: Sequence[str] = (),
+    config_dir: Path | None = None,
+) -> list[Job]:
     """List every run of a table, seed by seed, so that an interrupted table has all cells with few seeds.
 
     Args:
         table: The definition.
         root: Where runs are kept.
         more: Words for every run.
+        config_dir: Further configuration, beside which classes may lie.
 
     Raises:
         ConfigurationError: The words of a cell do not compose, or its runs would not measure what the table shows.
@@ -206,21 +216,23 @@ def table_jobs(table: Table, root: Path, more: Sequence[str] = ()) -> list[Job]:
     conf = conf_dir()
     cells = list(product(table.rows, table.columns, table.trials))
     composed = []
-    line = CommandLine.parse([])
+    named = [] if config_dir is None else [f"--config-dir={config_dir}"]
+    line = CommandLine.parse(named)
     cell_name = ""
     try:
         with line.loader(conf) as loader:
             for row, column, trial in cells:
                 cell_name = ", ".join([table.name, row.name, column.name])
                 words = (*table.words_of(row, column, trial), *_identity(table, (row, column, trial), 0), *more)
-                line = CommandLine.parse(words)
+                line = CommandLine.parse([*named, *words])
                 composed.append(without_hydra(loader.load_configuration("config", list(words), RunMode.RUN)))
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigurationError(f"{cell_name}: {explain(error, line, conf, 'config')}") from error
     jobs = []
-    for seed in table.seeds:
-        for cell, cfg in zip(cells, composed, strict=True):
-            jobs.append(_job(table, cell, cfg, seed, root, more))
+    with imports_from(None if config_dir is None else code_folder(config_dir)):
+        for seed in table.seeds:
+            for cell, cfg in zip(cells, composed, strict=True):
+                jobs.append(_job(table, cell, cfg, seed, root, more, config_dir))
     return jobs
 
 
@@ -235,7 +247,15 @@ def _run_name(cell: Cell, seed: int) -> str:
     return "-".join([*names, str(seed)])
 
 
-def _job(table: Table, cell: Cell, cfg: DictConfig, seed: int, root: Path, more: Sequence[str]) -> Job:
+def _job(
+    table: Table,
+    cell: Cell,
+    cfg: DictConfig,
+    seed: int,
+    root: Path,
+    more: Sequence[str],
+    config_dir: Path | None,
+) -> Job:
     from omegaconf import OmegaConf
 
     row, column, trial = cell
@@ -249,7 +269,8 @@ def _job(table: Table, cell: Cell, cfg: DictConfig, seed: int, root: Path, more:
     digest = config_hash(config)
     code = code_hash()
     # An edited plug-in is another job.
-    hashes = [digest, code, *foreign_code(config).values()]
+    foreign = foreign_code(config)
+    hashes = [digest, code, *foreign.values()]
     folder = root / table.folder / "-".join([name, *(text[:8] for text in hashes)])
     return Job(
         row=row.name,
@@ -262,6 +283,8 @@ def _job(table: Table, cell: Cell, cfg: DictConfig, seed: int, root: Path, more:
         folder=str(folder.resolve()),
         evaluated=held_out if table.metric.startswith("evaluation/") else None,
         trial=trial.name,
+        foreign_code=foreign,
+        config_dir=None if config_dir is None else str(config_dir.resolve()),
     )
 
 
@@ -308,9 +331,9 @@ def run_job(job: Job, threads: int | None) -> None:
         # After the lock: whoever held it may have begun the run with another number, or ended it.
         threads = job.attempt().get("threads", threads)
         commands = job.commands()
-        # Not the cached hash of this process: files may have changed while the table waited for its turn.
-        if commands and code_hash.__wrapped__() != job.code_hash:
-            message = "the source of dpbench has changed since this table began: call the command again"
+        changed = _changed_since(job) if commands else []
+        if changed:
+            message = f"the source of {', '.join(changed)} has changed since this table began: call the command again"
             write_json(job.path / ATTEMPT, {"threads": threads, "error": message})
             return
         status = 0
@@ -331,6 +354,13 @@ def run_job(job: Job, threads: int | None) -> None:
                 write_json(job.path / ATTEMPT, {"threads": threads, "error": killed + _last_line(job.path / LOG)})
 
 
+def _changed_since(job: Job) -> list[str]:
+    """List the packages whose files have changed while the table waited for its turn."""
+    changed = [] if code_hash.__wrapped__() == job.code_hash else ["dpbench"]
+    with imports_from(None if job.config_dir is None else code_folder(Path(job.config_dir))):
+        return changed + changed_sources(job.foreign_code)
+
+
 def _run(job: Job, words: Sequence[str], threads: int | None, lock: int) -> int:
     """One command in a process of its own, which holds the lock too; its exit status."""
     environment = dict(os.environ)
@@ -339,7 +369,7 @@ def _run(job: Job, words: Sequence[str], threads: int | None, lock: int) -> int:
     # Appended: what an interrupted run said before it was continued stays.
     with open(job.path / LOG, "ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, *words],
+            [sys.executable, "-P", "-c", _PROGRAM, *words],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -391,7 +421,8 @@ def sweep(jobs: Sequence[Job], words: Sequence[str]) -> None:
     listing = root / f".jobs-{os.getpid()}.json"  # where other machines of a cluster see it
     listing.write_bytes(_JOBS.dump_json(missing))
     numbers = ",".join(map(str, range(len(missing))))
-    task = ["-m", f"jobs='{listing}'", f"number={numbers}", f"hydra.sweep.dir='{root / '.sweep'}'", *words]
+    named = [] if missing[0].config_dir is None else [f"--config-dir={missing[0].config_dir}"]
+    task = [*named, "-m", f"jobs='{listing}'", f"number={numbers}", f"hydra.sweep.dir='{root / '.sweep'}'", *words]
     queued = False
     try:
         with watching(lambda: _progress(jobs)), _terminable():

@@ -17,6 +17,7 @@ from dpbench.reproduce._jobs import Job
 from dpbench.reproduce._pictures import draw_logged, draw_table
 from dpbench.reproduce._results import (
     CURVES,
+    FOREIGN,
     MONTAGE,
     RUNS,
     STRIPS,
@@ -243,7 +244,9 @@ def _place(folder: Path, row: object, column: object) -> Path:
 
 
 def _identity(run: Mapping[Any, Any]) -> str:
-    return f"{int(run['seed'])} {run['config_hash']} {run['code_hash']}"
+    foreign = run.get(FOREIGN)
+    own_code = f" {foreign}" if isinstance(foreign, str) and foreign else ""
+    return f"{int(run['seed'])} {run['config_hash']} {run['code_hash']}{own_code}"
 
 
 def _maker(path: Path) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from dpbench.code import code_hash
+from dpbench.code import code_hash, sources_text
 from dpbench.errors import ConfigurationError
 from dpbench.reproduce._jobs import Job, value_at
 from dpbench.reproduce.tables import MEASURES, Table, Variant, read_table, select_lines
@@ -27,6 +27,8 @@ NOMINAL = "epsilon_nominal_rdp"
 """Column of runs.csv: ε at the table's nominal population."""
 TRIAL = "trial"
 """Column of runs.csv, of tables with trials."""
+FOREIGN = "foreign_code"
+"""Column of runs.csv: packages that are not dpbench and hashes of their sources, where a table's runs use any."""
 
 _KEY = ["row", "column", TRIAL, "seed"]
 _CELL_WORDS = ("row", "column", TRIAL)
@@ -65,6 +67,9 @@ def finished_runs(table: Table, jobs: Sequence[Job]) -> pd.DataFrame:
         # The folder's name holds eight letters of the hash only.
         if record is None or record["config_hash"] != job.config_hash:
             continue
+        foreign = record.get("foreign_code", {})
+        if foreign != job.foreign_code:  # as its package was edited while it waited
+            continue
         metrics = record["metrics"]
         # A figure that dpbench knows may be missing for a reason; of an unknown name nobody else would tell.
         if table.metric not in MEASURES and table.metric not in metrics:
@@ -75,6 +80,7 @@ def finished_runs(table: Table, jobs: Sequence[Job]) -> pd.DataFrame:
         line["value"] = metrics.get(table.metric)
         line |= {name: metrics.get(name) for name in table.more}
         line |= {name: value_at(record, key) for name, key in _OF_THE_RECORD.items()}
+        line[FOREIGN] = sources_text(foreign)
         line[NOMINAL] = _nominal_epsilon(table, job)
         line["date"] = date.fromtimestamp(job.run.result.stat().st_mtime).isoformat()
         line["words"] = " ".join(job.words)
@@ -84,6 +90,8 @@ def finished_runs(table: Table, jobs: Sequence[Job]) -> pd.DataFrame:
         frame = frame.drop(columns=TRIAL, errors="ignore")
     if table.nominal is None:
         frame = frame.drop(columns=NOMINAL, errors="ignore")
+    if not any(job.foreign_code for job in jobs):
+        frame = frame.drop(columns=FOREIGN, errors="ignore")
     return frame
 
 
@@ -100,6 +108,7 @@ _OF_THE_RECORD = {
     "seconds": "seconds",
     "config_hash": "config_hash",
     "code_hash": "code_hash",
+    FOREIGN: "",
     "commit": "commit",
     "date": "",
     "cpu": "hardware.cpu",
@@ -141,6 +150,8 @@ def conflicting_results(folder: Path, runs: pd.DataFrame, any_code: bool = False
         return f"a {RUNS} without {', '.join(sorted(missing))}"
     if not any_code and not set(old["code_hash"]) <= {code_hash()}:
         return f"runs of other code ({', '.join(sorted(set(old['commit'].astype(str))))})"
+    if not any_code and (packages := _changed_packages(old, runs)):
+        return f"runs of other code of {', '.join(packages)}"
     # By configuration and not by cell: the same cell with other settings is another experiment.
     lost = len(set(old["config_hash"]) - set(runs["config_hash"]))
     if not lost:
@@ -148,18 +159,42 @@ def conflicting_results(folder: Path, runs: pd.DataFrame, any_code: bool = False
     return f"{lost} run(s) that are not among these (of other settings or seeds, or from another --runs)"
 
 
-def stored_results(folder: Path) -> list[str]:
+def _changed_packages(old: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
+    """List the packages of which runs of the same configuration were made by another source."""
+    before = _sources_by_configuration(old)
+    now = _sources_by_configuration(runs)
+    changed: set[str] = set()
+    for digest in before.keys() & now.keys():
+        changed.update(package for package, _ in before[digest] ^ now[digest])
+    return sorted(changed)
+
+
+def _sources_by_configuration(runs: pd.DataFrame) -> dict[str, set[tuple[str, str]]]:
+    """Hash of each configuration → packages and their sources."""
+    texts = runs.reindex(columns=["config_hash", FOREIGN]).astype(object).fillna("")
+    sources = {}
+    for digest, text in texts.itertuples(index=False):
+        words = [word.partition("=") for word in str(text).split()]
+        sources[str(digest)] = {(package, source) for package, _, source in words}
+    return sources
+
+
+def stored_results(folder: Path, jobs: Sequence[Job]) -> list[str]:
     """Say in a line how many finished runs a results folder holds, and how many of them other code made.
 
     Args:
         folder: Of the table's results; where it holds none, there is nothing to say.
+        jobs: The runs of the table now.
     """
     if not (folder / RUNS).is_file():
         return []
     runs = read_csv(folder / RUNS, [], _RESTORE, ("*",))
-    runs = runs.reindex(columns=["code_hash", "commit"])  # which older files may lack
+    runs = runs.reindex(columns=["code_hash", "commit", "config_hash", FOREIGN])  # which older files may lack
     text = f"{folder} holds {len(runs)} finished runs"
-    foreign = runs[runs["code_hash"] != code_hash()]
+    sources_now = {job.config_hash: sources_text(job.foreign_code) for job in jobs}
+    before = runs[FOREIGN].astype(object).fillna("")
+    is_edited = before != runs["config_hash"].map(sources_now).fillna(before)
+    foreign = runs[(runs["code_hash"] != code_hash()) | is_edited]
     if foreign.empty:
         return [text]
     commits = foreign["commit"].dropna().astype(str).str[:10].unique()
@@ -224,12 +259,13 @@ def of_best_trials(table: Table, runs: pd.DataFrame) -> pd.DataFrame:
     return runs[keys_of(runs).droplevel("seed").isin(best_keys)]
 
 
-def with_choices(table: Table, results: Path) -> Table:
+def with_choices(table: Table, results: Path, config_dir: Path | None = None) -> Table:
     """Give the cells of a table the words that did best in its tuning table.
 
     Args:
         table: The definition; returned as it is unless it has a `chosen_from`.
         results: Where tables are kept, the tuning table's among them.
+        config_dir: Further configuration, which may define the tuning table.
 
     Raises:
         ConfigurationError: Not all trials among which a cell chooses are finished, or the tuning table has runs of the
@@ -237,7 +273,7 @@ def with_choices(table: Table, results: Path) -> Table:
     """
     if not table.chosen_from:
         return table
-    tuning = read_table(table.chosen_from)
+    tuning = read_table(table.chosen_from, config_dir)
     if not tuning.metric.startswith("val/"):
         raise ConfigurationError(
             f"{table.name} chooses from {tuning.name}, whose metric {tuning.metric} is not a validation metric."

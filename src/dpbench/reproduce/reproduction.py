@@ -59,6 +59,7 @@ def reproduce_table(
     runs: Path,
     only_status: bool = False,
     existing: Existing = "stays",
+    config_dir: Path | None = None,
 ) -> tuple[str, bool]:
     """Run what is missing of a table, and write it.
 
@@ -69,6 +70,7 @@ def reproduce_table(
         runs: Where the runs themselves are kept.
         only_status: Run nothing, write nothing.
         existing: What becomes of results of other code, or of runs that are not among these.
+        config_dir: Further configuration, as `dpbench train --config-dir` takes it.
 
     Returns:
         What to print, and whether no run has failed.
@@ -77,10 +79,10 @@ def reproduce_table(
         ConfigurationError: There is no such table, row, column or launcher.
         Interrupted: A signal stopped it; finished runs stay.
     """
-    table = with_choices(read_table(name), out)
-    refuse_unknown_choices((*part.sweep, *part.trainer))
+    table = with_choices(read_table(name, config_dir), out, config_dir)
+    refuse_unknown_choices((*part.sweep, *part.trainer), config_dir)
     folder = out / table.folder
-    jobs, all_jobs = _listed(table, part, runs)
+    jobs, all_jobs = _listed(table, part, runs, config_dir)
     earlier = earlier_runs(table, folder, all_jobs) if existing == "keep" else EarlierRuns()
     missing = earlier.without(jobs)
     with full_disk_explained(runs, out):
@@ -92,7 +94,7 @@ def reproduce_table(
         if len(missing) < len(jobs):
             text.append(f"{len(jobs) - len(missing)} more are kept from the results that were there")
         if only_status and existing != "keep":
-            text += stored_results(folder)
+            text += stored_results(folder, all_jobs)
         succeeded = all(job.state() != "failed" for job in missing)
         if only_status or finished.empty:
             return "\n".join(text), succeeded
@@ -120,7 +122,7 @@ def reproduce_table(
     return "\n".join([*text, f"written to {folder}"]), succeeded
 
 
-def _listed(table: Table, part: Part, runs: Path) -> tuple[list[Job], list[Job]]:
+def _listed(table: Table, part: Part, runs: Path, config_dir: Path | None) -> tuple[list[Job], list[Job]]:
     """The runs that are asked for; and these with whatever else of the table may be finished by this code.
 
     All of them together, because Hydra takes a tenth of a second to compose a cell.
@@ -131,7 +133,7 @@ def _listed(table: Table, part: Part, runs: Path) -> tuple[list[Job], list[Job]]
     cells = [(row.name, column.name) for row, column in selected.cells]
     jobs = []
     all_jobs = []
-    for job in table_jobs(table.selected((), (), tuple(seeds)), runs, part.trainer):
+    for job in table_jobs(table.selected((), (), tuple(seeds)), runs, part.trainer, config_dir):
         is_selected = (job.row, job.column) in cells and job.seed in selected.seeds
         if is_selected:
             jobs.append(job)
@@ -157,9 +159,10 @@ def full_disk_explained(runs: Path, out: Path) -> Iterator[None]:
         ) from error
 
 
-def refuse_unknown_choices(words: Sequence[str]) -> None:
+def refuse_unknown_choices(words: Sequence[str], config_dir: Path | None = None) -> None:
     """Raise ConfigurationError where a word names a launcher or a trainer that there is not."""
-    groups = groups_of(conf_dir(), *plugin_dirs())
+    own = [] if config_dir is None else [config_dir]
+    groups = groups_of(conf_dir(), *plugin_dirs(), *own)
     for word in words:
         group, _, choice = word.partition("=")
         if group in ("launcher", "trainer") and choice not in groups[group]:

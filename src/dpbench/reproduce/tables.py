@@ -27,6 +27,7 @@ from pydantic_core import CoreSchema, core_schema
 from yaml import YAMLError
 
 from dpbench.errors import ConfigurationError, brief
+from dpbench.files import typed
 from dpbench.options import did_you_mean, shown
 from dpbench.run.search_path import conf_dir, plugin_dirs
 from dpbench.runs.numbers import mean_text
@@ -464,8 +465,11 @@ def _definitions(folder: Path) -> dict[str, Path]:
     return {path.relative_to(tables).with_suffix("").as_posix(): path for path in tables.rglob(f"*{_ENDING}")}
 
 
-def _all_definitions() -> dict[str, Path]:
+def _all_definitions(config_dir: Path | None) -> dict[str, Path]:
     """The same of the project and of installed packages together.
+
+    Args:
+        config_dir: A further folder, whose definitions take precedence, as in Hydra's search path.
 
     Raises:
         ConfigurationError: Two of them have a table of the same name.
@@ -478,7 +482,7 @@ def _all_definitions() -> dict[str, Path]:
                     f"{paths[name]} and {path} define one table, {name}: rename that of the plug-in."
                 )
             paths[name] = path
-    return paths
+    return paths if config_dir is None else paths | _definitions(config_dir)
 
 
 def short_name(name: str) -> str:
@@ -487,19 +491,23 @@ def short_name(name: str) -> str:
     return f"{path.parent.name}/{path.stem}".lstrip("/") if name.endswith(_ENDING) else name
 
 
-def read_table(name: str) -> Table:
+def read_table(name: str, config_dir: Path | None = None) -> Table:
     """Read a table by its name (of the project, or of an installed package), or by the path of a definition (.yaml).
+
+    Args:
+        name: Or path.
+        config_dir: A further folder of configuration, which its command names.
 
     Raises:
         ConfigurationError: There is none, or it is not a definition.
     """
-    path = Path(name) if name.endswith(_ENDING) else _known_definition(name)
+    path = Path(name) if name.endswith(_ENDING) else _known_definition(name, config_dir)
     if not path.is_file():
         raise ConfigurationError(f"{name} {'is a folder' if path.is_dir() else 'is not there'}: name a definition.")
-    return _read(path, name)
+    return _read(path, name, name if config_dir is None else f"{name} --config-dir {typed(config_dir)}")
 
 
-def _read(path: Path, name: str) -> Table:
+def _read(path: Path, name: str, command: str) -> Table:
     try:
         # OmegaConf's YAML, in which 1e-5 is a number, as in all other configuration.
         data: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
@@ -508,7 +516,7 @@ def _read(path: Path, name: str) -> Table:
         for key in _NOT_IN_FILES:
             if key in data:
                 raise ValueError(f"unknown key {key}")
-        table = Table(**data, name=short_name(name), command=name)
+        table = Table(**data, name=short_name(name), command=command)
         _refuse_audits(table)
     except ValidationError as error:
         raise ConfigurationError(f"{path} defines no table: {_first_problem(error)}.") from error
@@ -527,8 +535,8 @@ def _refuse_audits(table: Table) -> None:
                 )
 
 
-def _known_definition(name: str) -> Path:
-    definitions = _all_definitions()
+def _known_definition(name: str, config_dir: Path | None) -> Path:
+    definitions = _all_definitions(config_dir)
     if name in definitions:
         return definitions[name]
     names = sorted([*COMPUTED_TABLES, *definitions])
@@ -588,23 +596,39 @@ def _first_problem(error: ValidationError) -> str:
     return f"{key} must be {expected}, not {shown(problem['input'])}"
 
 
-def listed_tables() -> list[dict[str, Any]]:
-    """Name, title and hours on two cores of each table; None for those that are computed without training."""
+def listed_tables(config_dir: Path | None = None) -> list[dict[str, Any]]:
+    """Name, title and hours on two cores of each table; None for those that are computed without training.
+
+    A definition that is none has an `error` in the place of both: it is no reason not to list the others.
+
+    Args:
+        config_dir: A further folder of configuration.
+    """
     listed: list[dict[str, Any]] = []
     for name, computed in COMPUTED_TABLES.items():
         listed.append({"name": name, "title": computed.title, "hours": None})
-    for name, path in sorted(_all_definitions().items()):
-        table = _read(path, name)
-        listed.append({"name": name, "title": table.title, "hours": table.hours})
+    for name, path in sorted(_all_definitions(config_dir).items()):
+        try:
+            table = _read(path, name, name)
+        except ConfigurationError as error:
+            listed.append({"name": name, "title": None, "hours": None, "error": str(error)})
+        else:
+            listed.append({"name": name, "title": table.title, "hours": table.hours})
     return listed
 
 
-def listing() -> str:
-    """Names, titles and hours of all tables, for people."""
-    listed = listed_tables()
+def listing(listed: Sequence[Mapping[str, Any]]) -> str:
+    """Names, titles and hours of tables, for people.
+
+    Args:
+        listed: From `listed_tables`.
+    """
     width = max(len(table["name"]) for table in listed)
     lines = []
     for table in listed:
+        if "error" in table:
+            lines.append(f"{table['name']:<{width}}  cannot be read: {table['error']}")
+            continue
         hours = "" if table["hours"] is None else f" (about {table['hours']:g} hours on two cores)"
         lines.append(f"{table['name']:<{width}}  {table['title']}{hours}")
     return "\n".join(lines)

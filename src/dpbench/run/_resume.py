@@ -14,6 +14,7 @@ from typing import Any
 import pytorch_lightning as pl
 from omegaconf import OmegaConf
 
+from dpbench.code import foreign_code
 from dpbench.errors import ConfigurationError
 from dpbench.files import write_atomically
 from dpbench.guards.earlier_fits import PRIVATE_PAST
@@ -22,7 +23,7 @@ from dpbench.run.saved_config import read_config, require_resumable, with_later_
 from dpbench.runs.command import key_of
 from dpbench.runs.folder import Run, RunFolder
 from dpbench.runs.metrics_log import MetricsCSV
-from dpbench.runs.readers import read_checkpoint
+from dpbench.runs.readers import Record, read_checkpoint, read_json
 from dpbench.runs.record import is_audited, read_result
 
 RAY_TASK = "DPBENCH_RAY_TASK"
@@ -107,7 +108,23 @@ def _checkpoint_to_resume(run: Run) -> Path | None:
         _require_extendable(run)
     else:
         folder.evaluation.unlink(missing_ok=True)  # of a checkpoint on the way
+    _warn_of_other_code(run)
     return checkpoint
+
+
+def _warn_of_other_code(run: Run) -> None:
+    """Say that the steps to come run other code than those before; their noise is another one, too (`run_key`)."""
+    folder = run.folder
+    path = folder.result if folder.finished else folder.partial_result
+    if not path.is_file():  # a run that was killed
+        return
+    before = read_json(path, Record, "delete {path}, it is not needed").get("foreign_code", {})
+    changed = [package for package, source in foreign_code(run.config).items() if before.get(package, source) != source]
+    if changed:
+        pl.utilities.rank_zero_warn(
+            f"the code of {', '.join(changed)} has changed since {folder} was trained, and its next steps run the new "
+            "code: for a result of one code, train a new run."
+        )
 
 
 def asks_for_more(words: Sequence[str], config: Mapping[str, Any]) -> bool:

@@ -100,8 +100,8 @@ def without_options_of_others(
         words = []
         for word in job:
             key = key_of(word)
-            # A word with + or ~ has its prefix before the key, and means what it says.
-            if not word.startswith(prefixes) or _has(configuration, key):
+            # A word with + or ~ means what it says; ++ sets an option that is there as well as one that is not.
+            if not word.removeprefix("++").startswith(prefixes) or _has(configuration, key):
                 words.append(word)
                 continue
             if not any(_has(other, key) for other in configurations.values()):

@@ -231,6 +231,8 @@ def _check(command: Command) -> list[list[str]]:
     else:
         jobs = without_options_of_others(command, overrides, grid(settings.sweeper, overrides))
     folders = Counter[str]()
+    fitting: set[str] = set()
+    swept = {override.key_or_group for override in overrides if override.is_sweep_override()}
     for number, words in enumerate(jobs):
         # With the words of the command, and as a launcher will do it, but for the folder, which there is not yet.
         job = command.loader.load_sweep_config(command.cfg, words)
@@ -241,7 +243,16 @@ def _check(command: Command) -> list[list[str]]:
         folders[str(job.hydra.sweep.subdir)] += 1
         config = _check_run(job)
         _check_time(settings.launcher, config["run"].get("max_time"))
-        if chooses:
+        if not chooses:  # else they are no trials, but examples of values
+            from dpbench.run._job_check import check_job
+
+            folder = RunFolder(Path(str(job.hydra.sweep.dir)) / str(job.hydra.sweep.subdir))
+            try:
+                check_job(config, folder, fitting)
+            except ConfigurationError as error:
+                which = [word for word in words if key_of(word) in swept]
+                raise ConfigurationError(f"{' '.join(which)}: {error}" if which else str(error)) from error
+        else:
             direction = settings.sweeper.get("direction")
             refuse_choice(config, direction if isinstance(direction, str) else getattr(direction, "name", None))
     subdir, times = folders.most_common(1)[0]

@@ -21,6 +21,7 @@ import pytorch_lightning as pl
 import yaml
 from tqdm import tqdm
 
+from dpbench.run.runtime import warn_in_one_line
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.numbers import epsilon_text
 from dpbench.runs.readers import steps_logged
@@ -51,7 +52,7 @@ def quiet() -> None:
     logging.getLogger("absl").setLevel(logging.ERROR)  # as `cli.main` does; workers of a sweep do not pass there
     for pattern in _CHATTER:
         warnings.filterwarnings("ignore", message=pattern)
-    warnings.formatwarning = lambda message, *_, **__: f"dpbench: warning: {message}\n"
+    warn_in_one_line()
 
 
 def _open_bar(bar_format: str, total: float | None = None, initial: int = 0, leave: bool = True) -> tqdm[Any]:

@@ -28,6 +28,11 @@ def wait_briefly() -> None:
         os.environ["GOMP_SPINCOUNT"] = SPINS
 
 
+def warn_in_one_line() -> None:
+    """Print warnings without the file and the line of ours that they come from."""
+    warnings.formatwarning = lambda message, *_, **__: f"dpbench: warning: {message}\n"
+
+
 def warn_of_spinning(threads: int) -> None:
     """Warn where threads would spin beside other work, with the remedy.
 

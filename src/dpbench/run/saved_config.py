@@ -98,7 +98,7 @@ def with_later_options(config: dict[str, Any]) -> dict[str, Any]:
 def _refuse_code_of(folder: RunFolder, config: Any) -> None:
     """Raise ConfigurationError where a class would be imported from the run's own folder, whose code is a stranger's.
 
-    `python -m dpbench` looks for modules in the working directory, and in folders of it as in namespace packages.
+    PYTHONPATH, or the script that calls this, may have Python look there, and in folders as in namespace packages.
     """
     forbidden = folder.path.resolve()
     remedy = (

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -15,12 +17,14 @@ from typing import Any
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from dpbench.errors import ConfigurationError, brief
+from dpbench.runs.command import key_of
 
 ENTRY_POINT_GROUP = "dpbench.conf"
 _DISTRIBUTION = "dpbench-lightning"  # not "dpbench", which is another project on the package registry
+_LONGEST_SETTINGS = 80  # letters in the name of a folder
 _NO_CHOICES = ("table", "base")  # definitions of tables, and what files of several choices share
 
 
@@ -41,14 +45,30 @@ def code_folder(config_dir: Path) -> Path:
         config_dir: What --config-dir names.
 
     Raises:
-        ConfigurationError: It is no folder.
+        ConfigurationError: It is no folder, or the configuration lies in one below it.
     """
     if not config_dir.is_dir():
         raise ConfigurationError(f"--config-dir {config_dir} is no folder.")
+    if not _has_groups(config_dir):
+        for levels in ("*", "*/*"):  # of a package, or of the folder that `dpbench new` makes around it
+            for below in sorted(config_dir.glob(levels)):
+                if _has_groups(below):
+                    raise ConfigurationError(
+                        f"--config-dir {config_dir} holds no configuration groups (model/, experiment/, ...), but "
+                        f"{below} does: name that folder."
+                    )
     folder = Path(os.path.abspath(config_dir)).parent
     while (folder / "__init__.py").is_file():
         folder = folder.parent
     return folder
+
+
+def _has_groups(folder: Path) -> bool:
+    """Whether a folder has files of a group that dpbench has too."""
+    for group in (*groups_of(conf_dir()), *_NO_CHOICES, "hydra"):
+        if next((folder / group).rglob("*.yaml"), None) is not None:
+            return True
+    return False
 
 
 @contextmanager
@@ -163,8 +183,42 @@ def _unless(value: Any, default: Any) -> Any:
     return default if value is None else None
 
 
+def _swept_settings(*, _root_: DictConfig) -> str:
+    """What a job of a sweep has of the settings that differ: "-lr_0.1-seed_3", for the name of its folder.
+
+    It has letters, digits and ._+- only: nothing that a file system, a shell or Hydra's grammar minds. A choice that is
+    a part of the run's name already, such as the model, is not said twice; the end of a long text is cut off.
+    """
+    words: dict[str, str] = {}
+    overrides = OmegaConf.to_container(_root_.hydra.overrides.task, resolve=False)
+    assert isinstance(overrides, list)
+    for word in map(str, overrides):
+        words[key_of(word)] = word.partition("=")[2]
+    swept = OmegaConf.select(_root_, "hydra.callbacks.folders.swept", default=None) or []
+    settings = {key: words[key] for key in map(str, swept) if key in words and not key.startswith("run.")}
+    ends = Counter(key.rpartition(".")[2] for key in settings)
+    text = ""
+    for key, word in settings.items():
+        value = re.sub(r"[^A-Za-z0-9.+-]+", "_", _rounded(word)).strip("_")
+        if key in _root_.hydra.runtime.choices and value in str(_root_.run.name).split("-"):
+            continue
+        end = key.rpartition(".")[2]
+        name = re.sub(r"[^A-Za-z0-9.]+", "_", end if ends[end] == 1 else key)
+        text += f"-{name}_{value}"
+    return text[:_LONGEST_SETTINGS].rstrip(".-_")
+
+
+def _rounded(value: str) -> str:
+    """A number with six digits, as an optimizing sweeper does not give it."""
+    try:
+        return value if len(value) <= len("0.123456") else f"{float(value):.6g}"
+    except ValueError:
+        return value
+
+
 # Here, because whatever composes a configuration, or resolves one that another process has composed, imports this.
 OmegaConf.register_new_resolver("unless", _unless, replace=True)
+OmegaConf.register_new_resolver("swept_settings", _swept_settings, replace=True)
 
 
 def use_plugins() -> None:

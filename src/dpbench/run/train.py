@@ -28,6 +28,7 @@ from dpbench.privacy import native
 from dpbench.run import build, logs
 from dpbench.run._checkpoint import LastCheckpoint, deadline_of
 from dpbench.run._earlier_stage import weights_before, with_earlier_stage
+from dpbench.run._misfit import misfit_of
 from dpbench.run._objective import optimizes, refuse_choice, value_of
 from dpbench.run._resume import Reopened, is_started_again, prepare_folder, resuming
 from dpbench.run._signals import interrupted_at_once
@@ -297,10 +298,13 @@ def _fit(
     except BudgetExhausted:
         if checkpoint is None or folder.finished:  # else: the interrupted run had just spent its budget
             raise
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (IndexError, TypeError, ValueError, RuntimeError) as error:
         # PyTorch has no type for a checkpoint of another network, and a worker's error comes with its words only.
         text = " ".join(str(error).split())
         of_checkpoint = any(word in text.lower() for word in ("checkpoint", "state_dict", "state dict"))
+        misfit = misfit_of(error, data)
+        if misfit is not None:
+            raise ConfigurationError(misfit) from error
         if isinstance(error, DPBenchError) or checkpoint is None or not of_checkpoint:
             raise
         raise ConfigurationError(

@@ -63,6 +63,7 @@ class Record(_Open):
     seed: int
     seconds: _FromZero
     steps: Annotated[int, Field(ge=0)]
+    foreign_code: dict[str, str] = {}
 
 
 class Evaluation(_Open):

@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from dpbench.errors import ConfigurationError
+from dpbench.options import shown
 from dpbench.privacy.events import Queries
 from dpbench.privacy.gradients.parameter import ParameterGradients, ScaledGradients
-from dpbench.privacy.mechanism.adaptive import with_bounds
+from dpbench.privacy.mechanism.adaptive import Adaptation, with_bounds
 from dpbench.privacy.mechanism.clipping import Bounds, VectorGroup, clip_and_sum, group_squared_norms
 from dpbench.privacy.mechanism.metrics import Value
 from dpbench.privacy.mechanism.noise_process import Keys
@@ -177,6 +179,7 @@ class Mechanism:
         statistics: list[Tensor] = []
         if recipe.adaptation is not None:
             measured = recipe.adaptation.measure(norms, self.plan.groups)
+            _require_sums(measured, recipe.adaptation, len(self.plan.groups))
             statistics.append(measured)
         if recipe.metrics is not None:
             measured = recipe.metrics.measure(
@@ -406,6 +409,17 @@ class _Layout(NamedTuple):
     size: int
     dtype: torch.dtype
     device: torch.device
+
+
+def _require_sums(measured: object, adaptation: Adaptation, groups: int) -> None:
+    """Refuse statistics that are not one sum for each group: others would be added where they do not belong."""
+    if isinstance(measured, Tensor) and measured.shape == (groups,):
+        return
+    actual = f"one of shape {tuple(measured.shape)}" if isinstance(measured, Tensor) else shown(measured)
+    raise ConfigurationError(
+        f"{type(adaptation).__name__}.measure must return a tensor of shape ({groups},), a sum over the records for "
+        f"each group, not {actual}: add over the records, as in squared_norms.sum(1)."
+    )
 
 
 def _flat_layout(parameters: Sequence[torch.nn.Parameter], tail: int) -> _Layout:

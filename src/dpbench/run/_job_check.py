@@ -1,0 +1,55 @@
+"""What would end a job of a sweep after others have spent their epsilon, looked for before the first one starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from dpbench.data.images import ImageDataModule
+from dpbench.errors import ConfigurationError
+from dpbench.run._earlier_stage import with_earlier_stage
+from dpbench.run.build import build_strategy, instantiate, module_for
+from dpbench.run.config import class_of
+from dpbench.runs.folder import RunFolder
+
+_OF_THE_NETWORK = ("data", "model", "module", "optimizer", "schedule", "trainable")
+
+
+def check_job(config: dict[str, Any], folder: RunFolder, fitting: set[str]) -> None:
+    """Refuse a job that would fail, by making what can be made of it without its data; nothing is written.
+
+    That finds a strategy whose options do not go together, and a network that does not take the images.
+
+    Args:
+        config: The whole resolved configuration.
+        folder: Of the job.
+        fitting: Networks that were made for other jobs, with the images that they take; this one's is added.
+
+    Raises:
+        ConfigurationError: As when the job would be run.
+    """
+    build_strategy(with_earlier_stage(config), folder)
+    cls = class_of(config["data"], "data")
+    if not issubclass(cls, ImageDataModule):  # others know what they provide when they are loaded
+        return
+    parts = {group: config.get(group) for group in _OF_THE_NETWORK}
+    parts["data"] = _without_records(config["data"])
+    pair = json.dumps(parts, sort_keys=True)
+    if pair in fitting:
+        return
+    data = instantiate(cls, {**config["data"], "seed": None}, "data")
+    options = data.model_options()
+    try:
+        with torch.device("meta"):  # no weights are made
+            module_for(config, options)
+    except ConfigurationError:
+        module_for(config, options)  # a network may need its weights to be built
+    fitting.add(pair)
+
+
+def _without_records(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of the data, but for those that say which of them come when (`inserted` has the run's seed)."""
+    return {name: value for name, value in options.items() if not name.startswith(("expected_batch_size", "inserted"))}

@@ -1,0 +1,51 @@
+"""A network whose layers do not fit the batches: PyTorch says so with the first one, in an error like any other."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from pathlib import Path
+
+import pytorch_lightning as pl
+import torch
+
+from dpbench.errors import DPBenchError, brief
+
+_PACKAGE = Path(__file__).parents[1]
+_NETWORKS = (_PACKAGE / "models", _PACKAGE / "modules")
+_LIBRARIES = (Path(torch.__file__).parent, Path(pl.__file__).parent)
+# PyTorch's words on shapes, of a matrix product, a convolution, a normalization, a view, a sum and a loss.
+_OF_SHAPES = re.compile(
+    "shapes cannot be multiplied|size mismatch|expected input|Expected .* input|input size|normalized_shape|"
+    "should contain|number of channels|is invalid for input of size|must match the size|Target .* is out of bounds"
+)
+
+
+def misfit_of(error: Exception, data: pl.LightningDataModule) -> str | None:
+    """Say in a line that a network and its batches do not fit, where it failed, and what the data set provides.
+
+    Args:
+        error: Of a training.
+        data: What it trains on.
+
+    Returns:
+        None of any other error, and of one that comes from our own arithmetic.
+    """
+    if isinstance(error, DPBenchError) or not _OF_SHAPES.search(str(error)):
+        return None
+    all_frames = traceback.extract_tb(error.__traceback__)
+    if not any(frame.name in ("forward", "training_step") for frame in all_frames):
+        return None  # of a data set, say
+    frames = []
+    for frame in all_frames:
+        if not any(Path(frame.filename).is_relative_to(library) for library in _LIBRARIES):
+            frames.append(frame)
+    path = Path(frames[-1].filename) if frames else _PACKAGE
+    is_ours = path.is_relative_to(_PACKAGE)
+    if is_ours and not any(path.is_relative_to(folder) for folder in _NETWORKS):
+        return None
+    where = "" if is_ours else f" ({path.name}, line {frames[-1].lineno}, in {frames[-1].name})"
+    options = data.model_options() if hasattr(data, "model_options") else {}
+    provided = ", ".join(f"{name}={value}" for name, value in options.items())
+    remedy = f"what the data set provides: {provided}" if provided else "the batches"
+    return f"the network and the batches do not fit: {brief(error).rstrip('.')}{where}. Make the layers fit {remedy}."
