@@ -75,7 +75,7 @@ def test_front_marks_few_runs_and_the_cost_of_design_and_names_its_sources(
     drawn: dict[str, Figure] = {}
     monkeypatch.setattr(_front, "write_figure", lambda path, figure: drawn.update({path.name: figure}))
     write_front(frame, RESULTS)
-    assert set(drawn) == {"front.png", "front_dark.png"}
+    assert set(drawn) == {"front.png", "front_dark.png", "front_narrow.png", "front_dark_narrow.png"}
     shown = best(frame)
     for figure in drawn.values():
         *panels, speed = figure.axes

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, FigureBase
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from dpbench.reports.figures import new_figure, write_figure
 from dpbench.reproduce._overview import FEW, FIELD, METHODS, OURS
 
-FRONT = "front"
+LIGHT = "front"
 DARK = "front_dark"
 BENCHMARK = Path("benchmark") / "cpu-amd-epyc-avx2-2-threads.json"
 """In the folder of the results: the times that the README prints."""
@@ -24,7 +25,6 @@ BENCHMARK = Path("benchmark") / "cpu-amd-epyc-avx2-2-threads.json"
 _DATA = ("mnist", "cifar10")
 _MOST_EPSILON = 20.0  # above it an accuracy says nothing about private learning
 _LEAST = 0.5  # of the best accuracy
-_SIZE = (8.4, 6.6)
 _SMALL = 8.5
 _RING = 11
 _WORKLOADS = {
@@ -35,6 +35,15 @@ _WORKLOADS = {
 }
 _DEFAULT_MALLOC = " default malloc"
 """At the end of a method's name in the benchmark: without the settings of malloc that dpbench makes."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Of a picture: its size in inches, and the share of it that shows accuracy rather than time."""
+
+    size: tuple[float, float]
+    accuracy: float
+    is_narrow: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,7 +58,7 @@ class Theme:
 
 
 THEMES = {
-    FRONT: Theme(
+    LIGHT: Theme(
         paper="#ffffff",
         ink="#24292f",
         grid="#d0d7de",
@@ -68,8 +77,15 @@ _BRIGHT = {"dpsgd": "#6ea8fe", "discretized": "#f0a050", "adaptive_mean": "#7cc4
 """Colors of methods on a dark page."""
 
 
+LAYOUTS = {
+    "": Layout(size=(8.4, 6.6), accuracy=0.6),
+    "_narrow": Layout(size=(4.4, 11.0), accuracy=0.66, is_narrow=True),
+}
+"""What a file's name adds to that of its theme → its layout."""
+
+
 def write_front(frame: pd.DataFrame, folder: Path) -> None:
-    """Write front.png and front_dark.png.
+    """Write front.png and front_dark.png, and the same for a phone: front_narrow.png and front_dark_narrow.png.
 
     Args:
         frame: See `dpbench.reproduce._overview.points`.
@@ -81,7 +97,8 @@ def write_front(frame: pd.DataFrame, folder: Path) -> None:
     path = folder / BENCHMARK
     times = step_times(path) if path.is_file() else pd.DataFrame()
     for name, theme in THEMES.items():
-        write_figure(folder / f"{name}.png", _draw(frame, times, theme))
+        for suffix, layout in LAYOUTS.items():
+            write_figure(folder / f"{name}{suffix}.png", _draw(frame, times, theme, layout))
 
 
 def best(frame: pd.DataFrame) -> pd.DataFrame:
@@ -115,57 +132,56 @@ def step_times(path: Path) -> pd.DataFrame:
         installed, and the fastest with dpbench's settings of malloc.
     """
     entries = json.loads(path.read_text(encoding="utf-8"))
+    version = entries[0]["versions"]["opacus"]
+    opacus_name = f"Opacus {version}"
     rows = {}
     for workload, title in _WORKLOADS.items():
         ratios = {entry["method"]: entry["ratio_to_limit"] for entry in entries if entry["workload"] == workload}
         opacus = {name: ratio for name, ratio in ratios.items() if name.startswith("opacus/")}
         rows[title] = {
             "dpbench, logging and accounting included": ratios["harness/flat"],
-            "Opacus 1.6": min(ratio for name, ratio in opacus.items() if name.endswith(_DEFAULT_MALLOC)),
-            "Opacus 1.6 with dpbench's malloc settings": min(
+            opacus_name: min(ratio for name, ratio in opacus.items() if name.endswith(_DEFAULT_MALLOC)),
+            f"{opacus_name} with dpbench's malloc settings": min(
                 ratio for name, ratio in opacus.items() if not name.endswith(_DEFAULT_MALLOC)
             ),
         }
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
-def _draw(frame: pd.DataFrame, times: pd.DataFrame, theme: Theme) -> Figure:
-    width, height = _SIZE
+def _draw(frame: pd.DataFrame, times: pd.DataFrame, theme: Theme, layout: Layout) -> Figure:
+    width, height = layout.size
     panels = [panel for _, panel in frame.groupby("data", sort=False)]
     panels.sort(key=lambda panel: _DATA.index(panel["data"].iloc[0]))
-    has_times = not times.empty
-    figure = new_figure(width, height if has_times else 0.6 * height)
+    shares = [layout.accuracy] if times.empty else [layout.accuracy, 1 - layout.accuracy]
+    figure = new_figure(width, height * sum(shares))
     figure.set_facecolor(theme.paper)
-    top, *rest = figure.subfigures(2 if has_times else 1, 1, height_ratios=(3, 2) if has_times else None, squeeze=False)
-    accuracy = top[0]
-    places = accuracy.subplots(1, len(panels), squeeze=False)[0]
+    accuracy, *speed = figure.subfigures(len(shares), 1, height_ratios=shares, squeeze=False)[:, 0]
+    rows, columns = (len(panels), 1) if layout.is_narrow else (1, len(panels))
+    places = accuracy.subplots(rows, columns, squeeze=False).flat
     for axes, panel in zip(places, panels, strict=True):
         _draw_accuracy(axes, panel, theme)
         _color(axes, theme)
-    accuracy.legend(
-        handles=_legend(frame, theme),
+    _add_legend(accuracy, theme, layout, _legend(frame, theme))
+    if speed:
+        axes = speed[0].subplots()
+        _draw_times(axes, times, theme, layout)
+        _color(axes, theme)
+        _add_legend(speed[0], theme, layout, axes.get_legend_handles_labels()[0])
+    figure.draw_without_rendering()  # places the axes, among which names are placed
+    for axes, panel in zip(figure.axes, panels, strict=False):
+        _name_sources(axes, panel, theme)
+    return figure
+
+
+def _add_legend(figure: FigureBase, theme: Theme, layout: Layout, handles: Sequence[Any]) -> None:
+    figure.legend(
+        handles=handles,
         loc="outside lower center",
-        ncols=3,
+        ncols=1 if layout.is_narrow else 3,
         fontsize=_SMALL,
         frameon=False,
         labelcolor=theme.ink,
     )
-    if has_times:
-        speed = rest[0][0]
-        axes = speed.subplots()
-        _draw_times(axes, times, theme)
-        _color(axes, theme)
-        speed.legend(
-            loc="outside lower center",
-            ncols=3,
-            fontsize=_SMALL,
-            frameon=False,
-            labelcolor=theme.ink,
-        )
-    figure.draw_without_rendering()  # places the axes, among which names are placed
-    for axes, panel in zip(places, panels, strict=True):
-        _name_sources(axes, panel, theme)
-    return figure
 
 
 def _draw_accuracy(axes: Axes, panel: pd.DataFrame, theme: Theme) -> None:
@@ -272,7 +288,7 @@ def _finish_accuracy(axes: Axes, panel: pd.DataFrame) -> None:
     axes.grid(visible=True)
 
 
-def _draw_times(axes: Axes, times: pd.DataFrame, theme: Theme) -> None:
+def _draw_times(axes: Axes, times: pd.DataFrame, theme: Theme, layout: Layout) -> None:
     height = 0.8 / len(times.columns)
     for number, (name, column) in enumerate(times.items()):
         places = [row + (number - (len(times.columns) - 1) / 2) * height for row in range(len(times))]
@@ -291,10 +307,13 @@ def _draw_times(axes: Axes, times: pd.DataFrame, theme: Theme) -> None:
             color=theme.ink,
         )
     axes.axvline(1.0, color=theme.ink, linewidth=1.0)
-    axes.set_yticks(range(len(times)), list(times.index))
+    names = [str(name).replace(", ", ",\n") if layout.is_narrow else str(name) for name in times.index]
+    axes.set_yticks(range(len(times)), names)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.1 * float(times.max().max()))
-    axes.set_xlabel("time of a private step ÷ plain PyTorch step (two CPU cores)")
+    axes.set_xlabel(
+        "private step ÷ plain PyTorch step" if layout.is_narrow else "time of a private step ÷ plain PyTorch step"
+    )
     axes.grid(visible=True, axis="x")
 
 
