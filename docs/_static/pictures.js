@@ -84,12 +84,19 @@
     return marks;
   }
 
+  const symbols = { ours: "circle", paper: "x", field: "star" };
+
+  function wrapped(name) {
+    const room = innerWidth < 700 ? 42 : 100; // letters in a line of the legend
+    return name.replace(new RegExp(`(.{1,${room}})(\\s+|$)`, "g"), "$1<br>").replace(/<br>$/, "");
+  }
+
   function drawPanel(place, panel) {
     const traces = panel.traces.map((trace) => {
-      const color = colors[trace.color % colors.length];
-      const symbol = trace.whose === "ours" ? "circle" : trace.unit === "microbatch" ? "diamond-open" : "x";
+      const color = trace.whose === "field" ? colors[7] : colors[trace.color % (colors.length - 1)];
+      const symbol = trace.unit === "microbatch" ? "diamond-open" : symbols[trace.whose];
       return {
-        x: trace.x, y: trace.y, name: trace.name, text: trace.text, customdata: trace.links, mode: "markers",
+        x: trace.x, y: trace.y, name: wrapped(trace.name), text: trace.text, customdata: trace.links, mode: "markers",
         hovertemplate: "%{text}<extra></extra>", marker: { color, symbol, size: 9, opacity: 0.85 },
         error_y: { type: "data", array: trace.half, visible: trace.half.some((half) => half > 0), thickness: 1, color },
       };
@@ -100,7 +107,8 @@
     const shape = layout(x, { title: { text: panel.axis }, range: limits(panel.traces) });
     shape.showlegend = true;
     shape.title = { text: panel.title, font: { size: 14 } };
-    shape.margin.b = 60 + (innerWidth < 700 ? 19 : 10) * panel.traces.length; // the names stand below, one or two in a line
+    const lines = traces.flatMap((trace) => trace.name.split("<br>")).length;
+    shape.margin.b = 60 + (innerWidth < 700 ? 19 : 10) * lines; // the names stand below, one or two in a line
     place.style.height = `${330 + shape.margin.b}px`;
     draw(place, traces, shape).then(() =>
       place.on("plotly_click", (event) => {

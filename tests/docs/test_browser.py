@@ -173,6 +173,15 @@ def test_the_overview_is_drawn_and_leads_to_a_cell(visit: Visit) -> None:
     assert page.locator("details.cell[open]").count() == 1
 
 
+def test_names_of_the_overview_fit_a_phone(browser, site: Path) -> None:  # type: ignore[no-untyped-def]
+    visit = Visit(browser, site, viewport=PHONE)
+    page = visit.go(FRONT)
+    page.locator(".overview .legendtext").first.wait_for()
+    ends = page.evaluate("[...document.querySelectorAll('.legendtext')].map((e) => e.getBoundingClientRect().right)")
+    assert len(ends) > 10 and max(ends) <= PHONE["width"]
+    visit.close()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", [FRONT, CLAIMS, f"{TABLE}#cell-sigma_0.7--dpsgd"])
 def test_pages_fit_a_phone(browser, site: Path, name: str, scheme: str) -> None:  # type: ignore[no-untyped-def]

@@ -110,6 +110,8 @@ def test_overview_leads_to_cells_that_there_are() -> None:
     panels = results.overview_of(pd.read_csv(ROOT / "results" / "overview.csv"))
     json.dumps(panels, allow_nan=False)
     links = {link for panel in panels for trace in panel["traces"] for link in trace["links"] if link}
+    shown = [text for panel in panels for trace in panel["traces"] for text in trace["text"]]
+    assert any("De et al. 2022" in text for text in shown) and any("DP-RandP" in text for text in shown)
     for link in links:
         page, _, cell = link.partition("#")
         _, runs = _of(f"results/{page.removesuffix('.html')}")

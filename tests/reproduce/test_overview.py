@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
+from dpbench.reproduce import _front
 from dpbench.reproduce import _overview as overview
+from dpbench.reproduce._front import BENCHMARK, best, step_times, write_front
 from dpbench.reproduce._overview import FIELD, OURS, PAPER, points, write_overview
 from dpbench.reproduce._results import RUNS
 from dpbench.reproduce.tables import read_table, table_names
@@ -56,28 +57,48 @@ def test_others_are_in_the_picture_and_no_paper_of_ours(frame: pd.DataFrame) -> 
     assert 98.7 in set(field.loc[field["data"] == "mnist", "value"])
 
 
-def test_the_picture_at_a_glance(frame: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only images by example; what is left out is counted; few runs are hollow, and what was chosen has a ring."""
-    drawn: list[Figure] = []
-    monkeypatch.setattr(overview, "write_figure", lambda path, figure: drawn.append(figure))
-    overview._write_front(frame[frame["unit"] != "user"], tmp_path)
-    titles = [axes.get_title() for axes in drawn[0].axes]
-    assert [title.split(" (")[0] for title in titles] == ["MNIST", "CIFAR-10"]
-    for axes, data in zip(drawn[0].axes, ("mnist", "cifar10"), strict=True):
-        own = frame[(frame["data"] == data) & (frame["unit"] != "user")]
-        marks = sum(len(line.get_xdata()) for line in axes.lines if line.get_marker() in ("o", "x", "D", "*"))
-        left_out = int(re.findall(r"\((\d+) lower", axes.get_title())[0])
-        assert marks + left_out == len(own) and left_out <= 1 + 0.1 * len(own)
-        dots = [line for line in axes.lines if line.get_marker() == "o"]
-        hollow = sum(len(line.get_xdata()) for line in dots if line.get_markerfacecolor() == "white")
-        assert 0 <= (own["n"] <= 2).sum() - hollow <= left_out
-        rings = len(axes.collections[-1].get_offsets())
-        assert 0 <= own.loc[own["whose"] == OURS, "is_chosen"].sum() - rings <= left_out
-    assert {"Tramèr & Boneh 2021", "De et al. 2022"} <= {text.get_text() for text in drawn[0].axes[1].texts}
+def test_front_shows_for_each_method_what_no_smaller_epsilon_surpasses(frame: pd.DataFrame) -> None:
+    shown = best(frame)
+    assert set(shown["data"]) == {"mnist", "cifar10"} and set(shown["unit"]) == {"example"}
+    assert set(shown["whose"]) == {OURS, FIELD} and shown["epsilon"].max() <= 20
+    for _, line in shown.groupby(["data", "whose", "method"]):
+        assert line["epsilon"].is_monotonic_increasing and line["value"].is_unique
+        assert line["value"].is_monotonic_increasing
+    ours = frame[(frame["whose"] == OURS) & (frame["data"] == "cifar10") & (frame["epsilon"] <= 20)]
+    assert ours["value"].max() in set(shown["value"])
+    assert {"De et al. 2022", "DP-RandP, Tang et al. 2023"} <= set(shown["method"])
+
+
+def test_front_marks_few_runs_and_the_cost_of_design_and_names_its_sources(
+    frame: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: dict[str, Figure] = {}
+    monkeypatch.setattr(_front, "write_figure", lambda path, figure: drawn.update({path.name: figure}))
+    write_front(frame, RESULTS)
+    assert set(drawn) == {"front.png", "front_dark.png", "front_narrow.png", "front_dark_narrow.png"}
+    shown = best(frame)
+    for figure in drawn.values():
+        *panels, speed = figure.axes
+        assert [axes.get_title() for axes in panels] == ["MNIST", "CIFAR-10"]
+        for axes, data in zip(panels, ("mnist", "cifar10"), strict=True):
+            own = shown[shown["data"] == data]
+            unfilled = [line for line in axes.lines if line.get_markerfacecolor() == "none"]
+            hollow = [line for line in axes.lines if line.get_markerfacecolor() in ("#ffffff", "#0d1117")]
+            assert sum(len(line.get_xdata()) for line in unfilled) == (own["is_chosen"] == True).sum()  # noqa: E712
+            assert sum(len(line.get_xdata()) for line in hollow) == (own["n"] <= 2).sum()
+            assert {text.get_text() for text in axes.texts} == set(own.loc[own["whose"] == FIELD, "source"])
+        assert len(speed.patches) == 12
+
+
+def test_front_shows_the_times_that_the_readme_prints() -> None:
+    readme = (RESULTS.parent / "README.md").read_text(encoding="utf-8")
+    for title, times in step_times(RESULTS / BENCHMARK).iterrows():
+        row = next(line for line in readme.splitlines() if line.startswith(f"| {title}"))
+        assert [f"{time:.2f}" for time in times] == [cell.strip() for cell in row.strip("|").split("|")][2:]
 
 
 def test_every_method_has_a_color_and_tables_one_for_each_of_theirs(frame: pd.DataFrame) -> None:
-    assert set(frame["method"].dropna()) <= set(overview._METHODS)
+    assert set(frame["method"].dropna()) <= set(overview.METHODS)
     compared = frame[frame["table"] == "gradient_compression_table1"]
     assert set(compared["method"]) == {"dpsgd", "discretized"}
     assert set(frame.loc[frame["table"].str.startswith("recipes"), "is_chosen"]) == {True}

@@ -262,6 +262,9 @@ def curves_of(table: Table, curves: pd.DataFrame) -> dict[str, Any]:
 
 def overview_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Panels of the overview, each with its traces: those of one table share a color."""
+    frame = frame.fillna(
+        {"table": ""}
+    )  # figures of the field are of no table, and a group without a name would be dropped
     ours = frame[frame["whose"] == "ours"]
     cells_with_runs = set(zip(ours["table"], ours["row"], ours["column"], strict=True))
     panels = []
@@ -297,7 +300,7 @@ def _hover_text(point: dict[Any, Any]) -> str:
     if pd.notna(point["n"]):
         value += f", n = {point['n']:.0f}"
     cost = f"ε = {point['epsilon']:.4g} ({point['accountant']}), unit: {point['unit']}"
-    source = point["source"] if point["whose"] == "paper" else point["table"]
+    source = point["table"] if point["whose"] == "ours" else point["source"]
     return f"{source}<br>{point['label']}<br>{value}<br>{cost}"
 
 

@@ -22,7 +22,6 @@ from dpbench.reproduce.tables import MEASURES, Table, Variant
 from dpbench.run.search_path import conf_dir
 
 OVERVIEW = "overview"
-FRONT = "overview_images.png"
 OURS = "ours"
 PAPER = "paper"
 FIELD = "field"
@@ -32,10 +31,9 @@ OWN = "recipes/"
 ACCOUNTANT = "epsilon_rdp"
 
 _NOISE = ("random_noise", "user_noise")  # of whose test data nothing can be learned
-_FEW = 2  # runs, which say nothing about their spread
+FEW = 2  # runs, which say nothing about their spread
 _LONG = 2.5  # decades: too many for ticks at 2 and 5
 _LONG_NARROW = 1.6  # the same of a panel that shares its row
-_SHOWN = 0.9  # of the figures of a panel of the front page; the lowest are counted, and not drawn
 _MANY = 20  # points, which need the whole width
 _ACROSS = 3  # panels with fewer, side by side
 _MEANINGLESS = 100.0  # an ε above which there is no protection to speak of
@@ -78,8 +76,7 @@ _MARKERS = {
     (PAPER, "microbatch"): "D",
     (FIELD, "example"): "*",
 }
-_FRONT_DATA = ("mnist", "cifar10")
-_METHODS = {
+METHODS = {
     "dpsgd": ("DP-SGD", "#3060a8"),
     "discretized": ("discretized gradients", "#e08020"),
     "adaptive_mean": ("adaptive mean clipping", "#508850"),
@@ -151,7 +148,7 @@ def _ours(table: Table, runs: pd.DataFrame) -> list[dict[str, Any]]:
             "delta": deltas[row.name, column.name],
             "accountant": "RDP",
             "value": cell["mean"],
-            "half": cell["half"] if cell["n"] > _FEW else None,
+            "half": cell["half"] if cell["n"] > FEW else None,
             "n": cell["n"],
         }
         entries.append(entry)
@@ -242,7 +239,7 @@ def _choice_of_experiment(group: str, name: str) -> str:
 
 
 def write_overview(frame: pd.DataFrame, folder: Path) -> None:
-    """Write overview.csv, .png and .pdf (a panel for each data set and metric, a color for each method), and the front.
+    """Write overview.csv, .png and .pdf (a panel for each data set and metric, a color for each method).
 
     Args:
         frame: See `points`.
@@ -255,7 +252,6 @@ def write_overview(frame: pd.DataFrame, folder: Path) -> None:
     figure = _draw_all(frame)
     for suffix in ("png", "pdf"):
         write_figure(folder / f"{OVERVIEW}.{suffix}", figure)
-    _write_front(frame[frame["unit"] != "user"], folder)
 
 
 def _draw_all(frame: pd.DataFrame) -> Figure:
@@ -275,38 +271,22 @@ def _draw_all(frame: pd.DataFrame) -> Figure:
     return figure
 
 
-def _write_front(frame: pd.DataFrame, folder: Path) -> None:
-    """The overview at a glance, for the README: images by example."""
-    frame = frame[frame["data"].isin(_FRONT_DATA)]
-    if frame.empty:
-        return
-    panels = [panel for _, panel in frame.groupby("data", sort=False)]
-    figure = new_figure(11.0, 5.0)
-    places = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axes, panel in zip(places, panels, strict=True):
-        _draw_panel(axes, panel, least=float(panel["value"].quantile(1 - _SHOWN)))
-    _add_legend(figure, frame)
-    write_figure(folder / FRONT, figure)
-
-
-def _draw_panel(axes: Axes, panel: pd.DataFrame, least: float = -math.inf, is_narrow: bool = False) -> None:
+def _draw_panel(axes: Axes, panel: pd.DataFrame, is_narrow: bool = False) -> None:
     """Draw the figures of a data set and metric.
 
     Args:
         axes: Where.
         panel: See `points`.
-        least: Figures below it are counted in the title, and not drawn.
         is_narrow: Whether it has a third of the width.
     """
-    lowest = max(least, float(panel["value"].min()))
+    lowest = float(panel["value"].min())
     highest = float(panel["value"].max())
     spread = highest - lowest
     room = 0.06 * spread
-    visible = panel[panel["value"] >= lowest - room]
-    _join_cells(axes, visible)
-    for (origin, unit, method), part in visible.groupby(["whose", "unit", "method"], dropna=False, sort=False):
+    _join_cells(axes, panel)
+    for (origin, unit, method), part in panel.groupby(["whose", "unit", "method"], dropna=False, sort=False):
         style = _style(str(origin), str(unit), str(method))
-        is_few = part["n"] <= _FEW
+        is_few = part["n"] <= FEW
         axes.plot(part["epsilon"][~is_few], part["value"][~is_few], **style)
         # Hollow: one or two runs say nothing about their spread.
         axes.plot(part["epsilon"][is_few], part["value"][is_few], **style | {"markerfacecolor": "white"})
@@ -322,7 +302,7 @@ def _draw_panel(axes: Axes, panel: pd.DataFrame, least: float = -math.inf, is_na
             elinewidth=1,
             alpha=0.5,
         )
-    chosen = visible[(visible["whose"] == OURS) & visible["is_chosen"].astype(bool)]
+    chosen = panel[(panel["whose"] == OURS) & panel["is_chosen"].astype(bool)]
     axes.scatter(
         chosen["epsilon"],
         chosen["value"],
@@ -332,12 +312,9 @@ def _draw_panel(axes: Axes, panel: pd.DataFrame, least: float = -math.inf, is_na
         linewidths=0.9,
         zorder=4,
     )
-    _name_sources(axes, panel, visible[visible["whose"] == FIELD])
+    _name_sources(axes, panel, panel[panel["whose"] == FIELD])
     axes.set_ylim(lowest - room, highest + room)
     _finish(axes, panel, is_narrow)
-    if len(visible) < len(panel):
-        hidden = len(panel) - len(visible)
-        axes.set_title(f"{panel['title'].iloc[0]} ({hidden} lower figures are not shown)", fontsize=10)
 
 
 def _join_cells(axes: Axes, visible: pd.DataFrame) -> None:
@@ -376,7 +353,7 @@ def _name_sources(axes: Axes, panel: pd.DataFrame, field: pd.DataFrame) -> None:
 
 def _style(origin: str, unit: str, method: str) -> dict[str, Any]:
     """How a mark looks: its color is the method, its shape says whose figure it is."""
-    _, color = _METHODS.get(method, _OTHER_METHOD)
+    _, color = METHODS.get(method, _OTHER_METHOD)
     if origin == FIELD:
         color = _GRAY
     return {
@@ -393,7 +370,7 @@ def _style(origin: str, unit: str, method: str) -> dict[str, Any]:
 def _add_legend(figure: Figure, frame: pd.DataFrame) -> None:
     """What colors and marks mean, below the panels and over none of them."""
     handles = []
-    for method, (name, color) in _METHODS.items():
+    for method, (name, color) in METHODS.items():
         if (frame["method"] == method).any():
             handles.append(
                 Line2D(
@@ -404,7 +381,7 @@ def _add_legend(figure: Figure, frame: pd.DataFrame) -> None:
                     label=name,
                 )
             )
-    if not frame["method"].dropna().isin(_METHODS).all():
+    if not frame["method"].dropna().isin(METHODS).all():
         name, color = _OTHER_METHOD
         handles.append(
             Line2D(

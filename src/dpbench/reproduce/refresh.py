@@ -10,6 +10,7 @@ import pandas as pd
 
 from dpbench.errors import ConfigurationError, DPBenchError
 from dpbench.files import write_atomically
+from dpbench.reproduce._front import write_front
 from dpbench.reproduce._outputs import keep_strips, write_montage, write_outputs
 from dpbench.reproduce._overview import points, write_overview
 from dpbench.reproduce._results import RUNS, STRIPS, of_best_trials, read_logged, refuse_other_words, with_choices
@@ -46,7 +47,9 @@ def refresh(root: Path) -> list[str]:
             keep_strips((), of_best_trials(table, runs), folder, folder)
             write_montage(table, folder)
         write_outputs(table, runs, read_logged(table, folder), folder)
-    write_overview(points(with_runs, tables), results)
+    frame = points(with_runs, tables)
+    write_overview(frame, results)
+    write_front(frame, results)
     for page in _PAGES:
         _fill(root, page)
     return list(with_runs)
