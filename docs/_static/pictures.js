@@ -108,7 +108,7 @@
     shape.showlegend = true;
     shape.title = { text: panel.title, font: { size: 14 } };
     const lines = traces.flatMap((trace) => trace.name.split("<br>")).length;
-    shape.margin.b = 60 + (innerWidth < 700 ? 19 : 10) * lines; // the names stand below, one or two in a line
+    shape.margin.b = 60 + (innerWidth < 700 ? 19 : 16) * lines; // the names stand below; in more than half of the height they scroll
     place.style.height = `${330 + shape.margin.b}px`;
     draw(place, traces, shape).then(() =>
       place.on("plotly_click", (event) => {
