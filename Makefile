@@ -45,7 +45,8 @@ attacks: $(VENV)/.ready ## Attack the membership of 176 runs on MNIST: results/a
 	$(ATTACK) 16 $(ATTACKED) strategy=automatic strategy.target_epsilon=1,8 --out attacks/automatic
 	$(ATTACK) 16 $(ATTACKED) strategy=discretized strategy.target_epsilon=1,8 --out attacks/discretized
 	$(ATTACK) 16 $(ATTACKED) strategy=adaptive_quantile,adaptive_mean,vector_groups strategy.target_epsilon=8 --out attacks/others
-	$(BIN)/dpbench attack attacks/* --out results/attack
+	$(BIN)/dpbench attack attacks/none attacks/dpsgd attacks/automatic attacks/discretized attacks/others --out results/attack
+	$(PAGE)
 
 notebooks: $(VENV)/.ready-dev ## Execute the tutorials in docs/tutorials and keep their outputs (five minutes; NOTEBOOKS=name takes one)
 	$(BIN)/python -m tools.notebooks $(NOTEBOOKS)

@@ -36,6 +36,7 @@ PAGES = {
     "layers": Page("docs/layers.md", "tools.layer_table"),
     "combinations": Page("docs/combinations.md", "tools.combinations"),
     "zoo": Page("docs/zoo.md", "tools.zoo.attempts"),
+    "attacks": Page("results/attack/README.md", "tools.attacks"),
     "audits": Page("results/audit/README.md", "tools.audits.page"),
 }
 

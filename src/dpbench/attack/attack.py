@@ -69,6 +69,7 @@ class AttackedSetting:
         attacks: By signal and attack; the first LiRA is the one by which the claim is tested.
         test: Whether the claim is refuted; None of runs without privacy.
         allowed: Trade-off curve of the ledger; None where there is none.
+        candidates: The records.
     """
 
     label: str
@@ -77,6 +78,7 @@ class AttackedSetting:
     attacks: tuple[Attacked, ...]
     test: ClaimTest | None
     allowed: TradeOff | None
+    candidates: Candidates
 
     @property
     def verdict(self) -> Verdict | None:
@@ -253,7 +255,7 @@ def _attack_setting(
             scores = attack(game)
             attacks.append(Attacked(signal, name, measure_attack(name, scores, members), roc(scores, members), scores))
     test, allowed = _test_claim(rows, members, attacks)
-    return AttackedSetting(label, tuple(rows), members, tuple(attacks), test, allowed)
+    return AttackedSetting(label, tuple(rows), members, tuple(attacks), test, allowed, candidates)
 
 
 def _test_claim(

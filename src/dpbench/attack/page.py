@@ -17,6 +17,7 @@ from dpbench import __version__
 from dpbench.attack.attack import LEVEL, Attacked, AttackedSetting, plain_facts
 from dpbench.auditing import Verdict
 from dpbench.auditing.membership import FALSE_POSITIVE_RATES, Estimate
+from dpbench.data.images import ImageDataModule
 from dpbench.files import write_atomically, write_json
 from dpbench.reports.figures import PAGE_COLORS, new_figure, svg, write_figure
 from dpbench.reports.markdown import markdown_rows
@@ -30,6 +31,7 @@ _COLORS = (_BLUE, "#508850", "#a070b0", "#c09020")
 _MOST_PANELS = 8
 _LEAST_RATE = 1e-4  # on the axes of curves
 _POINTS = 300
+_IN_A_LINE = 8  # images
 _HIGH, _LOW = FALSE_POSITIVE_RATES[1], FALSE_POSITIVE_RATES[0]
 
 
@@ -40,12 +42,14 @@ class Pages:
     Attributes:
         page: HTML, which needs nothing beside itself.
         picture: What is attacked and allowed; of one setting its curves.
+        exposed: The most exposed images; not there for other data.
         table: Markdown.
         facts: JSON.
     """
 
     page: Path
     picture: Path
+    exposed: Path
     table: Path
     facts: Path
 
@@ -58,8 +62,15 @@ def write_pages(folder: Path, settings: Sequence[AttackedSetting], runs: int) ->
         settings: That were attacked.
         runs: Their number of runs, all together.
     """
-    pages = Pages(folder / "attack.html", folder / "attack.png", folder / "attack.md", folder / "attack.json")
+    pages = Pages(
+        page=folder / "attack.html",
+        picture=folder / "attack.png",
+        exposed=folder / "exposed.png",
+        table=folder / "attack.md",
+        facts=folder / "attack.json",
+    )
     folder.mkdir(parents=True, exist_ok=True)
+    exposed = exposed_figure(max(settings, key=lambda setting: setting.strongest.result.auc.value))
     write_figure(pages.picture, comparison_figure(settings) if len(settings) > 1 else curves_figure(settings))
     write_json(pages.facts, plain_facts(settings))
     write_atomically(pages.table, f"{text_of(settings, runs)}\n")
@@ -67,6 +78,9 @@ def write_pages(folder: Path, settings: Sequence[AttackedSetting], runs: int) ->
     drawings = [("Members recognized, against others called members", curves)]
     if len(settings) > 1:
         drawings.append(("Attacked and allowed", svg(comparison_figure(settings), "rates", PAGE_COLORS)))
+    if exposed is not None:
+        write_figure(pages.exposed, exposed)
+        drawings.append(("Most exposed", svg(exposed, "exposed", PAGE_COLORS)))
     text = render(
         "attack.html",
         version=__version__,
@@ -251,6 +265,30 @@ def comparison_figure(settings: Sequence[AttackedSetting]) -> Figure:
     axes.set_xlabel(f"members recognized at a false positive rate of {_share(_HIGH)}")
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    return figure
+
+
+def exposed_figure(setting: AttackedSetting) -> Figure | None:
+    """The images that are most exposed, with their labels; None where records are no images.
+
+    Args:
+        setting: Whose attack exposes them.
+    """
+    data = setting.candidates.data
+    if not isinstance(data, ImageDataModule) or data.features is not None:
+        return None
+    images = data.train_set
+    records = setting.worst_records()
+    lines = -(-len(records) // _IN_A_LINE)
+    figure = new_figure(1.1 * _IN_A_LINE, 1.3 * lines)
+    panels = np.ravel(figure.subplots(lines, _IN_A_LINE, squeeze=False))
+    for axes in panels:
+        axes.set_axis_off()
+    for axes, (record, score) in zip(panels, records, strict=False):
+        pixels = images.pixels[record].numpy()
+        pixels = (pixels - pixels.min()) / max(pixels.max() - pixels.min(), 1e-9)
+        axes.imshow(pixels.squeeze(), cmap="gray")
+        axes.set_title(f"{int(images.labels[record])} ({score:.1f})", fontsize=8)
     return figure
 
 

@@ -1,0 +1,66 @@
+"""The page of results/attack, from what `dpbench attack` wrote there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parents[1] / "results" / "attack"
+
+_PAGE = """# Attacked and allowed
+
+Written by `make attacks`: {runs} networks (MNIST CNN) on the first {candidates:,} images of MNIST, {seeds} of
+each setting; in each of them every image is a member with probability 1/2, so that about {half:,} train. 200
+steps, batches of 256 candidates, δ = 1e-5. Attacks by the loss: threshold, LiRA and RMIA
+([how](../../docs/attack.md)); with {seeds} runs LiRA has few shadow models, and stronger attacks exist.
+Intervals: 95 %, runs and images resampled.
+
+{table}
+
+![Members recognized at a false positive rate of 1 %, by setting, and what the ledger allows](attack.png)
+
+- The strongest attack is chosen by its result; the verdict rests on LiRA alone. {verdicts}
+- Without privacy the strongest attack has an area under its curve of {auc_without:.3f}, and finds
+  {tpr_without:.1f} % of the members at a false positive rate of 1 %. Of private runs the largest figures are
+  {auc_private:.3f} and {tpr_private:.1f} %, where the ledgers allow up to {allowed:.0f} %.
+- What ε allows is for the strongest attacker: one who knows all other images, and sees every step.
+  [Canaries](../audit/README.md) come close to it; attacks on real images by final weights do not, and a weak
+  attack is no proof of privacy.
+- These networks see each image about 26 times and do not overfit much, as MNIST networks rarely do: the same
+  attacks have an area above 0.9 where labels are random (`tests/attack`).
+
+![The images that are most exposed](exposed.png)
+"""
+
+
+def page() -> str:
+    """The text of results/attack/README.md."""
+    settings: list[dict[str, Any]] = json.loads((FOLDER / "attack.json").read_text(encoding="utf-8"))
+    table = (FOLDER / "attack.md").read_text(encoding="utf-8").partition("\n\n")[2]
+    private = [setting for setting in settings if setting["delta"] is not None]
+    (without,) = (setting for setting in settings if setting["delta"] is None)
+    violated = [setting["setting"] for setting in private if setting["verdict"] != "CONSISTENT"]
+    verdicts = "No claim is refuted."
+    if violated:
+        verdicts = f"Refuted: {', '.join(violated)}."
+    strongest = _strongest(without)
+    of_private = [_strongest(setting) for setting in private]
+    return _PAGE.format(
+        runs=sum(len(setting["seeds"]) for setting in settings),
+        seeds=len(without["seeds"]),
+        candidates=without["candidates"],
+        half=without["candidates"] // 2,
+        table=table.strip(),
+        verdicts=verdicts,
+        auc_without=strongest["auc"]["value"],
+        tpr_without=100 * strongest["tpr"]["0.01"]["value"],
+        auc_private=max(attack["auc"]["value"] for attack in of_private),
+        tpr_private=100 * max(attack["tpr"]["0.01"]["value"] for attack in of_private),
+        allowed=100 * max(setting["allowed"]["tpr"]["0.01"] for setting in private),
+    )
+
+
+def _strongest(setting: dict[str, Any]) -> dict[str, Any]:
+    attack: dict[str, Any] = max(setting["attacks"], key=lambda attack: attack["auc"]["value"])
+    return attack
