@@ -43,6 +43,7 @@ from dpbench.run._sweeper import (
 from dpbench.run.command_line import CommandLine, explain, read_overrides, without_hydra
 from dpbench.run.hydra_folder import claim_run_folder, claim_sweep_folder, has_workers, is_named_by_time, quoted
 from dpbench.run.processes import launched_process, together
+from dpbench.run.runtime import without_collections
 from dpbench.run.search_path import code_folder, conf_dir, imports_from, use_plugins
 from dpbench.runs.command import key_of
 from dpbench.runs.folder import RunFolder, finished_runs_below
@@ -163,8 +164,9 @@ def resume(folder: Path, words: Sequence[str], task: Task) -> None:
     Raises:
         ConfigurationError: The folder holds no run, one that cannot be resumed, or a word would move it.
     """
-    from dpbench.run._resume import asks_for_more
-    from dpbench.run.saved_config import read_config, require_resumable
+    with without_collections():
+        from dpbench.run._resume import asks_for_more
+        from dpbench.run.saved_config import read_config, require_resumable
 
     with together():
         config = read_config(RunFolder(folder))
@@ -207,7 +209,9 @@ def _check(command: Command) -> list[list[str]]:
     Returns:
         The words of each job of a sweep; none of a single run, and where a sweeper chooses them on the way.
     """
-    from dpbench.run._objective import optimizes, refuse_choice
+    with without_collections():
+        from dpbench.run._objective import optimizes, refuse_choice
+        from dpbench.run.logs import require_installed  # noqa: F401 (with what `_check_run` needs)
 
     settings = command.cfg.hydra
     if not command.sweeps:
