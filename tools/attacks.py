@@ -31,6 +31,16 @@ Intervals: 95 %, runs and images resampled.
   attacks have an area above 0.9 where labels are random (`tests/attack`).
 
 ![The images that are most exposed](exposed.png)
+
+## CIFAR-10
+
+The linear model of [the recipe](../recipes_cifar10/README.md), on features that see no data, with the first
+{cifar_candidates:,} images as candidates and {cifar_seeds} runs of each setting; 100 steps, batches of 800
+candidates.
+
+{cifar_table}
+
+![The same on CIFAR-10](cifar10/attack.png)
 """
 
 
@@ -38,6 +48,8 @@ def page() -> str:
     """The text of results/attack/README.md."""
     settings: list[dict[str, Any]] = json.loads((FOLDER / "attack.json").read_text(encoding="utf-8"))
     table = (FOLDER / "attack.md").read_text(encoding="utf-8").partition("\n\n")[2]
+    cifar: list[dict[str, Any]] = json.loads((FOLDER / "cifar10" / "attack.json").read_text(encoding="utf-8"))
+    cifar_table = (FOLDER / "cifar10" / "attack.md").read_text(encoding="utf-8").partition("\n\n")[2]
     private = [setting for setting in settings if setting["delta"] is not None]
     (without,) = (setting for setting in settings if setting["delta"] is None)
     violated = [setting["setting"] for setting in private if setting["verdict"] != "CONSISTENT"]
@@ -57,6 +69,9 @@ def page() -> str:
         tpr_without=100 * strongest["tpr"]["0.01"]["value"],
         auc_private=max(attack["auc"]["value"] for attack in of_private),
         tpr_private=100 * max(attack["tpr"]["0.01"]["value"] for attack in of_private),
+        cifar_candidates=cifar[0]["candidates"],
+        cifar_seeds=len(cifar[0]["seeds"]),
+        cifar_table=cifar_table.strip(),
         allowed=100 * max(setting["allowed"]["tpr"]["0.01"] for setting in private),
     )
 
