@@ -32,7 +32,7 @@ COMPUTING = (
     "callback", "data", "guards", "models", "modules", "privacy", "records", "run", "runs", "session", "strategies",
 )  # fmt: skip
 """What computes inside a run, and imports nothing of the rest: whatever may change a result is hashed."""
-READING = ("__main__.py", "auditing", "cli", "export", "reports", "reproduce", "synthesis", "templates")
+READING = ("__main__.py", "attack", "auditing", "cli", "export", "reports", "reproduce", "synthesis", "templates")
 """What starts runs and reads them: an edit of it changes no result."""
 
 

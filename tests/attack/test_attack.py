@@ -160,6 +160,13 @@ def test_runs_of_two_codes_are_not_compared(overfitted: Path, tmp_path: Path) ->
         attack_runs([tmp_path / "runs"])
 
 
+def test_other_members_are_refused(overfitted: Path, tmp_path: Path) -> None:
+    shutil.copytree(overfitted / "runs", tmp_path / "runs")
+    changed(min(path.parent for path in (tmp_path / "runs").glob("*/result.json")), members="0" * 16)
+    with pytest.raises(ConfigurationError, match="the data have changed since it was trained"):
+        attack_runs([tmp_path / "runs"])
+
+
 def test_one_seed_twice_is_one_run(overfitted: Path, tmp_path: Path) -> None:
     shutil.copytree(overfitted / "runs", tmp_path / "again")
     with pytest.raises(ConfigurationError, match="two runs of a setting have seed 0"):

@@ -97,6 +97,16 @@ def test_a_data_module_trains_on_members_and_offers_all() -> None:
     assert loader.lots.members is members
 
 
+def test_copies_of_a_record_have_coins_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    pd.DataFrame({"age": np.zeros(400), "label": np.ones(400, dtype=int)}).to_csv(path, index=False)
+    options = {"path": str(path), "features": [["age"], "label"], "test_path": str(path)}
+    data = UserDataModule("table", membership="half", seed=1, options=options, unit="example", expected_batch_size=5)
+    members = data.members
+    assert members is not None
+    assert 100 < members.sum() < 300
+
+
 def user_table(folder: Path) -> dict[str, Any]:
     users = np.repeat(np.arange(30), np.arange(30) % 4 + 1)
     table = pd.DataFrame({"who": users, "age": np.arange(len(users)) / 100, "label": users % 2})

@@ -14,7 +14,7 @@ from dpbench.errors import ConfigurationError
 from dpbench.reproduce._jobs import table_jobs
 from dpbench.reproduce._outputs import write_outputs
 from dpbench.reproduce._results import earlier_runs, finished_runs, with_choices
-from dpbench.reproduce.tables import MEASURES, listing, read_table, table_names
+from dpbench.reproduce.tables import MEASURES, listed_tables, listing, read_table, table_names
 from dpbench.run.search_path import conf_dir
 from tests.reproduce.digits_table import edited
 
@@ -169,12 +169,13 @@ def test_packages_bring_tables(definition: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("dpbench.reproduce.tables.plugin_dirs", lambda: (tmp_path / "package",))
     table = read_table("theirs/digits")
     assert (table.title, table.folder, table.command) == ("Digits", "theirs_digits", "theirs/digits")
-    assert "theirs/digits " in listing() and "theirs/digits" not in table_names()  # no table of the project
+    assert "theirs/digits " in listing(listed_tables())
+    assert "theirs/digits" not in table_names()  # no table of the project
     twin = tmp_path / "package" / "table" / "gradient_compression" / "table1.yaml"
     twin.parent.mkdir()
     twin.write_text(definition.read_text())
     with pytest.raises(ConfigurationError, match="define one table, gradient_compression/table1: rename that of the"):
-        listing()
+        listing(listed_tables())
 
 
 def test_choices_need_records_that_are_held_out(definition: Path, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.privacy.accounting.tradeoff import TradeOff, membership_bound
 from dpbench.reports.run_rows import UNIT, RunRow, without_seeds
 from dpbench.reports.run_table import RunTable
+from dpbench.runs.folder import RunFolder
 from dpbench.runs.ledgers import read_run_ledger
 
 Floats = NDArray[np.float64]
@@ -235,13 +236,12 @@ def _attack_setting(
     trust: bool,
     on_run: Callable[[], None],
 ) -> AttackedSetting:
-    members = np.stack([members_of(row.record["config"], candidates) for row in rows])
+    members = np.stack([members_of(_folder_of(row), row.record, candidates) for row in rows])
     of_candidates: dict[str, list[Floats]] = {signal: [] for signal in signals}
     of_others: dict[str, list[Floats]] = {signal: [] for signal in signals}
     for row in rows:
-        assert row.folder is not None
         for signal in signals:
-            scored = signals_of(row.folder, candidates, signal, trust)
+            scored = signals_of(_folder_of(row), candidates, signal, trust)
             of_candidates[signal].append(scored[0])
             of_others[signal].append(scored[1])
         on_run()
@@ -258,6 +258,11 @@ def _attack_setting(
     return AttackedSetting(label, tuple(rows), members, tuple(attacks), test, allowed, candidates)
 
 
+def _folder_of(row: RunRow) -> RunFolder:
+    assert row.folder is not None  # of runs of this machine
+    return row.folder
+
+
 def _test_claim(
     rows: Sequence[RunRow],
     members: Flags,
@@ -268,10 +273,10 @@ def _test_claim(
     if delta is None:
         return None, None
     costliest = max(rows, key=lambda row: row.metrics.get("privacy/epsilon_rdp") or math.inf)
-    assert costliest.folder is not None
-    ledger = read_run_ledger(costliest.folder.ledger)
+    path = _folder_of(costliest).ledger
+    ledger = read_run_ledger(path)
     if ledger.wrong is not None:
-        raise LedgerError(f"{costliest.folder.ledger}: {ledger.wrong}; restore it, or train again.")
+        raise LedgerError(f"{path}: {ledger.wrong}; restore it, or train again.")
     allowed = membership_bound([ledger]).curve
     scores = next(attack.scores for attack in attacks if attack.name == _LIRA)
     return claim_test(scores, members, allowed, delta, LEVEL), allowed

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dpbench.auditing.membership import log_odds
+from dpbench.canonical import digest_of
 from dpbench.data.module import LotDataModule
 from dpbench.errors import ConfigurationError
 from dpbench.modules.gan import GAN
@@ -81,15 +82,24 @@ def candidates_of(config: Mapping[str, Any], most: int | None) -> Candidates:
     return Candidates(data, records if most is None else min(most, records))
 
 
-def members_of(config: Mapping[str, Any], candidates: Candidates) -> NDArray[np.bool_]:
+def members_of(run: RunFolder, record: Mapping[str, Any], candidates: Candidates) -> NDArray[np.bool_]:
     """Which candidates a run was trained on, (N,).
 
     Args:
-        config: Of the run.
+        run: Folder, for the error.
+        record: Of the run, as result.json holds it.
         candidates: Of its data.
+
+    Raises:
+        ConfigurationError: By the data as they are now, others would be members than the run was trained on.
     """
-    data = candidates.data
-    members = data.members_of_seed(config["seed"])
+    members = candidates.data.members_of_seed(record["seed"])
+    recorded = record.get("members")
+    if recorded is not None and recorded != digest_of(members)[:16]:
+        raise ConfigurationError(
+            f"{run} had other members than its data and seed give now: the data have changed since it was trained. "
+            "Restore them, or train anew, --out another folder."
+        )
     return members[: candidates.records]
 
 

@@ -70,7 +70,7 @@ def membership_coins(identities: Iterable[bytes], seed: int) -> NDArray[np.bool_
     """A fair coin for each record: whether it is a member of the training data of the run with a seed.
 
     The coin is a keyed hash of what the record is, so that coins are independent of each other and of those of other
-    seeds, and none depends on which other records there are. Equal records have one coin.
+    seeds, and none depends on which other records there are. Equal identities have one coin.
 
     Args:
         identities: What each record is.

@@ -21,6 +21,7 @@ from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
 from dpbench.callback.strategy import keep_scores
+from dpbench.canonical import digest_of
 from dpbench.code import code_hash
 from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, Interrupted, brief
 from dpbench.files import remove_torn
@@ -350,7 +351,16 @@ def _finish(
     keep_scores(checkpoint, folder.audit)
     audit = reporter.audit(run) if reporter is not None else None
     seconds_total = last.seconds_before + time.perf_counter() - start
-    record = write_result(run, metrics, steps, seconds, seconds_total, audit=audit)
+    members = getattr(data, "members", None)
+    record = write_result(
+        run,
+        metrics,
+        steps,
+        seconds,
+        seconds_total,
+        audit=audit,
+        members=None if members is None else digest_of(members)[:16],
+    )
     log_end(services(trainer.loggers), record, checkpoint)
     opening = "not logged"
     if uses_wandb(run.config):

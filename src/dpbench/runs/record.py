@@ -182,6 +182,7 @@ def write_result(
     seconds_total: float,
     finished: bool = True,
     audit: Mapping[str, Any] | None = None,
+    members: str | None = None,
 ) -> dict[str, Any]:
     """Write the run's record, last of all and atomically.
 
@@ -193,6 +194,7 @@ def write_result(
         seconds_total: The same with the final test.
         finished: False writes the record of a run that can be resumed, under another name.
         audit: What its canaries tell, if it had any; kept with the hash of what they saw.
+        members: Hash of who was a member, in an experiment on membership.
 
     Returns:
         The record.
@@ -215,6 +217,8 @@ def write_result(
         "hardware": hardware(),
         "config": run.config,
     }
+    if members is not None:
+        record["members"] = members
     write_json(run.folder.result if finished else run.folder.partial_result, record)
     if finished:
         run.folder.partial_result.unlink(missing_ok=True)
