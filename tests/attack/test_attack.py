@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 
 from dpbench.attack.attack import attack_runs
+from dpbench.data import ImageDataModule
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.mechanism.mechanism import Mechanism
 from tests.support.cli import TINY, dpbench
@@ -127,6 +129,7 @@ def test_users_are_recognized_by_all_their_examples(tmp_path: Path) -> None:
         (["nowhere"], "nowhere is not there"),
         (["runs", "--signal", "los"], "--signal must be of loss, gradient_norm, label, not los"),
         (["runs", "--records", "0"], "--records must be at least 1"),
+        (["runs", "--records", "1"], "an attack ranks candidates, and there is one record only"),
         (["runs/0-digits-mlp-dpsgd"], "there are 1 runs of its setting"),
     ],
 )
@@ -136,6 +139,15 @@ def test_clear_errors(private: Path, words: list[str], message: str) -> None:
     _, err = dpbench(private, "attack", *words, status=1)
     assert message in err
     assert "Traceback" not in err
+
+
+def test_records_that_are_members_of_all_runs_have_no_difference(tmp_path: Path) -> None:
+    words = ["--train", "4", *TINY, "strategy.delta=1e-4", "trainer.max_steps=1", "data.train_size=12"]
+    (setting,) = facts_of(tmp_path, *words, "data.expected_batch_size=4")
+    coins = np.stack([ImageDataModule("digits", train_size=12, membership="half", seed=n).members for n in range(4)])
+    differing = np.flatnonzero(coins.any(0) & ~coins.all(0))
+    assert len(differing) < 12  # or this tests nothing
+    assert sorted(entry["record"] for entry in setting["worst_records"]) == differing.tolist()
 
 
 def test_runs_on_all_records_are_no_game(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dpbench.data import ImageDataModule, Lots, UserDataModule, make_sampling
-from dpbench.data.held_out import membership_coins
+from dpbench.data.held_out import image_bytes, membership_coins
 from dpbench.errors import ConfigurationError
 from dpbench.runs.provenance import config_hash, fingerprint
 
@@ -30,6 +30,24 @@ def test_no_record_decides_for_another() -> None:
     coins = membership_coins(NAMES, 3)
     assert (membership_coins(NAMES[1:], 3) == coins[1:]).all()
     assert (membership_coins(NAMES[::-1], 3) == coins[::-1]).all()
+
+
+def test_copies_of_a_record_are_no_members_together() -> None:
+    """Epsilon is of one record: with one coin, a record with a copy is told with twice its claim."""
+    twice = membership_coins([*NAMES, *NAMES], 3)
+    first, second = twice.reshape(2, -1)
+    assert (first == membership_coins(NAMES, 3)).all()
+    assert abs((first == second).mean() - 0.5) < 5 * 0.5 / np.sqrt(len(NAMES))
+    many = membership_coins([NAMES[0]] * 4000, 3)
+    assert abs(many.mean() - 0.5) < 5 * 0.5 / np.sqrt(4000)
+    pairs = np.corrcoef(many[:-1], many[1:])[0, 1]
+    assert abs(pairs) < 5 / np.sqrt(4000)
+
+
+def test_equal_images_have_coins_of_their_own() -> None:
+    pixels = torch.zeros(400, 3, 3, dtype=torch.uint8)
+    coins = membership_coins(image_bytes(pixels, torch.zeros(400, dtype=torch.int64)), 1)
+    assert 150 < coins.sum() < 250
 
 
 def test_the_coins_of_a_seed_stay() -> None:

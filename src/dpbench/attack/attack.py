@@ -132,13 +132,17 @@ class AttackedSetting:
         return None if self.allowed is None else self.allowed.advantage
 
     def worst_records(self) -> list[tuple[int, float]]:
-        """Positions of the candidates whose members score highest above their others, and by how much on average."""
+        """Positions of the candidates whose members score highest above their others, and by how much on average.
+
+        Those that were members of all runs, or of none, have no difference and are left out.
+        """
         scores = self.attack_of_claim.scores
         members = self.members
         inside = _mean_where(scores, members)
         outside = _mean_where(scores, ~members)
-        differences = np.nan_to_num(inside - outside, nan=-math.inf)
-        order = np.argsort(-differences, kind="stable")[:_WORST]
+        differences = inside - outside
+        order = np.argsort(-differences, kind="stable")[:_WORST]  # NaN comes last
+        order = order[~np.isnan(differences[order])]
         return [(int(record), float(differences[record])) for record in order]
 
 

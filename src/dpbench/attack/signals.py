@@ -75,11 +75,17 @@ def candidates_of(config: Mapping[str, Any], most: int | None) -> Candidates:
         most: Largest number of candidates that are attacked; None: all.
 
     Raises:
-        ConfigurationError: The data are of a class that has no such experiment.
+        ConfigurationError: The data are of a class that has no such experiment, or there are fewer than two candidates.
     """
     data = _data_of(config)
     records = len(data.train_set)
-    return Candidates(data, records if most is None else min(most, records))
+    if most is not None:
+        records = min(most, records)
+    if records < 2:
+        raise ConfigurationError(
+            "an attack ranks candidates, and there is one record only: attack two or more (--records, data.train_size)."
+        )
+    return Candidates(data, records)
 
 
 def members_of(run: RunFolder, record: Mapping[str, Any], candidates: Candidates) -> NDArray[np.bool_]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from hashlib import blake2b
 from typing import Literal, get_args
 
@@ -62,7 +63,7 @@ def parted_by_hash(identities: Iterable[bytes], share: float) -> tuple[Positions
         identities: What each record is.
         share: Probability of a record to be held out, over all keys.
     """
-    held_out = _below(share, identities, _KEY)
+    held_out = _below(share, (_hash(identity, _KEY) for identity in identities))
     return np.flatnonzero(held_out), np.flatnonzero(~held_out)
 
 
@@ -70,7 +71,8 @@ def membership_coins(identities: Iterable[bytes], seed: int) -> NDArray[np.bool_
     """A fair coin for each record: whether it is a member of the training data of the run with a seed.
 
     The coin is a keyed hash of what the record is, so that coins are independent of each other and of those of other
-    seeds, and none depends on which other records there are. Equal identities have one coin.
+    seeds, and none depends on which other records there are. Copies of a record have coins of their own, by their
+    number: with one coin they would be members together, and epsilon and its tests hold for one record alone.
 
     Args:
         identities: What each record is.
@@ -79,13 +81,23 @@ def membership_coins(identities: Iterable[bytes], seed: int) -> NDArray[np.bool_
     Returns:
         (N,), True for members.
     """
-    return _below(0.5, identities, _MEMBERSHIP_KEY + str(seed).encode())
+    key = _MEMBERSHIP_KEY + str(seed).encode()
+    return _below(0.5, _of_copies((_hash(identity, key) for identity in identities), key))
 
 
-def _below(share: float, identities: Iterable[bytes], key: bytes) -> NDArray[np.bool_]:
-    """Whether the keyed hash of a record lies in the lowest part of all hashes, of a size."""
+def _of_copies(hashes: Iterable[int], key: bytes) -> Iterator[int]:
+    """The first of several equal hashes, and for each further one a hash of it and of its number."""
+    copies: Counter[int] = Counter()
+    for value in hashes:
+        number = copies[value]
+        copies[value] += 1
+        yield value if number == 0 else _hash(b"copy %d of %d" % (number, value), key)
+
+
+def _below(share: float, hashes: Iterable[int]) -> NDArray[np.bool_]:
+    """Whether each hash lies in the lowest part of all hashes, of a size."""
     threshold = share * 2**_BITS
-    return np.fromiter((_hash(identity, key) < threshold for identity in identities), dtype=bool)
+    return np.fromiter((value < threshold for value in hashes), dtype=bool)
 
 
 def _hash(identity: bytes, key: bytes) -> int:

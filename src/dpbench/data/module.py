@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
@@ -159,15 +158,8 @@ class LotDataModule(pl.LightningDataModule, Generic[ExamplesT]):
                 f"data.membership={self._membership} takes its coins from the seed, so that an attack knows the "
                 "members: remove strategy.secure=true."
             )
-        # Hashes are kept, which take a fiftieth of the memory of small images. Copies of a record are numbered: with
-        # one coin for all of them, who recognizes one recognizes all, and coins would not be independent.
-        self._identities = []
-        copies: Counter[bytes] = Counter()
-        for identity in identities():
-            digest = blake2b(identity, digest_size=16).digest()
-            number = copies[digest]
-            copies[digest] += 1
-            self._identities.append(digest if number == 0 else digest + number.to_bytes(4, "big"))
+        # Hashes are kept, which take a fiftieth of the memory of small images.
+        self._identities = [blake2b(identity, digest_size=16).digest() for identity in identities()]
         members = self.members_of_seed(self._seed)
         rank_zero_info(
             f"{self.name}: {members.sum()} of {len(members)} {self._records} train, by the coins of seed {self._seed}."
