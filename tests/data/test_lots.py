@@ -194,6 +194,13 @@ def test_seeds_that_are_none(seed: Any) -> None:
         LotLoader.poisson(DATA, 4, seed)
 
 
+def test_the_size_of_lots_does_not_change_in_silence() -> None:
+    loader = LotLoader.poisson(TensorDataset(torch.zeros(10, 1)), 5)
+    with pytest.raises(ConfigurationError, match="cannot change once the LotLoader is made.*expected_batch_size_sch"):
+        loader.expected_batch_size = 8
+    assert loader.expected_batch_size == 5
+
+
 def test_they_say_what_they_are() -> None:
     loader = LotLoader.poisson(DATA, 5, seed=3)
     known = "PoissonSampling(population=20, unit='example', sample_rate=0.25)"

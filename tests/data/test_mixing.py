@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import UserDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from dpbench.data.collation import refuse_refilling, rows_of
 from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.errors import ConfigurationError
 
@@ -273,3 +275,22 @@ def test_honest_twins_and_empty_records_pass(collate: Callable[[list[Any]], Any]
     data = Damaged() if collate is with_blanks else Twins()
     one = loader(data, collate)
     assert sum(len(lots_of(one)) for _ in range(10)) == 30
+
+
+def four_of_each(records: list[Any]) -> dict[str, Tensor]:
+    """As docs/module.md shows it: equal rows, of one record."""
+    x = torch.stack([image for image, _ in records]).repeat_interleave(4, 0)
+    return {"x": x, "record": torch.arange(len(records)).repeat_interleave(4)}
+
+
+def four_of_each_filled(records: list[Any]) -> dict[str, Tensor]:
+    x, y = filled_with_first(records)
+    return four_of_each(list(zip(x, y, strict=True)))
+
+
+def test_equal_rows_of_one_record_are_no_other_records() -> None:
+    one = loader(PICTURES, four_of_each, record_of_row="record")
+    assert sum(len(lots_of(one)) for _ in range(10)) == 30
+    damaged = Damaged()
+    with pytest.raises(ConfigurationError, match="replaces some records by others"):
+        refuse_refilling(four_of_each_filled, [damaged[i] for i in range(20)], partial(rows_of, "record"))

@@ -398,6 +398,9 @@ def test_labeled_texts(tmp_path: Path) -> None:
         ("table", {"path": "cell.csv", "ranges": {"b": [1]}}, r"ranges must be columns with their least and largest"),
         ("table", {"path": "cell.csv", "text": "labels", "features": ["b", "a"]}, "is no label but text: number the"),
         ("table", {"path": "two.csv", "features": [["a"], "b"], "num_classes": 2}, "labels run from 3 to 4, not from"),
+        ("table", {"path": "words.csv", "text": "labels", "features": ["a", "b"]}, "feature 'b' is no label but"),
+        ("table", {"path": "words.csv", "features": ["a", "b"]}, r"'x'\): .*; texts are read by data\.options"),
+        ("table", {"path": "words.csv", "features": [["a"], "b"]}, "number its categories, or remove the column"),
     ],
 )
 def test_wrong_options(name: str, options: dict[str, Any], says: str, tmp_path: Path) -> None:
@@ -405,6 +408,7 @@ def test_wrong_options(name: str, options: dict[str, Any], says: str, tmp_path: 
     (tmp_path / "one.csv").write_text("user,a,b\n1,2,3\n")
     (tmp_path / "two.csv").write_text("user,a,b\n1,2,3\n2,3,4\n")
     (tmp_path / "cell.csv").write_text("a,b\n1,2\nabc,3\n4,5\n")
+    (tmp_path / "words.csv").write_text("a,b\nx,good\ny,bad\n")
     with pytest.raises((ConfigurationError, DataError), match=says):
         load(name, tmp_path, **options)
 

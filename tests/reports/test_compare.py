@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +252,14 @@ def test_the_legend_covers_nothing_and_one_point_is_seen(tmp_path: Path, monkeyp
     frame = legend.get_window_extent()
     assert frame.x0 >= panel.get_tightbbox().x1 and frame.y0 >= 0 and frame.x1 <= figure.bbox.x1
     assert {line.get_marker() for line in panel.lines} == {"o", "s", "^"} and panel.get_xlim()[0] == 0
+
+
+def test_an_option_without_a_value_is_like_none_at_all() -> None:
+    settings = [{"strategy._target_": "DPSGD", "strategy.priors": None}, {"strategy._target_": "NonPrivate"}]
+    rows = tuple(RunRow(name="run", settings=one, metrics={}) for one in settings)
+    assert RunTable(rows).differing() == ["strategy._target_"]
+    given = replace(rows[0], settings={**settings[0], "strategy.priors": 0.5})
+    assert RunTable((given, rows[1])).differing() == ["strategy._target_", "strategy.priors"]
 
 
 def test_a_seed_that_equals_the_runs_by_chance_is_a_setting() -> None:

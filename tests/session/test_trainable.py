@@ -297,6 +297,25 @@ def test_a_loop(tmp_path: Path) -> None:
     assert [phase for phase, _ in book(tmp_path).releases] == [0] * 2 + [1] * 4
 
 
+class Unfreeze(pl.Callback):
+    """As docs/module.md shows it."""
+
+    def on_before_zero_grad(self, trainer: Any, module: Any, optimizer: Any) -> None:
+        if trainer.global_step == 2:
+            module.backbone.requires_grad_(True)
+            optimizer.add_param_group({"params": module.backbone.parameters(), "lr": 0.01})
+
+
+@pytest.mark.parametrize("comes_first", [True, False])
+def test_an_unfreezing_callback_stands_anywhere(tmp_path: Path, comes_first: bool) -> None:
+    strategy = DPSGD(noise_multiplier=1.0, delta=1e-3, seed=1, ledger=str(tmp_path / "ledger.jsonl"))
+    callbacks = [Unfreeze(), strategy] if comes_first else [strategy, Unfreeze()]
+    module = Net()
+    trainer_for(tmp_path, callbacks[0], 8, more=callbacks[1:]).fit(module, loader_of(records()))
+    assert not torch.equal(module.backbone.weight, Net().backbone.weight)
+    assert [phase for phase, _ in book(tmp_path).releases] == [0] * 3 + [1] * 5
+
+
 # ------------------------------------------------------------------------------------- refused
 
 

@@ -178,8 +178,8 @@ def summary_of(setting: AttackedSetting) -> str:
     strongest = setting.strongest
     rate = strongest.result.tpr[_HIGH].value
     text = (
-        f"{opening} strongest attack ({strongest.name} on {_word(strongest)}) recognizes {_share(rate)} of the members "
-        f"at a false positive rate of {_share(_HIGH)}"
+        f"{opening} attack of the largest AUC ({strongest.name} on {_word(strongest)}) recognizes {_share(rate)} of "
+        f"the members at a false positive rate of {_share(_HIGH)}"
     )
     test = setting.test
     if test is None:
@@ -300,11 +300,9 @@ def _title(setting: AttackedSetting) -> str:
 
 
 def _claim(setting: AttackedSetting) -> str:
-    """ε by PLD, else by RDP."""
-    epsilon = setting.epsilon("pld")
-    if epsilon is None:
-        epsilon = setting.epsilon("rdp")
-    return epsilon_text(epsilon)
+    """ε by PLD, else by RDP, and by which."""
+    accountant = "pld" if setting.epsilon("pld") is not None else "rdp"
+    return f"{epsilon_text(setting.epsilon(accountant))} ({accountant.upper()})"
 
 
 def _word(attack: Attacked) -> str:

@@ -169,7 +169,7 @@ class Collation:
         if has_equal_rows(batch):
             self._with_twins += 1
             if self._with_twins <= _TWIN_LOTS or is_checked(self._with_twins):
-                refuse_refilling(self._collate, before)
+                refuse_refilling(self._collate, before, rows)
         return batch
 
 
@@ -380,21 +380,22 @@ def has_equal_rows(batch: Any) -> bool:
     return len(set(rows)) < len(rows)
 
 
-def refuse_refilling(collate: Collate, records: Sequence[Any]) -> None:
-    """Replace some records at a time by another one: no more rows may change than records did.
+def refuse_refilling(collate: Collate, records: Sequence[Any], rows: Rows) -> None:
+    """Replace some records at a time by another one: no more rows may change than those of these records.
 
-    Where a record fills the place of another, replacing it changes several rows. Rows may be sorted, and honest twins
+    Where a record fills the place of another, replacing it changes rows of both. Rows may be sorted, and honest twins
     among the records stay what they are.
 
     Args:
         collate: The `collate_fn`; it is given copies.
         records: Of a lot, as they are fetched.
+        rows: Rows of a record.
 
     Raises:
         ConfigurationError: A record has more rows than it should.
     """
     try:
-        if not _refills(collate, records):
+        if not _refills(collate, records, rows):
             return
     except Exception:  # the lot itself says what is wrong
         return
@@ -405,7 +406,7 @@ def refuse_refilling(collate: Collate, records: Sequence[Any]) -> None:
     )
 
 
-def _refills(collate: Collate, records: Sequence[Any]) -> bool:
+def _refills(collate: Collate, records: Sequence[Any], rows: Rows) -> bool:
     usable = [place for place, record in enumerate(records) if record is not None]
     batch = collated(collate, list(records))
     if _changed_rows(batch, collated(collate, list(records))):
@@ -417,7 +418,7 @@ def _refills(collate: Collate, records: Sequence[Any]) -> bool:
         changed = list(records)
         for place in group:
             changed[place] = copy.deepcopy(records[stand_in])
-        if _changed_rows(batch, collated(collate, changed)) > len(group):
+        if _changed_rows(batch, collated(collate, changed)) > len(rows(batch, group, len(records))):
             return True
     return False
 

@@ -364,6 +364,18 @@ class LotLoader(DataLoader[Any]):
         sampling = self.lots.sampling
         return f"LotLoader({type(self.dataset).__name__} of {sampling.population} {sampling.unit}s, {self.lots})"
 
+    @property
+    def expected_batch_size(self) -> float:
+        """Mean number of records in a lot."""
+        return self.lots.expected_batch_size
+
+    @expected_batch_size.setter
+    def expected_batch_size(self, size: float) -> None:
+        raise ConfigurationError(
+            "expected_batch_size cannot change once the LotLoader is made, because epsilon depends on it: let it move "
+            f"over the steps by expected_batch_size_schedule, or make a new loader with expected_batch_size={size!r}."
+        )
+
     @classmethod
     def poisson(
         cls,

@@ -159,8 +159,9 @@ class RunTable:
             rows = list(self.rows)
             if stated or key.startswith(OWN_CODE):  # a package that a run does not use has no code in it
                 rows = [row for row in self.rows if key in row.settings]
-            several = len({_setting(row, key) for row in rows}) > 1
-            if several and key in (*free, "seed", UNIT):
+            # An option that is null, and one that the class of a run does not have, are no difference.
+            values = {None if row.settings.get(key) is None else _setting(row, key) for row in rows}
+            if len(values) > 1 and key in (*free, "seed", UNIT):
                 differing.append(key)
         return differing
 

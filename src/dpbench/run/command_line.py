@@ -237,8 +237,9 @@ def _unknown_key(key: str, line: CommandLine, conf: Path, name: str) -> str:
     path, _, leaf = key.rpartition(".")
     node = OmegaConf.select(cfg, path) if path else cfg
     if not isinstance(node, DictConfig):
-        return f"there is no key {key}. `dpbench train --cfg job` prints all keys."
-    names = [str(option) for option in node if option != "_target_"]
+        known_keys = [f"{group}.{option}" for group, options in _option_groups(cfg).items() for option in options]
+        return f"there is no key {key}.{did_you_mean(key, known_keys)} `dpbench train --cfg job` prints all keys."
+    names = [str(option) for option in node if option not in ("_target_", "_partial_")]
     if leaf in names:
         return f"{key} cannot be set: another override (such as ~{path.partition('.')[0]}) removes it."
     hint = did_you_mean(leaf, names, f"{path}.") if path else _similar_setting(leaf, names, cfg)
@@ -248,14 +249,20 @@ def _unknown_key(key: str, line: CommandLine, conf: Path, name: str) -> str:
     return f"there is no key {key}.{hint} Known: {known}."
 
 
+def _option_groups(cfg: Mapping[str, object]) -> dict[str, list[str]]:
+    """The options of each part of a configuration that has some."""
+    groups = {str(group): part for group, part in cfg.items() if isinstance(part, DictConfig)}
+    return {group: [str(option) for option in part] for group, part in groups.items()}
+
+
 def _similar_setting(name: str, names: Sequence[str], cfg: Mapping[str, object]) -> str:
     """What a word without its group may stand for: the setting of that name in a group, or a name that is close."""
-    groups = {str(group): options for group, options in cfg.items() if isinstance(options, DictConfig)}
+    groups = _option_groups(cfg)
     for group, options in groups.items():
         if name in options:
             return f" Did you mean {group}.{name}?"
     hint = did_you_mean(name, names)
     strategy_first = sorted(groups, key=lambda group: group != "strategy")
     for group in strategy_first:
-        hint = hint or did_you_mean(name, [str(option) for option in groups[group]], f"{group}.")
+        hint = hint or did_you_mean(name, groups[group], f"{group}.")
     return hint

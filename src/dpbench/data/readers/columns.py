@@ -153,13 +153,13 @@ def _features(
     shapes = names if isinstance(names, Mapping) else dict.fromkeys(names)
     features: list[Column] = []
     subjects: list[str] = []  # of errors
+    owner = f" of user {user!r}" if user else ""
     for name, shape in shapes.items():
         if name not in columns:
             raise DataError(
-                f"{where}: examples of user {user!r} have no feature {name!r}; they have "
-                f"{', '.join(sorted(columns)) or 'none'}."
+                f"{where}: examples{owner} have no feature {name!r}; they have {', '.join(sorted(columns)) or 'none'}."
             )
-        subject = f"{where}: feature {name!r} of user {user!r}"
+        subject = f"{where}: feature {name!r}{owner}"
         features.append(_shaped(columns[name], shape, subject))
         subjects.append(subject)
     if reading.images:

@@ -84,8 +84,8 @@ def read_table(
         if isinstance(columns[name], list) and not texts and options.text is None:
             raise _not_numeric(frame, feature, where)
     if user is None:
-        # As of one user, since `assemble` takes users; whose they are is said afterwards.
-        examples = assemble([("of any row", columns)], options, where).examples
+        # As of one user without a name, since `assemble` takes users; whose they are is said afterwards.
+        examples = assemble([("", columns)], options, where).examples
         return UserDataset(examples, row_owners)
     # Rows of each user together. Stable: a user's rows stay in the order of the file.
     users, numbers = np.unique(row_owners, return_inverse=True)
@@ -169,14 +169,19 @@ def _not_numeric(frame: pd.DataFrame, name: str, where: str) -> DataError:
 
     cells = frame[name]
     row = 0
+    remedy = "fix that cell, or remove the column"
     if not isinstance(cells.iloc[0], np.ndarray | list):
         # The first one of all where each reads as a number: a column of users is one of texts, whatever they are.
-        row = int(pd.to_numeric(cells, errors="coerce").isna().to_numpy().argmax())
+        is_text = pd.to_numeric(cells, errors="coerce").isna().to_numpy()
+        row = int(is_text.argmax())
+        if is_text.all():
+            remedy = (
+                "number its categories, or remove the column; texts are read by data.options.text=labels, each as a "
+                "feature of its own, outside of a list"
+            )
     cell = repr(cells.iloc[row])
     shown = cell if len(cell) < 60 else f"{cell[:57]}..."
-    return DataError(
-        f"{where}: column {name!r} is not numeric (row {row}: {shown}): fix that cell, or remove the column."
-    )
+    return DataError(f"{where}: column {name!r} is not numeric (row {row}: {shown}): {remedy}.")
 
 
 def _column(frame: pd.DataFrame, name: str, where: str) -> Column:
