@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import FuncFormatter
 
 from dpbench import __version__
 from dpbench.attack.attack import LEVEL, Attacked, AttackedSetting, plain_facts
@@ -244,7 +244,7 @@ def _draw_curves(axes: Axes, setting: AttackedSetting) -> None:
 
 def comparison_figure(settings: Sequence[AttackedSetting]) -> Figure:
     """For each setting what the strongest attack reaches at a false positive rate of 1 %, and what ε allows."""
-    figure = new_figure(7, 1.4 + 0.42 * len(settings))
+    figure = new_figure(7, 1.3 + 0.32 * len(settings))
     axes = figure.subplots()
     places = np.arange(len(settings))[::-1]
     for place, setting in zip(places, settings, strict=True):
@@ -261,7 +261,8 @@ def comparison_figure(settings: Sequence[AttackedSetting]) -> Figure:
     axes.set_yticks(places, [_title(setting) for setting in settings], fontsize=8)
     axes.set_xscale("log")
     axes.set_xlim(_LOW, 1.1)
-    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
+    axes.set_ylim(-0.6, len(settings) - 0.4)
     axes.set_xlabel(f"members recognized at a false positive rate of {_share(_HIGH)}")
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
