@@ -75,7 +75,7 @@ def test_a_killed_worker_goes_on_as_if_nothing_had_been(address: str, tmp_path: 
 
 
 def test_a_job_that_fails_does_not_stop_the_others(address: str, tmp_path: Path) -> None:
-    words = ("-m", *SMALL, "trainer.max_steps=5", "model.hidden=[8],[0]")
+    words = ("-m", *SMALL, "trainer.max_steps=5", "data.train_size=100,100000")  # more than there are, as loading shows
     made = dpbench("train", *words, *on(address), "hydra.sweep.dir=ray", folder=tmp_path)
     assert made.returncode == 1 and "dpbench: error: " in made.stderr and "Traceback" not in made.stderr
     assert len(list((tmp_path / "ray").glob("*/result.json"))) == 1
