@@ -226,7 +226,9 @@ def _labels(groups: Sequence[Sequence[RunRow]]) -> list[str]:
     for row in firsts.rows:
         words = []
         for key in keys:
-            value = str(row.settings.get(key, "–"))
+            if row.settings.get(key) is None:  # an option of others
+                continue
+            value = str(row.settings[key])
             words.append(value.rpartition(".")[2] if key.endswith("_target_") else f"{key.rpartition('.')[2]}={value}")
         labels.append(", ".join(words))
     return labels

@@ -297,7 +297,7 @@ def _title(setting: AttackedSetting) -> str:
     if setting.test is None:
         return setting.label or "without privacy"
     claim = f"ε = {_claim(setting)}"
-    return f"{setting.label} ({claim})" if setting.label else claim
+    return f"{setting.label}: {claim}" if setting.label else claim
 
 
 def _claim(setting: AttackedSetting) -> str:
