@@ -23,6 +23,7 @@ exclude_patterns = [
     "docs/README.md",  # the same tables of contents, for who reads the files
     "docs/tutorials/**/.ipynb_checkpoints",
     "results/[!c]*/table.md",  # which stands in the README.md beside it
+    "results/attack/**attack.md",  # likewise
     "docs/reference/generated/api/modules.rst",  # a table of contents with one entry
     "docs/reference/generated/api/*.md",  # of builds before apidoc wrote these pages
 ]
