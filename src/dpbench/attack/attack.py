@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from dpbench.attack.signals import SIGNALS, Candidates, candidates_of, members_of, signals_of
 from dpbench.auditing import Verdict
@@ -151,7 +152,6 @@ def attack_runs(
     signals: Sequence[str] = ("loss",),
     most_records: int | None = None,
     trust: bool = False,
-    on_run: Callable[[], None] = lambda: None,
 ) -> list[AttackedSetting]:
     """Attack the finished runs below some folders, those of each setting by themselves.
 
@@ -160,7 +160,6 @@ def attack_runs(
         signals: Words of `SIGNALS`; the first one is that by which claims are tested.
         most_records: Largest number of candidates that are attacked, the first ones; None: all.
         trust: Whether checkpoints may hold objects, see `read_checkpoint`.
-        on_run: Called when a run has been scored.
 
     Raises:
         ConfigurationError: A run was trained on all records, a setting has too few runs or two of one seed, runs of a
@@ -187,7 +186,7 @@ def attack_runs(
         key = repr(sorted((name, value) for name, value in without_seeds(rows)[0].items() if name.startswith("data.")))
         if key not in candidates:
             candidates[key] = candidates_of(rows[0].record["config"], most_records)
-        settings.append(_attack_setting(label, rows, candidates[key], signals, trust, on_run))
+        settings.append(_attack_setting(label, rows, candidates[key], signals, trust))
     return settings
 
 
@@ -240,17 +239,16 @@ def _attack_setting(
     candidates: Candidates,
     signals: Sequence[str],
     trust: bool,
-    on_run: Callable[[], None],
 ) -> AttackedSetting:
     members = np.stack([members_of(_folder_of(row), row.record, candidates) for row in rows])
     of_candidates: dict[str, list[Floats]] = {signal: [] for signal in signals}
     of_others: dict[str, list[Floats]] = {signal: [] for signal in signals}
-    for row in rows:
+    # Shown where somebody is there to see it: hundreds of runs take minutes.
+    for row in tqdm(rows, desc=f"scoring {label}".rstrip(), unit="run", leave=False, disable=None):
         for signal in signals:
             scored = signals_of(_folder_of(row), candidates, signal, trust)
             of_candidates[signal].append(scored[0])
             of_others[signal].append(scored[1])
-        on_run()
     attacks = []
     for signal in signals:
         game = MembershipGame(np.stack(of_candidates[signal]), members, np.stack(of_others[signal]))

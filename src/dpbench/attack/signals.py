@@ -28,9 +28,8 @@ from dpbench.run.build import instantiate
 from dpbench.run.config import class_of
 from dpbench.run.evaluation import score_records
 from dpbench.run.label_scores import margins
-from dpbench.run.saved_module import last_checkpoint, load_module
+from dpbench.run.saved_module import final_checkpoint, load_module
 from dpbench.runs.folder import RunFolder
-from dpbench.runs.record import read_result
 
 Floats = NDArray[np.float64]
 
@@ -125,13 +124,7 @@ def signals_of(run: RunFolder, candidates: Candidates, signal: str, trust: bool 
         ConfigurationError: The module has no losses of single records, the signal is of images, the run has diverged or
             has more steps than its result.
     """
-    checkpoint = last_checkpoint(run, trust)
-    steps = read_result(run)["steps"]
-    if checkpoint["global_step"] != steps:
-        raise ConfigurationError(
-            f"{run} went on from {steps} to {checkpoint['global_step']} steps and was interrupted: "
-            f"`{run.command('resume')}`."
-        )
+    checkpoint = final_checkpoint(run, trust)
     data = candidates.data
     options = data.model_options() if hasattr(data, "model_options") else {}
     module = load_module(run, checkpoint, options).module

@@ -14,9 +14,9 @@ from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.privacy.canaries.labels import LabelScores
 from dpbench.run.evaluation import score_members
 from dpbench.run.saved_config import read_config
-from dpbench.run.saved_module import last_checkpoint, load_module, require_module
+from dpbench.run.saved_module import final_checkpoint, load_module, require_module
 from dpbench.runs.folder import RunFolder
-from dpbench.runs.record import has_canaries, read_result
+from dpbench.runs.record import has_canaries
 
 
 def is_on_noise(run: RunFolder) -> bool:
@@ -43,13 +43,7 @@ def label_scores(run: RunFolder, trust: bool = False) -> LabelScores:
         raise ConfigurationError(f"{run} has not ended: labels are read from final weights; `{run.command('resume')}`.")
     refusal = "is no classifier, and only those learn labels: train one, module=classifier."
     require_module(run, config, ImageClassifier, refusal)
-    checkpoint = last_checkpoint(run, trust)
-    recorded_steps = read_result(run)["steps"]
-    if checkpoint["global_step"] != recorded_steps:
-        raise ConfigurationError(
-            f"{run} went on from {recorded_steps} to {checkpoint['global_step']} steps and was interrupted: "
-            f"`{run.command('resume')}`."
-        )
+    checkpoint = final_checkpoint(run, trust)
     # Copies of one record are no independent canaries: records that were inserted are left out.
     options = {name: value for name, value in config["data"].items() if name not in ("_target_", "inserted")}
     data = ImageDataModule(**options, seed=config["seed"])  # of which members are those that were trained on

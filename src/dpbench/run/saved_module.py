@@ -15,6 +15,7 @@ from dpbench.run.config import class_of
 from dpbench.run.saved_config import read_config
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.readers import read_checkpoint
+from dpbench.runs.record import read_result
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,26 @@ def last_checkpoint(run: RunFolder, trust: bool = False) -> dict[str, Any]:
     if not run.checkpoint.is_file():
         raise ConfigurationError(f"{run} has no checkpoint yet: {run.checkpoint} is missing.")
     return read_checkpoint(run.checkpoint, trust=trust)
+
+
+def final_checkpoint(run: RunFolder, trust: bool = False) -> dict[str, Any]:
+    """The checkpoint of a finished run, whose weights are those of its result.
+
+    Args:
+        run: Folder.
+        trust: See `last_checkpoint`.
+
+    Raises:
+        ConfigurationError: As for `last_checkpoint`; or the run has gone on since, and was interrupted.
+    """
+    checkpoint = last_checkpoint(run, trust)
+    recorded_steps = read_result(run)["steps"]
+    if checkpoint["global_step"] != recorded_steps:
+        raise ConfigurationError(
+            f"{run} went on from {recorded_steps} to {checkpoint['global_step']} steps and was interrupted: "
+            f"`{run.command('resume')}`."
+        )
+    return checkpoint
 
 
 def require_module(run: RunFolder, config: Mapping[str, Any], kind: type, refusal: str) -> None:
