@@ -176,6 +176,18 @@ def test_examples_of_users_are_no_members_of_their_own(tmp_path: Path) -> None:
         UserDataModule("user_table", membership="half", unit="example", options=user_table(tmp_path))
 
 
+class WithoutMembers(ImageDataModule):
+    def _load(self) -> Any:
+        return super()._load()._replace(members=None)
+
+
+def test_a_data_module_that_chooses_no_members_is_refused() -> None:
+    """All records would be trained on, and the attack would take half of them for strangers."""
+    WithoutMembers("digits").setup()
+    with pytest.raises(ConfigurationError, match="_load gives no members"):
+        WithoutMembers("digits", membership="half").setup()
+
+
 def test_an_absent_option_names_the_runs_of_before() -> None:
     config: dict[str, Any] = {
         "data": {"_target_": "dpbench.data.ImageDataModule", "name": "digits"},

@@ -12,9 +12,9 @@ from dpbench.cli.arguments import (
     add_config_dir,
     add_json,
     add_trust,
+    folder,
     integer,
     own_code,
-    place,
 )
 from dpbench.errors import ConfigurationError
 
@@ -57,7 +57,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--records", type=integer, metavar="N", help="attack the first N candidates only")
     parser.add_argument(
         "--out",
-        type=place,
+        type=folder,
         metavar="FOLDER",
         help="of the runs with --train, and of attack.html, attack.png and attack.json (default: that of the sweep)",
     )

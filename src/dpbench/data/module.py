@@ -85,7 +85,7 @@ class LotDataModule(pl.LightningDataModule, Generic[ExamplesT]):
         seed: int | None,
         split: Split,
         expected_batch_size_schedule: str | list[float] | None,
-        membership: Membership | None,
+        membership: Membership | None = None,
     ) -> None:
         super().__init__()
         check_split(split)
@@ -179,10 +179,19 @@ class LotDataModule(pl.LightningDataModule, Generic[ExamplesT]):
 
         Raises:
             DataError: The data set is absent and cannot be downloaded, or damaged.
-            ConfigurationError: The validation split leaves no training data, or there are fewer records than asked for.
+            ConfigurationError: The validation split leaves no training data, there are fewer records than asked for, or
+                a subclass takes `membership` and chooses no members.
         """
-        if self._splits is None:
-            self._splits = self._load()
+        if self._splits is not None:
+            return
+        splits = self._load()
+        if self._membership is not None and splits.members is None:
+            # All records would be trained on, and an attack would take half of them for strangers.
+            raise ConfigurationError(
+                f"{type(self).__name__}._load gives no members, which data.membership={self._membership} asks for: give "
+                "Splits the result of self._choose_members(...)."
+            )
+        self._splits = splits
 
     def _loaded(self) -> Splits[ExamplesT]:
         self.setup()
