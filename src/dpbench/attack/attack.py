@@ -42,7 +42,7 @@ _ON_PROBABILITIES = ("RMIA", "RMIA, offline")  # need the probability of a recor
 
 
 @dataclass(frozen=True, eq=False)
-class Attacked:
+class ScoredAttack:
     """One attack on the runs of one setting.
 
     Attributes:
@@ -77,7 +77,7 @@ class AttackedSetting:
     label: str
     rows: tuple[RunRow, ...]
     members: Flags
-    attacks: tuple[Attacked, ...]
+    attacks: tuple[ScoredAttack, ...]
     test: ClaimTest | None
     allowed: TradeOff | None
     candidates: Candidates
@@ -114,12 +114,12 @@ class AttackedSetting:
         return str(self.rows[0].settings.get(UNIT, "example"))
 
     @property
-    def attack_of_claim(self) -> Attacked:
+    def attack_of_claim(self) -> ScoredAttack:
         """The attack by which the claim is tested: LiRA by the first signal, chosen before anything is looked at."""
         return next(attack for attack in self.attacks if attack.name == _LIRA)
 
     @property
-    def strongest(self) -> Attacked:
+    def strongest(self) -> ScoredAttack:
         """The attack with the largest area under its curve: it is chosen by its result."""
         return max(self.attacks, key=lambda attack: attack.result.auc.value)
 
@@ -166,6 +166,7 @@ def attack_runs(
             setting were made by different code, or a signal is none.
         LedgerError: A ledger is damaged.
     """
+    # Before any run is read: scoring takes minutes.
     unknown = [signal for signal in signals if signal not in SIGNALS]
     if unknown or not signals:
         raise ConfigurationError(f"--signal must be of {', '.join(SIGNALS)}, not {', '.join(unknown) or 'nothing'}.")
@@ -183,6 +184,7 @@ def attack_runs(
     settings = []
     candidates: dict[str, Candidates] = {}
     for label, rows in zip(labels, groups, strict=True):
+        # Settings that differ elsewhere share the data, which take the longest to load.
         key = repr(sorted((name, value) for name, value in without_seeds(rows)[0].items() if name.startswith("data.")))
         if key not in candidates:
             candidates[key] = candidates_of(rows[0].record["config"], most_records)
@@ -200,6 +202,7 @@ def _refuse_group(rows: Sequence[RunRow], groups: Sequence[Sequence[RunRow]]) ->
         )
     if len(rows) >= FEWEST_RUNS:
         return
+    # Too few, perhaps because another code made the others: they are a group of their own.
     other = next((group for group in groups if group is not rows and _differ_by_code(rows[0], group[0])), None)
     if other is not None:
         raise ConfigurationError(
@@ -257,7 +260,9 @@ def _attack_setting(
             if name in _ON_PROBABILITIES and not has_probabilities:
                 continue
             scores = attack(game)
-            attacks.append(Attacked(signal, name, measure_attack(name, scores, members), roc(scores, members), scores))
+            attacks.append(
+                ScoredAttack(signal, name, measure_attack(name, scores, members), roc(scores, members), scores)
+            )
     test, allowed = _test_claim(rows, members, attacks)
     return AttackedSetting(label, tuple(rows), members, tuple(attacks), test, allowed, candidates)
 
@@ -270,12 +275,13 @@ def _folder_of(row: RunRow) -> RunFolder:
 def _test_claim(
     rows: Sequence[RunRow],
     members: Flags,
-    attacks: Sequence[Attacked],
+    attacks: Sequence[ScoredAttack],
 ) -> tuple[ClaimTest | None, TradeOff | None]:
     """The test of a setting's claim, and its trade-off curve; None of runs without privacy."""
     delta = rows[0].record["privacy"].get("delta")
     if delta is None:
         return None, None
+    # The largest ε allows the most: no run is accused by the claim of another one.
     costliest = max(rows, key=lambda row: row.metrics.get("privacy/epsilon_rdp") or math.inf)
     path = _folder_of(costliest).ledger
     ledger = read_run_ledger(path)

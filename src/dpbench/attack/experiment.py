@@ -55,6 +55,7 @@ def train_runs(
                 f"{word}: dpbench attack --train decides seeds, members and folders; remove it (the folder: --out)."
             )
     place = folder or FOLDER / _name_of(runs, words)
+    # The seed is the slowest to change, so that more runs later take numbers, and folders, behind those that are there.
     sweep = [
         f"hydra.sweep.dir={quoted(place)}",
         "data.membership=half",

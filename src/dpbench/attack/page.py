@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from dpbench import __version__
-from dpbench.attack.attack import LEVEL, Attacked, AttackedSetting, plain_facts
+from dpbench.attack.attack import LEVEL, ScoredAttack, AttackedSetting, plain_facts
 from dpbench.auditing import Verdict
 from dpbench.auditing.membership import FALSE_POSITIVE_RATES, Estimate
 from dpbench.data.images import ImageDataModule
@@ -306,7 +306,7 @@ def _claim(setting: AttackedSetting) -> str:
     return f"{epsilon_text(setting.epsilon(accountant))} ({accountant.upper()})"
 
 
-def _word(attack: Attacked) -> str:
+def _word(attack: ScoredAttack) -> str:
     return {"loss": "loss", "gradient_norm": "gradient norm", "label": "label"}[attack.signal]
 
 

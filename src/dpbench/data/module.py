@@ -188,8 +188,8 @@ class LotDataModule(pl.LightningDataModule, Generic[ExamplesT]):
         if self._membership is not None and splits.members is None:
             # All records would be trained on, and an attack would take half of them for strangers.
             raise ConfigurationError(
-                f"{type(self).__name__}._load gives no members, which data.membership={self._membership} asks for: give "
-                "Splits the result of self._choose_members(...)."
+                f"{type(self).__name__}._load gives no members, which data.membership={self._membership} asks for: "
+                "give Splits the result of self._choose_members(...)."
             )
         self._splits = splits
 
