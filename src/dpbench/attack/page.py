@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from dpbench import __version__
-from dpbench.attack.attack import LEVEL, ScoredAttack, AttackedSetting, plain_facts
+from dpbench.attack.attack import LEVEL, AttackedSetting, ScoredAttack, plain_facts
 from dpbench.auditing import Verdict
 from dpbench.auditing.membership import FALSE_POSITIVE_RATES, Estimate
 from dpbench.data.images import ImageDataModule
