@@ -37,18 +37,8 @@ audits: $(VENV)/.ready-dev ## Audit every strategy and every broken mechanism: r
 golden: $(VENV)/.ready-dev ## Compare the golden runs with the committed values and with the revision before (five minutes)
 	$(BIN)/python -m tools.golden compare
 
-ATTACKED := data=mnist data.train_size=2000 data.expected_batch_size=256 data.eval_batch_size=2000 trainer.max_steps=200 optimizer.lr=0.25
-ATTACKED_CIFAR10 := optimizer.lr=4 data.train_size=4000 data.test_size=1000 data.expected_batch_size=800 trainer.max_steps=100
-ATTACK = $(BIN)/dpbench attack --train
-attacks: $(VENV)/.ready ## Attack the membership of 208 runs: results/attack (three quarters of an hour of CPU; goes on where it stopped)
-	$(ATTACK) 16 $(ATTACKED) strategy=none --out attacks/none
-	$(ATTACK) 16 $(ATTACKED) strategy=dpsgd strategy.target_epsilon=1,2,4,8 --out attacks/dpsgd
-	$(ATTACK) 16 $(ATTACKED) strategy=automatic strategy.target_epsilon=1,8 --out attacks/automatic
-	$(ATTACK) 16 $(ATTACKED) strategy=discretized strategy.target_epsilon=1,8 --out attacks/discretized
-	$(ATTACK) 16 $(ATTACKED) strategy=adaptive_quantile,adaptive_mean,vector_groups strategy.target_epsilon=8 --out attacks/others
-	$(ATTACK) 16 experiment=recipes/cifar10 model=mlp 'model.hidden=[]' $(ATTACKED_CIFAR10) strategy=none,dpsgd --out attacks/cifar10
-	$(BIN)/dpbench attack attacks/cifar10 --out results/attack/cifar10
-	$(BIN)/dpbench attack attacks/none attacks/dpsgd attacks/automatic attacks/discretized attacks/others --out results/attack
+attacks: $(VENV)/.ready ## Attack the membership of 912 runs: results/attack (two hours of CPU; goes on where it stopped)
+	$(BIN)/python -m tools.attack_runs
 	$(PAGE)
 
 notebooks: $(VENV)/.ready-dev ## Execute the tutorials in docs/tutorials and keep their outputs (five minutes; NOTEBOOKS=name takes one)
