@@ -132,6 +132,26 @@ def test_gaps_claims_and_epsilons(text: str) -> None:
     assert f"costs ε = {sigma:.0f} and not 20" in text
 
 
+def test_claims_of_the_readme(readme: str, text: str) -> None:
+    claims = pd.read_csv(RESULTS / "claims" / "claims.csv")
+    printed = claims[~claims["variant"] & claims["claim"].notna()]
+    matching = printed["verdict"].str.startswith("matches").sum()
+    assert f"{matching} of {len(printed)} [match]" in readme
+    page = (RESULTS / "claims" / "table.md").read_text(encoding="utf-8")
+    low, high = _limits(page, "| 128 | 0.7225 |")
+    assert f"their ε = 20 is {low} to {high}" in readme
+    assert f"costs between {low} and {high} with batches of 128" in text
+    low, high = _limits(page, "| 1024 | 1.338 |")
+    assert f"between {low} and {high} with batches of 1,024" in text
+
+
+def _limits(page: str, row: str) -> tuple[str, str]:
+    """The limits of ε that a row of the claims' last table states."""
+    (line,) = (line for line in page.splitlines() if line.startswith(row))
+    cells = line.split(" | ")
+    return cells[4], cells[5].split()[0]
+
+
 def test_every_results_folder_is_named() -> None:
     page = (RESULTS / "README.md").read_text(encoding="utf-8")
     for folder in RESULTS.iterdir():

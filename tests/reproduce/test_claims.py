@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from dp_accounting import get_epsilon_gaussian
 
 from dpbench.cli import main
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS
+from dpbench.privacy.accounting.calibration import TrainingSetting
+from dpbench.reproduce._tensors_apart import (
+    TENSORS_APART,
+    epsilon_at_least,
+    nominal_epsilon,
+    nominal_noise_multiplier,
+)
 from dpbench.reproduce.claims import (
     Claim,
     claims_of,
@@ -71,10 +80,30 @@ def test_what_does_not_match() -> None:
     found = recomputed(one)
     assert [found[name] for name in ("rdp-classic", "rdp", "pld")] == pytest.approx([5.71, 5.03, 4.52], abs=0.01)
     assert verdict(one, found).startswith("does not match: less is spent")
-    one = claim("three_tools", "Section 2.1 and Table 1, batch 128")
+
+
+def test_epsilon_20_is_the_sum_over_ten_tensors() -> None:
+    one = claim("three_tools", "Section 2.1, σ = 0.7225 as the noise of each of ten tensors")
     found = recomputed(one)
-    assert found["rdp-classic"] == pytest.approx(0.50, abs=0.01)
-    assert verdict(one, found).startswith("does not match: less noise is enough")
+    assert found[TENSORS_APART] == pytest.approx(19.87, abs=0.01)
+    assert found["rdp-continuous"] > 400  # what the noise costs: that accounting is no bound
+    assert verdict(one, found) == f"matches ({TENSORS_APART})"
+    inverse = claim("three_tools", "Section 2.1 and Table 1, batch 128")
+    assert nominal_noise_multiplier(inverse.setting, 10) == pytest.approx(0.7211, abs=1e-4)
+    for tensors in (9, 11):  # of no other number
+        assert nominal_epsilon(one.setting, tensors, [0.7225]) != pytest.approx(20, rel=0.05)
+    assert nominal_epsilon(one.setting, 10, [0.725, 2.5]) == pytest.approx(20.05, abs=0.01)
+
+
+def test_lower_limits_of_epsilon() -> None:
+    setting = TrainingSetting(noise_multiplier=1.0, sample_rate=1.0, steps=1, delta=1e-5, population=100)
+    # One release in which every record is: the test is the best one, up to the grid of its thresholds.
+    exact = get_epsilon_gaussian(1.0, 1e-5)
+    assert 0.95 * exact < epsilon_at_least(setting) <= exact
+    for rate, steps, noise_multiplier in ((0.02, 100, 0.4), (0.1, 500, 1.0), (0.5, 20, 2.0)):
+        setting = replace(setting, sample_rate=rate, steps=steps, noise_multiplier=noise_multiplier)
+        upper = ACCOUNTANTS["pld"].epsilon(setting.events, 1e-5)
+        assert 0.2 * upper < epsilon_at_least(setting) < upper
 
 
 def test_population_figures_use_replace_one() -> None:

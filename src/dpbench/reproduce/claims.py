@@ -27,6 +27,13 @@ from dpbench.privacy.mechanism.clipping import VectorGroup
 from dpbench.privacy.mechanism.plan import NoiseAllocation, ReleasePlan, Statistic
 from dpbench.privacy.sampling import PoissonSampling
 from dpbench.reports.figures import new_figure, write_figure
+from dpbench.reproduce._tensors_apart import (
+    TENSORS_APART,
+    TensorsApart,
+    nominal_epsilon,
+    nominal_noise_multiplier,
+    tensors_apart,
+)
 from dpbench.runs.numbers import ABSENT
 from dpbench.templates import render
 
@@ -51,6 +58,7 @@ class Claim:
         value: What is printed; None where the paper leaves it open.
         note: What is known of a difference, or had to be assumed.
         variant: Whether the paper prints the figure for another setting than this, which we add.
+        tensors: That are clipped and noised apart; a noise multiplier that is printed is that of each.
     """
 
     paper: str
@@ -60,6 +68,7 @@ class Claim:
     value: float | None = None
     note: str = ""
     variant: bool = False
+    tensors: int = 1
 
 
 def read_claims() -> dict[str, Any]:
@@ -97,11 +106,21 @@ def _delta(row: Mapping[str, Any]) -> float:
 def recomputed(claim: Claim) -> dict[str, float | None]:
     """Compute the claimed quantity by each accountant; None where it is not covered, or not finite."""
     values: dict[str, float | None] = {}
+    # All tensors of a batch are one query, with σ/√m where each of m has σ.
+    of_each = claim.tensors**0.5
+    scale = of_each if claim.quantity == "noise_multiplier" else 1.0
     for name in ACCOUNTANTS:
         try:
-            values[name] = float(getattr(solved(claim.setting, name), claim.quantity))
+            values[name] = scale * float(getattr(solved(claim.setting, name), claim.quantity))
         except ConfigurationError:
             values[name] = None
+    values[TENSORS_APART] = None
+    if claim.tensors > 1 and claim.quantity == "noise_multiplier":
+        values[TENSORS_APART] = nominal_noise_multiplier(claim.setting, claim.tensors)
+    elif claim.tensors > 1:
+        assert claim.setting.noise_multiplier is not None
+        multipliers = [of_each * claim.setting.noise_multiplier]
+        values[TENSORS_APART] = nominal_epsilon(claim.setting, claim.tensors, multipliers)
     return values
 
 
@@ -114,7 +133,7 @@ def verdict(claim: Claim, values: Mapping[str, float | None]) -> str:
     matching = distances.index[distances <= TOLERANCE]
     if len(matching):
         return f"matches ({', '.join(matching)})"
-    bounds = [name for name in ratios.index if ACCOUNTANTS[name].guarantee]
+    bounds = [name for name in ratios.index if name in ACCOUNTANTS and ACCOUNTANTS[name].guarantee]
     best = str(ratios[bounds].idxmin())
     words = _SIDES[claim.quantity][bool(ratios[best] > 1)]
     return f"does not match: {words} ({best} {values[best]:.3g})"
@@ -216,6 +235,20 @@ def identities_table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
+def limits_of(row: Mapping[str, Any]) -> list[TensorsApart]:
+    """What the noise behind the ε = 20 of three_tools_2018 costs, by its accounting and in truth."""
+    lines = []
+    for size in row["rows"]:
+        setting = TrainingSetting(
+            sample_rate=size["batch_size"] / row["population"],
+            population=row["population"],
+            epochs=row["epochs"],
+            delta=_delta(row),
+        )
+        lines.append(tensors_apart(setting, row["tensors"], size["noise_multipliers"]))
+    return lines
+
+
 @dataclass(frozen=True)
 class BestOrders:
     """What pyvacy_2019's Fig. 3 shows: ε over the order of the Rényi divergence.
@@ -310,7 +343,10 @@ def reproduce_claims(folder: Path) -> str:
         variants=claims[claims["variant"]],
         identities=identities,
         left_open=data["open"],
-        accountants=[*_COLORS, *(name for name in ACCOUNTANTS if name not in _COLORS)],  # those of the figure first
+        # Those of the figure first.
+        accountants=[*_COLORS, *(name for name in ACCOUNTANTS if name not in _COLORS), TENSORS_APART],
+        apart=TENSORS_APART,
+        limits=limits_of(data["tensors_apart"]),
         count=count,
         number=_number,
         orders=orders,
