@@ -43,7 +43,7 @@ _SIDES = {
     "epsilon": ("less is spent, the claim is safe", "more is spent than claimed"),
     "noise_multiplier": ("less noise is enough, the claim is safe", "more noise is needed"),
 }
-_COLORS = {"rdp-classic": "#c04030", "rdp": "#3060a8", "pld": "#508850"}
+_COLORS = {"rdp-classic": "#c04030", "rdp": "#3060a8", "pld": "#508850", TENSORS_APART: "#a070b0"}
 
 
 @dataclass(frozen=True)
@@ -344,7 +344,7 @@ def reproduce_claims(folder: Path) -> str:
         identities=identities,
         left_open=data["open"],
         # Those of the figure first.
-        accountants=[*_COLORS, *(name for name in ACCOUNTANTS if name not in _COLORS), TENSORS_APART],
+        accountants=[*_COLORS, *(name for name in ACCOUNTANTS if name not in _COLORS)],
         apart=TENSORS_APART,
         limits=limits_of(data["tensors_apart"]),
         count=count,
