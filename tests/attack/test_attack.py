@@ -200,6 +200,28 @@ def test_canaries_and_members_do_not_go_together(tmp_path: Path) -> None:
     assert "which data.membership halves" in err
 
 
+USERS = ["data=digits_users", "records=users", "model=mlp", "data.expected_batch_size=5", "strategy.delta=5e-3"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([*PRIVATE, "strategy.secure=true"], "remove strategy.secure=true"),
+        ([*PRIVATE, "strategy.secure=false,true"], "remove strategy.secure=true"),
+        ([*USERS, "strategy.secure=true"], "remove strategy.secure=true"),
+        ([*PRIVATE, "data.sampling=fixed_size"], "draw them with data.sampling=poisson"),
+        ([*USERS, "data.sampling=fixed_size"], "draw them with data.sampling=poisson"),
+        ([*PRIVATE, "audit=gradient_canaries"], "attack one without canaries"),
+        ([*PRIVATE, "data.inserted.records=3"], "remove one of the two"),
+    ],
+)
+def test_what_is_no_game_is_refused_before_any_run_starts(tmp_path: Path, words: list[str], message: str) -> None:
+    _, err = dpbench(tmp_path, "attack", "--train", "4", "--out", "runs", *words, status=1)
+    assert message in err
+    assert "failed" not in err  # as of runs that were started
+    assert not (tmp_path / "runs").exists()
+
+
 def test_the_discriminator_of_a_gan_recognizes_its_records(tmp_path: Path) -> None:
     words = ["experiment=digits_gan", "model=mlp_gan", "strategy.delta=1e-4", "trainer.max_steps=2", "logger=none"]
     (setting,) = facts_of(tmp_path, "--train", "4", *words, "data.test_size=100")

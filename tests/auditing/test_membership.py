@@ -17,6 +17,7 @@ from dpbench.auditing import (
     Guesses,
     MembershipGame,
     choose_attack_guesses,
+    claim_groups,
     claim_test,
     count_right,
     lira_offline,
@@ -93,10 +94,11 @@ def test_a_variance_for_each_record_is_used_where_there_are_runs_enough() -> Non
 
 def naive_lira(game: MembershipGame) -> tuple[Floats, Floats]:
     """Both LiRAs by a loop over runs and records."""
+    groups = game.group_of_run
     online = np.empty_like(game.signals)
     offline = np.empty_like(game.signals)
     for run in range(game.runs):
-        others = np.arange(game.runs) != run
+        others = groups != groups[run]
         kinds = []
         for record in range(game.records):
             signals = game.signals[others, record]
@@ -112,7 +114,7 @@ def naive_lira(game: MembershipGame) -> tuple[Floats, Floats]:
             inside = outside + difference if inside is None else inside
             outside = inside - difference if outside is None else outside
             stds = [math.sqrt(variance) for variance in variances]
-            if game.runs >= 64:
+            if others.sum() >= 63:
                 stds = [values.std(ddof=1) if len(values) > 1 else std for values, std in zip(pair, stds, strict=True)]
             signal = game.signals[run, record]
             online[run, record] = stats.norm.logpdf(signal, inside, stds[0])
@@ -121,10 +123,15 @@ def naive_lira(game: MembershipGame) -> tuple[Floats, Floats]:
     return online, offline
 
 
-@pytest.mark.parametrize(("runs", "records"), [(3, 60), (4, 60), (9, 20), (64, 5)])
-def test_lira_is_that_of_a_naive_loop(runs: int, records: int) -> None:
+@pytest.mark.parametrize(
+    ("runs", "records", "groups"),
+    [(3, 60, None), (4, 60, None), (9, 20, None), (64, 5, None), (9, 60, 2), (70, 5, 4), (84, 5, 4)],
+)
+def test_lira_is_that_of_a_naive_loop(runs: int, records: int, groups: int | None) -> None:
     """Also where records lack in-runs or out-runs, and signals lie far from 0."""
     game = gaussian_game(runs, records, 1.0)
+    if groups is not None:
+        game = replace(game, groups=np.arange(runs) % groups)
     if runs == 4:
         game = replace(game, signals=game.signals + 1e5)
     if runs == 64:
@@ -176,6 +183,19 @@ def test_scores_of_a_run_know_nothing_of_its_own_members(name: str, runs: int) -
         # Of one other run, online RMIA takes the probability as it is, member or not.
         uses_members = name != "threshold" and (name, runs) != ("RMIA", 2)
         assert (changed != scores).any() == uses_members
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_scores_of_a_group_know_nothing_of_its_members(name: str) -> None:
+    """To the bit, for all of its runs at once: its guesses are one test."""
+    game = replace(gaussian_game(9, 50, 1.0), groups=claim_groups(9))
+    scores = ATTACKS[name](game)
+    for group in range(4):
+        members = game.members.copy()
+        members[game.groups == group] ^= True
+        changed = ATTACKS[name](replace(game, members=members))
+        np.testing.assert_array_equal(changed[game.groups == group], scores[game.groups == group])
+        assert (changed != scores).any() == (name != "threshold")
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -270,15 +290,58 @@ def test_resampled_curves_of_many_scores_are_those_of_all_scores() -> None:
     assert plain["tpr"]["0.001"]["value"] == result.tpr[1e-3].value
 
 
-def test_perfect_privacy_is_refuted_by_coins_as_seldom_as_it_may() -> None:
+@pytest.mark.parametrize("grouped", [False, True])
+def test_perfect_privacy_is_refuted_by_coins_as_seldom_as_it_may(grouped: bool) -> None:
+    """200 times: signals that no coin enters."""
     refuted = 0
     audited = 0
-    for seed in range(60):
-        game = gaussian_game(4, 200, 0.0, seed=seed)
-        test = claim_test(lira_online(game), game.members, lambda alpha: 1 - alpha, delta=0.0)
+    runs = 8 if grouped else 4
+    groups = claim_groups(runs) if grouped else None
+    for seed in range(200):
+        game = replace(gaussian_game(runs, 100, 0.0, seed=seed), groups=groups)
+        test = claim_test(lira_online(game), game.members, lambda alpha: 1 - alpha, delta=0.0, groups=groups)
         refuted += test.violated
         audited += test.audited > 0
-    assert refuted <= stats.binom.isf(1e-3, 60, 0.05) and audited <= stats.binom.isf(1e-3, 60, 0.05)
+    most = stats.binom.isf(1e-3, 200, 0.05)
+    assert refuted <= most and audited <= most
+
+
+@pytest.mark.parametrize("mu", [0.3, 1.0, 3.0])
+def test_a_claim_that_is_exactly_true_is_refuted_as_seldom_as_it_may(mu: float) -> None:
+    """300 times: signals of exactly μ-GDP, and the best attack on them."""
+    refuted = 0
+    groups = claim_groups(8)
+    for seed in range(300):
+        game = gaussian_game(8, 100, mu, offset=0.0, seed=seed)
+        scores = loss_threshold(game)
+        guesses = choose_attack_guesses(200)
+        for group in range(4):
+            of_group = groups == group
+            right = count_right(scores[of_group].ravel(), game.members[of_group].ravel(), guesses)
+            if one_run_fdp(200, guesses.made, right, gaussian_curve(mu), 0.05 / 4):
+                refuted += 1
+                break
+    assert refuted <= stats.binom.isf(1e-3, 300, 0.05)
+
+
+def test_runs_of_a_group_find_together_what_none_of_them_finds() -> None:
+    """Half of the claimed noise, and records that differ, so that shadow models are needed."""
+    game = gaussian_game(16, 1000, 2.0)
+    groups = claim_groups(16)
+    alone = claim_test(lira_online(game), game.members, gaussian_curve(1.0), delta=1e-5)
+    together = replace(game, groups=groups)
+    test = claim_test(lira_online(together), game.members, gaussian_curve(1.0), delta=1e-5, groups=groups)
+    assert test.violated and not alone.violated
+    assert test.right.shape == (4,) and test.audited > alone.audited
+
+
+def test_a_mechanism_of_two_thirds_of_its_noise_is_found_with_records_enough() -> None:
+    groups = claim_groups(16)
+    game = gaussian_game(16, 16_000, 1.5, offset=0.0)
+    test = claim_test(loss_threshold(game), game.members, gaussian_curve(1.0), delta=1e-5, groups=groups)
+    assert test.violated
+    honest = claim_test(loss_threshold(game), game.members, gaussian_curve(1.5), delta=1e-5, groups=groups)
+    assert not honest.violated
 
 
 @pytest.mark.parametrize("mu", [1.0, 2.0])
@@ -335,6 +398,9 @@ def test_guesses_depend_on_the_number_of_records_alone() -> None:
         ({"signals": np.array([[0.0, 0.0, 0.0], [0.0, np.nan, 0.0]])}, "run 1"),
         ({"references": np.zeros((3, 7))}, "references"),
         ({"references": np.full((2, 7), np.inf)}, "references of run 0"),
+        ({"groups": np.zeros(2)}, "a whole number for each of the 2 runs"),
+        ({"groups": np.zeros(2, int)}, "all runs are of one group"),
+        ({"groups": np.array([0, 2])}, "from 0 on, without gaps"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(changes: dict[str, Floats], words: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ from dpbench.auditing.membership import (
     ClaimTest,
     MembershipGame,
     Roc,
+    claim_groups,
     claim_test,
+    lira_online,
     measure_attack,
     roc,
 )
@@ -68,7 +70,7 @@ class AttackedSetting:
         label: What the setting differs in from others; "" where there is one only.
         rows: The runs.
         members: (M, N) who was trained on.
-        attacks: By signal and attack; the first LiRA is the one by which the claim is tested.
+        attacks: By signal and attack.
         test: Whether the claim is refuted; None of runs without privacy.
         allowed: Trade-off curve of the ledger; None where there is none.
         candidates: The records.
@@ -115,7 +117,7 @@ class AttackedSetting:
 
     @property
     def attack_of_claim(self) -> ScoredAttack:
-        """The attack by which the claim is tested: LiRA by the first signal, chosen before anything is looked at."""
+        """The attack by which the claim is tested, LiRA by the first signal, with all other runs as shadow models."""
         return next(attack for attack in self.attacks if attack.name == _LIRA)
 
     @property
@@ -253,8 +255,9 @@ def _attack_setting(
             of_candidates[signal].append(scored[0])
             of_others[signal].append(scored[1])
     attacks = []
+    games = {}
     for signal in signals:
-        game = MembershipGame(np.stack(of_candidates[signal]), members, np.stack(of_others[signal]))
+        game = games[signal] = MembershipGame(np.stack(of_candidates[signal]), members, np.stack(of_others[signal]))
         has_probabilities = signal == "loss" and candidates.has_probabilities(rows[0].record["config"])
         for name, attack in ATTACKS.items():
             if name in _ON_PROBABILITIES and not has_probabilities:
@@ -263,7 +266,8 @@ def _attack_setting(
             attacks.append(
                 ScoredAttack(signal, name, measure_attack(name, scores, members), roc(scores, members), scores)
             )
-    test, allowed = _test_claim(rows, members, attacks)
+    # By LiRA and the first signal, chosen before anything is looked at.
+    test, allowed = _test_claim(rows, replace(games[signals[0]], groups=claim_groups(len(rows))))
     return AttackedSetting(label, tuple(rows), members, tuple(attacks), test, allowed, candidates)
 
 
@@ -274,8 +278,7 @@ def _folder_of(row: RunRow) -> RunFolder:
 
 def _test_claim(
     rows: Sequence[RunRow],
-    members: Flags,
-    attacks: Sequence[ScoredAttack],
+    game: MembershipGame,
 ) -> tuple[ClaimTest | None, TradeOff | None]:
     """The test of a setting's claim, and its trade-off curve; None of runs without privacy."""
     delta = rows[0].record["privacy"].get("delta")
@@ -288,8 +291,8 @@ def _test_claim(
     if ledger.wrong is not None:
         raise LedgerError(f"{path}: {ledger.wrong}; restore it, or train again.")
     allowed = membership_bound([ledger]).curve
-    scores = next(attack.scores for attack in attacks if attack.name == _LIRA)
-    return claim_test(scores, members, allowed, delta, LEVEL), allowed
+    test = claim_test(lira_online(game), game.members, allowed, delta, LEVEL, groups=game.groups)
+    return test, allowed
 
 
 def _mean_where(values: Floats, chosen: Flags) -> Floats:

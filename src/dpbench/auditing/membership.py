@@ -2,7 +2,7 @@
 
 The game: M runs of one configuration, and N candidate records, each of which is a member of each run by an independent
 fair coin. An attack gives a score to each record of each run. The scores of a run are a function of what that run gave
-out (its signals), and of signals and members of the other runs: never of its own members.
+out (its signals), and of signals and members of the other runs: never of its own members, nor of those of its group.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from dpbench.privacy.canaries.scores import Flags, Floats
 
 FALSE_POSITIVE_RATES = (1e-3, 1e-2)
 """At which the true positive rate of an attack is stated."""
-_RUNS_FOR_VARIANCES = 64  # from which a variance for each record is estimated (Carlini et al. 2022)
+Groups = NDArray[np.integer[Any]]
+GROUPS = 4
+"""Of runs by which a claim is tested: more have more shadow models each, and less of the level."""
+_RUNS_FOR_VARIANCES = 64  # a run and its shadow models: from them on each record has its variance (Carlini et al. 2022)
 _LEAST_DEVIATION = 1e-6  # of a record's signals, in standard deviations of all signals
 _TINY = float(np.finfo(np.float64).tiny)
 _POINTS = 4096  # of the ROC curve of a resample, evenly on each of two axes: linear and logarithmic
@@ -37,14 +40,17 @@ class MembershipGame:
             log-odds of the true label, see `log_odds`; the other attacks take any.
         members: (M, N) whether the run was trained on the record: an independent fair coin each.
         references: (M, Z) the same signals of records that no run was trained on.
+        groups: (M,) the group of each run, numbers from 0 on: a run's shadow models are the runs of other groups, so
+            that the runs of a group are one game, see `claim_test`. None: each run is a group of its own.
 
     Raises:
-        ConfigurationError: Shapes do not fit, a signal is not finite, or there are fewer than two runs.
+        ConfigurationError: Shapes do not fit, a signal is not finite, or there are fewer than two runs or groups.
     """
 
     signals: Floats
     members: Flags
     references: Floats | None = None
+    groups: Groups | None = None
 
     def __post_init__(self) -> None:
         signals = np.asarray(self.signals, dtype=np.float64)
@@ -74,6 +80,24 @@ class MembershipGame:
                 )
             _check_finite("references", references)
             object.__setattr__(self, "references", references)
+        groups = _checked_groups(self.groups, len(signals))
+        if not groups.any():
+            raise ConfigurationError(
+                "all runs are of one group, which leaves no shadow models: make two groups or more."
+            )
+        object.__setattr__(self, "groups", groups)
+
+    @property
+    def group_of_run(self) -> Groups:
+        """(M,) the group of each run."""
+        assert self.groups is not None
+        return self.groups
+
+    @property
+    def shadows(self) -> NDArray[np.int64]:
+        """(M, 1) number of runs of other groups."""
+        groups = self.group_of_run
+        return self.runs - np.bincount(groups)[groups][:, None]
 
     @property
     def runs(self) -> int:
@@ -84,6 +108,20 @@ class MembershipGame:
     def records(self) -> int:
         """N."""
         return len(self.signals[0])
+
+
+def _checked_groups(groups: Groups | None, runs: int) -> Groups:
+    """The group of each run, by default one for each."""
+    if groups is None:
+        return np.arange(runs)
+    groups = np.asarray(groups)
+    if groups.shape != (runs,) or not np.issubdtype(groups.dtype, np.integer):
+        raise ConfigurationError(
+            f"groups must be a whole number for each of the {runs} runs, not {groups.dtype} of shape {groups.shape}."
+        )
+    if set(groups.tolist()) != set(range(int(groups.max()) + 1)):
+        raise ConfigurationError("groups must be numbered from 0 on, without gaps.")
+    return groups
 
 
 def _check_finite(name: str, values: Floats) -> None:
@@ -137,8 +175,9 @@ def lira_online(game: MembershipGame) -> Floats:
     """LiRA with in- and out-runs (Carlini et al. 2022, algorithm 1): log of the ratio of two Gaussians' densities.
 
     A record's means are those of its signals in the other runs that did and that did not train on it. With 64 runs or
-    more it has variances of its own, with fewer one for members and one for others, pooled within records. A record
-    that lacks one of both kinds of runs gets the mean difference of the records that have both.
+    more (of a game in groups: 63 shadow models) it has variances of its own, with fewer one for members and one for
+    others, pooled within records. A record that lacks one of both kinds of runs gets the mean difference of the records
+    that have both.
 
     Returns:
         (M, N) scores, higher for likelier members.
@@ -178,11 +217,11 @@ def rmia(game: MembershipGame, gamma: float = 1.0) -> Floats:
         ConfigurationError: There are no references, or an option is out of range.
     """
     references = _references(game)
-    inside = _mean_probability_of_others(game.signals, game.members)
-    outside = _mean_probability_of_others(game.signals, ~game.members)
+    inside = _mean_probability_of_others(game, game.signals, game.members)
+    outside = _mean_probability_of_others(game, game.signals, ~game.members)
     usual = np.where(np.isnan(inside), outside, (inside + outside) / 2)
     usual = np.where(np.isnan(outside), inside, usual)
-    return _dominated(game.signals, usual, references, _mean_probability_of_others(references), gamma)
+    return _dominated(game.signals, usual, references, _mean_probability_of_others(game, references), gamma)
 
 
 def rmia_offline(game: MembershipGame, a: float = 0.3, gamma: float = 1.0) -> Floats:
@@ -210,10 +249,12 @@ def rmia_offline(game: MembershipGame, a: float = 0.3, gamma: float = 1.0) -> Fl
         both: Floats = ((1 + a) * outside + (1 - a)) / 2
         return both
 
-    outside = _mean_probability_of_others(game.signals, ~game.members)
-    inside = _mean_probability_of_others(game.signals, game.members)
+    outside = _mean_probability_of_others(game, game.signals, ~game.members)
+    inside = _mean_probability_of_others(game, game.signals, game.members)
     usual = np.where(np.isnan(outside), inside, with_inside(outside))
-    return _dominated(game.signals, usual, references, with_inside(_mean_probability_of_others(references)), gamma)
+    return _dominated(
+        game.signals, usual, references, with_inside(_mean_probability_of_others(game, references)), gamma
+    )
 
 
 ATTACKS: Mapping[str, Callable[[MembershipGame], Floats]] = {
@@ -226,19 +267,23 @@ ATTACKS: Mapping[str, Callable[[MembershipGame], Floats]] = {
 """Name of an attack → its scores."""
 
 
-def _sum_of_others(values: Floats) -> Floats:
-    """Sum of each column over the other rows.
+def _sum_of_others(values: Floats, groups: Groups) -> Floats:
+    """Sum of each column over the rows of other groups.
 
-    From both ends, not by subtraction from the sum of all: of the row itself nothing is left, not even by rounding.
+    From both ends, not by subtraction from the sum of all: of the row's own group nothing is left, not even by
+    rounding.
     """
-    sums = np.zeros_like(values)
-    np.cumsum(values[:-1], axis=0, out=sums[1:])
-    sums[:-1] += np.cumsum(values[:0:-1], axis=0)[::-1]
-    return sums
+    of_groups = np.zeros((int(groups.max()) + 1, values.shape[1]))
+    np.add.at(of_groups, groups, values)
+    sums = np.zeros_like(of_groups)
+    np.cumsum(of_groups[:-1], axis=0, out=sums[1:])
+    sums[:-1] += np.cumsum(of_groups[:0:-1], axis=0)[::-1]
+    of_others: Floats = sums[groups]
+    return of_others
 
 
 class _Moments(NamedTuple):
-    """Of each record's signals in the other runs of one kind.
+    """Of each record's signals in the runs of one kind, of other groups.
 
     Attributes:
         number: (M, N) runs.
@@ -251,13 +296,14 @@ class _Moments(NamedTuple):
     squares: Floats
 
     @classmethod
-    def of_others(cls, signals: Floats, kind: Flags) -> _Moments:
+    def of_others(cls, game: MembershipGame, kind: Flags) -> _Moments:
         # Around a record's mean over all runs, which no coin enters, squares are as small as the deviations.
-        center = signals.mean(axis=0)
-        deviations = np.where(kind, signals - center, 0.0)
-        number = _sum_of_others(kind.astype(np.float64))
-        mean = _sum_of_others(deviations) / np.maximum(number, 1)
-        squares = _sum_of_others(deviations**2) - number * mean**2
+        center = game.signals.mean(axis=0)
+        deviations = np.where(kind, game.signals - center, 0.0)
+        groups = game.group_of_run
+        number = _sum_of_others(kind.astype(np.float64), groups)
+        mean = _sum_of_others(deviations, groups) / np.maximum(number, 1)
+        squares = _sum_of_others(deviations**2, groups) - number * mean**2
         return cls(number, np.where(number > 0, center + mean, 0.0), np.maximum(squares, 0.0))
 
     @property
@@ -288,8 +334,8 @@ class _Gaussian(NamedTuple):
 
 def _gaussians(game: MembershipGame) -> tuple[_Gaussian, _Gaussian]:
     """Those of members and of others, see `lira_online`."""
-    inside = _Moments.of_others(game.signals, game.members)
-    outside = _Moments.of_others(game.signals, ~game.members)
+    inside = _Moments.of_others(game, game.members)
+    outside = _Moments.of_others(game, ~game.members)
     has_both = (inside.number > 0) & (outside.number > 0)
     differences = np.where(has_both, inside.mean - outside.mean, 0.0).sum(axis=1, keepdims=True)
     records = has_both.sum(axis=1, keepdims=True)
@@ -306,7 +352,7 @@ def _variance(game: MembershipGame, moments: _Moments) -> Floats:
     of_all = game.signals.var()
     pooled = moments.pooled_variance
     variance: Floats = np.where(np.isnan(pooled), of_all, pooled)
-    if game.runs >= _RUNS_FOR_VARIANCES:
+    if game.shadows.min() + 1 >= _RUNS_FOR_VARIANCES:
         own = moments.squares / np.maximum(moments.number - 1, 1)
         variance = np.where(moments.number > 1, own, variance)
     # A signal that is the same in all other runs has no variance, and its density none either.
@@ -324,13 +370,14 @@ def _references(game: MembershipGame) -> Floats:
     return game.references
 
 
-def _mean_probability_of_others(signals: Floats, kind: Flags | None = None) -> Floats:
-    """(M, N) mean of p over the other runs, of one kind if given; NaN where there are none."""
+def _mean_probability_of_others(game: MembershipGame, signals: Floats, kind: Flags | None = None) -> Floats:
+    """(M, N) mean of p over the runs of other groups, of one kind if given; NaN where there are none."""
     probabilities = np.maximum(special.expit(signals), _TINY)
+    groups = game.group_of_run
     if kind is None:
-        return _sum_of_others(probabilities) / (len(signals) - 1)
-    count = _sum_of_others(kind.astype(np.float64))
-    total = _sum_of_others(np.where(kind, probabilities, 0.0))
+        return _sum_of_others(probabilities, groups) / game.shadows
+    count = _sum_of_others(kind.astype(np.float64), groups)
+    total = _sum_of_others(np.where(kind, probabilities, 0.0), groups)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
@@ -575,15 +622,15 @@ class ClaimTest:
     """Whether an attack refutes a claimed trade-off curve, and the ε that it shows.
 
     Attributes:
-        level: Probability that any run refutes a true claim, and that any ε is too high.
-        guesses: Of each run.
-        right: (M,) how many of them are right.
-        refuted: (M,) whether the run refutes the curve; False for all where there is none.
-        epsilon: (M,) lower limits of ε at the claim's δ.
+        level: Probability that any group refutes a true claim, and that any ε is too high.
+        guesses: Of each group of runs.
+        right: (G,) how many of them are right.
+        refuted: (G,) whether the group refutes the curve; False for all where there is none.
+        epsilon: (G,) lower limits of ε at the claim's δ.
     """
 
     level: float
-    guesses: Guesses
+    guesses: tuple[Guesses, ...]
     right: NDArray[np.int64]
     refuted: Flags
     epsilon: Floats
@@ -599,10 +646,25 @@ class ClaimTest:
         return float(self.epsilon.max())
 
 
+def claim_groups(runs: int) -> Groups:
+    """The group of each run by which a claim is tested: every fourth run.
+
+    Of one group all others are shadow models, and its tests have a fourth of the level. (Of twice as many groups each
+    has fewer guesses; of half as many, a run has a third fewer shadow models.)
+
+    >>> claim_groups(6)
+    array([0, 1, 2, 3, 0, 1])
+    """
+    return np.arange(runs) % GROUPS
+
+
 def choose_attack_guesses(records: int) -> Guesses:
     """How many records are guessed: the 2.5 % of the highest scores, and of the lowest; at least 32 each.
 
     A function of the number of records alone, as the tests want it: see `one_run_p_value`.
+
+    Args:
+        records: N, of one run, or of all runs of a group together.
 
     >>> choose_attack_guesses(60000)
     Guesses(members=1500, others=1500)
@@ -618,23 +680,28 @@ def claim_test(
     delta: float,
     level: float = 0.05,
     guesses: Guesses | None = None,
+    groups: Groups | None = None,
 ) -> ClaimTest:
     """Test a claim of f-DP, and bound ε from below, by the scores of an attack.
 
-    Each run is a game of its own with N coins, tested at level/M (Bonferroni); see `one_run_fdp` and `one_run`. Records
-    of a run, and runs, may depend on each other in any way. The curve and ε are tested at the level each.
+    The runs of a group are one game: a coin decides about one record of one of them, so that a claim that each run
+    keeps is kept by all of them as one mechanism with a coin for each record of each run. Each of the G games is tested
+    at level/G (Bonferroni), by `one_run_fdp` and `one_run`. Records of a run, and games, may depend on each other in
+    any way. The curve and ε are tested at the level each.
 
     Assumes: each record is a member of each run by an independent fair coin, and no other coin or choice depends on it;
-    scores of a run are no function of its own members (those of this module are none); the claim is for one record
-    added or removed. Of several attacks one is chosen beforehand, or the level is divided by their number.
+    runs share no noise; scores of a run are no function of members of its own group (those of a `MembershipGame` with
+    the same groups are none); the claim is for one record added or removed. Of several attacks one is chosen
+    beforehand, or the level is divided by their number.
 
     Args:
         scores: (M, N) higher for likelier members.
         members: (M, N) the truth.
         trade_off: Claimed curve, symmetric; None where there is none.
         delta: δ of the claim.
-        level: Probability of an error of any run.
-        guesses: Of each run, chosen without looking; by default `choose_attack_guesses`.
+        level: Probability of an error of any group.
+        guesses: Of each group, chosen without looking; by default `choose_attack_guesses`.
+        groups: (M,) as of the `MembershipGame` that gave the scores; None: each run is a game of its own.
 
     Raises:
         ConfigurationError: Shapes differ, there is no member or no other, the level is out of range, or there are more
@@ -643,18 +710,24 @@ def claim_test(
     _check_scores(scores, members)
     if not 0 < level < 1:
         raise ConfigurationError(f"level must lie strictly between 0 and 1, not {level}.")
-    runs, records = scores.shape
-    if guesses is None:
-        guesses = choose_attack_guesses(records)
-    if not 0 < guesses.made <= records:
-        raise ConfigurationError(
-            f"{guesses.made} guesses about {records} records: make at least one, and at most one for each record."
-        )
-    right = np.array([count_right(scores[run], members[run], guesses) for run in range(runs)])
-    refuted = np.zeros(runs, dtype=bool)
-    epsilon = np.zeros(runs)
-    for run, number in enumerate(right.tolist()):
-        epsilon[run] = one_run(records, guesses.made, number, delta, level / runs)
+    groups = _checked_groups(groups, len(scores))
+    games = int(groups.max()) + 1
+    of_games = []
+    right = np.zeros(games, dtype=np.int64)
+    refuted = np.zeros(games, dtype=bool)
+    epsilon = np.zeros(games)
+    for game in range(games):
+        of_game = scores[groups == game].ravel()
+        records = len(of_game)
+        chosen = choose_attack_guesses(records) if guesses is None else guesses
+        if not 0 < chosen.made <= records:
+            raise ConfigurationError(
+                f"{chosen.made} guesses about {records} records: make at least one, and at most one for each record."
+            )
+        number = count_right(of_game, members[groups == game].ravel(), chosen)
+        of_games.append(chosen)
+        right[game] = number
+        epsilon[game] = one_run(records, chosen.made, number, delta, level / games)
         if trade_off is not None:
-            refuted[run] = one_run_fdp(records, guesses.made, number, trade_off, level / runs)
-    return ClaimTest(level, guesses, right, refuted, epsilon)
+            refuted[game] = one_run_fdp(records, chosen.made, number, trade_off, level / games)
+    return ClaimTest(level, tuple(of_games), right, refuted, epsilon)

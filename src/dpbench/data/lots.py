@@ -531,9 +531,14 @@ def _check_members(members: NDArray[np.bool_], sampling: Sampling) -> None:
             f"members must be a boolean for each of the {sampling.population} {sampling.unit}s, not {members.dtype} of "
             f"shape {members.shape}."
         )
-    if sampling.neighboring_relation == "replace_one":
+    check_scheme_of_members(type(sampling))
+
+
+def check_scheme_of_members(scheme: type[Sampling]) -> None:
+    """Raise ConfigurationError for lots that have as many records with a member as without."""
+    if scheme.neighboring_relation == "replace_one":
         raise ConfigurationError(
-            f"{sampling.kind!r} batches keep the number of records fixed, and who is a member changes it: draw them "
+            f"{scheme.kind!r} batches keep the number of records fixed, and who is a member changes it: draw them "
             "with data.sampling=poisson."
         )
 

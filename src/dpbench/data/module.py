@@ -16,11 +16,11 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from dpbench.data.collation import Collation
 from dpbench.data.held_out import Split, check_split, membership_coins, parted
-from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.lots import LotLoader, Lots, check_scheme_of_members, make_sampling
 from dpbench.data.records import count_of
 from dpbench.data.sources import data_root
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.sampling import Positions, Sampling
+from dpbench.privacy.sampling import Positions, Sampling, find_scheme
 
 Membership = Literal["half"]
 Folder = Annotated[str, Field(min_length=1), "the path of a folder"]
@@ -149,15 +149,12 @@ class LotDataModule(pl.LightningDataModule, Generic[ExamplesT]):
             identities: What each training record is.
 
         Raises:
-            ConfigurationError: There is no seed that says so.
+            ConfigurationError: See `check_membership`.
         """
         if self._membership is None:
             return None
-        if self._seed is None:
-            raise ConfigurationError(
-                f"data.membership={self._membership} takes its coins from the seed, so that an attack knows the "
-                "members: remove strategy.secure=true."
-            )
+        self.check_membership()
+        assert self._seed is not None
         # Hashes are kept, which take a fiftieth of the memory of small images.
         self._identities = [blake2b(identity, digest_size=16).digest() for identity in identities()]
         members = self.members_of_seed(self._seed)
@@ -165,6 +162,21 @@ class LotDataModule(pl.LightningDataModule, Generic[ExamplesT]):
             f"{self.name}: {members.sum()} of {len(members)} {self._records} train, by the coins of seed {self._seed}."
         )
         return members
+
+    def check_membership(self) -> None:
+        """Refuse an experiment on membership that is none, before anything is loaded.
+
+        Raises:
+            ConfigurationError: There is no seed that says who is a member, or lots keep their number of records.
+        """
+        if self._membership is None:
+            return
+        if self._seed is None:
+            raise ConfigurationError(
+                f"data.membership={self._membership} takes its coins from the seed, so that an attack knows the "
+                "members: remove strategy.secure=true."
+            )
+        check_scheme_of_members(find_scheme(self._sampling_kind))
 
     def members_of_seed(self, seed: int) -> NDArray[np.bool_]:
         """A boolean for each training record: whether the run with a seed is trained on it; with `membership` only.

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from dpbench.data.images import ImageDataModule
+from dpbench.data.module import LotDataModule
 from dpbench.errors import ConfigurationError
 from dpbench.run._earlier_stage import with_earlier_stage
-from dpbench.run.build import build_strategy, instantiate, module_for
+from dpbench.run.build import build_strategy, make_data, module_for
 from dpbench.run.config import class_of
 from dpbench.runs.folder import RunFolder
 
@@ -21,7 +22,8 @@ _OF_THE_NETWORK = ("data", "model", "module", "optimizer", "schedule", "trainabl
 def check_job(config: dict[str, Any], folder: RunFolder, fitting: set[str]) -> None:
     """Refuse a job that would fail, by making what can be made of it without its data; nothing is written.
 
-    That finds a strategy whose options do not go together, and a network that does not take the images.
+    That finds a strategy whose options do not go together, an experiment on membership that is none, and a network that
+    does not take the images.
 
     Args:
         config: The whole resolved configuration.
@@ -31,16 +33,19 @@ def check_job(config: dict[str, Any], folder: RunFolder, fitting: set[str]) -> N
     Raises:
         ConfigurationError: As when the job would be run.
     """
-    build_strategy(with_earlier_stage(config), folder)
-    cls = class_of(config["data"], "data")
-    if not issubclass(cls, ImageDataModule):  # others know what they provide when they are loaded
+    strategy = build_strategy(with_earlier_stage(config), folder)
+    if not issubclass(class_of(config["data"], "data"), LotDataModule):  # others may load what they are made of
+        return
+    data = make_data(config, strategy)
+    assert isinstance(data, LotDataModule)
+    data.check_membership()
+    if not isinstance(data, ImageDataModule):  # others know what they provide when they are loaded
         return
     parts = {group: config.get(group) for group in _OF_THE_NETWORK}
     parts["data"] = _without_records(config["data"])
     pair = json.dumps(parts, sort_keys=True)
     if pair in fitting:
         return
-    data = instantiate(cls, {**config["data"], "seed": None}, "data")
     options = data.model_options()
     try:
         with torch.device("meta"):  # no weights are made

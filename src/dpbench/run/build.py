@@ -144,18 +144,28 @@ def build_callbacks(config: dict[str, Any]) -> list[pl.Callback]:
     return callbacks
 
 
+def make_data(config: dict[str, Any], strategy: pl.Callback) -> pl.LightningDataModule:
+    """Make the data module, with the sampling that the strategy needs; nothing is loaded."""
+    cls = class_of(config["data"], "data")
+    options = {**config["data"], "seed": _seed_of_lots(config)}
+    if "sampling" in options_of(cls) and options.get("sampling") is None:
+        options["sampling"] = getattr(strategy, "default_sampling", "shuffled")
+    data: pl.LightningDataModule = instantiate(cls, options, "data")
+    return data
+
+
+def _seed_of_lots(config: dict[str, Any]) -> int | None:
+    seed: int = config["seed"]
+    return None if config["strategy"].get("secure", False) else seed
+
+
 def build_data(config: dict[str, Any], strategy: pl.Callback) -> pl.LightningDataModule:
     """Make and load the data module, with the sampling that the strategy needs.
 
     Raises:
         ConfigurationError: Its training data do not come in lots that the ledger knows, or in lots of another seed.
     """
-    cls = class_of(config["data"], "data")
-    seed = None if config["strategy"].get("secure", False) else config["seed"]
-    options = {**config["data"], "seed": seed}
-    if "sampling" in options_of(cls) and options.get("sampling") is None:
-        options["sampling"] = getattr(strategy, "default_sampling", "shuffled")
-    data: pl.LightningDataModule = instantiate(cls, options, "data")
+    data = make_data(config, strategy)
 
     def load() -> None:
         data.prepare_data()
@@ -163,10 +173,10 @@ def build_data(config: dict[str, Any], strategy: pl.Callback) -> pl.LightningDat
 
     first_of_node_first(load)
     lots = _lots_of(data)
-    if lots.seed != seed:
+    if lots.seed != _seed_of_lots(config):
         raise ConfigurationError(
-            f"data: {cls.__name__} does not pass its seed to its LotLoader, so batches would differ at each start (or "
-            "be predictable): LotLoader.poisson(dataset, expected_batch_size, seed=seed)."
+            f"data: {type(data).__name__} does not pass its seed to its LotLoader, so batches would differ at each "
+            "start (or be predictable): LotLoader.poisson(dataset, expected_batch_size, seed=seed)."
         )
     if isinstance(strategy, PrivateStrategy):
         refuse_uncovered(lots.sampling)
