@@ -396,7 +396,12 @@ class Roc:
 
     def true_positive_rate_at(self, fpr: float) -> float:
         """Largest TPR of a threshold whose FPR is at most this, without interpolation."""
-        return float(self.tpr[np.searchsorted(self.fpr, fpr, side="right") - 1])
+        return float(self.true_positive_rates_at(np.array(fpr)))
+
+    def true_positive_rates_at(self, fpr: Floats) -> Floats:
+        """The same at many false positive rates, of the same shape."""
+        rates: Floats = self.tpr[np.searchsorted(self.fpr, fpr, side="right") - 1]
+        return rates
 
 
 def _cumulative_share(counts: Floats) -> Floats:
@@ -576,6 +581,7 @@ class ClaimTest:
 
     Attributes:
         level: Probability that any run refutes a true claim, and that any ε is too high.
+        records: N.
         guesses: Of each run.
         right: (M,) how many of them are right.
         refuted: (M,) whether the run refutes the curve; False for all where there is none.
@@ -583,6 +589,7 @@ class ClaimTest:
     """
 
     level: float
+    records: int
     guesses: Guesses
     right: NDArray[np.int64]
     refuted: Flags
@@ -597,6 +604,16 @@ class ClaimTest:
     def audited(self) -> float:
         """The largest lower limit of ε."""
         return float(self.epsilon.max())
+
+    def refutes(self, trade_off: Callable[[float], float]) -> bool:
+        """Whether any run refutes a curve, at the level for all runs together.
+
+        Args:
+            trade_off: Symmetric, as in `claim_test`.
+        """
+        # All runs make as many guesses: whatever any of them refutes, the one with the most right guesses does.
+        most = int(self.right.max())
+        return one_run_fdp(self.records, self.guesses.made, most, trade_off, self.level / len(self.right))
 
 
 def choose_attack_guesses(records: int) -> Guesses:
@@ -657,4 +674,4 @@ def claim_test(
         epsilon[run] = one_run(records, guesses.made, number, delta, level / runs)
         if trade_off is not None:
             refuted[run] = one_run_fdp(records, guesses.made, number, trade_off, level / runs)
-    return ClaimTest(level, guesses, right, refuted, epsilon)
+    return ClaimTest(level, records, guesses, right, refuted, epsilon)
