@@ -107,26 +107,26 @@ def write_pages(folder: Path, settings: Sequence[AttackedSetting]) -> Pages:
 
 def comparison_figure(summaries: Sequence[AttackSummary]) -> Figure:
     """For each setting what the strongest attack reaches at a false positive rate of 1 %, and what ε allows."""
-    figure = new_figure(7, 1.3 + 0.32 * len(summaries))
+    figure = new_figure(5.5, 1.2 + 0.42 * len(summaries))
     axes = figure.subplots()
-    places = np.arange(len(summaries))[::-1]
-    for place, summary in zip(places, summaries, strict=True):
+    for place, summary in enumerate(summaries):
         estimate = summary.strongest.tpr[HIGH]
         axes.plot([estimate.low, estimate.high], [place, place], color=_BLUE, linewidth=1)
-        axes.plot(
-            estimate.value, place, "o", color=_BLUE, label="strongest attack, 95 %" if place == places[0] else None
-        )
+        axes.plot(estimate.value, place, "o", color=_BLUE)
         if summary.allowed is not None:
-            axes.plot(summary.allowed.tpr[HIGH], place, "|", color=_RED, markersize=14, markeredgewidth=2)
+            axes.plot(summary.allowed.tpr[HIGH], place, "|", color=_RED, markersize=12, markeredgewidth=2)
+        # Above its line, not beside it: names of settings are long, and columns of a page as narrow as a phone.
+        axes.annotate(summary.title, (LOW, place), xytext=(3, 5), textcoords="offset points", fontsize=8)
+    axes.plot([], [], "o", color=_BLUE, label="strongest attack, 95 %")
     axes.plot([], [], "|", color=_RED, markersize=12, markeredgewidth=2, label="allowed by the ledger")
     axes.axvline(HIGH, color=_GRAY, linestyle=":", linewidth=0.9, label="guessing")
-    axes.set_yticks(places, [summary.title for summary in summaries], fontsize=8)
+    axes.set_yticks([])
     axes.set_xscale("log")
     axes.set_xlim(LOW, 1.1)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
-    axes.set_ylim(-0.6, len(summaries) - 0.4)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{100 * rate:g} %"))
+    axes.set_ylim(len(summaries) - 0.6, -0.9)  # the first setting at the top
     axes.set_xlabel(f"members recognized at a false positive rate of {share(HIGH)}")
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["top", "right", "left"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     return figure
 

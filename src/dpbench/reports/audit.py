@@ -151,7 +151,8 @@ class AuditReport(Generic[ResultT]):
             return ()
         level = 1 - self.result.confidence
         counts = operating_point(self.scores, self.family, level)
-        if not counts.members or not counts.others:
+        # Without a member that is called one there is no point on logarithmic axes.
+        if not counts.others or counts.misses == counts.members:
             return ()
         most_fpr, most_fnr = counts.limits(level)
         point = OperatingPoint(
