@@ -19,7 +19,7 @@ import yaml
 
 from dpbench import __version__
 from dpbench.errors import ConfigurationError, DPBenchError, brief
-from dpbench.files import write_atomically
+from dpbench.files import from_here, write_atomically
 from dpbench.reports.account_plot import epsilon_figure
 from dpbench.reports.end_of_sweep import SweepCost, cost_of_sweep
 from dpbench.reports.figures import (
@@ -521,7 +521,7 @@ def _attack(subject: Subject) -> dict[str, Any] | None:
         "rows": attacked.overview_rows(summaries),
         "pictures": page_pictures(panels, "attack"),
         "legend": page_legend(panels),
-        "folders": list(dict.fromkeys(folder for folder, _ in attacks)),
+        "folders": list(dict.fromkeys(from_here(folder) for folder, _ in attacks)),
         "refuted": [summary.title for summary in summaries if summary.refuted],
     }
 
