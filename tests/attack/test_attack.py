@@ -15,6 +15,7 @@ from dpbench.attack.attack import attack_runs
 from dpbench.data import ImageDataModule
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.mechanism.mechanism import Mechanism
+from dpbench.reports.attacked import read_attack
 from tests.support.cli import TINY, dpbench
 
 MEMORIZING = [
@@ -79,6 +80,10 @@ def test_private_runs_stay_below_what_their_ledgers_allow(private: Path) -> None
     assert less_noise["setting"] == "noise_multiplier=1"
     assert less_noise["epsilon"]["pld"] > more_noise["epsilon"]["pld"]
     assert less_noise["allowed"]["tpr"]["0.01"] > more_noise["allowed"]["tpr"]["0.01"] > 0.01
+    for setting in facts:
+        assert all(np.diff(setting["allowed"]["curve"]) >= 0)
+        proved = setting["audited_curve"]
+        assert proved is None or all(np.array(proved) <= setting["allowed"]["curve"])
     page = (private / "runs" / "attack.html").read_text()
     assert "allowed at most" in page
     assert " (PLD)" in page
@@ -93,7 +98,46 @@ def test_a_mechanism_without_noise_is_refuted_by_its_members(tmp_path: Path) -> 
         (setting,) = facts_of(tmp_path, *words, "strategy.delta=1e-5", status=3)
     assert setting["verdict"] == "VIOLATED"
     assert setting["audited"] > setting["epsilon"]["rdp"]
+    assert all(np.array(setting["audited_curve"])[:-1] > setting["allowed"]["curve"][:-1])
+    dpbench(tmp_path, "report", "runs")
+    assert "The attack speaks against these runs" in (tmp_path / "report.html").read_text()
     assert "recognizes more members than the ledger allows" in (tmp_path / "runs" / "attack.html").read_text()
+
+
+def test_reports_of_a_sweep_and_of_its_runs_show_the_attack(private: Path, tmp_path: Path) -> None:
+    """Also where the sweep was moved and is read from elsewhere: paths in attack.json are those of before."""
+    shutil.copytree(private / "runs", tmp_path / "moved")
+    dpbench(tmp_path, "report", "moved", "--out", "sweep.html")
+    page = (tmp_path / "sweep.html").read_text()
+    assert page.count("<figcaption>noise_multiplier=") == 2
+    assert "allowed by the ledger: at most" in page
+    assert "speaks against" not in page
+    run = next((tmp_path / "moved").glob("0-*"))
+    dpbench(tmp_path, "report", str(run), "--out", "run.html")
+    page = (tmp_path / "run.html").read_text()
+    assert page.count("<figcaption>noise_multiplier=1:") == 1
+    assert "noise_multiplier=3:" not in page
+    assert "recognizes" in page
+
+
+def test_what_an_attack_left_is_read_as_it_was_written(private: Path, tmp_path: Path) -> None:
+    written = json.loads((private / "runs" / "attack.json").read_text())
+    summaries = read_attack(private / "runs")
+    assert json.loads(json.dumps([summary.to_dict() for summary in summaries])) == written
+    assert read_attack(tmp_path) == []
+
+
+@pytest.mark.parametrize("damage", ["{", "[{}]", "without a point"])
+def test_a_damaged_attack_is_named_in_the_report(private: Path, tmp_path: Path, damage: str) -> None:
+    folder = tmp_path / "runs"
+    shutil.copytree(private / "runs", folder)
+    if damage == "without a point":
+        facts = json.loads((folder / "attack.json").read_text())
+        facts[0]["allowed"]["curve"].pop()
+        damage = json.dumps(facts)
+    (folder / "attack.json").write_text(damage)
+    dpbench(tmp_path, "report", "runs")
+    assert "attack.json is damaged" in (tmp_path / "report.html").read_text()
 
 
 def test_the_same_command_trains_only_what_is_missing(private: Path) -> None:

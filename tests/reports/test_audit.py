@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dpbench.cli import main
@@ -19,7 +18,6 @@ from dpbench.privacy.accounting.seal import seal_of
 from dpbench.privacy.accounting.writer import LedgerWriter
 from dpbench.privacy.canaries.file import FILE_NAME, write_scores
 from dpbench.reports.audit import audit_run
-from dpbench.reports.plots import roc
 from dpbench.runs.folder import RunFolder
 from tests.auditing.worlds import World, ledger_of
 
@@ -98,10 +96,26 @@ def test_more_noise_than_declared_is_not_as_declared(tmp_path: Path, capsys: pyt
     assert "NOT AS DECLARED (noise over declared)" in capsys.readouterr().out
 
 
-def test_roc_calls_equal_scores_together() -> None:
-    false, true = roc(np.array([2.0, 1.0, 1.0, 0.0]), np.array([True, True, False, False]))
-    np.testing.assert_allclose(false, [0, 0, 0.5, 1])
-    np.testing.assert_allclose(true, [0, 0.5, 1, 1])
+@pytest.mark.parametrize("noise", [1.0, 0.5])
+def test_the_picture_has_the_bound_below_what_the_ledger_allows_unless_noise_is_missing(
+    tmp_path: Path, noise: float
+) -> None:
+    declared = replace(WORLD, z=0.6)
+    report = audit_run(leave(tmp_path / "run", replace(declared, noise=noise), declared))
+    panel = report.roc_panel
+    curves = {curve.label: curve for curve in panel.curves}
+    least = curves["audit's bound: at least"].tpr
+    most = curves["allowed by the ledger: at most"].tpr
+    assert (least > most)[:-1].any() == (noise < 1)
+    assert (least < most)[:-1].any() == (noise == 1)
+    # The curve is that of the limit of ε that is shown.
+    bound = report.result.shown
+    assert bound is not None
+    assert bound.noise_scale is not None
+    assert report.family.epsilon(bound.noise_scale) == bound.epsilon
+    (point,) = panel.points
+    assert 0 <= point.fpr < point.most_fpr < 1
+    assert 0 < point.least_tpr < point.tpr <= 1
 
 
 def changed(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:

@@ -578,3 +578,13 @@ def test_a_final_test_that_cannot_be_made_is_one_line(
     assert "trainer: You requested to check 0.5 of the" in line
     assert main(["resume", "run", "trainer.limit_test_batches=1.0"]) == 0
     assert (tmp_path / "run/result.json").exists()
+
+
+def test_the_command_that_calibrate_prints_meets_the_risk(tmp_path: Path) -> None:
+    words = ["--advantage", "0.3", "--population", "300", "--batch-size", "30", "--steps", "20"]
+    out, _ = dpbench(tmp_path, "calibrate", "--json", *words)
+    command = json.loads(out)["train"].removeprefix("dpbench train ").split()
+    dpbench(tmp_path, "train", *TINY, "data.train_size=300", *command, "hydra.run.dir=run")
+    privacy = json.loads((tmp_path / "run" / "result.json").read_text())["privacy"]
+    assert privacy["population"] == 300
+    assert 0.299 < privacy["membership"]["advantage"] <= 0.3

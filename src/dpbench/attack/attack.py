@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
 from dpbench.attack.signals import SIGNALS, Candidates, candidates_of, members_of, signals_of
-from dpbench.auditing import Verdict
+from dpbench.auditing import Family, Verdict
 from dpbench.auditing.membership import (
     ATTACKS,
-    AttackResult,
+    FALSE_POSITIVE_RATES,
     ClaimTest,
     MembershipGame,
-    Roc,
     claim_groups,
     claim_test,
     lira_online,
@@ -28,6 +27,8 @@ from dpbench.auditing.membership import (
 )
 from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.privacy.accounting.tradeoff import TradeOff, membership_bound
+from dpbench.reports.attacked import AllowedRates, AttackSummary, ExposedRecord, MeasuredAttack
+from dpbench.reports.roc import RATES
 from dpbench.reports.run_rows import UNIT, RunRow, without_seeds
 from dpbench.reports.run_table import RunTable
 from dpbench.runs.folder import RunFolder
@@ -41,25 +42,7 @@ FEWEST_RUNS = 4
 _WORST = 16  # records that are named
 _LIRA = "LiRA"
 _ON_PROBABILITIES = ("RMIA", "RMIA, offline")  # need the probability of a record
-
-
-@dataclass(frozen=True, eq=False)
-class ScoredAttack:
-    """One attack on the runs of one setting.
-
-    Attributes:
-        signal: What it sees of a record.
-        name: Of the attack.
-        result: How well it tells members from others.
-        curve: The same at every threshold.
-        scores: (M, N) by run and record.
-    """
-
-    signal: str
-    name: str
-    result: AttackResult
-    curve: Roc
-    scores: Floats
+_ACCOUNTANTS = ("rdp", "pld")
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,86 +50,34 @@ class AttackedSetting:
     """Runs that differ by their seeds, and by who was a member.
 
     Attributes:
-        label: What the setting differs in from others; "" where there is one only.
-        rows: The runs.
-        members: (M, N) who was trained on.
-        attacks: By signal and attack.
-        test: Whether the claim is refuted; None of runs without privacy.
-        allowed: Trade-off curve of the ledger; None where there is none.
+        summary: What was measured.
         candidates: The records.
     """
 
-    label: str
-    rows: tuple[RunRow, ...]
-    members: Flags
-    attacks: tuple[ScoredAttack, ...]
-    test: ClaimTest | None
-    allowed: TradeOff | None
+    summary: AttackSummary
     candidates: Candidates
 
-    @property
-    def verdict(self) -> Verdict | None:
-        """Whether the attack speaks against the ledger; None of runs without privacy."""
-        if self.test is None:
-            return None
-        return Verdict.VIOLATED if self.test.violated else Verdict.CONSISTENT
 
-    def epsilon(self, accountant: str) -> float | None:
-        """The largest ε of its runs; None where there is none."""
-        values = [row.metrics.get(f"privacy/epsilon_{accountant}") for row in self.rows]
-        stated = [value for value in values if value is not None]
-        return max(stated) if len(stated) == len(values) else None
+class _ScoredAttack(NamedTuple):
+    """One attack on the runs of a setting, with its (M, N) scores by run and record."""
 
-    @property
-    def delta(self) -> float | None:
-        """δ of its ledgers."""
-        delta: float | None = self.rows[0].record["privacy"].get("delta")
-        return delta
+    measured: MeasuredAttack
+    scores: Floats
 
-    @property
-    def accuracy(self) -> float | None:
-        """Mean test accuracy of the runs; None of another task."""
-        values = [row.metrics.get("test/accuracy") for row in self.rows]
-        stated = [value for value in values if value is not None]
-        return float(np.mean(stated)) if len(stated) == len(values) else None
 
-    @property
-    def unit(self) -> str:
-        """Whose membership it is."""
-        return str(self.rows[0].settings.get(UNIT, "example"))
+class _Claim(NamedTuple):
+    """What the ledger of a setting claims, and what the attack says to it.
 
-    @property
-    def attack_of_claim(self) -> ScoredAttack:
-        """The attack by which the claim is tested, LiRA by the first signal, with all other runs as shadow models."""
-        return next(attack for attack in self.attacks if attack.name == _LIRA)
+    Attributes:
+        allowed: Trade-off curve of the ledger.
+        test: Whether it is refuted.
+        least: Trade-off curve of the ledger's releases with as much noise as is refuted: the runs tell more. None where
+            nothing is refuted, or no privacy loss distribution covers the lots.
+    """
 
-    @property
-    def strongest(self) -> ScoredAttack:
-        """The attack with the largest area under its curve: it is chosen by its result."""
-        return max(self.attacks, key=lambda attack: attack.result.auc.value)
-
-    def allowed_tpr(self, fpr: float) -> float | None:
-        """Most members that the ledger lets an attacker recognize at a false positive rate; None without a curve."""
-        return None if self.allowed is None else float(self.allowed.max_true_positive_rate(fpr))
-
-    @property
-    def allowed_advantage(self) -> float | None:
-        """Largest TPR − FPR that the ledger allows; None without a curve."""
-        return None if self.allowed is None else self.allowed.advantage
-
-    def worst_records(self) -> list[tuple[int, float]]:
-        """Positions of the candidates whose members score highest above their others, and by how much on average.
-
-        Those that were members of all runs, or of none, have no difference and are left out.
-        """
-        scores = self.attack_of_claim.scores
-        members = self.members
-        inside = _mean_where(scores, members)
-        outside = _mean_where(scores, ~members)
-        differences = inside - outside
-        order = np.argsort(-differences, kind="stable")[:_WORST]  # NaN comes last
-        order = order[~np.isnan(differences[order])]
-        return [(int(record), float(differences[record])) for record in order]
+    allowed: TradeOff
+    test: ClaimTest
+    least: TradeOff | None
 
 
 def attack_runs(
@@ -169,9 +100,11 @@ def attack_runs(
         LedgerError: A ledger is damaged.
     """
     # Before any run is read: scoring takes minutes.
-    unknown = [signal for signal in signals if signal not in SIGNALS]
+    unknown = set(signals) - set(SIGNALS)
     if unknown or not signals:
-        raise ConfigurationError(f"--signal must be of {', '.join(SIGNALS)}, not {', '.join(unknown) or 'nothing'}.")
+        raise ConfigurationError(
+            f"--signal must be of {', '.join(SIGNALS)}, not {', '.join(sorted(unknown)) or 'nothing'}."
+        )
     table = RunTable.read(sources)
     for row in table.rows:
         if (row.record["config"].get("data") or {}).get("membership") is None:
@@ -182,35 +115,49 @@ def attack_runs(
     groups = table.groups_of_seeds()
     for rows in groups:
         _refuse_group(rows, groups)
-    labels = _labels(groups)
     settings = []
     candidates: dict[str, Candidates] = {}
-    for label, rows in zip(labels, groups, strict=True):
+    for label, rows in zip(_labels(groups), groups, strict=True):
         # Settings that differ elsewhere share the data, which take the longest to load.
-        key = repr(sorted((name, value) for name, value in without_seeds(rows)[0].items() if name.startswith("data.")))
+        key = _data_settings(rows)
         if key not in candidates:
             candidates[key] = candidates_of(rows[0].record["config"], most_records)
         settings.append(_attack_setting(label, rows, candidates[key], signals, trust))
     return settings
 
 
+def _data_settings(rows: Sequence[RunRow]) -> str:
+    """Settings of the data of runs that differ by their seeds: equal for equal records."""
+    settings = without_seeds(rows)[0]
+    of_data = {name: value for name, value in settings.items() if name.startswith("data.")}
+    return repr(sorted(of_data.items()))
+
+
 def _refuse_group(rows: Sequence[RunRow], groups: Sequence[Sequence[RunRow]]) -> None:
-    seeds = [row.record["seed"] for row in rows]
-    repeated = sorted({seed for seed in seeds if seeds.count(seed) > 1})
-    if repeated:
-        raise ConfigurationError(
-            f"two runs of a setting have seed {repeated[0]}, and so the same members and noise: name one of their "
-            "sweeps."
-        )
+    """Refuse runs of one setting that are no game of independent coins, or too few.
+
+    Args:
+        rows: Of the setting.
+        groups: The runs of all settings.
+    """
+    seeds = set()
+    for row in rows:
+        seed = row.record["seed"]
+        # Coins and noise follow from the seed: the second run would tell the attacker what the first one hides.
+        if seed in seeds:
+            raise ConfigurationError(
+                f"two runs of a setting have seed {seed}, and so the same members and noise: name one of their sweeps."
+            )
+        seeds.add(seed)
     if len(rows) >= FEWEST_RUNS:
         return
     # Too few, perhaps because another code made the others: they are a group of their own.
-    other = next((group for group in groups if group is not rows and _differ_by_code(rows[0], group[0])), None)
-    if other is not None:
-        raise ConfigurationError(
-            f"{rows[0].folder} and {other[0].folder} have one setting and were made by different code: train all runs "
-            "of an attack by the same."
-        )
+    for group in groups:
+        if group is not rows and _differ_by_code(rows[0], group[0]):
+            raise ConfigurationError(
+                f"{rows[0].folder} and {group[0].folder} have one setting and were made by different code: train all "
+                "runs of an attack by the same."
+            )
     raise ConfigurationError(
         f"{rows[0].folder}: there are {len(rows)} runs of its setting with different seeds, and an attack compares "
         f"{FEWEST_RUNS} or more: train more, seed=0,1,2,..."
@@ -246,29 +193,62 @@ def _attack_setting(
     trust: bool,
 ) -> AttackedSetting:
     members = np.stack([members_of(_folder_of(row), row.record, candidates) for row in rows])
+    games = _games(label, rows, members, candidates, signals, trust)
+    config = rows[0].record["config"]
+    attacks = []
+    for signal, game in games.items():
+        has_probabilities = signal == "loss" and candidates.has_probabilities(config)
+        for name, attack in ATTACKS.items():
+            if name in _ON_PROBABILITIES and not has_probabilities:
+                continue
+            attacks.append(_scored(signal, name, attack(game), members))
+    # By LiRA and the first signal, chosen before anything was looked at: the strongest attack is chosen by its result,
+    # and would refute true claims more often than the level says.
+    claim = _claim_of(rows, replace(games[signals[0]], groups=claim_groups(len(rows))))
+    scores = next(attack.scores for attack in attacks if attack.measured.name == _LIRA)
+    measured = tuple(attack.measured for attack in attacks)
+    worst = tuple(_worst_records(scores, members))
+    return AttackedSetting(_summary(label, rows, members, measured, claim, worst), candidates)
+
+
+def _games(
+    label: str,
+    rows: Sequence[RunRow],
+    members: Flags,
+    candidates: Candidates,
+    signals: Sequence[str],
+    trust: bool,
+) -> dict[str, MembershipGame]:
+    """What the attacker sees by each signal."""
     of_candidates: dict[str, list[Floats]] = {signal: [] for signal in signals}
     of_others: dict[str, list[Floats]] = {signal: [] for signal in signals}
     # Shown where somebody is there to see it: hundreds of runs take minutes.
     for row in tqdm(rows, desc=f"scoring {label}".rstrip(), unit="run", leave=False, disable=None):
         for signal in signals:
-            scored = signals_of(_folder_of(row), candidates, signal, trust)
-            of_candidates[signal].append(scored[0])
-            of_others[signal].append(scored[1])
-    attacks = []
+            of_records, of_test = signals_of(_folder_of(row), candidates, signal, trust)
+            of_candidates[signal].append(of_records)
+            of_others[signal].append(of_test)
     games = {}
     for signal in signals:
-        game = games[signal] = MembershipGame(np.stack(of_candidates[signal]), members, np.stack(of_others[signal]))
-        has_probabilities = signal == "loss" and candidates.has_probabilities(rows[0].record["config"])
-        for name, attack in ATTACKS.items():
-            if name in _ON_PROBABILITIES and not has_probabilities:
-                continue
-            scores = attack(game)
-            attacks.append(
-                ScoredAttack(signal, name, measure_attack(name, scores, members), roc(scores, members), scores)
-            )
-    # By LiRA and the first signal, chosen before anything is looked at.
-    test, allowed = _test_claim(rows, replace(games[signals[0]], groups=claim_groups(len(rows))))
-    return AttackedSetting(label, tuple(rows), members, tuple(attacks), test, allowed, candidates)
+        games[signal] = MembershipGame(np.stack(of_candidates[signal]), members, np.stack(of_others[signal]))
+    return games
+
+
+def _scored(signal: str, name: str, scores: Floats, members: Flags) -> _ScoredAttack:
+    result = measure_attack(name, scores, members)
+    curve = roc(scores, members).true_positive_rates_at(RATES)
+    measured = MeasuredAttack(
+        name=result.name,
+        runs=result.runs,
+        records=result.records,
+        confidence=result.confidence,
+        auc=result.auc,
+        advantage=result.advantage,
+        tpr=result.tpr,
+        signal=signal,
+        curve=_rounded(curve),
+    )
+    return _ScoredAttack(measured, scores)
 
 
 def _folder_of(row: RunRow) -> RunFolder:
@@ -276,14 +256,11 @@ def _folder_of(row: RunRow) -> RunFolder:
     return row.folder
 
 
-def _test_claim(
-    rows: Sequence[RunRow],
-    game: MembershipGame,
-) -> tuple[ClaimTest | None, TradeOff | None]:
-    """The test of a setting's claim, and its trade-off curve; None of runs without privacy."""
+def _claim_of(rows: Sequence[RunRow], game: MembershipGame) -> _Claim | None:
+    """The claim of a setting, tested by groups of its runs; None of runs without privacy."""
     delta = rows[0].record["privacy"].get("delta")
     if delta is None:
-        return None, None
+        return None
     # The largest ε allows the most: no run is accused by the claim of another one.
     costliest = max(rows, key=lambda row: row.metrics.get("privacy/epsilon_rdp") or math.inf)
     path = _folder_of(costliest).ledger
@@ -292,7 +269,93 @@ def _test_claim(
         raise LedgerError(f"{path}: {ledger.wrong}; restore it, or train again.")
     allowed = membership_bound([ledger]).curve
     test = claim_test(lira_online(game), game.members, allowed, delta, LEVEL, groups=game.groups)
-    return test, allowed
+    return _Claim(allowed, test, _least_curve(Family(ledger.events, delta), test))
+
+
+def _least_curve(family: Family, test: ClaimTest) -> TradeOff | None:
+    """Trade-off curve of the least noise that a test refutes, with the confidence of the test; see `_Claim.least`."""
+    if family.uncovered is not None:
+        return None
+    scale = family.smallest_refuted(test.refutes)
+    return family.curve(scale) if math.isfinite(scale) else None
+
+
+def _summary(
+    label: str,
+    rows: Sequence[RunRow],
+    members: Flags,
+    attacks: tuple[MeasuredAttack, ...],
+    claim: _Claim | None,
+    worst: tuple[ExposedRecord, ...],
+) -> AttackSummary:
+    epsilon = {}
+    for accountant in _ACCOUNTANTS:
+        values = _values_of_all(rows, f"privacy/epsilon_{accountant}")
+        epsilon[accountant] = max(values) if values else None
+    accuracies = _values_of_all(rows, "test/accuracy")
+    allowed = audited_curve = verdict = None
+    if claim is not None:
+        allowed = _allowed_rates(claim.allowed)
+        verdict = Verdict.VIOLATED if claim.test.violated else Verdict.CONSISTENT
+        if claim.least is not None:
+            audited_curve = _rounded(claim.least.max_true_positive_rate(RATES))
+    return AttackSummary(
+        setting=label,
+        runs=tuple(str(row.folder) for row in rows),
+        seeds=tuple(row.record["seed"] for row in rows),
+        candidates=members.shape[1],
+        unit=str(rows[0].settings.get(UNIT, "example")),
+        epsilon=epsilon,
+        delta=rows[0].record["privacy"].get("delta"),
+        accuracy=float(np.mean(accuracies)) if accuracies else None,
+        fpr=_rounded(RATES),
+        attacks=attacks,
+        allowed=allowed,
+        audited_curve=audited_curve,
+        verdict=None if verdict is None else str(verdict),
+        audited=None if claim is None else claim.test.audited,
+        level=None if claim is None else claim.test.level,
+        worst_records=worst,
+    )
+
+
+def _values_of_all(rows: Sequence[RunRow], name: str) -> list[float]:
+    """A metric of runs; nothing where a run lacks it: the largest or mean of the others would be that of other runs."""
+    values = []
+    for row in rows:
+        value = row.metrics.get(name)
+        if value is None:
+            return []
+        values.append(value)
+    return values
+
+
+def _allowed_rates(curve: TradeOff) -> AllowedRates:
+    rates = curve.max_true_positive_rate(FALSE_POSITIVE_RATES)
+    return AllowedRates(
+        tpr=dict(zip(FALSE_POSITIVE_RATES, rates.tolist(), strict=True)),
+        advantage=curve.advantage,
+        auc=1 - curve.area,
+        curve=_rounded(curve.max_true_positive_rate(RATES)),
+    )
+
+
+def _rounded(rates: Iterable[float]) -> tuple[float, ...]:
+    """Rates of a drawing, to six digits: files are read by people too."""
+    return tuple(float(f"{rate:.6g}") for rate in rates)
+
+
+def _worst_records(scores: Floats, members: Flags) -> list[ExposedRecord]:
+    """The candidates whose members score highest above their others, on average.
+
+    Those that were members of all runs, or of none, have no difference and are left out.
+    """
+    differences = _mean_where(scores, members) - _mean_where(scores, ~members)
+    worst = []
+    for record in np.argsort(-differences, kind="stable")[:_WORST]:  # NaN comes last
+        if not np.isnan(differences[record]):
+            worst.append(ExposedRecord(int(record), float(differences[record])))
+    return worst
 
 
 def _mean_where(values: Floats, chosen: Flags) -> Floats:
@@ -301,30 +364,3 @@ def _mean_where(values: Floats, chosen: Flags) -> Floats:
     with np.errstate(invalid="ignore"):
         means: Floats = np.where(chosen, values, 0.0).sum(0) / counts
     return means
-
-
-def plain_facts(settings: Sequence[AttackedSetting]) -> list[dict[str, Any]]:
-    """What `--json` and attack.json say of each setting."""
-    facts = []
-    for setting in settings:
-        test = setting.test
-        entry: dict[str, Any] = {
-            "setting": setting.label,
-            "runs": [str(row.folder) for row in setting.rows],
-            "seeds": [row.record["seed"] for row in setting.rows],
-            "candidates": setting.members.shape[1],
-            "unit": setting.unit,
-            "epsilon": {name: setting.epsilon(name) for name in ("rdp", "pld")},
-            "delta": setting.delta,
-            "allowed": {
-                "tpr": {f"{fpr:g}": setting.allowed_tpr(fpr) for fpr in setting.attacks[0].result.tpr},
-                "advantage": setting.allowed_advantage,
-            },
-            "attacks": [{"signal": attack.signal, **attack.result.to_dict()} for attack in setting.attacks],
-            "verdict": None if setting.verdict is None else str(setting.verdict),
-            "audited": None if test is None else test.audited,
-            "level": None if test is None else test.level,
-            "worst_records": [{"record": record, "score": score} for record, score in setting.worst_records()],
-        }
-        facts.append(entry)
-    return facts

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from functools import partial
 from typing import Any, NamedTuple
 
 from dpbench.auditing.choices import choose_guesses, choose_threshold, expected_scores
@@ -21,7 +20,7 @@ from dpbench.auditing.declared import (
 )
 from dpbench.auditing.family import Family, reached
 from dpbench.auditing.fresh import fresh_noise
-from dpbench.auditing.independent import auc_lower, two_rates
+from dpbench.auditing.independent import ErrorCounts, auc_lower, two_rates
 from dpbench.auditing.one_run import count_right, one_run, one_run_fdp, one_run_p_value
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.composition import epsilon, nominal_events
@@ -64,6 +63,8 @@ class Bound:
         epsilon: The limit, with the confidence that was asked for, by itself; None where there is none.
         violated: Whether the sound ε is refuted, with that confidence for all bounds and checks together.
         why_not: Why there is no limit.
+        noise_scale: Of a bound by the family: the least factor of the declared noise that is refuted. The run tells
+            more than the releases with as much noise would; infinite where nothing is refuted.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Bound:
     epsilon: float | None = None
     violated: bool = False
     why_not: str | None = None
+    noise_scale: float | None = None
 
 
 @dataclass(frozen=True)
@@ -314,29 +316,37 @@ def _one_run_bounds(scores: Scores, family: Family, levels: Levels) -> tuple[Bou
 def _independent_bounds(scores: Scores, family: Family, levels: Levels) -> tuple[Bound, ...]:
     """Those of which canaries have to be independent observations."""
     member = scores.member
-    expected = expected_scores(family.events, scores.replace_one, scores.reach)
-    # The threshold is chosen from the claim alone: one that is chosen by the scores would need a limit of its own.
-    is_called = scores.llr >= choose_threshold(scores.canaries, expected, family.delta, levels.alone)
-    members = int(member.sum())
-    rates = partial(
-        two_rates,
-        false_alarms=int((is_called & ~member).sum()),
-        others=scores.canaries - members,
-        misses=int((~is_called & member).sum()),
-        members=members,
-        delta=family.delta,
-    )
+    counts = operating_point(scores, family, levels.alone)
+
+    def least_epsilon(level: float) -> float:
+        return two_rates(**asdict(counts), delta=family.delta, level=level)
+
     assumes = "the family, independent canaries"
     return (
         Bound(
             name="error rates",
             assumes="(ε, δ)-DP, independent canaries",
-            epsilon=rates(level=levels.alone),
-            violated=rates(level=levels.joint) > family.claimed,
+            epsilon=least_epsilon(levels.alone),
+            violated=least_epsilon(levels.joint) > family.claimed,
         ),
         bound_by_area("family", assumes, scores.llr, member, family, levels),
         bound_by_area("family, centred", assumes, scores.centred, member, family, levels),
     )
+
+
+def operating_point(scores: Scores, family: Family, level: float) -> ErrorCounts:
+    """Errors at the threshold that is best for `two_rates` if the claim is true.
+
+    It is chosen from the claim alone: one that is chosen by the scores would need a limit of its own.
+
+    Args:
+        scores: Of a run.
+        family: Of the ledger's releases.
+        level: Of the bound.
+    """
+    expected = expected_scores(family.events, scores.replace_one, scores.reach)
+    threshold = choose_threshold(scores.canaries, expected, family.delta, level)
+    return ErrorCounts.at_threshold(scores.llr, scores.member, threshold)
 
 
 def bound_by_area(name: str, assumes: str, scores: Floats, member: Flags, family: Family, levels: Levels) -> Bound:
@@ -400,7 +410,7 @@ def _bound_of_family(
         return Bound(name, assumes, why_not=family.uncovered)
     scale = family.smallest_refuted(lambda curve: refutes(curve, levels.alone))
     least = family.epsilon(scale) if math.isfinite(scale) else 0.0
-    return Bound(name, assumes, least, refutes(family.curve(1.0), levels.joint))
+    return Bound(name, assumes, least, refutes(family.curve(1.0), levels.joint), noise_scale=scale)
 
 
 def _checks(scores: Scores, ledger: Ledger, game: ReleaseGame | None, level: float) -> tuple[Check, ...]:

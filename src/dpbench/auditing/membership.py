@@ -443,7 +443,12 @@ class Roc:
 
     def true_positive_rate_at(self, fpr: float) -> float:
         """Largest TPR of a threshold whose FPR is at most this, without interpolation."""
-        return float(self.tpr[np.searchsorted(self.fpr, fpr, side="right") - 1])
+        return float(self.true_positive_rates_at(np.array(fpr)))
+
+    def true_positive_rates_at(self, fpr: Floats) -> Floats:
+        """The same at many false positive rates, of the same shape."""
+        rates: Floats = self.tpr[np.searchsorted(self.fpr, fpr, side="right") - 1]
+        return rates
 
 
 def _cumulative_share(counts: Floats) -> Floats:
@@ -623,13 +628,15 @@ class ClaimTest:
 
     Attributes:
         level: Probability that any group refutes a true claim, and that any ε is too high.
-        guesses: Of each group of runs.
+        records: Of each group of runs, all its runs together.
+        guesses: Of each group.
         right: (G,) how many of them are right.
         refuted: (G,) whether the group refutes the curve; False for all where there is none.
         epsilon: (G,) lower limits of ε at the claim's δ.
     """
 
     level: float
+    records: tuple[int, ...]
     guesses: tuple[Guesses, ...]
     right: NDArray[np.int64]
     refuted: Flags
@@ -644,6 +651,18 @@ class ClaimTest:
     def audited(self) -> float:
         """The largest lower limit of ε."""
         return float(self.epsilon.max())
+
+    def refutes(self, trade_off: Callable[[float], float]) -> bool:
+        """Whether any group of runs refutes a curve, at the level for all groups together.
+
+        Args:
+            trade_off: Symmetric, as in `claim_test`.
+        """
+        games = len(self.right)
+        for records, guesses, right in zip(self.records, self.guesses, self.right.tolist(), strict=True):
+            if one_run_fdp(records, guesses.made, right, trade_off, self.level / games):
+                return True
+        return False
 
 
 def claim_groups(runs: int) -> Groups:
@@ -713,6 +732,7 @@ def claim_test(
     groups = _checked_groups(groups, len(scores))
     games = int(groups.max()) + 1
     of_games = []
+    sizes = []
     right = np.zeros(games, dtype=np.int64)
     refuted = np.zeros(games, dtype=bool)
     epsilon = np.zeros(games)
@@ -726,8 +746,9 @@ def claim_test(
             )
         number = count_right(of_game, members[groups == game].ravel(), chosen)
         of_games.append(chosen)
+        sizes.append(records)
         right[game] = number
         epsilon[game] = one_run(records, chosen.made, number, delta, level / games)
         if trade_off is not None:
             refuted[game] = one_run_fdp(records, chosen.made, number, trade_off, level / games)
-    return ClaimTest(level, tuple(of_games), right, refuted, epsilon)
+    return ClaimTest(level, tuple(sizes), tuple(of_games), right, refuted, epsilon)

@@ -68,9 +68,9 @@ def add_parser(commands: Commands) -> None:
 
 def _attack(options: argparse.Namespace) -> Answer:
     """Train if asked to, attack, and write the pages; status 3 where a ledger is refuted."""
-    from dpbench.attack.attack import attack_runs, plain_facts
-    from dpbench.attack.page import text_of, write_pages
-    from dpbench.auditing import Verdict
+    from dpbench.attack.attack import attack_runs
+    from dpbench.attack.page import write_pages
+    from dpbench.reports.attacked import text_of
 
     if options.records is not None and options.records < 1:
         raise ConfigurationError(f"--records must be at least 1, not {options.records}.")
@@ -85,8 +85,8 @@ def _attack(options: argparse.Namespace) -> Answer:
     signals = [word.strip() for word in options.signal.split(",")]
     with own_code(options, sources[0]):
         settings = attack_runs(sources, signals, options.records, options.trust)
-    runs = sum(len(setting.rows) for setting in settings)
-    pages = write_pages(options.out or sources[0], settings, runs)
-    text = f"{text_of(settings, runs)}\n\n  page      {pages.page}\n  picture   {pages.picture}"
-    is_refuted = any(setting.verdict == Verdict.VIOLATED for setting in settings)
-    return Answer(text, plain_facts(settings), 3 if is_refuted else 0)
+    summaries = [setting.summary for setting in settings]
+    pages = write_pages(options.out or sources[0], settings)
+    text = f"{text_of(summaries)}\n\n  page      {pages.page}\n  picture   {pages.picture}"
+    is_refuted = any(summary.refuted for summary in summaries)
+    return Answer(text, [summary.to_dict() for summary in summaries], 3 if is_refuted else 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,13 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpbench.auditing import AuditResult, Family, LabelAudit, Verdict, audit_labels
-from dpbench.auditing.audit import KEYS, NO_PROOF, audit
+from dpbench.auditing.audit import KEYS, NO_PROOF, audit, operating_point
+from dpbench.auditing.membership import roc
 from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.privacy.accounting.ledger import Ledger
 from dpbench.privacy.accounting.seal import Seal, difference
+from dpbench.privacy.accounting.tradeoff import trade_off
 from dpbench.privacy.canaries.file import READABLE, SCHEMA
 from dpbench.privacy.canaries.labels import LabelScores
 from dpbench.privacy.canaries.scores import Scores
+from dpbench.reports.roc import ALLOWED, AUDITED, RATES, OperatingPoint, RocCurve, RocPanel, measured
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.ledgers import read_run_ledger
 from dpbench.runs.numbers import MOST_AUDITED, audit_text, limit_or_none, limit_text
@@ -121,6 +125,44 @@ class AuditReport(Generic[ResultT]):
             return self.scores.llr, self.scores.member
         values = np.concatenate([self.scores.members, self.scores.others])
         return values, np.arange(len(values)) < len(self.scores.members)
+
+    @property
+    def roc_panel(self) -> RocPanel:
+        """Error rates of the scores, above what the audit proves and below what the ledger allows."""
+        scores, member = self.observations
+        curves = []
+        if member.any() and not member.all():
+            measured_curve = roc(scores, member)
+            label = "these records" if self.by_labels else "these canaries"
+            curves.append(RocCurve(label, measured(0), measured_curve.fpr, measured_curve.tpr))
+        bound = self.result.shown
+        if bound is not None and bound.noise_scale is not None and math.isfinite(bound.noise_scale):
+            least = self.family.curve(bound.noise_scale)
+            curves.append(RocCurve("audit's bound: at least", AUDITED, RATES, least.max_true_positive_rate(RATES)))
+        if self.family.accountant is not None:
+            allowed = trade_off(self.family.events)
+            label = "allowed by the ledger: at most"
+            curves.append(RocCurve(label, ALLOWED, RATES, allowed.max_true_positive_rate(RATES)))
+        return RocPanel("", tuple(curves), self._operating_points())
+
+    def _operating_points(self) -> tuple[OperatingPoint, ...]:
+        """The threshold that "error rates" takes; nothing of labels, where no threshold is chosen beforehand."""
+        if not isinstance(self.scores, Scores):
+            return ()
+        level = 1 - self.result.confidence
+        counts = operating_point(self.scores, self.family, level)
+        # Without a member that is called one there is no point on logarithmic axes.
+        if not counts.others or counts.misses == counts.members:
+            return ()
+        most_fpr, most_fnr = counts.limits(level)
+        point = OperatingPoint(
+            label=f"threshold of the claim, {100 * self.result.confidence:g} %",
+            fpr=counts.false_alarms / counts.others,
+            tpr=1 - counts.misses / counts.members,
+            most_fpr=most_fpr,
+            least_tpr=1 - most_fnr,
+        )
+        return (point,)
 
 
 def refuse_unended(folder: Path) -> None:

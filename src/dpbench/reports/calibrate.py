@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -299,8 +299,49 @@ def calibrate(setting: TrainingSetting, pattern: QueryPattern, accountant: str) 
         facts["steps_before"] = sum(answer.spent.values())
     facts["noise_std_over_max_grad_norm"] = z * record_changes(sampling, pattern.microbatch_size)
     facts |= pattern.facts(z)
+    facts["train"] = _training_command(answer, pattern)
     facts["neighbourhood"] = neighborhood(answer, accountant)
     return facts
+
+
+def _training_command(answer: TrainingSetting, pattern: QueryPattern) -> str | None:
+    """The command of a training as it was solved for.
+
+    Noise is rounded up and the batch size down: what is trained costs at most what was asked for.
+
+    Args:
+        answer: With all of its values.
+        pattern: Of its queries.
+
+    Returns:
+        None where a command does not say it all: without the number of records, after another run, and of releases that
+        hold more than one clipped gradient for each example.
+    """
+    if answer.population is None or answer.spent or pattern != QueryPattern():
+        return None
+    sampling = answer.event.sampling
+    assert answer.noise_multiplier is not None
+    noise = answer.noise_multiplier * record_changes(sampling, pattern.microbatch_size)
+    words = [
+        "dpbench train",
+        f"strategy.noise_multiplier={_rounded(noise, math.ceil)}",
+        f"strategy.delta={answer.delta!r}",
+        f"data.expected_batch_size={_rounded(sampling.expected_batch_size, math.floor)}",
+        f"trainer.max_steps={answer.number_of_steps}",
+    ]
+    if answer.sampling != PoissonSampling.kind:
+        words.append(f"data.sampling={answer.sampling}")
+    return " ".join(words)
+
+
+def _rounded(value: float, direction: Callable[[float], int]) -> str:
+    """A positive number with seven digits, rounded up or down; one that has no more stays as it is."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 6)
+    digits = value / unit
+    nearest = round(digits)
+    if abs(digits - nearest) > 1e-6:
+        nearest = direction(digits)
+    return f"{nearest * unit:.7g}"
 
 
 def _membership_facts(answer: TrainingSetting, nominal: bool) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import hashlib
 import io
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib as mpl
@@ -36,6 +37,25 @@ PAGE_COLORS = {
     **{drawn: f"var(--s{number})" for number, drawn in enumerate(_HOUSE)},
 }
 """Colors of our drawings → those of the page, which are others in the dark."""
+PAGE_PANEL = (4.4, 2.7)
+"""Inches: a column of the page, and the width of a phone."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawing on a page.
+
+    Attributes:
+        title: Above it.
+        svg: The drawing.
+        by_epsilon: The same over another axis, where it can be drawn over that.
+        note: A word of warning beside the title.
+    """
+
+    title: str
+    svg: str
+    by_epsilon: str = ""
+    note: str = ""
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -110,6 +130,17 @@ def svg(figure: Figure, name: str, colors: Mapping[str, str]) -> str:
     for drawn, color in colors.items():
         text = text.replace(drawn, color)
     return text
+
+
+def page_picture(title: str, figure: Figure, name: str) -> Picture:
+    """A figure as a picture of the page, in the colors of the page.
+
+    Args:
+        title: Above it.
+        figure: What was drawn.
+        name: See `svg`.
+    """
+    return Picture(title, svg(figure, name, PAGE_COLORS))
 
 
 def _take_words_as_they_are(figure: Figure) -> None:

@@ -16,17 +16,27 @@ from typing import Any
 
 import pandas as pd
 import yaml
-from matplotlib.figure import Figure
 
 from dpbench import __version__
 from dpbench.errors import ConfigurationError, DPBenchError, brief
-from dpbench.files import write_atomically
+from dpbench.files import from_here, write_atomically
 from dpbench.reports.account_plot import epsilon_figure
 from dpbench.reports.end_of_sweep import SweepCost, cost_of_sweep
-from dpbench.reports.figures import PAGE_COLORS, free_place, head_of, mark_of, new_figure, svg
+from dpbench.reports.figures import (
+    PAGE_COLORS,
+    PAGE_PANEL,
+    Picture,
+    free_place,
+    head_of,
+    mark_of,
+    new_figure,
+    page_picture,
+    svg,
+)
 from dpbench.reports.groups import GroupTable, group_by
 from dpbench.reports.markdown import markdown_cells
 from dpbench.reports.plots import X_LABELS, Axis, audit_figure, curve_names, draw_panel, has_epsilon
+from dpbench.reports.roc import page_legend, page_pictures
 from dpbench.reports.run_rows import (
     CELLS,
     NOT_FINISHED,
@@ -62,7 +72,6 @@ _MOST_QUERIES = 40
 _MOST_PANELS = 12  # of bounds
 _MOST_POINTS = 400  # of a curve
 _SLOW_POINTS = 6  # each a second of the PLD accountant
-_PANEL = (4.4, 2.7)  # inches: a column of the page, and the width of a phone
 _USUAL = Path("report.html")
 _MARK = '<meta name="generator" content="dpbench report'
 _RESTORE = "restore {path}, or make it again (dpbench reproduce)"
@@ -274,16 +283,6 @@ class Subject:
         return [source.resolve().name for source in self.sources]
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A drawing; `by_epsilon` is the same over another axis, where it can be drawn over that."""
-
-    title: str
-    svg: str
-    by_epsilon: str = ""
-    note: str = ""
-
-
 def write_report(
     sources: Sequence[Path],
     out: Path | None,
@@ -426,6 +425,7 @@ def _facts(subject: Subject, accountants: Sequence[str]) -> dict[str, Any]:
         "ledger_sums": _ledger_sums(alone),
         "most_queries": _MOST_QUERIES,
         "audits": _audits(subject),
+        "attack": _attack(subject),
         "sample_images": _sample_images(subject),
         "users_of_runs": list(dict.fromkeys(run.users for run in subject.runs)),
         "diagnostics_image": _data_uri(alone.folder.diagnostics) if alone is not None else "",
@@ -459,7 +459,7 @@ def _spent_picture(run: PageRun | None, accountants: Sequence[str]) -> list[Pict
         figure = epsilon_figure({"run": ledger}, run.privacy["delta"], accountants, slow_points=_SLOW_POINTS)
     except (ConfigurationError, IndexError, ValueError):  # no release yet, or lots that none of them covers
         return []
-    return [_drawing("ε by accountant, over steps and over orders", figure, "spent")]
+    return [page_picture("ε by accountant, over steps and over orders", figure, "spent")]
 
 
 def _ledger_sums(run: PageRun | None) -> list[list[str]]:
@@ -490,12 +490,40 @@ def _audits(subject: Subject) -> list[dict[str, Any]]:
             try:
                 report = audit_run(run.folder.path, run.privacy["audit"].get("confidence") or CONFIDENCE)
                 title = "scores of canaries, and their ROC curve under the one that the ledger allows"
-                facts["picture"] = _drawing(title, audit_figure(report), "audit")
+                facts["picture"] = page_picture(title, audit_figure(report), "audit")
                 facts["text"] = report.text
             except DPBenchError as error:
                 facts["text"] = str(error)
         audits.append(facts)
     return audits
+
+
+def _attack(subject: Subject) -> dict[str, Any] | None:
+    """What `dpbench attack` measured on these runs, among others of their settings; None where it left nothing."""
+    seeds = {}
+    for run in subject.runs:
+        if (run.config.get("data") or {}).get("membership") is not None:
+            seeds[run.folder.path] = run.record["seed"]
+    if not seeds:
+        return None
+    from dpbench.reports import attacked  # brings a second of imports
+
+    try:
+        attacks = attacked.attacks_on(seeds, subject.sources)
+    except ConfigurationError as error:
+        return {"words": [str(error)]}
+    if not attacks:
+        return None
+    summaries = [summary for _, summary in attacks]
+    panels = attacked.roc_panels(summaries)
+    return {
+        "words": [summary.sentences for summary in summaries] if subject.alone is not None else [],
+        "rows": attacked.overview_rows(summaries),
+        "pictures": page_pictures(panels, "attack"),
+        "legend": page_legend(panels),
+        "folders": list(dict.fromkeys(from_here(folder) for folder, _ in attacks)),
+        "refuted": [summary.title for summary in summaries if summary.refuted],
+    }
 
 
 def _sample_images(subject: Subject) -> list[tuple[str, str]]:
@@ -558,7 +586,7 @@ def _picture(place: str, rows: Sequence[RunRow], name: str) -> Picture:
 
 
 def _panel(place: str, rows: Sequence[RunRow], name: str, axis: Axis) -> str:
-    figure = new_figure(*_PANEL)
+    figure = new_figure(*PAGE_PANEL)
     axes = figure.subplots()
     draw_panel(axes, rows, name, axis, _MOST_POINTS)
     axes.set_xlabel(X_LABELS[axis])
@@ -566,10 +594,6 @@ def _panel(place: str, rows: Sequence[RunRow], name: str, axis: Axis) -> str:
     if name.startswith(BOUND):
         axes.set_yscale("log")
     return svg(figure, place, PAGE_COLORS)
-
-
-def _drawing(title: str, figure: Figure, place: str) -> Picture:
-    return Picture(title, svg(figure, place, PAGE_COLORS))
 
 
 # Words

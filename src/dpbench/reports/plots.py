@@ -15,6 +15,7 @@ from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
 from dpbench.reports.figures import new_figure, write_figure
+from dpbench.reports.roc import draw_roc
 from dpbench.reports.run_rows import RunRow
 from dpbench.reports.run_table import EPSILON, RunTable
 from dpbench.runs.folder import RunFolder
@@ -23,7 +24,6 @@ from dpbench.runs.readers import read_csv, read_metrics
 from dpbench.runs.record import MEASURED
 
 if TYPE_CHECKING:
-    from dpbench.auditing import Family
     from dpbench.reports.audit import AuditReport
 
 Axis = Literal["step", "epsilon"]
@@ -328,13 +328,13 @@ def plot_audit(path: Path, report: AuditReport[Any]) -> Path:
 
 
 def audit_figure(report: AuditReport[Any]) -> Figure:
-    """Draw scores of members and others, and which pairs of error rates they give.
+    """Draw scores of members and others, and the error rates that they give, between two bounds.
 
     Args:
         report: Of one run.
     """
     scores, member = report.observations
-    figure = new_figure(10, 4)
+    figure = new_figure(10, 4.2)
     of_scores, of_rates = figure.subplots(1, 2)
     _draw_scores(of_scores, scores, member)
     if report.by_labels:
@@ -343,9 +343,9 @@ def audit_figure(report: AuditReport[Any]) -> Figure:
     else:
         of_scores.set_xlabel("score of a canary: log-likelihood ratio of what was released")
         of_scores.set_ylabel("canaries")
-    _draw_roc(of_rates, scores, member, report.family, "these records" if report.by_labels else "these canaries")
+    draw_roc(of_rates, report.roc_panel, least_rate=_decade_below(1 / max(int((~member).sum()), 1)))
     for ax in (of_scores, of_rates):
-        _legend(ax, fontsize=8)
+        _legend_above(ax)
         _open(ax)
     result = report.result
     figure.suptitle(f"{result.verdict}: sound ε {audit_text(result.sound)}, audited {limit_or_none(result.audited)}")
@@ -361,36 +361,11 @@ def _draw_scores(ax: Axes, scores: NDArray[np.float64], member: NDArray[np.bool_
         ax.hist(inside[which], bins=bins.tolist(), color=color, alpha=0.6, label=f"{which.sum():,} {name}")
 
 
-def roc(scores: NDArray[np.float64], member: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """False and true positive rates of all thresholds, from the highest down."""
-    order = np.argsort(-scores, kind="stable")
-    hits = np.cumsum(member[order])
-    alarms = np.cumsum(~member[order])
-    last = np.append(np.diff(scores[order]) != 0, True)  # equal scores are called together
-    false = alarms[last] / max(alarms[-1], 1)
-    true = hits[last] / max(hits[-1], 1)
-    return np.concatenate([[0.0], false]), np.concatenate([[0.0], true])
+def _decade_below(rate: float) -> float:
+    """The power of ten at or below a rate."""
+    return float(10.0 ** np.floor(np.log10(rate)))
 
 
-def _draw_roc(ax: Axes, scores: NDArray[np.float64], member: NDArray[np.bool_], family: Family, label: str) -> None:
-    """The ROC curve of scores under the one that a ledger allows at most.
-
-    Args:
-        ax: Where to.
-        scores: (m,) higher for likelier members.
-        member: (m,) the truth.
-        family: Of the ledger's releases.
-        label: Whose scores they are.
-    """
-    least = 1 / len(scores)
-    false, true = roc(scores, member)
-    ax.plot(np.maximum(false, least), true, color=_BLUE, label=label, drawstyle="steps-post")
-    at = np.geomspace(least, 1, 300)
-    if family.uncovered is None:
-        curve = family.curve(1.0)
-        most = np.array([1 - curve(alpha) for alpha in at])
-        ax.plot(at, most, color=_RED, label="most that the ledger allows")
-    ax.plot(at, at, color=_GRAY, linewidth=0.8, linestyle=":", label="guessing")
-    ax.set_xscale("log")
-    ax.set_xlabel("others called members (share)")
-    ax.set_ylabel("members called members (share)")
+def _legend_above(ax: Axes) -> None:
+    """A legend without a frame above the panel, where it covers nothing and takes no width."""
+    ax.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2)
