@@ -10,7 +10,7 @@ PEERS ?= .venv-peers
 PAGE = OMP_NUM_THREADS=1 $(BIN)/python -m tools.pages $@ # writes the page that has the target's name
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-long test-cluster results combinations layers zoo audits attacks notebooks guards map strategies adaptive bench bench-quick bench-growth bench-users crash two-processes golden site site-check check format clean
+.PHONY: help demo test test-slow test-long test-cluster results combinations layers zoo audits attacks claims-attacked notebooks guards map strategies adaptive bench bench-quick bench-growth bench-users crash two-processes golden site site-check check format clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -40,6 +40,12 @@ golden: $(VENV)/.ready-dev ## Compare the golden runs with the committed values 
 ATTACKED := data=mnist data.train_size=2000 data.expected_batch_size=256 data.eval_batch_size=2000 trainer.max_steps=200 optimizer.lr=0.25
 ATTACKED_CIFAR10 := optimizer.lr=4 data.train_size=4000 data.test_size=1000 data.expected_batch_size=800 trainer.max_steps=100
 ATTACK = $(BIN)/dpbench attack --train
+CLAIMS_NOISE := data=random_noise data.like=mnist data.train_size=1000 data.test_size=1000 data.expected_batch_size=128 model=mlp 'model.hidden=[128]' \
+  optimizer=momentum optimizer.lr=0.05 trainer.max_steps=300 trainer.check_val_every_n_epoch=100 diagnostics=memorization
+CLAIMS_NOISE_DP := strategy.max_grad_norm=2.828 strategy.delta=5.01e-4
+CLAIMS_USERS := data=user_noise model=mlp 'model.hidden=[64]' records=users records.local.lr=0.1 records.local.batch_size=10 records.local.epochs=5 \
+  optimizer=fedavgm trainer.max_steps=60 trainer.check_val_every_n_epoch=100
+CLAIMS_GAN := experiment=digits_gan data.train_size=500 trainer.max_steps=400 trainer.check_val_every_n_epoch=100
 attacks: $(VENV)/.ready ## Attack the membership of 208 runs: results/attack (three quarters of an hour of CPU; goes on where it stopped)
 	$(ATTACK) 16 $(ATTACKED) strategy=none --out attacks/none
 	$(ATTACK) 16 $(ATTACKED) strategy=dpsgd strategy.target_epsilon=1,2,4,8 --out attacks/dpsgd
@@ -50,6 +56,16 @@ attacks: $(VENV)/.ready ## Attack the membership of 208 runs: results/attack (th
 	$(BIN)/dpbench attack attacks/cifar10 --out results/attack/cifar10
 	$(BIN)/dpbench attack attacks/none attacks/dpsgd attacks/automatic attacks/discretized attacks/others --out results/attack
 	$(PAGE)
+
+claims-attacked: $(VENV)/.ready ## Attack what the papers claim of memorization: results/attack/claims (half an hour of CPU; goes on where it stopped)
+	$(ATTACK) 16 $(CLAIMS_NOISE) strategy=none --out attacks/claims/noise
+	$(ATTACK) 16 $(CLAIMS_NOISE) strategy=dpsgd strategy.clipping=per_layer $(CLAIMS_NOISE_DP) strategy.noise_multiplier=0.5109,1,2,4,8 --out attacks/claims/noise-dpsgd
+	$(ATTACK) 16 $(CLAIMS_NOISE) strategy=vector_groups $(CLAIMS_NOISE_DP) strategy.noise_multiplier=1 --out attacks/claims/noise-vector_groups
+	$(ATTACK) 16 $(CLAIMS_NOISE) strategy=discretized strategy.correction_threshold=null $(CLAIMS_NOISE_DP) strategy.noise_multiplier=0.001,0.5109,1 --out attacks/claims/noise-discretized
+	$(ATTACK) 32 $(CLAIMS_USERS) strategy=none --out attacks/claims/users
+	$(ATTACK) 32 $(CLAIMS_USERS) strategy=dpsgd strategy.max_grad_norm=0.3 strategy.noise_multiplier=1 strategy.delta=5.0e-4 --out attacks/claims/users-dpsgd
+	$(ATTACK) 16 $(CLAIMS_GAN) strategy=none --out attacks/claims/gan
+	$(ATTACK) 16 $(CLAIMS_GAN) strategy=dpsgd strategy.target_epsilon=1,8 --out attacks/claims/gan-dpsgd
 
 notebooks: $(VENV)/.ready-dev ## Execute the tutorials in docs/tutorials and keep their outputs (five minutes; NOTEBOOKS=name takes one)
 	$(BIN)/python -m tools.notebooks $(NOTEBOOKS)
