@@ -307,7 +307,7 @@ def _claim(setting: AttackedSetting) -> str:
 
 
 def _word(attack: ScoredAttack) -> str:
-    return {"loss": "loss", "gradient_norm": "gradient norm", "label": "label"}[attack.signal]
+    return attack.signal.replace("_", " ")
 
 
 def _share(share: float | None) -> str:
