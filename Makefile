@@ -66,6 +66,8 @@ claims-attacked: $(VENV)/.ready ## Attack what the papers claim of memorization:
 	$(ATTACK) 16 $(CLAIMS_USERS) strategy=dpsgd strategy.max_grad_norm=0.3 strategy.noise_multiplier=1 strategy.delta=5.0e-4 --out attacks/claims/users-dpsgd
 	$(ATTACK) 12 $(CLAIMS_GAN) strategy=none --out attacks/claims/gan
 	$(ATTACK) 12 $(CLAIMS_GAN) strategy=dpsgd strategy.target_epsilon=8 --out attacks/claims/gan-dpsgd
+	$(BIN)/python -m tools.attacked_claims
+	$(PAGE)
 
 notebooks: $(VENV)/.ready-dev ## Execute the tutorials in docs/tutorials and keep their outputs (five minutes; NOTEBOOKS=name takes one)
 	$(BIN)/python -m tools.notebooks $(NOTEBOOKS)
