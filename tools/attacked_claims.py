@@ -44,9 +44,10 @@ _PAGE = """# The papers' claims on memorization, attacked
 
 Written by `make claims-attacked`: small runs of seconds each, in which every record (or user) is a member with
 probability 1/2; threshold, LiRA and RMIA by the loss ([how](../../../docs/attack.md)), and of these the one with
-the largest area under its curve (in two digits, then by its rate). Intervals: 95 %, runs and records resampled. *Allowed*: what the whole ledger
-lets any attacker reach. *Audited ε*: the lower bound of the guesses of LiRA; with the large δ of these runs
-(δ times the number of candidates is up to 0.5) it shows 0 even where all guesses are right.
+the largest area under its curve (in two digits, then by its rate). Intervals: 95 %, runs and records resampled.
+*Allowed*: what the whole ledger lets any attacker reach.
+*Audited ε*: the lower bound of the guesses of LiRA; with the large δ of these runs
+(δ times the number of candidates is up to 0.5) it shows 0 even where nearly all guesses are right.
 A small network, one data set and few shadow models: a weak attack here is no proof of privacy anywhere.
 
 | paper | says of memorization or membership | under attack |
@@ -58,8 +59,8 @@ A small network, one data set and few shadow models: a weak attack here is no pr
 > Even with a large privacy spending, DP effectively prevents memorization of random noise, while being capable of
 > learning on real data, with a small reduction in performance. (section 2.1)
 
-> … if the model is able to learn a randomly labeled task, the privacy parameters are insufficiently strict. (section 2.1,
-> the sanity check)
+> … if the model is able to learn a randomly labeled task, the privacy parameters are insufficiently strict. (the sanity
+> check of section 2.1)
 
 {noise_candidates:,} candidates: images of noise with random labels, a perceptron
 784-128-10, 300 batches of 128 candidates. Each layer is clipped at 2, as in the paper; the paper's σ = 0.7225 for each
