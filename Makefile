@@ -10,7 +10,7 @@ PEERS ?= .venv-peers
 PAGE = OMP_NUM_THREADS=1 $(BIN)/python -m tools.pages $@ # writes the page that has the target's name
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-long test-cluster results combinations layers zoo audits attacks notebooks guards map strategies adaptive bench bench-quick bench-growth bench-users crash two-processes golden site site-check check format clean
+.PHONY: help demo test test-slow test-long test-cluster results combinations layers zoo audits attacks claims-attacked notebooks guards map strategies adaptive bench bench-quick bench-growth bench-users crash two-processes golden site site-check check format clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -37,8 +37,27 @@ audits: $(VENV)/.ready-dev ## Audit every strategy and every broken mechanism: r
 golden: $(VENV)/.ready-dev ## Compare the golden runs with the committed values and with the revision before (five minutes)
 	$(BIN)/python -m tools.golden compare
 
+ATTACK = $(BIN)/dpbench attack --train
+CLAIMS_NOISE := data=random_noise data.like=mnist data.train_size=1000 data.test_size=1000 data.expected_batch_size=128 model=mlp 'model.hidden=[128]' \
+  optimizer=momentum optimizer.lr=0.05 trainer.max_steps=300 trainer.check_val_every_n_epoch=100 diagnostics=memorization
+CLAIMS_NOISE_DP := strategy.max_grad_norm=2.828 strategy.delta=5.01e-4
+CLAIMS_USERS := data=user_noise model=mlp 'model.hidden=[64]' records=users records.local.lr=0.1 records.local.batch_size=10 records.local.epochs=5 \
+  optimizer=fedavgm trainer.max_steps=60 trainer.check_val_every_n_epoch=100
+CLAIMS_GAN := experiment=digits_gan data.train_size=500 trainer.max_steps=300 trainer.check_val_every_n_epoch=100
 attacks: $(VENV)/.ready ## Attack the membership of 912 runs: results/attack (two hours of CPU; goes on where it stopped)
 	$(BIN)/python -m tools.attack_runs
+	$(PAGE)
+
+claims-attacked: $(VENV)/.ready ## Attack what the papers claim of memorization: results/attack/claims (half an hour of CPU; goes on where it stopped)
+	$(ATTACK) 16 $(CLAIMS_NOISE) strategy=none --out attacks/claims/noise
+	$(ATTACK) 16 $(CLAIMS_NOISE) strategy=dpsgd strategy.clipping=per_layer $(CLAIMS_NOISE_DP) strategy.noise_multiplier=0.5109,1,2,4,8 --out attacks/claims/noise-dpsgd
+	$(ATTACK) 16 $(CLAIMS_NOISE) strategy=vector_groups $(CLAIMS_NOISE_DP) strategy.noise_multiplier=1 --out attacks/claims/noise-vector_groups
+	$(ATTACK) 16 $(CLAIMS_NOISE) strategy=discretized strategy.correction_threshold=null $(CLAIMS_NOISE_DP) strategy.noise_multiplier=0.001,1 --out attacks/claims/noise-discretized
+	$(ATTACK) 16 $(CLAIMS_USERS) strategy=none --out attacks/claims/users
+	$(ATTACK) 16 $(CLAIMS_USERS) strategy=dpsgd strategy.max_grad_norm=0.3 strategy.noise_multiplier=1 strategy.delta=5.0e-4 --out attacks/claims/users-dpsgd
+	$(ATTACK) 12 $(CLAIMS_GAN) strategy=none --out attacks/claims/gan
+	$(ATTACK) 12 $(CLAIMS_GAN) strategy=dpsgd strategy.target_epsilon=8 --out attacks/claims/gan-dpsgd
+	$(BIN)/python -m tools.attacked_claims
 	$(PAGE)
 
 notebooks: $(VENV)/.ready-dev ## Execute the tutorials in docs/tutorials and keep their outputs (five minutes; NOTEBOOKS=name takes one)

@@ -37,6 +37,7 @@ PAGES = {
     "combinations": Page("docs/combinations.md", "tools.combinations"),
     "zoo": Page("docs/zoo.md", "tools.zoo.attempts"),
     "attacks": Page("results/attack/README.md", "tools.attacks"),
+    "claims-attacked": Page("results/attack/claims/README.md", "tools.attacked_claims"),
     "audits": Page("results/audit/README.md", "tools.audits.page"),
 }
 

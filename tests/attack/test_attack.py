@@ -10,6 +10,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 
 from dpbench.attack.attack import attack_runs
 from dpbench.data import ImageDataModule
@@ -275,3 +276,26 @@ def test_the_discriminator_of_a_gan_recognizes_its_records(tmp_path: Path) -> No
         tmp_path, "attack", *map(str, sorted((tmp_path / "attacks").iterdir())), "--signal", "label", status=1
     )
     assert "signal=label shifts images" in err
+
+
+def test_a_generator_that_draws_its_records_gives_them_away(
+    tmp_path: Path,
+    overfitted: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By its samples alone; one that knows of none gives nothing away, and a classifier draws none."""
+    words = ["experiment=digits_gan", "model=mlp_gan", "strategy=none", "trainer.max_steps=1", "logger=none"]
+    dpbench(tmp_path, "attack", "--train", "4", "--out", "runs", *words, "data.train_size=100", "data.test_size=100")
+    (setting,) = attack_runs([tmp_path / "runs"], ["samples"])
+    assert max(attack.result.auc.value for attack in setting.attacks) < 0.65
+    training_sets = [setting.candidates.data.train_set.pixels[members] for members in setting.members]
+
+    def copies(module: Any, number: int, seed: int) -> tuple[torch.Tensor, None]:
+        images = (training_sets.pop(0).permute(0, 3, 1, 2) + 1) / 2
+        return (255 * images).round().byte(), None
+
+    monkeypatch.setattr("dpbench.attack.signals.make", copies)
+    (setting,) = attack_runs([tmp_path / "runs"], ["samples"])
+    assert {attack.name: attack.result.auc.value for attack in setting.attacks}["threshold"] > 0.95
+    _, err = dpbench(overfitted, "attack", "runs", "--signal", "samples", "--out", "samples", status=1)
+    assert "attack a GAN" in err

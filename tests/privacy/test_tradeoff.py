@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import norm
+from scipy.stats import binom, norm
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.accounting.tradeoff import TradeOff, curve_accountant, trade_off
+from dpbench.privacy.accounting.tradeoff import TradeOff, curve_accountant, reconstruction_bound, trade_off
 from dpbench.privacy.events import Event, SumQuery
 from dpbench.privacy.sampling import (
     FixedSizeSampling,
@@ -176,3 +176,38 @@ def test_which_accountant() -> None:
 def test_rates_are_rates(rate: float) -> None:
     with pytest.raises(ConfigurationError, match="between 0 and 1"):
         trade_off({full(1.0): 1}).max_true_positive_rate([0.5, rate])
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+@pytest.mark.parametrize(("z", "candidates"), [(2.0, 4097), (0.5, 17), (1.0, 2)])
+def test_reconstruction_after_gaussian_noise(z: float, candidates: int, copies: int) -> None:
+    """With μ-GDP Φ(Φ⁻¹(1/N) + μ) at most (Kaissis et al. 2023), with copies for their number times μ."""
+    bound = reconstruction_bound(trade_off({full(z): 1}), candidates, copies)
+    ranks = np.arange(1, candidates)
+    exact = norm.cdf(norm.ppf(ranks / candidates) + copies / z)
+    assert exact[0] <= bound.probability <= exact[0] * 1.02
+    exposure = float(exact @ np.log2((ranks + 1) / ranks))
+    assert exposure <= bound.exposure <= exposure * 1.02
+    assert bound.exposure < math.log2(candidates)
+
+
+@pytest.mark.parametrize("z", [0.2, 0.4, 1.0])
+def test_the_best_attacker_of_orthogonal_candidates_stays_below_the_bound(z: float) -> None:
+    """A release is the record's unit vector plus noise; the likeliest candidate is the largest coordinate."""
+    candidates = 257
+    bound = reconstruction_bound(trade_off({full(z): 1}), candidates)
+    values = np.linspace(-9, 9, 20001) + 1 / z  # of the record's coordinate in units of the noise
+    weights = norm.pdf(values - 1 / z) * (values[1] - values[0])
+    success = float(weights @ norm.cdf(values) ** (candidates - 1))
+    # The rank is 1 plus the number of other coordinates above: binomial given the value.
+    above = np.arange(candidates)
+    ranks = binom.pmf(above, candidates - 1, norm.sf(values)[:, None])
+    exposure = float(weights @ ranks @ (math.log2(candidates) - np.log2(above + 1)))
+    assert success <= bound.probability <= 1.6 * success
+    assert exposure <= bound.exposure <= 1.3 * exposure
+
+
+@pytest.mark.parametrize(("candidates", "copies"), [(1, 1), (10, 0)])
+def test_no_choice_is_no_reconstruction(candidates: int, copies: int) -> None:
+    with pytest.raises(ConfigurationError, match="two candidates or more"):
+        reconstruction_bound(trade_off({full(1.0): 1}), candidates, copies)

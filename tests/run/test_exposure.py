@@ -18,13 +18,18 @@ from dpbench.errors import ConfigurationError
 from dpbench.models import CharLSTM
 from dpbench.modules import NextToken
 from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.privacy.accounting.tradeoff import membership_bound, reconstruction_bound
+from dpbench.reports.end_of_run import summary
 from dpbench.run.evaluation import exposure_by_chance, exposures
 from dpbench.runs.folder import RunFolder
+from dpbench.runs.numbers import exposure_allowed_text
+from dpbench.runs.record import read_result
 from tests.modules.test_supervised import SGD, TOKENS, sequences, stepping
 from tests.run.test_training_records import ended, state
 from tests.support.processes import TWO
 
 ASKED = ["data.inserted.records=6", "data.inserted.copies=3", "data.inserted.references=100"]
+ALLOWED, FIRST = "privacy/exposure_allowed", "privacy/first_rank_allowed"
 MEAN, MOST = "nonprivate/exposure_mean", "nonprivate/exposure_max"
 SMALL: dict[str, Any] = {"image_size": 8, "expected_batch_size": 64}
 
@@ -105,6 +110,27 @@ def test_a_model_that_learned_them_by_heart_has_the_largest_exposure(tmp_path: P
     words = ["strategy=none", "optimizer.lr=0.2", "trainer.max_steps=60", "data.inserted.copies=30", *ASKED[::2]]
     metrics = ended(tmp_path / "a", *words, model=["model=mlp", "model.hidden=[64]", "data.image_size=8"])
     assert metrics[MEAN] == pytest.approx(math.log2(101), abs=0.3)
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_what_the_ledger_allows_stands_beside(copies: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["strategy=dpsgd", "data.inserted.records=6", f"data.inserted.copies={copies}"]
+    metrics = ended(tmp_path / "a", *words, "data.inserted.references=100")
+    curve = membership_bound([read_ledger(RunFolder(tmp_path / "a").ledger)]).curve
+    expected = reconstruction_bound(curve, 101, copies)
+    assert metrics[ALLOWED] == pytest.approx(expected.exposure)
+    assert metrics[FIRST] == pytest.approx(expected.probability)
+    assert 1 / 101 < expected.probability < 1 and exposure_by_chance(100) < expected.exposure < math.log2(101)
+    assert metrics[MEAN] < metrics[ALLOWED]
+    record = read_result(RunFolder(tmp_path / "a"))
+    allowed = exposure_allowed_text(metrics)
+    assert allowed is not None
+    assert allowed in summary(record, RunFolder(tmp_path / "a"), "")
+
+
+def test_without_a_ledger_nothing_is_allowed(tmp_path: Path) -> None:
+    metrics = ended(tmp_path / "a", *ASKED, "strategy=none")
+    assert MEAN in metrics and ALLOWED not in metrics and FIRST not in metrics
 
 
 def test_losses_of_sequences_are_those_that_are_trained_on() -> None:

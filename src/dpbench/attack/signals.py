@@ -30,19 +30,24 @@ from dpbench.run.evaluation import score_records
 from dpbench.run.label_scores import margins
 from dpbench.run.saved_module import final_checkpoint, load_module
 from dpbench.runs.folder import RunFolder
+from dpbench.synthesis.memorization import nearest
+from dpbench.synthesis.sample import make
 
 Floats = NDArray[np.float64]
 
-SIGNALS = ("loss", "gradient_norm", "label")
+SIGNALS = ("loss", "gradient_norm", "label", "samples")
 """Words of `--signal`.
 
 loss: log-odds of the true label or next token; of a GAN the discriminator's logit; else minus the loss.
 gradient_norm: minus the logarithm of the norm of the record's gradient.
 label: share of the image and its eight shifts by a pixel that are given the true label: for who sees labels only.
+samples: minus the distance to the nearest of 5,000 images of a GAN: for who sees synthetic data only (Chen et al. 2020,
+    GAN-Leaks; against other runs it is calibrated by LiRA).
 """
 _OF_PROBABILITIES = (ImageClassifier, NextToken)  # the exponential of minus a cross-entropy is one
 _SHIFTS = [(down, right) for down in (0, -1, 1) for right in (0, -1, 1)]
 _LEAST_NORM = 1e-30
+_SAMPLES = 5000  # images of a generator
 
 
 @dataclass(frozen=True)
@@ -164,6 +169,8 @@ def _score_of(module: Any, signal: str) -> Callable[[Any], Tensor]:
         module, GAN
     ):  # the attacker has the discriminator, as LOGAN's (Hayes et al. 2019)
         return lambda batch: module.realness(batch).double()
+    if signal == "samples":
+        return _near_samples(module)
     if not hasattr(module, "losses"):
         raise ConfigurationError(
             f"an attack compares losses of single records, and {type(module).__name__} has no losses(batch) for it, as "
@@ -189,6 +196,16 @@ def _shifts_recognized(module: ImageClassifier, batch: tuple[Tensor, Tensor]) ->
         shifted = padded[:, :, 1 + down : 1 + down + height, 1 + right : 1 + right + width]
         recognized += module(shifted).argmax(1) == labels
     return recognized / len(_SHIFTS)
+
+
+def _near_samples(module: Any) -> Callable[[Any], Tensor]:
+    """Minus the distance of each image to the nearest that the generator draws, (N,)."""
+    if not isinstance(module, GAN):
+        raise ConfigurationError("signal=samples looks at what a GAN draws: attack a GAN, or by --signal loss.")
+    drawn, _ = make(module, _SAMPLES, seed=0)
+    samples = drawn.float() / 255
+    # A GAN's data are scaled to [−1, 1], and its samples to [0, 1].
+    return lambda batch: -nearest((batch[0].cpu() + 1) / 2, samples)[0]
 
 
 def _small_gradient(module: Any, batch: Any) -> Tensor:

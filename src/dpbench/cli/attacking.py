@@ -52,7 +52,8 @@ def add_parser(commands: Commands) -> None:
         "--signal",
         default="loss",
         metavar="NAME",
-        help="what the attacker sees: loss (default), gradient_norm, label, or several; the first one tests the claim",
+        help="what the attacker sees: loss (default), gradient_norm, label, samples (of a GAN), or several; the first "
+        "one tests the claim",
     )
     parser.add_argument("--records", type=integer, metavar="N", help="attack the first N candidates only")
     parser.add_argument(

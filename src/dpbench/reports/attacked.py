@@ -21,7 +21,7 @@ FILE = "attack.json"
 LOW, HIGH = FALSE_POSITIVE_RATES
 """False positive rates at which attacks are stated; sentences and pictures take the higher one."""
 _MOST_PANELS = 8
-_SIGNALS = {"loss": "loss", "gradient_norm": "gradient norm", "label": "label"}
+_SIGNALS = {"loss": "loss", "gradient_norm": "gradient norm", "label": "label", "samples": "samples"}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,14 @@ from dpbench.privacy.accounting.accountants import ACCOUNTANTS
 from dpbench.privacy.sampling import sampling_from_dict
 from dpbench.runs.folder import Run, RunFolder
 from dpbench.runs.ledgers import shared_with_neighbors
-from dpbench.runs.numbers import epsilon_text, membership_text, metric_text, noise_text, seconds_text
+from dpbench.runs.numbers import (
+    epsilon_text,
+    exposure_allowed_text,
+    membership_text,
+    metric_text,
+    noise_text,
+    seconds_text,
+)
 from dpbench.runs.record import CONFIDENCE, doubt, has_canaries, is_audited
 from dpbench.templates import render
 
@@ -67,6 +74,7 @@ def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
         tests=_tests(metrics),
         on_training_records=_on_training_records(metrics),
         exposure=[metrics.get(f"nonprivate/exposure_{name}") for name in ("mean", "max", "by_chance")],
+        exposure_allowed=exposure_allowed_text(metrics),
         epsilons={name: _epsilon(privacy, name) for name in privacy["epsilon"]},
         membership=membership_text(privacy.get("membership")),
         mark=f" ({mark})" if mark else "",

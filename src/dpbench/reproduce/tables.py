@@ -120,6 +120,12 @@ MEASURES = {
     "nonprivate/exposure_max": Measure(
         "Largest exposure of an inserted record in bits", "largest exposure in bits", False, needs=_INSERTED
     ),
+    "privacy/exposure_allowed": Measure(
+        "Largest mean exposure that the ledger allows in bits", "allowed mean exposure in bits", False, needs=_INSERTED
+    ),
+    "privacy/first_rank_allowed": Measure(
+        "Largest probability of the first rank that the ledger allows", "allowed first ranks", needs=_INSERTED
+    ),
     "nonprivate/accuracy_gap": Measure(
         "Training minus test accuracy", "training minus test accuracy", signed=True, needs=_RECORDS
     ),

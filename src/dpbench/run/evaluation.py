@@ -26,6 +26,7 @@ from torchmetrics import Metric
 from dpbench.errors import ConfigurationError
 from dpbench.files import write_atomically
 from dpbench.runs.folder import RunFolder
+from dpbench.runs.ledgers import read_run_ledger
 
 Floats = NDArray[np.float64]
 
@@ -161,10 +162,12 @@ class Exposure(pl.Callback):
     """Measures, at the final test, how well a model remembers the records that the data module inserted.
 
     Logged are `nonprivate/exposure_mean`, `nonprivate/exposure_max`, and `nonprivate/exposure_by_chance`, the mean
-    of records that nobody remembers.
+    of records that nobody remembers. Of a run with a ledger also what the ledger allows, in expectation over its
+    noise: `privacy/exposure_allowed`, the largest mean, and `privacy/first_rank_allowed`, the largest probability that
+    a record ranks before all references; see `reconstruction_bound`.
 
     Args:
-        folder: Of the run, where a line for each record is written; None writes none.
+        folder: Of the run, where its ledger is, and a line for each record is written; None: no ledger, and no line.
     """
 
     def __init__(self, folder: RunFolder | None = None) -> None:
@@ -197,15 +200,35 @@ class Exposure(pl.Callback):
             }
             tables.append(pd.DataFrame(columns))
         table = pd.concat(tables, ignore_index=True)
+        references = int(table["references"].iloc[-1])
         module.log_dict(
             {
                 "nonprivate/exposure_mean": float(table["exposure"].mean()),
                 "nonprivate/exposure_max": float(table["exposure"].max()),
-                "nonprivate/exposure_by_chance": exposure_by_chance(int(table["references"].iloc[-1])),
+                "nonprivate/exposure_by_chance": exposure_by_chance(references),
+                **self._allowed(references + 1, data.inserted.copies),
             }
         )
         if self._folder is not None and trainer.is_global_zero:
             write_atomically(self._folder.exposure, table.to_csv(index_label="record"))
+
+    def _allowed(self, candidates: int, copies: int) -> dict[str, float]:
+        """What the ledger allows; nothing where there is none, or its unit is no image or it has no curve."""
+        if self._folder is None or not self._folder.ledger.is_file():
+            return {}
+        from dpbench.privacy.accounting.tradeoff import membership_bound, reconstruction_bound  # dp_accounting
+
+        try:
+            bound = membership_bound([read_run_ledger(self._folder.ledger)])
+        except ConfigurationError:  # no accountant covers the sampling
+            return {}
+        if bound.unit != "example":
+            return {}
+        allowed = reconstruction_bound(bound.curve, candidates, copies)
+        return {
+            "privacy/exposure_allowed": allowed.exposure,
+            "privacy/first_rank_allowed": allowed.probability,
+        }
 
 
 class TrainingRecords(pl.Callback):

@@ -141,6 +141,24 @@ def membership_text(facts: Mapping[str, Any] | None) -> str | None:
     )
 
 
+def exposure_allowed_text(metrics: Mapping[str, float | None]) -> str | None:
+    """What a ledger allows of the exposure of inserted records, in one line for people; None where that is not known.
+
+    Figures are rounded up, so that they are bounds as they are printed.
+
+    Args:
+        metrics: Of a run with data.inserted, as `run.evaluation.Exposure` logs them.
+    """
+    exposure = metrics.get("privacy/exposure_allowed")
+    first = metrics.get("privacy/first_rank_allowed")
+    if exposure is None or first is None:
+        return None
+    return (
+        f"a mean exposure of at most {_rounded_up(exposure):.3g} bits in expectation; any one record ranks first with "
+        f"a probability of at most {_rounded_up(100 * first):.3g} %"
+    )
+
+
 def _rounded_up(value: float) -> float:
     """A positive number, rounded up to three digits."""
     unit = 10.0 ** (math.floor(math.log10(value)) - 2)

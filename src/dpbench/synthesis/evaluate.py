@@ -29,6 +29,7 @@ _DATA_OPTIONS = (
     "train_size",
     "test_size",
     "like",
+    "membership",
 )
 """Options of the data that say what was trained on."""
 
@@ -71,6 +72,8 @@ def evaluate(
     pixels, labels = make(trained.module, number, seed)
     images = pixels.float() / 255
     train = _unit(data.train_set)[0]
+    if data.members is not None:  # of an experiment on membership the others are no training data
+        train = train[torch.from_numpy(data.members)]
     unseen = _unit(real)
     figures: dict[str, Any] = {
         "images": number,
@@ -95,7 +98,7 @@ def evaluate(
 def _real_data(run: Path, trained: SavedModule, on: str) -> tuple[ImageDataModule, InMemoryImages]:
     """Load all data of the run, and those to judge on."""
     options = {key: value for key, value in trained.config["data"].items() if key in _DATA_OPTIONS}
-    data = ImageDataModule(**options, scale="symmetric")
+    data = ImageDataModule(**options, seed=trained.config["seed"], scale="symmetric")
     data.setup()
     expected = dict(trained.model_options)
     actual = data.model_options()

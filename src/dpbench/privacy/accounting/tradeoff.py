@@ -129,6 +129,60 @@ class TradeOff:
         return np.asarray(1 - np.interp(rates, self.alpha, self.beta))
 
 
+@dataclass(frozen=True)
+class ReconstructionBound:
+    """What releases allow whoever looks for one record among candidates that are all equally likely.
+
+    Attributes:
+        candidates: Their number N, the record among them.
+        copies: How many records of the data set are copies of it.
+        probability: Largest probability that an attacker names the record.
+        exposure: Largest mean exposure in bits, log2 N − log2 of the rank that an attacker gives the record.
+    """
+
+    candidates: int
+    copies: int
+    probability: float
+    exposure: float
+
+
+def reconstruction_bound(curve: TradeOff, candidates: int, copies: int = 1) -> ReconstructionBound:
+    """Bound every reconstruction of a record from a uniform prior, by a trade-off curve f.
+
+    The attacker knows all other records, the candidates and everything that was released, and ranks the candidates.
+    Without the record the right one is among the first k with probability k/N on average over the candidates, so with
+    it the probability is at most 1 − f(k/N): f is convex (Hayes, Mahloujifar & Balle 2023, the blow-up function at the
+    prior κ; Kaissis et al. 2023 state it by f). Copies compose: 1 − f is applied once for each (Dong, Roth & Su 2022,
+    section 2.4, group privacy). The mean of log2 N − log2 rank is the sum of P(rank ≤ k)·log2((k + 1)/k) over k < N.
+
+    Args:
+        curve: Of everything released, for one record added or removed (or replaced).
+        candidates: N.
+        copies: Records of the data set that are copies of the one looked for; none of the others may depend on it.
+
+    Raises:
+        ConfigurationError: There are fewer than two candidates, or no copy.
+
+    With perfect privacy every rank is as likely:
+
+    >>> full = TradeOff.from_profile(np.array([0.0]), np.array([0.0]))
+    >>> bound = reconstruction_bound(full, 4097)
+    >>> round(1 / bound.probability), round(bound.exposure, 2)
+    (4097, 1.44)
+    """
+    if candidates < 2 or copies < 1:
+        raise ConfigurationError(
+            "a reconstruction chooses among two candidates or more of a record that is there at least once, not among "
+            f"{candidates} of one that is there {copies} times."
+        )
+    ranks = np.arange(1, candidates, dtype=np.float64)
+    probabilities = ranks / candidates
+    for _ in range(copies):
+        probabilities = curve.max_true_positive_rate(probabilities)
+    bits = np.log2(1 + 1 / ranks)
+    return ReconstructionBound(candidates, copies, float(probabilities[0]), float(probabilities @ bits))
+
+
 def _lower_hull(x: Array, y: Array) -> list[int]:
     """Indices of the corners of the largest convex function below points, which are sorted by x.
 
