@@ -111,7 +111,7 @@ def _best_rate(setting: Setting) -> float:
         with replacing(TUNING) as part:
             tried.to_csv(part, index=False, lineterminator="\n")
     means = tried[tried["setting"] == setting.name].groupby("lr")["val/accuracy"].mean()
-    return float(means.idxmax())
+    return float(means.index[int(means.argmax())])
 
 
 def _tune(setting: Setting) -> pd.DataFrame:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import yaml
 
-from dpbench.attack.attack import FEWEST_RUNS, AttackedSetting, attack_runs, plain_facts
+from dpbench.attack.attack import FEWEST_RUNS, AttackedSetting, attack_runs
 from dpbench.attack.page import write_pages
 from dpbench.data.images import ImageDataModule
 from dpbench.data.user_module import UserDataModule
@@ -169,10 +169,8 @@ def collect(runs: Path, out: Path) -> None:
         if not there:
             continue
         settings = attack_runs(there, _SIGNALS.get(family, ("loss",)))
-        write_pages(out / family, settings, sum(len(setting.rows) for setting in settings))
-        facts[family] = [
-            {**plain, **_about(setting)} for plain, setting in zip(plain_facts(settings), settings, strict=True)
-        ]
+        write_pages(out / family, settings)
+        facts[family] = [{**setting.summary.to_dict(), **_about(setting)} for setting in settings]
     write_json(out / FACTS, facts)
 
 
@@ -198,7 +196,7 @@ def _about(setting: AttackedSetting) -> dict[str, Any]:
     data = setting.candidates.data
     if isinstance(data, UserDataModule):
         about["pattern"] = _pattern(setting, data)
-    if setting.attacks[-1].signal == "samples":
+    if setting.summary.attacks[-1].signal == "samples":
         assert isinstance(data, ImageDataModule)
         about["unusually_close"] = _unusually_close(setting, data)
     return about
@@ -220,7 +218,7 @@ def _pattern(setting: AttackedSetting, data: UserDataModule) -> dict[str, Any]:
     (user,) = np.unique(data.record_of_row[marked.numpy()])
     members = setting.members[:, user]
     accuracy = np.array([row.metrics["test/accuracy"] for row in setting.rows])
-    scores = setting.attack_of_claim.scores[:, user]
+    scores = setting.scores[:, user]
     return {
         "user": int(user),
         "accuracy_of_members": accuracy[members].tolist(),

@@ -52,10 +52,16 @@ class AttackedSetting:
     Attributes:
         summary: What was measured.
         candidates: The records.
+        rows: The runs.
+        members: (M, N) who was trained on.
+        scores: (M, N) of LiRA by the first signal.
     """
 
     summary: AttackSummary
     candidates: Candidates
+    rows: tuple[RunRow, ...]
+    members: Flags
+    scores: Floats
 
 
 class _ScoredAttack(NamedTuple):
@@ -208,7 +214,8 @@ def _attack_setting(
     scores = next(attack.scores for attack in attacks if attack.measured.name == _LIRA)
     measured = tuple(attack.measured for attack in attacks)
     worst = tuple(_worst_records(scores, members))
-    return AttackedSetting(_summary(label, rows, members, measured, claim, worst), candidates)
+    summary = _summary(label, rows, members, measured, claim, worst)
+    return AttackedSetting(summary, candidates, tuple(rows), members, scores)
 
 
 def _games(

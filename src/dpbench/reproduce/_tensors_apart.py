@@ -52,11 +52,12 @@ def nominal_epsilon(setting: TrainingSetting, tensors: int, noise_multipliers: S
 
 def nominal_noise_multiplier(setting: TrainingSetting, tensors: int) -> float:
     """σ of each tensor that uses up the setting's ε, as that program accounts for it."""
-    assert setting.epsilon is not None
+    target = setting.epsilon
+    assert target is not None
     open_setting = replace(setting, epsilon=None)
 
     def excess(noise_multiplier: float) -> float:
-        return nominal_epsilon(open_setting, tensors, [noise_multiplier]) - setting.epsilon
+        return nominal_epsilon(open_setting, tensors, [noise_multiplier]) - target
 
     return float(optimize.brentq(excess, _LEAST_NOISE, _MOST_NOISE))
 
