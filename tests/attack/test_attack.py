@@ -175,7 +175,7 @@ def test_users_are_recognized_by_all_their_examples(tmp_path: Path) -> None:
         (["--train", "2"], "an attack compares 4 runs or more"),
         (["--train", "4", "seed=7"], "decides seeds, members and folders"),
         (["nowhere"], "nowhere is not there"),
-        (["runs", "--signal", "los"], "--signal must be of loss, gradient_norm, label, not los"),
+        (["runs", "--signal", "los"], "--signal must be of loss, gradient_norm, label, samples, not los"),
         (["runs", "--records", "0"], "--records must be at least 1"),
         (["runs", "--records", "1"], "an attack ranks candidates, and there is one record only"),
         (["runs/0-digits-mlp-dpsgd"], "there are 1 runs of its setting"),
@@ -287,7 +287,7 @@ def test_a_generator_that_draws_its_records_gives_them_away(
     words = ["experiment=digits_gan", "model=mlp_gan", "strategy=none", "trainer.max_steps=1", "logger=none"]
     dpbench(tmp_path, "attack", "--train", "4", "--out", "runs", *words, "data.train_size=100", "data.test_size=100")
     (setting,) = attack_runs([tmp_path / "runs"], ["samples"])
-    assert max(attack.result.auc.value for attack in setting.attacks) < 0.65
+    assert max(attack.auc.value for attack in setting.summary.attacks) < 0.65
     training_sets = [setting.candidates.data.train_set.pixels[members] for members in setting.members]
 
     def copies(module: Any, number: int, seed: int) -> tuple[torch.Tensor, None]:
@@ -296,6 +296,6 @@ def test_a_generator_that_draws_its_records_gives_them_away(
 
     monkeypatch.setattr("dpbench.attack.signals.make", copies)
     (setting,) = attack_runs([tmp_path / "runs"], ["samples"])
-    assert {attack.name: attack.result.auc.value for attack in setting.attacks}["threshold"] > 0.95
+    assert {attack.name: attack.auc.value for attack in setting.summary.attacks}["threshold"] > 0.95
     _, err = dpbench(overfitted, "attack", "runs", "--signal", "samples", "--out", "samples", status=1)
     assert "attack a GAN" in err
