@@ -1,4 +1,4 @@
-"""Attacked, audited, claimed: the ε of results/attack in one picture, from attack.json and audits.json there."""
+"""`python -m tools.attack_figure`: attacked, audited, claimed ε in one picture, from attack.json and audits.json."""
 
 from __future__ import annotations
 
@@ -55,6 +55,11 @@ def _draw(axes: Axes, audits: list[dict[str, Any]], attacked: list[float]) -> No
     axes.plot(places, attacked, "o", color=_ATTACKED, label="attacked: membership of real images, 95 %")
     axes.set_xticks(places, [str(epsilon) for epsilon in EPSILONS])
     axes.set_xlabel("target ε (RDP)")
+    axes.set_xlim(-0.5, len(EPSILONS) - 0.5)
     axes.set_ylim(-0.4, 8.4)
     axes.grid(axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+if __name__ == "__main__":
+    write_picture()
