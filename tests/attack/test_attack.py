@@ -131,7 +131,7 @@ def test_users_are_recognized_by_all_their_examples(tmp_path: Path) -> None:
         (["--train", "2"], "an attack compares 4 runs or more"),
         (["--train", "4", "seed=7"], "decides seeds, members and folders"),
         (["nowhere"], "nowhere is not there"),
-        (["runs", "--signal", "los"], "--signal must be of loss, gradient_norm, label, not los"),
+        (["runs", "--signal", "los"], "--signal must be of loss, gradient_norm, label, samples, not los"),
         (["runs", "--records", "0"], "--records must be at least 1"),
         (["runs", "--records", "1"], "an attack ranks candidates, and there is one record only"),
         (["runs/0-digits-mlp-dpsgd"], "there are 1 runs of its setting"),
