@@ -318,10 +318,10 @@ def _overview(verdicts: dict[str, str]) -> str:
         "three_tools, user": ("three_tools_2018, 2.1", "a pattern of one user is not learned with DP-FedAvg"),
         "general_approach": ("general_approach_2018, A", "none of its own: what the definition says"),
         "pyvacy": ("pyvacy_2019", "none"),
-        "gradient_compression": ("gradient_compression_2020, 1", "compression minimizes leakage"),
+        "gradient_compression": ("gradient_compression_denoising_2020, 1", "compression minimizes leakage"),
     }
     rows = [f"| {paper} | {claim} | {verdicts[key]} |" for key, (paper, claim) in claims.items()]
-    rows.append("| adaptive_quantile_2021, 1 | none of its own: DP limits memorization | not attacked here |")
+    rows.append("| adaptive_quantile_clipping_2021, 1 | none of its own: DP limits memorization | not attacked here |")
     return "\n".join(rows)
 
 
