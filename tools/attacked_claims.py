@@ -16,9 +16,9 @@ import torch
 import yaml
 
 from dpbench.attack.attack import FEWEST_RUNS, AttackedSetting, attack_runs
-from dpbench.attack.page import write_pages
 from dpbench.data.images import ImageDataModule
 from dpbench.data.user_module import UserDataModule
+from dpbench.errors import ConfigurationError
 from dpbench.files import write_json
 from dpbench.reports.markdown import markdown_rows
 from dpbench.runs.folder import RunFolder
@@ -45,9 +45,9 @@ _PAGE = """# The papers' claims on memorization, attacked
 Written by `make claims-attacked`: small runs of seconds each, in which every record (or user) is a member with
 probability 1/2; threshold, LiRA and RMIA by the loss ([how](../../../docs/attack.md)), and of these the one with
 the largest area under its curve (in two digits, then by its rate). Intervals: 95 %, runs and records resampled.
-*Allowed*: what the whole ledger lets any attacker reach.
-*Audited ε*: the lower bound of the guesses of LiRA; with the large δ of these runs
-(δ times the number of candidates is up to 0.5) it shows 0 even where nearly all guesses are right.
+*Allowed*: what the whole ledger lets any attacker reach. *Audited ε*: the lower bound of the guesses of LiRA; with
+the large δ of these runs (δ times the number of candidates is up to 0.5)
+it shows 0 even where nearly all guesses are right.
 A small network, one data set and few shadow models: a weak attack here is no proof of privacy anywhere.
 
 | paper | says of memorization or membership | under attack |
@@ -62,8 +62,8 @@ A small network, one data set and few shadow models: a weak attack here is no pr
 > … if the model is able to learn a randomly labeled task, the privacy parameters are insufficiently strict. (the sanity
 > check of section 2.1)
 
-{noise_candidates:,} candidates: images of noise with random labels, a perceptron
-784-128-10, 300 batches of 128 candidates. Each layer is clipped at 2, as in the paper; the paper's σ = 0.7225 for each
+{noise_candidates:,} candidates: images of noise with random labels, a perceptron 784-128-10,
+300 batches of 128 candidates. Each layer is clipped at 2, as in the paper; the paper's σ = 0.7225 for each
 layer is z = 0.5109 for both. *Labels recalled* is the paper's measure, the accuracy on the members, 10 % by chance.
 
 ```
@@ -71,8 +71,6 @@ layer is z = 0.5109 for both. *Labels recalled* is the paper's measure, the accu
 ```
 
 {noise_table}
-
-![Members recognized at a false positive rate of 1 %, and what the ledgers allow](noise/attack.png)
 
 {noise_verdict}
 
@@ -157,19 +155,23 @@ close to a member as only 1 % of test images do ([how](../../../docs/gan.md)).
 
 
 def collect(runs: Path, out: Path) -> None:
-    """Attack the runs that there are, and write pictures, tables and claims.json.
+    """Attack the runs that there are, and write claims.json.
 
     Args:
         runs: attacks/claims.
         out: Folder of results.
+
+    Raises:
+        ConfigurationError: There are no runs, so that what is there would be lost.
     """
+    if not runs.is_dir():
+        raise ConfigurationError(f"{runs} holds no runs: make claims-attacked trains them.")
     facts: dict[str, list[dict[str, Any]]] = {}
     for family, sweeps in SWEEPS.items():
         there = [runs / name for name in sweeps if _finished(runs / name) >= FEWEST_RUNS]
         if not there:
             continue
         settings = attack_runs(there, _SIGNALS.get(family, ("loss",)))
-        write_pages(out / family, settings)
         facts[family] = [{**setting.summary.to_dict(), **_about(setting)} for setting in settings]
     write_json(out / FACTS, facts)
 
@@ -380,7 +382,7 @@ def _noise_table(settings: Sequence[dict[str, Any]]) -> str:
 
 def _users_table(settings: Sequence[dict[str, Any]]) -> str:
     rows = [["setting", "runs", "pattern called 1, with that user (n)", "without (n)", *_ATTACKED, *_CLAIMED]]
-    for setting in settings:
+    for setting in _by_noise(settings):
         pattern = [_mean_text(setting["pattern"][f"accuracy_of_{kind}"]) for kind in ("members", "others")]
         rows.append([_name(setting), str(len(setting["runs"])), *pattern, *_attacked(setting), *_claimed(setting)])
     return markdown_rows(rows)
@@ -388,7 +390,7 @@ def _users_table(settings: Sequence[dict[str, Any]]) -> str:
 
 def _gan_table(settings: Sequence[dict[str, Any]]) -> str:
     rows = [["setting", "runs", "seen", "unusually close", *_ATTACKED, *_CLAIMED]]
-    for setting in settings:
+    for setting in _by_noise(settings):
         close = setting["unusually_close"]
         share = f"{100 * close['share']:.2f} % (suspected in {close['suspected']} runs)"
         rows.append(
@@ -455,8 +457,9 @@ def _users_verdict(settings: Sequence[dict[str, Any]]) -> str:
     if not private:
         return f"{text}."
     return (
-        f"{text}; with DP-FedAvg {_mean_text(private[0]['pattern']['accuracy_of_members'])} and {_auc(private[0])}. "
-        "In brackets: runs."
+        f"{text}; with DP-FedAvg {_mean_text(private[0]['pattern']['accuracy_of_members'])} and {_auc(private[0])} (in "
+        f"brackets: runs). Without that user it is {_mean_text(private[0]['pattern']['accuracy_of_others'])}: no "
+        "pattern learned does not mean nobody recognized."
     )
 
 
@@ -495,10 +498,13 @@ def _general_verdict(by_strategy: dict[str, list[dict[str, Any]]]) -> str:
 def _gan_verdict(settings: Sequence[dict[str, Any]]) -> str:
     parts = [
         f"{_name(setting)}: AUC {_auc(setting)} by the discriminator, {_auc(setting, 'samples')} by synthetic images"
-        for setting in settings
+        for setting in _by_noise(settings)
     ]
-    return f"{'; '.join(parts)}."
+    return (
+        f"{'; '.join(parts)}. So short a training without privacy gives nothing away either, so this says nothing for "
+        "or against privacy."
+    )
 
 
 if __name__ == "__main__":
-    collect(ROOT / "attacks" / "claims", FOLDER)
+    collect(Path("attacks/claims"), FOLDER)  # as the runs are named in claims.json
