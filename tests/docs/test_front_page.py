@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -143,6 +144,17 @@ def test_claims_of_the_readme(readme: str, text: str) -> None:
     assert f"costs between {low} and {high} with batches of 128" in text
     low, high = _limits(page, "| 1024 | 1.338 |")
     assert f"between {low} and {high} with batches of 1,024" in text
+
+
+def test_the_attack_of_the_readme(readme: str) -> None:
+    settings = {entry["setting"]: entry for entry in json.loads((RESULTS / "attack" / "attack.json").read_text())}
+    rates = []
+    for name in ("NonPrivate, lr=0.1", "DPSGD, lr=1, target_epsilon=8"):
+        strongest = max(settings[name]["attacks"], key=lambda attack: attack["auc"]["value"])
+        rates.append(f"{100 * strongest['tpr']['0.01']['value']:.1f} %")
+    allowed = settings["DPSGD, lr=1, target_epsilon=8"]["allowed"]["tpr"]["0.01"]
+    assert f"recognizes {rates[0]} of the members without privacy and {rates[1]} at ε = 7.3" in readme
+    assert f"where {100 * allowed:.1f} % are allowed" in readme
 
 
 def _limits(page: str, row: str) -> tuple[str, str]:

@@ -244,18 +244,7 @@ def _games(
 def _scored(signal: str, name: str, scores: Floats, members: Flags) -> _ScoredAttack:
     result = measure_attack(name, scores, members)
     curve = roc(scores, members).true_positive_rates_at(RATES)
-    measured = MeasuredAttack(
-        name=result.name,
-        runs=result.runs,
-        records=result.records,
-        confidence=result.confidence,
-        auc=result.auc,
-        advantage=result.advantage,
-        tpr=result.tpr,
-        signal=signal,
-        curve=_rounded(curve),
-    )
-    return _ScoredAttack(measured, scores)
+    return _ScoredAttack(MeasuredAttack(**vars(result), signal=signal, curve=_rounded(curve)), scores)
 
 
 def _folder_of(row: RunRow) -> RunFolder:

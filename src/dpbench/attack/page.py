@@ -33,6 +33,7 @@ from dpbench.templates import render
 _BLUE = "#3060a8"
 _RED = "#c04030"
 _GRAY = "#808080"
+_MARK = 8  # points: no higher than the names that stand above
 _IN_A_LINE = 8  # images
 
 
@@ -114,11 +115,11 @@ def comparison_figure(summaries: Sequence[AttackSummary]) -> Figure:
         axes.plot([estimate.low, estimate.high], [place, place], color=_BLUE, linewidth=1)
         axes.plot(estimate.value, place, "o", color=_BLUE)
         if summary.allowed is not None:
-            axes.plot(summary.allowed.tpr[HIGH], place, "|", color=_RED, markersize=12, markeredgewidth=2)
+            axes.plot(summary.allowed.tpr[HIGH], place, "|", color=_RED, markersize=_MARK, markeredgewidth=2)
         # Above its line, not beside it: names of settings are long, and columns of a page as narrow as a phone.
-        axes.annotate(summary.title, (LOW, place), xytext=(3, 5), textcoords="offset points", fontsize=8)
+        axes.annotate(summary.title, (LOW, place), xytext=(3, _MARK), textcoords="offset points", fontsize=8)
     axes.plot([], [], "o", color=_BLUE, label="strongest attack, 95 %")
-    axes.plot([], [], "|", color=_RED, markersize=12, markeredgewidth=2, label="allowed by the ledger")
+    axes.plot([], [], "|", color=_RED, markersize=_MARK, markeredgewidth=2, label="allowed by the ledger")
     axes.axvline(HIGH, color=_GRAY, linestyle=":", linewidth=0.9, label="guessing")
     axes.set_yticks([])
     axes.set_xscale("log")

@@ -21,7 +21,6 @@ FILE = "attack.json"
 LOW, HIGH = FALSE_POSITIVE_RATES
 """False positive rates at which attacks are stated; sentences and pictures take the higher one."""
 _MOST_PANELS = 8
-_SIGNALS = {"loss": "loss", "gradient_norm": "gradient norm", "label": "label", "samples": "samples"}
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class MeasuredAttack(AttackResult):
     @property
     def signal_title(self) -> str:
         """The signal, for people."""
-        return _SIGNALS.get(self.signal, self.signal)
+        return self.signal.replace("_", " ")
 
 
 @dataclass(frozen=True)
