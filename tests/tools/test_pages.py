@@ -17,6 +17,7 @@ from tools import pages
         "guards",
         "layers",
         "audits",
+        "claims-attacked",
         pytest.param("combinations", marks=pytest.mark.long),  # trains 1,872 combinations
     ],
 )
