@@ -14,7 +14,7 @@ from dpbench.privacy.accounting.accountants import ACCOUNTANTS
 from dpbench.privacy.accounting.calibration import TrainingSetting
 from dpbench.reproduce._tensors_apart import (
     TENSORS_APART,
-    epsilon_at_least,
+    epsilon_lower_bound,
     nominal_epsilon,
     nominal_noise_multiplier,
 )
@@ -99,11 +99,11 @@ def test_lower_limits_of_epsilon() -> None:
     setting = TrainingSetting(noise_multiplier=1.0, sample_rate=1.0, steps=1, delta=1e-5, population=100)
     # One release in which every record is: the test is the best one, up to the grid of its thresholds.
     exact = get_epsilon_gaussian(1.0, 1e-5)
-    assert 0.95 * exact < epsilon_at_least(setting) <= exact
+    assert 0.95 * exact < epsilon_lower_bound(setting) <= exact
     for rate, steps, noise_multiplier in ((0.02, 100, 0.4), (0.1, 500, 1.0), (0.5, 20, 2.0)):
         setting = replace(setting, sample_rate=rate, steps=steps, noise_multiplier=noise_multiplier)
         upper = ACCOUNTANTS["pld"].epsilon(setting.events, 1e-5)
-        assert 0.2 * upper < epsilon_at_least(setting) < upper
+        assert 0.2 * upper < epsilon_lower_bound(setting) < upper
 
 
 def test_population_figures_use_replace_one() -> None:

@@ -62,8 +62,8 @@ def nominal_noise_multiplier(setting: TrainingSetting, tensors: int) -> float:
     return float(optimize.brentq(excess, _LEAST_NOISE, _MOST_NOISE))
 
 
-def epsilon_at_least(setting: TrainingSetting) -> float:
-    """A lower limit of the ε that Poisson lots and Gaussian noise spend at δ, by an explicit test.
+def epsilon_lower_bound(setting: TrainingSetting) -> float:
+    """A lower bound of the ε that Poisson lots and Gaussian noise spend at δ, by an explicit test.
 
     A record that moves every sum by its bound, in one direction, is added. The adversary projects each release on that
     direction, and counts those above a threshold: a binomial count, whether the record is there or not. Whoever says
@@ -103,23 +103,23 @@ class TensorsApart:
 
     Attributes:
         batch_size: Expected.
-        noise_multiplier: σ of each tensor, in units of its bound.
-        statistic: σ of a norm of each tensor that is released beside; None: none is.
-        nominal: ε with the moments of each tensor added.
-        whole: Noise multiplier of the batch, all queries of all tensors together.
-        at_least: ε of that at least.
-        at_most: ε of that at most.
-        by: The accountant that shows the upper limit.
+        tensor_noise_multiplier: σ of each tensor, in units of its bound.
+        norm_noise_multiplier: σ of a norm of each tensor that is released beside it; None: none is.
+        nominal_epsilon: With the moments of each tensor added.
+        noise_multiplier: Of the batch, all queries of all tensors together.
+        lower_bound: Of the true ε.
+        upper_bound: Of the true ε.
+        accountant: Which shows the upper bound.
     """
 
     batch_size: int
+    tensor_noise_multiplier: float
+    norm_noise_multiplier: float | None
+    nominal_epsilon: float
     noise_multiplier: float
-    statistic: float | None
-    nominal: float
-    whole: float
-    at_least: float
-    at_most: float
-    by: str
+    lower_bound: float
+    upper_bound: float
+    accountant: str
 
 
 def tensors_apart(setting: TrainingSetting, tensors: int, multipliers: Sequence[float]) -> TensorsApart:
@@ -133,23 +133,24 @@ def tensors_apart(setting: TrainingSetting, tensors: int, multipliers: Sequence[
     assert setting.sample_rate is not None
     assert setting.population is not None
     assert setting.delta is not None
+    # All queries of a batch are one: 1/z² is the sum of 1/σ² over them.
     precision = tensors * sum(multiplier**-2 for multiplier in multipliers)
-    whole = precision**-0.5
-    real = replace(setting, noise_multiplier=whole)
-    upper = {}
+    noise_multiplier = precision**-0.5
+    batch = replace(setting, noise_multiplier=noise_multiplier)
+    epsilons = {}
     for name in ("rdp-continuous", "pld"):
         try:
-            upper[name] = ACCOUNTANTS[name].epsilon(real.events, setting.delta)
+            epsilons[name] = ACCOUNTANTS[name].epsilon(batch.events, setting.delta)
         except ConfigurationError:  # PLD, of large ε
             continue
-    by = min(upper, key=lambda name: upper[name])
+    tightest = min(epsilons, key=lambda name: epsilons[name])
     return TensorsApart(
         batch_size=round(setting.sample_rate * setting.population),
-        noise_multiplier=multipliers[0],
-        statistic=multipliers[1] if len(multipliers) > 1 else None,
-        nominal=nominal_epsilon(setting, tensors, multipliers),
-        whole=whole,
-        at_least=epsilon_at_least(real),
-        at_most=upper[by],
-        by=by,
+        tensor_noise_multiplier=multipliers[0],
+        norm_noise_multiplier=multipliers[1] if len(multipliers) > 1 else None,
+        nominal_epsilon=nominal_epsilon(setting, tensors, multipliers),
+        noise_multiplier=noise_multiplier,
+        lower_bound=epsilon_lower_bound(batch),
+        upper_bound=epsilons[tightest],
+        accountant=tightest,
     )
