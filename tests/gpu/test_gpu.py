@@ -103,11 +103,12 @@ def test_clipped_sums_are_those_of_autograd(name: str, device: str) -> None:
         assert float((actual - expected).norm() / expected.norm()) < close
 
 
+@pytest.mark.parametrize("products", [False, True], ids=["float32", "tf32"])
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_a_record_moves_the_sum_by_at_most_the_bound(name: str, device: str) -> None:
+def test_a_record_moves_the_sum_by_at_most_the_bound(name: str, products: bool, device: str) -> None:
     model, x, y = on_device(few(WORKLOADS[name]), device)
     engine = PerRecordEngine(model)
-    with tf32(True, False):
+    with tf32(True, products):
         for record, label in zip(x.split(1), y.split(1), strict=True):
             assert float(clipped_by_engine(engine, model, record, label).norm()) <= 1 + ROUNDING
 

@@ -143,7 +143,10 @@ class InstantiatedGradients(ParameterGradients):
 
     @cached_property
     def _stored(self) -> Tensor:
-        return self._compute()
+        rows = self._compute()
+        # Half precision is too coarse for norms and sums.
+        dtype = torch.promote_types(rows.dtype, torch.float32)
+        return rows.to(dtype)
 
     def squared_norms(self) -> Tensor:
         rows = self._stored.flatten(1)

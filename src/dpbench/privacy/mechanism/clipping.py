@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dpbench.errors import ConfigurationError
+from dpbench.privacy.gradients import tf32
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.renamed import old_names
 
@@ -156,6 +157,7 @@ def _rows_of(norms: Tensor, parameters: tuple[int, ...]) -> Tensor:
     return norms[list(parameters)]
 
 
+@tf32.refused_in_matrix_products()
 def clip_and_sum(
     gradients: Sequence[ParameterGradients],
     groups: Sequence[VectorGroup],
@@ -166,8 +168,9 @@ def clip_and_sum(
     """Clip every record in every group and add the records up.
 
     Guarantee: adding or removing one record moves the part of the result that belongs to group g, divided by the
-    group's scales, by at most `groups[g].max_grad_norm` in l2 norm, whatever the record (float rounding aside). A
-    record with a non-finite gradient anywhere contributes zero everywhere.
+    group's scales, by at most `groups[g].max_grad_norm` in l2 norm, whatever the record (float32 rounding aside, in
+    every precision of the network and of matrix products). A record with a non-finite gradient anywhere contributes
+    zero everywhere.
 
     Args:
         gradients: Per-record gradients of each trainable parameter, for one lot of R records.
