@@ -275,7 +275,7 @@ def _with_lots(draw: Callable[[Lots, int], Any], method: str = "_lot") -> Mutant
 def _double_rate(self: Lots, step: int) -> Any:
     """Lots hold twice as many records as declared."""
     sampling = self.sampling
-    rng = self._rng(step)
+    rng = self.generator(step)
     size = int(rng.binomial(sampling.population, 2 * sampling.rate))
     return rng.choice(sampling.population, size, replace=False)
 
@@ -283,7 +283,7 @@ def _double_rate(self: Lots, step: int) -> Any:
 def _shuffled(self: Lots, step: int) -> Any:
     """Lots are pieces of a shuffled data set, as data loaders make them, and are accounted for as Poisson lots."""
     pieces = max(1, round(1 / self.sampling.rate))
-    order = self._rng(step // pieces).permutation(self.sampling.population)
+    order = self.generator(step // pieces).permutation(self.sampling.population)
     return np.array_split(order, pieces)[step % pieces]
 
 
@@ -294,7 +294,7 @@ def _each_lot_twice(self: Lots, step: int) -> Any:
 def _fixed_size(self: Lots, step: int) -> Any:
     """Lots have a fixed size, and are accounted for as Poisson lots."""
     size = round(self.sampling.expected_batch_size)
-    return self._rng(step).choice(self.sampling.population, size, replace=False)
+    return self.generator(step).choice(self.sampling.population, size, replace=False)
 
 
 def _with_replacement(self: Lots, step: int) -> Any:

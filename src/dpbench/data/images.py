@@ -17,11 +17,13 @@ from torch.utils.data import DataLoader, Dataset
 from dpbench.data.held_out import Split as HeldOutBy
 from dpbench.data.held_out import image_bytes
 from dpbench.data.inserted import Inserted, inserted_of
+from dpbench.data.lots import RecordOfRow
 from dpbench.data.module import Folder, LotDataModule, Membership, Splits
 from dpbench.data.noise import Split, labeled_noise
 from dpbench.data.records import Collated
 from dpbench.data.scattering import color_scattering, mirrored_scattering, scattering
 from dpbench.data.sources import NOISE, Images, Source, noise_like, source
+from dpbench.data.views import AugmentedImages, ImageOfView
 from dpbench.errors import ConfigurationError
 from dpbench.options import Count, PositiveInt
 
@@ -180,6 +182,9 @@ class ImageDataModule(LotDataModule[InMemoryImages]):
             that size), "step:F@P/F@P", or a factor for each step; None: not.
         membership: "half": each training record is trained on by a fair coin of its own, which is a function of the
             seed; for `dpbench attack`. None: every record is.
+        augmentations: K, the augmentation multiplicity of De et al. 2022: a lot holds K random views of each of its
+            images (crops, mirrored or not, see `data.views`), and the gradient of a record is the mean over them, which
+            is clipped. None: images as they are.
 
     Raises:
         ConfigurationError: An option is unknown, out of range, or not for this data set.
@@ -205,6 +210,7 @@ class ImageDataModule(LotDataModule[InMemoryImages]):
         split: HeldOutBy = "hash",
         expected_batch_size_schedule: str | list[float] | None = None,
         membership: Membership | None = None,
+        augmentations: PositiveInt | None = None,
     ) -> None:
         super().__init__(
             root=root,
@@ -231,6 +237,11 @@ class ImageDataModule(LotDataModule[InMemoryImages]):
                 f"data.features={features} takes pixels as they are: keep data.features=null, or remove "
                 f"data.scale={scale}."
             )
+        if features is not None and augmentations is not None:
+            raise ConfigurationError(
+                f"data.augmentations={augmentations} crops and mirrors images, and data.features={features} are made "
+                "of each image once, before any batch: remove one of the two."
+            )
         self.name = name
         self.spec = source(like or name)
         if name == NOISE:
@@ -246,6 +257,7 @@ class ImageDataModule(LotDataModule[InMemoryImages]):
             )
         self.scale = scale
         self.features = features
+        self.augmentations = augmentations
         self._sizes: dict[Split, int | None] = {"train": train_size, "test": test_size}
         self._image_size = self.spec.side if image_size is None else image_size
 
@@ -266,6 +278,14 @@ class ImageDataModule(LotDataModule[InMemoryImages]):
             positions = list(range(self.inserted.records)) * self.inserted.copies
             training_set += self._made_up()[0].subset(positions)
         return Splits(training_set, val, test, members)
+
+    @property
+    def _lot_set(self) -> Dataset[Any]:
+        return self.train_set if self.augmentations is None else AugmentedImages(self.train_set, self.augmentations)
+
+    @property
+    def _record_of_lot_row(self) -> RecordOfRow | None:
+        return None if self.augmentations is None else ImageOfView(self.augmentations)
 
     def _images(self, split: Split) -> Images:
         images = self.spec.load(self.root, split, self._download)

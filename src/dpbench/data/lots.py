@@ -225,7 +225,7 @@ class Lots(TorchSampler[list[int]]):
             return dealt(lot, self.work[lot], rank, world), None
         if not self.microbatches:
             return lot[rank::world], None
-        microbatch_of = self._rng(step, Stream.MICROBATCHES).integers(self.microbatches, size=len(lot))
+        microbatch_of = self.generator(step, Stream.MICROBATCHES).integers(self.microbatches, size=len(lot))
         order = np.argsort(microbatch_of, kind="stable")
         order = order[microbatch_of[order] % world == rank]
         return lot[order], microbatch_of[order]
@@ -256,7 +256,7 @@ class Lots(TorchSampler[list[int]]):
         number, place = divmod(step, sampling.lots_per_draw)
         key = (number, self.phase, self.added)
         if self._drawn is None or self._drawn[0] != key:
-            self._drawn = (key, sampling.draw(self._rng(number)))
+            self._drawn = (key, sampling.draw(self.generator(number)))
         drawn = self._drawn[1][place]
         if self.members is None:
             return drawn
@@ -272,7 +272,8 @@ class Lots(TorchSampler[list[int]]):
             self._key = key[0]
         return self._key, stream, self.phase, number
 
-    def _rng(self, number: int, stream: Stream = Stream.LOTS) -> np.random.Generator:
+    def generator(self, number: int, stream: Stream = Stream.LOTS) -> np.random.Generator:
+        """Random numbers of lot or epoch `number`, for one use of them; the same on all ranks."""
         return np.random.Generator(np.random.PCG64DXSM(keyed_sequence(self.key_of(stream, number))))
 
 
@@ -283,7 +284,8 @@ class LotLoader(DataLoader[Any]):
 
     Args:
         dataset: Map-style data set; its `__getitems__(positions)`, if there is one, returns a list of samples as for
-            torch's `DataLoader`, or `data.records.Collated`.
+            torch's `DataLoader`, or `data.records.Collated`. Its `begin_lot(generator)`, if there is one, is given
+            random numbers before each lot, a function of the lot's key and the same in all processes.
         lots: Which records come when.
         collate_fn: As for `torch.utils.data.DataLoader`. It makes one row of each record, unless `record_of_row` says
             otherwise.
@@ -340,6 +342,11 @@ class LotLoader(DataLoader[Any]):
                     f"LotLoader takes no {name}: its lots say how records are drawn, and the ledger records it. Remove "
                     "it; expected_batch_size is the mean size of a batch."
                 )
+        if hasattr(dataset, "begin_lot") and options.get("num_workers"):
+            raise ConfigurationError(
+                f"the {type(dataset).__name__} is told of each batch before it is read (begin_lot), which worker "
+                "processes are not: leave num_workers at 0."
+            )
         self._items = _ItemRandomness(options.pop("worker_init_fn", None))
         options["worker_init_fn"] = self._items
         try:
@@ -440,8 +447,11 @@ class LotLoader(DataLoader[Any]):
         self._begin_items()  # of workers, which start now
         # A data set of this package draws no random numbers when it makes an item.
         may_draw = not type(self.dataset).__module__.startswith("dpbench.")
+        begin_lot = getattr(self.dataset, "begin_lot", None)
         batches = super().__iter__()
         while True:
+            if begin_lot is not None:
+                begin_lot(self.lots.generator(self.lots.position, Stream.VIEWS))
             if may_draw and not self.num_workers:
                 self._begin_items()
             batch = next(batches, _END)

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from dpbench.data.collation import Collation
 from dpbench.data.held_out import Split, check_split, membership_coins, parted
-from dpbench.data.lots import LotLoader, Lots, check_scheme_of_members, make_sampling
+from dpbench.data.lots import LotLoader, Lots, RecordOfRow, check_scheme_of_members, make_sampling
 from dpbench.data.records import count_of
 from dpbench.data.sources import data_root
 from dpbench.errors import ConfigurationError
@@ -239,7 +239,18 @@ class LotDataModule(pl.LightningDataModule, Generic[ExamplesT]):
         """Lots of one epoch after the other."""
         lots = Lots(self.sampling, self._seed, self._size_schedule, self.members)
         # A lot of users holds their numbers: their examples are collated by the data set, user by user.
-        return LotLoader(self.train_set, lots, self._collate_fn if self.unit == "example" else None)
+        collate_fn = self._collate_fn if self.unit == "example" else None
+        return LotLoader(self._lot_set, lots, collate_fn, self._record_of_lot_row)
+
+    @property
+    def _lot_set(self) -> Dataset[Any]:
+        """What lots are made of: the training set, or augmented views of it."""
+        return self.train_set
+
+    @property
+    def _record_of_lot_row(self) -> RecordOfRow | None:
+        """The `record_of_row` of lots; None: each row is a record."""
+        return None
 
     def val_dataloader(self) -> DataLoader[Any]:
         """The validation split, or without one the test set, for learning curves on which nothing is chosen."""

@@ -32,11 +32,17 @@ class ImageGenerator(pl.LightningModule):
         self._noise_size = network.noise_size
 
     def check_data(self, data: pl.LightningDataModule) -> None:
-        """Raise ConfigurationError where the records are no pixels in [−1, 1], as the generator's are."""
+        """Raise ConfigurationError where records are no pixels in [−1, 1], as it draws, or are random views."""
         if getattr(data, "scale", "symmetric") != "symmetric":
             raise ConfigurationError("a generator's pixels lie in [-1, 1]: leave data.scale=symmetric.")
         if getattr(data, "features", None) is not None:
             raise ConfigurationError("a generator makes pixels: leave data.features=null.")
+        views = getattr(data, "augmentations", None)
+        if views is not None:
+            raise ConfigurationError(
+                f"data.augmentations={views} crops and mirrors images, and a generator would learn to draw such ones: "
+                "remove it."
+            )
 
     def _draw(self, number: int) -> tuple[Tensor, Tensor | None]:
         noise = torch.randn(number, self._noise_size, device=self.device)

@@ -41,6 +41,8 @@ class Stream(IntEnum):
     """Coins and coordinates of an audit."""
     ITEMS = 8
     """What a data set, its `collate_fn` and the hooks before a step draw, such as augmentation."""
+    VIEWS = 9
+    """The augmented views of each record in a lot."""
 
 
 def fresh_key() -> int:
