@@ -6,10 +6,17 @@ import pytest
 import torch
 from torch import nn
 
-from dpbench.models import MLP, MNISTCNN, DenseNet, ScatteringCNN, SmallAlexNet
+from dpbench.models import (
+    MLP,
+    MNISTCNN,
+    DenseNet,
+    ScatteringCNN,
+    SmallAlexNet,
+    WideResNet,
+)
 from dpbench.models.small_alexnet import CenterCrop, LocalResponseNorm
 
-MODELS = [MNISTCNN, MLP, SmallAlexNet, DenseNet, ScatteringCNN]
+MODELS = [MNISTCNN, MLP, SmallAlexNet, DenseNet, ScatteringCNN, WideResNet]
 
 
 def count(model: nn.Module) -> int:
@@ -26,6 +33,37 @@ def test_published_sizes() -> None:
     assert sum(isinstance(m, nn.Conv2d) for m in dense.modules()) + 1 == 40
     assert dense[-1].in_features == 215
     assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in dense.modules())
+
+
+def test_wide_resnets() -> None:
+    """De et al. 2022: 2.7 and 8.9 million parameters."""
+    with torch.device("meta"):
+        assert count(WideResNet((3, 32, 32), 10)) == 2_753_818
+        assert count(WideResNet((3, 32, 32), 10, depth=40)) == 8_961_306
+        convolutions = [m for m in WideResNet((3, 32, 32), 10).modules() if isinstance(m, nn.Conv2d)]
+    assert len(convolutions) == 16  # 13 in the depth, where the output layer counts as another, and 3 of shortcuts
+    for options, message in (
+        ({"depth": 17}, "depth = 6·n"),
+        ({"width": 0}, "width ≥ 1"),
+        ({"groups": 3}, "groups that divide the 16"),
+        ({"initialization": "keras"}, "published or torch"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            WideResNet((3, 8, 8), 10, **options)  # type: ignore[arg-type]
+
+
+def test_standardized_weights() -> None:
+    torch.manual_seed(0)
+    layer = WideResNet((3, 8, 8), 10)[0]
+    rows = layer.weight.detach().flatten(1)
+    torch.testing.assert_close(rows.mean(1), torch.zeros(16), atol=1e-6, rtol=0)
+    torch.testing.assert_close(rows.norm(dim=1), torch.ones(16))
+    original = layer.parametrizations.weight.original
+    assert abs(float(original.detach().std()) - 27**-0.5) < 0.02
+    with torch.no_grad():
+        layer.parametrizations.weight[0].gain.fill_(2)
+        original.copy_(5 * original + 3)  # neither scale nor mean matters
+    torch.testing.assert_close(layer.weight.detach().flatten(1), 2 * rows, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("model", MODELS)

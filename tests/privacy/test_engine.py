@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
-from dpbench.models import MLP, MNISTCNN, DenseNet, SmallAlexNet
+from dpbench.models import MLP, MNISTCNN, DenseNet, SmallAlexNet, WideResNet
+from dpbench.models.wide_resnet import WeightStandardization
 from dpbench.privacy.gradients import layers
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.gradients.parameter import EmbeddingGradients, OuterProductGradients, TiedGradients
@@ -124,6 +125,70 @@ def test_convolution(
         x = x.contiguous(memory_format=torch.channels_last)
         conv = conv.to(memory_format=torch.channels_last)
     check(Flat(conv), x)
+
+
+class Softplus(nn.Module):
+    """A weight that is positive, by an elementwise function without parameters of its own."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return nn.functional.softplus(weight)
+
+
+def computed(layer: nn.Module, computation: nn.Module, name: str = "weight") -> nn.Module:
+    return nn.utils.parametrize.register_parametrization(layer, name, computation, unsafe=True)
+
+
+@pytest.mark.parametrize("records", LOTS)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: computed(nn.Conv2d(2, 4, 3, 2, 1), WeightStandardization(4)),
+        lambda: computed(nn.Conv2d(2, 4, 3, bias=False, groups=2), WeightStandardization(4)),
+        lambda: computed(computed(nn.Conv2d(2, 4, 3), WeightStandardization(4)), Softplus()),
+        lambda: computed(computed(nn.Conv2d(2, 4, 3), WeightStandardization(4)), Softplus(), "bias"),
+        lambda: nn.Sequential(nn.Flatten(), computed(nn.Linear(72, 3), WeightStandardization(3))),
+        lambda: nn.Sequential(computed(nn.GroupNorm(2, 2), Softplus()), nn.Conv2d(2, 3, 1)),
+    ],
+    ids=["strided", "grouped", "twice", "bias", "linear", "norm"],
+)
+def test_weights_that_are_computed_from_another_tensor(make: Any, records: int) -> None:
+    torch.manual_seed(records)
+    check(Flat(make()), torch.randn(records, 2, 6, 6))
+
+
+def test_a_computed_weight_used_twice_and_one_that_is_frozen() -> None:
+    torch.manual_seed(0)
+    conv = computed(nn.Conv2d(3, 3, 3, padding=1), WeightStandardization(3))
+    check(nn.Sequential(conv, nn.Tanh(), conv), torch.randn(4, 3, 5, 5))
+    conv.parametrizations.weight.original.requires_grad_(False)  # type: ignore[union-attr]
+    check(nn.Sequential(conv, nn.Tanh()), torch.randn(4, 3, 5, 5))  # the gain alone
+
+
+def test_a_gradient_that_the_standardization_annihilates_has_the_norm_of_what_is_released() -> None:
+    """The output's gradient is the same everywhere, and enormous: what is left of it is rounding, whose norm is its."""
+    conv = computed(nn.Conv2d(1, 1, 3), WeightStandardization(1))
+    engine = PerRecordEngine(conv)
+    x = torch.ones(3, 1, 6, 6) * 1e6
+    gradients = engine.backward(conv(x).sum(), 3)
+    sums = gradients[engine.names.index("parametrizations.weight.original")]
+    one = sums.weighted_sum(torch.tensor([1.0, 0, 0]))
+    torch.testing.assert_close(one.norm().square(), sums.squared_norms()[0])
+
+
+class Noisy(nn.Module):
+    """A weight with noise, which is another one whenever it is computed."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * torch.rand_like(weight)
+
+
+def test_computed_weights_that_are_refused() -> None:
+    model = computed(nn.Linear(4, 3), Noisy())
+    engine = PerRecordEngine(model)
+    with pytest.raises(UnsupportedModuleError, match="weight"):
+        engine.backward(mean_square(nn.Sequential(model, nn.Tanh()), torch.randn(5, 4)), 5, verify=True)
+    with pytest.raises(UnsupportedModuleError, match="has a weight that is computed from others"):
+        PerRecordEngine(computed(nn.PReLU(), Softplus()))
 
 
 @pytest.mark.parametrize(
@@ -353,13 +418,20 @@ def test_unused_and_partly_used_layers_get_zeros() -> None:
         MNISTCNN((1, 16, 16), 4),
         MLP((1, 5, 5), 4, [7]),
         SmallAlexNet((3, 9, 9), 4, channels=6),
+        WideResNet((3, 8, 8), 4, depth=10, width=1, groups=4),
         DenseNet((2, 6, 6), 4, 10, 4),
     ],
     ids=lambda m: type(m).__name__,
 )
 @pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
 def test_our_models(model: nn.Module, memory: torch.memory_format) -> None:
-    shape = {MNISTCNN: (1, 16, 16), MLP: (1, 5, 5), SmallAlexNet: (3, 9, 9), DenseNet: (2, 6, 6)}[type(model)]
+    shape = {
+        MNISTCNN: (1, 16, 16),
+        MLP: (1, 5, 5),
+        SmallAlexNet: (3, 9, 9),
+        WideResNet: (3, 8, 8),
+        DenseNet: (2, 6, 6),
+    }[type(model)]
     inputs = torch.randn(4, *shape).contiguous(memory_format=memory)
     check(model.to(memory_format=memory), inputs)
     check(model, inputs[:0])

@@ -11,6 +11,7 @@ from dpbench.models.small_alexnet import SmallAlexNet
 from dpbench.models.text_classifier import TextClassifier
 from dpbench.models.trainable import LoRA, merge_adapters, merged_state, train_only
 from dpbench.models.unet import UNet
+from dpbench.models.wide_resnet import WideResNet
 
 __all__ = [
     "EMNISTCNN",
@@ -29,6 +30,7 @@ __all__ = [
     "TagRegression",
     "TextClassifier",
     "UNet",
+    "WideResNet",
     "WordLSTM",
     "merge_adapters",
     "merged_state",

@@ -43,6 +43,11 @@ def he_normal_(weight: Tensor) -> None:
     _truncated_normal_(weight, 2 / _fans(weight)[0])
 
 
+def lecun_normal_(weight: Tensor) -> None:
+    """Normal of variance 1 / fan in, cut at two deviations (Haiku's `VarianceScaling(1)`), in place."""
+    _truncated_normal_(weight, 1 / _fans(weight)[0])
+
+
 @torch.no_grad()
 def draw_as_keras(network: nn.Module) -> None:
     """Draw the weights of linear layers and convolutions again as Keras does unless told otherwise, in place.

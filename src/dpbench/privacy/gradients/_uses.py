@@ -17,6 +17,7 @@ from torch.autograd.graph import GradientEdge
 from dpbench.errors import UnsupportedModuleError
 from dpbench.privacy.gradients._interception import Arguments, LayerGradients, Part
 from dpbench.privacy.gradients._own_code import ModuleCall, own_gradients
+from dpbench.privacy.gradients._parametrized import is_parametrized
 from dpbench.privacy.gradients.folds import Fold, is_folded
 from dpbench.privacy.gradients.layers import OVER_POSITIONS, Rule, fallback, refuse_disagreement
 
@@ -79,7 +80,7 @@ class Use:
         if self.call is not None:
             names = self.call.names
         else:
-            is_whole_layer = self.part is not None
+            is_whole_layer = self.part is not None or is_parametrized(self.layer)
             names = [name for name, _ in self.layer.named_parameters(recurse=is_whole_layer)]
         return [self.parameter(name) for name in names]
 

@@ -23,6 +23,7 @@ from dpbench.privacy.gradients import tf32
 from dpbench.privacy.gradients._calls import backward, copies, is_shared, positional, refuse_reentrant
 from dpbench.privacy.gradients._interception import Arguments, Interceptions
 from dpbench.privacy.gradients._own_code import OwnCode
+from dpbench.privacy.gradients._parametrized import is_parametrized
 from dpbench.privacy.gradients._uses import Use, UseGradients, is_coarse
 from dpbench.privacy.gradients.folds import Fold
 from dpbench.privacy.gradients.layers import INTERCEPTED, RULES, Rule, rule_of, sequence_first
@@ -133,9 +134,11 @@ class PerRecordEngine:
         for layer in below:  # before the layers' own hooks, which see what they are given
             handle = layer.register_forward_pre_hook(self._own_code.before_layer, with_kwargs=True)
             self._handles.append(handle)
-        below_lifted = {module for layer in self.lifted for module in layer.modules()}
+        apart = {module for layer in self.lifted for module in layer.modules()}
+        for layer in filter(is_parametrized, model.modules()):  # which answers for what its weight is computed from
+            apart.update(layer.parametrizations.modules())  # type: ignore[union-attr]
         for name, module in model.named_modules():
-            if module in below_lifted:
+            if module in apart:
                 continue
             if module in watched:
                 self._attach_own_code(name, module)
@@ -145,7 +148,7 @@ class PerRecordEngine:
             elif of_opacus(module, "DPRNNBase"):  # whose parameters are its children's, under a second name
                 handle = module.register_forward_pre_hook(refuse_packed)
                 self._handles.append(handle)
-            elif has_trainable(module, recurse=False):
+            elif has_trainable(module, recurse=is_parametrized(module)):
                 is_embedding = type(module) is nn.Embedding
                 hook = self._embedding_hook(name) if is_embedding else self._hook(name, rule_of(module))
                 handle = module.register_forward_hook(hook, with_kwargs=True)

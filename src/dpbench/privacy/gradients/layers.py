@@ -18,6 +18,7 @@ from dpbench.errors import UnsupportedModuleError, brief
 from dpbench.privacy.gradients._attention import AttentionInterception
 from dpbench.privacy.gradients._convolution import ConvolutionGradients
 from dpbench.privacy.gradients._interception import Arguments, Interception, LayerGradients
+from dpbench.privacy.gradients._parametrized import is_parametrized, of_parametrized, type_of
 from dpbench.privacy.gradients._recurrent import CellInterception, RecurrentInterception
 from dpbench.privacy.gradients.parameter import (
     EmbeddingGradients,
@@ -577,6 +578,9 @@ OVER_POSITIONS: set[Rule] = {linear, transposed_linear, embedding, layer_norm}
 
 def rule_of(layer: nn.Module) -> Rule | None:
     """A rule of ours, or one made of a sampler in Opacus' registry; None: `fallback`."""
+    if is_parametrized(layer):
+        of_type = RULES.get(type_of(layer))
+        return None if of_type is None else partial(of_parametrized, of_type)
     kind = type(layer)
     if kind is nn.EmbeddingBag and cast(nn.EmbeddingBag, layer).mode == "max":
         return None

@@ -13,6 +13,8 @@ from torch.utils.hooks import RemovableHandle
 
 from dpbench.errors import UnsupportedModuleError
 from dpbench.privacy.gradients._calls import nodes_of
+from dpbench.privacy.gradients._parametrized import is_function, is_parametrized
+from dpbench.privacy.gradients.layers import rule_of
 from dpbench.privacy.gradients.parameter import ParameterGradients
 
 _SHOWN = 3
@@ -148,6 +150,9 @@ def _weight_problem(module: nn.Module) -> str | None:
         return "is not initialized yet; run one forward pass on random data before training"
     if _is_spectral_norm(module):
         return _SPECTRAL_NORM
+    is_unknown = is_parametrized(module) and rule_of(module) is None
+    if is_unknown and has_trainable(module, recurse=True):
+        return "has a weight that is computed from others; remove the parametrization (dpbench.fix(model))"
     if "WeightNorm" in hooks:
         return "computes its weight from other parameters; remove it (dpbench.fix(model))"
     return None
@@ -169,7 +174,7 @@ def _trainable_problem(module: nn.Module) -> str | None:
             )
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and (module.max_norm or module.scale_grad_by_freq):
         return "rescales by the whole batch; leave out max_norm and scale_grad_by_freq"
-    if isinstance(module, nn.utils.parametrize.ParametrizationList):
+    if isinstance(module, nn.utils.parametrize.ParametrizationList) and not is_function(module):
         return "computes a weight from other parameters; remove the parametrization (dpbench.fix(model))"
     return None
 
