@@ -12,6 +12,8 @@ from dpbench.models import (
     DenseNet,
     ScatteringCNN,
     SmallAlexNet,
+    TextEncoder,
+    VisionTransformer,
     WideResNet,
 )
 from dpbench.models.small_alexnet import CenterCrop, LocalResponseNorm
@@ -50,6 +52,16 @@ def test_wide_resnets() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             WideResNet((3, 8, 8), 10, **options)  # type: ignore[arg-type]
+
+
+def test_transformers_of_the_usual_sizes() -> None:
+    with torch.device("meta"):
+        assert count(VisionTransformer((3, 224, 224), 1000)) == 22_050_664  # ViT-S/16
+        assert count(TextEncoder(30_522, 2)) == 109_482_240 - 2 * 768 + 2 * 769  # BERT-base, segments out, output in
+    with pytest.raises(ValueError, match="images whose sides model.patch_size=16 divides"):
+        VisionTransformer((3, 28, 28), 10)
+    with pytest.raises(ValueError, match="a width that its heads divide"):
+        TextEncoder(9, 2, width=10, heads=3)
 
 
 def test_standardized_weights() -> None:

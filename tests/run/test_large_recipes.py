@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
+
 from tests.support.cli import dpbench
 
 IMAGES = [
@@ -27,3 +29,16 @@ def trained(folder: Path, words: Sequence[str]) -> None:
 def test_wide_resnet_with_views_and_a_moving_average(tmp_path: Path) -> None:
     model = ["model.depth=10", "model.width=1", "model.groups=4", "data.augmentations=3"]
     trained(tmp_path, ["experiment=recipes/wrn", *IMAGES, *model, "strategy.max_physical_batch_size=6"])
+
+
+def test_vision_transformer(tmp_path: Path) -> None:
+    model = ["model.patch_size=4", "model.width=12", "model.depth=2", "model.heads=3"]
+    trained(tmp_path, ["experiment=large/vit_s", *IMAGES, *model])
+
+
+def test_encoder_of_texts(tmp_path: Path) -> None:
+    rows = [(f"one of {number} words", number % 2) for number in range(40)]
+    pd.DataFrame(rows, columns=["line", "label"]).to_csv(tmp_path / "lines.csv", index=False)
+    data = ["data.options.path=lines.csv", "data.options.features=[line, label]", "data.options.sequence_length=5"]
+    model = ["model.width=12", "model.depth=2", "model.heads=3", "data.expected_batch_size=8"]
+    trained(tmp_path, ["experiment=large/bert_base", *data, *model])

@@ -1,6 +1,7 @@
 """Networks: plain `torch.nn` modules that take the sizes that the data set provides."""
 
 from dpbench.models.densenet import DenseNet
+from dpbench.models.encoders import TextEncoder, VisionTransformer
 from dpbench.models.federated import EMNISTCNN, Autoencoder, CharLSTM, TagRegression, WordLSTM
 from dpbench.models.gan import MLPGAN, ConvGAN
 from dpbench.models.mlp import MLP, RegressionMLP
@@ -29,7 +30,9 @@ __all__ = [
     "SmallAlexNet",
     "TagRegression",
     "TextClassifier",
+    "TextEncoder",
     "UNet",
+    "VisionTransformer",
     "WideResNet",
     "WordLSTM",
     "merge_adapters",

@@ -1,0 +1,167 @@
+"""Transformer encoders of the usual sizes: ViT-S for images, BERT-base for texts; weights are drawn at random."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dpbench.models.shapes import check_sizes, require
+
+
+def _layers(
+    width: int,
+    depth: int,
+    heads: int,
+    norm_first: bool,
+    eps: float,
+) -> nn.Sequential:
+    layers = []
+    for _ in range(depth):
+        layer = nn.TransformerEncoderLayer(
+            width,
+            heads,
+            4 * width,
+            dropout=0.0,
+            activation="gelu",
+            layer_norm_eps=eps,
+            batch_first=True,
+            norm_first=norm_first,
+        )
+        layers.append(layer)
+    return nn.Sequential(*layers)
+
+
+def _check_heads(name: str, width: int, heads: int) -> None:
+    if width % heads:
+        raise ValueError(f"{name} needs a width that its heads divide, not {width} and {heads}.")
+
+
+class Patches(nn.Module):
+    """Embeddings of an image's patches, after one of the class; all with that of their place.
+
+    Args:
+        channels: Of the images.
+        patches: Number of patches of an image.
+        patch_size: Side of a patch.
+        width: Numbers of an embedding.
+
+    Shape:
+        (N, channels, height, width) → (N, 1 + patches, width).
+    """
+
+    def __init__(self, channels: int, patches: int, patch_size: int, width: int) -> None:
+        super().__init__()
+        self.projection = nn.Conv2d(channels, width, patch_size, patch_size)
+        self.of_class = nn.Parameter(torch.zeros(1, 1, width))
+        self.places = nn.Parameter(torch.empty(1, 1 + patches, width))
+        nn.init.trunc_normal_(self.places, std=0.02)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The embeddings."""
+        patches = self.projection(images).flatten(2).transpose(1, 2)
+        of_class = self.of_class.expand(len(patches), -1, -1)
+        return torch.cat([of_class, patches], 1) + self.places
+
+
+class VisionTransformer(nn.Module):
+    """ViT (Dosovitskiy et al. 2021); ViT-S/16 unless told otherwise: 22,050,664 parameters at 3×224×224, 1000 classes.
+
+    Args:
+        input_shape: (channels, height, width) of an image; `patch_size` divides both sides.
+        num_classes: Number of classes.
+        patch_size: Side of a patch.
+        width: Numbers of an embedding.
+        depth: Number of layers.
+        heads: Of the attention.
+
+    Raises:
+        ValueError: A size is below 1, or sizes do not divide one another.
+
+    Shape:
+        (N, channels, height, width) → (N, num_classes).
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, int, int],
+        num_classes: int,
+        patch_size: int = 16,
+        width: int = 384,
+        depth: int = 12,
+        heads: int = 6,
+    ) -> None:
+        super().__init__()
+        check_sizes("vit", patch_size=patch_size, width=width, depth=depth, heads=heads)
+        _check_heads("vit", width, heads)
+        channels, height, side = input_shape
+        require(
+            not (height % patch_size or side % patch_size),
+            "vit",
+            input_shape,
+            f"images whose sides model.patch_size={patch_size} divides",
+        )
+        self.patches = Patches(channels, (height // patch_size) * (side // patch_size), patch_size, width)
+        self.layers = _layers(width, depth, heads, norm_first=True, eps=1e-6)
+        self.norm = nn.LayerNorm(width, 1e-6)
+        self.output = nn.Linear(width, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (N, num_classes)."""
+        embeddings = self.norm(self.layers(self.patches(images)))
+        logits: Tensor = self.output(embeddings[:, 0])
+        return logits
+
+
+class TextEncoder(nn.Module):
+    """Encoder as BERT's (Devlin et al. 2019), of BERT-base's size unless told otherwise; a class of each text.
+
+    With 30,522 words and two classes 109,482,242 parameters: those of BERT-base, less the embeddings of two kinds of
+    sentences, and the output. Padding (0) is a word as others are.
+
+    Args:
+        vocabulary_size: Numbers that tokens may have.
+        num_classes: Number of classes.
+        width: Numbers of an embedding.
+        depth: Number of layers.
+        heads: Of the attention.
+        most_tokens: Of a text.
+
+    Raises:
+        ValueError: A size is below 1, or the heads do not divide the width.
+
+    Shape:
+        Tokens (N, T) → logits (N, num_classes).
+    """
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        num_classes: int,
+        width: int = 768,
+        depth: int = 12,
+        heads: int = 12,
+        most_tokens: int = 512,
+    ) -> None:
+        super().__init__()
+        check_sizes(
+            "text_encoder",
+            num_classes=num_classes,
+            width=width,
+            depth=depth,
+            heads=heads,
+            most_tokens=most_tokens,
+        )
+        _check_heads("text_encoder", width, heads)
+        self.words = nn.Embedding(vocabulary_size, width)
+        self.places = nn.Embedding(most_tokens, width)
+        self.norm = nn.LayerNorm(width, 1e-12)
+        self.layers = _layers(width, depth, heads, norm_first=False, eps=1e-12)
+        self.pooler = nn.Linear(width, width)
+        self.output = nn.Linear(width, num_classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits (N, num_classes)."""
+        places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        embeddings = self.layers(self.norm(self.words(tokens) + self.places(places)))
+        logits: Tensor = self.output(self.pooler(embeddings[:, 0]).tanh())
+        return logits
