@@ -17,7 +17,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor, nn
 
@@ -34,10 +33,10 @@ from dpbench.privacy.native._known_answers import DIGEST, SPACING, START, digest
 from dpbench.privacy.native._known_answers import KEY as KNOWN
 from dpbench.privacy.native._signatures import ARGUMENTS, declare
 from tests.support import forks
+from tests.support.chacha import KEY, chacha20, normal_numbers, pairs_of_blocks
 from tests.support.cli import HANGS
 from tests.support.reference import relative_error
 
-KEY = bytes(range(32))
 FINE = 2.0**-30
 """Spacing of a grid that hides nothing of a number."""
 
@@ -253,30 +252,6 @@ def test_group_norm_far_from_zero(offset: float) -> None:
 # ------------------------------------------------------------------------------------------------- noise
 
 
-def chacha20(key: bytes, counters: NDArray[np.uint64], nonce: tuple[int, int] = (0, 0)) -> NDArray[np.uint32]:
-    """Blocks (16, len(counters)), word by word as RFC 8439 writes it."""
-    x = np.zeros((16, len(counters)), np.uint32)
-    x[:4] = np.array([0x61707865, 0x3320646E, 0x79622D32, 0x6B206574], np.uint32)[:, None]
-    x[4:12] = np.frombuffer(key, "<u4")[:, None]
-    x[12], x[13] = counters & np.uint64(0xFFFFFFFF), counters >> np.uint64(32)
-    x[14:] = np.array(nonce, np.uint32)[:, None]
-    start = x.copy()
-
-    def quarter(a: int, b: int, c: int, d: int) -> None:
-        for p, q, r, n in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
-            x[p] += x[q]
-            mixed = x[r] ^ x[p]
-            x[r] = (mixed << np.uint32(n)) | (mixed >> np.uint32(32 - n))
-
-    for _ in range(10):
-        for i, shift in itertools.product((0,), (0, 1)):
-            for column in range(4):
-                quarter(
-                    column + i, 4 + (column + shift) % 4, 8 + (column + 2 * shift) % 4, 12 + (column + 3 * shift) % 4
-                )
-    return x + start
-
-
 def test_the_oracle_is_chacha20() -> None:
     """Section 2.3.2 of RFC 8439: block 1 with the nonce 00:00:00:09:00:00:00:4a:00:00:00:00."""
     counter = np.array([1 + (0x09000000 << 32)], np.uint64)
@@ -285,24 +260,11 @@ def test_the_oracle_is_chacha20() -> None:
     assert words[12:] == [0xD19C12B5, 0xB94E16DE, 0xE883D0CB, 0x4E3C50A2]
 
 
-def pairs_of_blocks(blocks: NDArray[np.uint64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Radius and angle of each pair, (8, blocks) each, in float64: words i and 8 + i of a block are a pair."""
-    first, second = np.split(chacha20(KEY, blocks), 2)
-    part = first + 0.5
-    word, block = np.nonzero(first < 2**20)
-    group, lane = np.divmod(blocks[block], np.uint64(16))
-    more = chacha20(KEY, group * np.uint64(128) + word.astype(np.uint64) * np.uint64(16) + lane, (1, 0))
-    part[word, block] = first[word, block] + (more[0] * 2.0**32 + more[1] + 0.5) / 2.0**64
-    return np.sqrt(-2 * np.log(part / 2**32)), 2 * np.pi * second / 2.0**32
-
-
 def test_noise_is_box_muller_of_chacha20() -> None:
     size = 1_000_000
-    groups = (size + 255) // 256
-    blocks = np.arange(16 * groups, dtype=np.uint64)
-    radius, angle = (x.reshape(8, groups, 16).transpose(1, 0, 2) for x in pairs_of_blocks(blocks))
-    assert (radius > 4.08).sum() > 100
-    want = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], 1).reshape(-1)[:size]
+    want = normal_numbers((size + 255) // 256)[:size]
+    pairs = want[: size // 256 * 256].reshape(-1, 2, 128)
+    assert (np.hypot(*pairs.transpose(1, 0, 2)) > 4.08).sum() > 100
     got = torch.zeros(size)
     kernels.add_noise(got, 0, 1.0, FINE, KEY)
     assert np.abs(got.numpy() - want).max() < 3e-6

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy import native
+from dpbench.privacy import native, triton
 from dpbench.privacy.accounting.ledger import Header, Release
 from dpbench.privacy.accounting.stated_plan import StatedPlan
 from dpbench.privacy.budget import ENDLESS, Budget, TrainingLength
@@ -228,6 +228,7 @@ class ReleaseEngine:
         self._mechanism = Mechanism(plan, trained.parameters, self.memory, self.num_releases)
         if self._mechanism.total.device.type == "cpu" and self.processes.rank == 0:
             native.warn_if_missing()
+        triton.usable(self._mechanism.total.device)  # is said, or refused, before the first step
 
     def change_parameters(
         self,
@@ -348,11 +349,13 @@ class ReleaseEngine:
         if self.seed is None:
             return None
         mechanism = self.mechanism
-        rounding = (torch.__version__, native.signature(), RANDOM_NUMBERS)
+        device = mechanism.total.device
+        kernels = native.signature() + triton.signature(device)
+        rounding = (torch.__version__, kernels, RANDOM_NUMBERS)
         facts = [
             self.fingerprint,
             self.key,
-            mechanism.total.device.type,
+            device.type,
             list(self._names),
             mechanism.training_plan.digest,
             *rounding,

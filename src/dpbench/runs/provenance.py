@@ -94,11 +94,14 @@ def hardware() -> dict[str, Any]:
     """The machine: processor, cores, accelerator, and our kernels on it (they round otherwise), or None."""
     import torch
 
-    from dpbench.privacy import native
+    from dpbench.privacy import native, triton
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     machine = {"cpu": _processor(), "cores": available_cores(), "threads": torch.get_num_threads(), "gpu": gpu}
-    return {**machine, "kernels": native.signature() or None}
+    kernels = [native.signature()]
+    if gpu is not None:
+        kernels.append(triton.signature(torch.device("cuda")))
+    return {**machine, "kernels": " ".join(filter(None, kernels)) or None}
 
 
 def available_cores() -> int:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
+from typing import Any, Self, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpbench.privacy import triton
+from dpbench.privacy.gradients import tf32
 from dpbench.privacy.gradients.parameter import InstantiatedGradients, ParameterGradients
 from dpbench.privacy.native import kernels
 
@@ -31,14 +34,46 @@ def _grouped(rows: Tensor, record_of: Tensor, records: int) -> tuple[Tensor, Ten
         record_of: Record of each of `rows`.
         records: Number of records.
     """
-    counts = torch.bincount(record_of, minlength=records)
+    # Not by `bincount`, for whose size a GPU would be waited for.
+    counts = record_of.new_zeros(records).index_add_(0, record_of, torch.ones_like(record_of))
     starts = F.pad(counts.cumsum(0), (1, 0))
     order = rows[torch.argsort(record_of, stable=True)]
     return order, starts
 
 
+def _record_of(order: Tensor, starts: Tensor) -> Tensor:
+    """Record of each row in the order."""
+    return torch.repeat_interleave(starts.diff(), output_size=len(order))
+
+
+def weight_gradient(
+    layer: Any,
+    a: Tensor,
+    g: Tensor,
+    weight: Tensor,
+    padding: Any,
+    records: int,
+) -> Tensor:
+    """PyTorch's weight gradient, of `records` records that lie side by side in the channels."""
+    dimensions = a.dim() - 2
+    gradients = torch.ops.aten.convolution_backward(
+        g,
+        a,
+        weight,
+        None,  # no bias
+        layer.stride,
+        padding,
+        layer.dilation,
+        False,  # not transposed
+        [0] * dimensions,  # no output padding
+        records * layer.groups,
+        [False, True, False],  # of input, weight and bias
+    )
+    return cast(Tensor, gradients[1])
+
+
 class ConvolutionGradients(InstantiatedGradients):
-    """Weight of a 2-d convolution without channel groups, zero-padded.
+    """Weight of a 2-d convolution without channel groups, zero-padded, by the kernels in C++.
 
     Args:
         layer: The convolution.
@@ -50,6 +85,8 @@ class ConvolutionGradients(InstantiatedGradients):
         threshold: τ of the discretization, or None.
     """
 
+    _layout: tuple[int, ...] | None = _ORDER
+
     def __init__(
         self,
         layer: nn.Conv2d,
@@ -60,25 +97,31 @@ class ConvolutionGradients(InstantiatedGradients):
         factor: float = 1.0,
         threshold: float | None = None,
     ) -> None:
-        self._order = _ORDER
+        self._order = self._layout
         self._layer = layer
         self._inputs = inputs
         self._outputs = outputs
         self._padding = padding
-        self._members = _each_alone(len(inputs)) if members is None else members
+        self._is_each_alone = members is None
+        self._members = self._each_alone(inputs) if members is None else members
         self._factor = factor
         self._threshold = threshold
         self._norms = inputs.new_empty(0)  # until the gradients are computed
         self._bias: list[Tensor] = []  # empty until then; shared with what `discretize` returns
+
+    @staticmethod
+    def _each_alone(inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Members of records that are one row of the inputs each."""
+        return _each_alone(len(inputs))
 
     def _with(
         self,
         members: tuple[Tensor, Tensor],
         factor: float,
         threshold: float | None,
-    ) -> ConvolutionGradients:
+    ) -> Self:
         """Gradients by the same inputs and outputs, of other records."""
-        return ConvolutionGradients(
+        return type(self)(
             self._layer,
             self._inputs,
             self._outputs,
@@ -132,7 +175,7 @@ class ConvolutionGradients(InstantiatedGradients):
 
     def merge(self, record_of: Tensor, records: int, factor: float) -> ParameterGradients:
         order, starts = self._members
-        record_of_row = record_of[torch.repeat_interleave(starts.diff())]
+        record_of_row = record_of[_record_of(order, starts)]
         members = _grouped(order, record_of_row, records)
         return self._with(members, self._factor * factor, None)
 
@@ -140,7 +183,7 @@ class ConvolutionGradients(InstantiatedGradients):
         """Add further uses as further rows of each record, so that the kernels sum over them."""
         uses = [self]
         for use in others:
-            if not isinstance(use, ConvolutionGradients) or not self._fits(use):
+            if not isinstance(use, type(self)) or not self._fits(use):
                 return super().plus(others)
             uses.append(use)
         rows = len(self._inputs)
@@ -149,9 +192,9 @@ class ConvolutionGradients(InstantiatedGradients):
         for position, use in enumerate(uses):
             order, starts = use._members
             orders.append(order + position * rows)
-            records.append(torch.repeat_interleave(starts.diff()))
+            records.append(_record_of(order, starts))
         members = _grouped(torch.cat(orders), torch.cat(records), len(self._members[1]) - 1)
-        return ConvolutionGradients(
+        return type(self)(
             self._layer,
             torch.cat([use._inputs for use in uses]),
             torch.cat([use._outputs for use in uses]),
@@ -171,8 +214,90 @@ class ConvolutionGradients(InstantiatedGradients):
             and self._threshold == use._threshold
         )
 
-    def discretize(self, threshold: float) -> ConvolutionGradients:
+    def discretize(self, threshold: float) -> Self:
         """These gradients, discretized to {−1, 0, +1} at ±`threshold`, in one byte a coordinate."""
         signs = self._with(self._members, self._factor, threshold)
         signs._bias = self._bias
         return signs
+
+
+class TritonConvolutionGradients(ConvolutionGradients):
+    """Weight of a 2-d convolution, zero-padded, by the kernels in Triton.
+
+    Gradients are stored where they are no larger than what they are computed of, and summed as they are. Others never
+    exist: their norms come from the tiles of a pass that keeps none, and their weighted sum is one ordinary weight
+    gradient, of output gradients that were multiplied by the weights.
+    """
+
+    _layout = None  # as the parameter's
+
+    @staticmethod
+    def _each_alone(inputs: Tensor) -> tuple[Tensor, Tensor]:
+        return triton.kernels.each_alone(len(inputs), inputs.device)
+
+    def _is_stored(self) -> bool:
+        """By shapes only: another way rounds otherwise, and a resumed run repeats the interrupted one to the bit."""
+        if self._threshold is not None:
+            return True  # signs have no other sum
+        rows_of_record = len(self._inputs) / max(len(self._members[1]) - 1, 1)
+        numbers = self._inputs[0].numel() + self._outputs[0].numel()
+        return self._layer.weight.numel() <= rows_of_record * numbers
+
+    def _convolve(self, stored: bool) -> triton.kernels.Convolved:
+        layer = self._layer
+        geometry = triton.kernels.Geometry(
+            _pair(layer.kernel_size),
+            _pair(layer.stride),
+            self._padding,
+            _pair(layer.dilation),
+            layer.groups,
+        )
+        return triton.kernels.convolution(
+            geometry,
+            self._inputs,
+            self._outputs,
+            self._members,
+            self._factor,
+            self._threshold,
+            stored,
+        )
+
+    @cached_property
+    def _convolved(self) -> triton.kernels.Convolved:
+        return self._convolve(self._is_stored())
+
+    @cached_property
+    def _stored(self) -> Tensor:
+        weights = self._convolved.weights
+        if weights is None:
+            weights = self._convolve(stored=True).weights
+            assert weights is not None
+        return weights
+
+    def squared_norms(self) -> Tensor:
+        return self._convolved.squared_norms
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        if self._threshold is not None:
+            return triton.kernels.weighted_signs(self._stored, weights)
+        if self._is_stored():
+            rows = self._stored
+            return (weights.to(rows.dtype) @ rows.flatten(1)).view(rows.shape[1:])
+        a = self._inputs.float()
+        g = self._outputs.float()
+        if not self._is_each_alone:
+            order, starts = self._members
+            a = a[order]
+            g = g[order]
+            weights = weights[_record_of(order, starts)]
+        weights = self._factor * weights.to(g.dtype)
+        g = g * weights[:, None, None, None]
+        weight = g.new_empty(()).expand_as(self._layer.weight)
+        # In TF32 the sum would not be the one whose norm was bounded.
+        with tf32.refused(a.device.type):
+            return weight_gradient(self._layer, a, g, weight, self._padding, records=1)
+
+
+def _pair(numbers: tuple[int, ...]) -> tuple[int, int]:
+    vertical, horizontal = numbers
+    return vertical, horizontal

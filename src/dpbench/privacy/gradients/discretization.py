@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import hardshrink
 
 from dpbench.errors import ConfigurationError
+from dpbench.privacy import triton
 from dpbench.privacy.gradients._convolution import ConvolutionGradients
 from dpbench.privacy.gradients.parameter import OuterProductGradients, ParameterGradients, ScaledGradients, per_row
 from dpbench.privacy.native import kernels
@@ -123,7 +124,7 @@ class DiscretizedOuterProduct(ParameterGradients):
     """Discretized gradients of a linear layer with one position, by kernels that never build the outer products.
 
     Args:
-        outputs: Gradients of the layer's outputs g, shape (R, out).
+        outputs: Gradients of the layer's outputs g, shape (R, out), which suit the kernels of a tier.
         inputs: The layer's inputs a, shape (R, in).
         threshold: τ ≥ 0.
     """
@@ -132,12 +133,15 @@ class DiscretizedOuterProduct(ParameterGradients):
         self._outputs = outputs
         self._inputs = inputs
         self._threshold = threshold
+        self._is_triton = triton.suits(outputs, inputs)
 
     def squared_norms(self) -> Tensor:
-        return kernels.count_outer(self._outputs, self._inputs, self._threshold)
+        count_outer = triton.kernels.count_outer if self._is_triton else kernels.count_outer
+        return count_outer(self._outputs, self._inputs, self._threshold)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return kernels.sum_outer(
+        sum_outer = triton.kernels.sum_outer if self._is_triton else kernels.sum_outer
+        return sum_outer(
             self._outputs,
             self._inputs,
             weights,
@@ -174,7 +178,7 @@ def _signs(
         g = gradients.outputs
         a = gradients.inputs
         positions = g.shape[1]
-        if positions == 1 and kernels.suits(g, a):
+        if positions == 1 and (triton.suits(g, a) or kernels.suits(g, a)):
             return DiscretizedOuterProduct(
                 g.squeeze(1),
                 a.squeeze(1),

@@ -15,8 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpbench.errors import UnsupportedModuleError, brief
+from dpbench.privacy import triton
 from dpbench.privacy.gradients._attention import AttentionInterception
-from dpbench.privacy.gradients._convolution import ConvolutionGradients
+from dpbench.privacy.gradients._convolution import (
+    ConvolutionGradients,
+    TritonConvolutionGradients,
+    weight_gradient,
+)
 from dpbench.privacy.gradients._interception import Arguments, Interception, LayerGradients
 from dpbench.privacy.gradients._parametrized import is_parametrized, of_parametrized, type_of
 from dpbench.privacy.gradients._recurrent import CellInterception, RecurrentInterception
@@ -94,6 +99,8 @@ def _convolution_weights(layer: Any, a: Tensor, g: Tensor) -> ParameterGradients
         a = F.pad(a, layer._reversed_padding_repeated_twice, mode=mode)
         dimensions = a.dim() - 2
         padding = (0,) * dimensions
+    if a.dim() == 4 and triton.suits(a, g):
+        return TritonConvolutionGradients(layer, a, g, padding)
     if a.dim() != 4 or layer.groups != 1 or not kernels.suits(a, g):
         return _pure_convolution_weights(layer, a, g, padding)
 
@@ -162,32 +169,6 @@ def _pointwise_weights(layer: Any, a: Tensor, g: Tensor) -> Tensor:
     return products.view(records, *shape)
 
 
-def _weight_gradient(
-    layer: Any,
-    a: Tensor,
-    g: Tensor,
-    weight: Tensor,
-    padding: Any,
-    records: int,
-) -> Tensor:
-    """PyTorch's weight gradient, of `records` records that lie side by side in the channels."""
-    dimensions = a.dim() - 2
-    gradients = torch.ops.aten.convolution_backward(
-        g,
-        a,
-        weight,
-        None,  # no bias
-        layer.stride,
-        padding,
-        layer.dilation,
-        False,  # not transposed
-        [0] * dimensions,  # no output padding
-        records * layer.groups,
-        [False, True, False],  # of input, weight and bias
-    )
-    return cast(Tensor, gradients[1])
-
-
 def _looped_weights(layer: Any, a: Tensor, g: Tensor, padding: Any) -> Tensor:
     """One call per record: (R, out, in / groups, *kernel)."""
     # One number, expanded: the function reads the weight's shape only.
@@ -195,7 +176,7 @@ def _looped_weights(layer: Any, a: Tensor, g: Tensor, padding: Any) -> Tensor:
     rows = []
     for record in range(len(g)):
         row = slice(record, record + 1)
-        gradient = _weight_gradient(
+        gradient = weight_gradient(
             layer,
             a[row],
             g[row],
@@ -222,7 +203,7 @@ def _grouped_weights(layer: Any, a: Tensor, g: Tensor, padding: Any) -> Tensor:
     weight = g.new_empty(()).expand(outputs, *shape[1:])
     wide_a = a.reshape(1, -1, *a.shape[2:])
     wide_g = g.reshape(1, -1, *g.shape[2:])
-    weights = _weight_gradient(
+    weights = weight_gradient(
         layer,
         wide_a,
         wide_g,
@@ -310,9 +291,12 @@ def group_norm(
         normalized = F.group_norm(inputs[0], layer.num_groups, eps=layer.eps)
         return over_pixels(normalized.mul_(grad_output))
 
-    if inputs[0].dim() == 4 and kernels.suits(inputs[0], grad_output):
+    is_image = inputs[0].dim() == 4
+    is_triton = is_image and triton.suits(inputs[0], grad_output)
+    if is_triton or (is_image and kernels.suits(inputs[0], grad_output)):
+        group_norm_kernel = triton.kernels.group_norm if is_triton else kernels.group_norm
         # One pass of the kernel gives both.
-        weight_and_bias = cache(lambda: kernels.group_norm(layer, inputs[0], grad_output))
+        weight_and_bias = cache(lambda: group_norm_kernel(layer, inputs[0], grad_output))
         return {
             "weight": InstantiatedGradients(lambda: weight_and_bias()[0]),
             "bias": InstantiatedGradients(lambda: weight_and_bias()[1]),

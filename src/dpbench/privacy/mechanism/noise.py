@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpbench.privacy import triton
 from dpbench.privacy.native import kernels
 from dpbench.privacy.randomness import digest_of, keyed_generator, keyed_sequence
 
@@ -72,7 +73,8 @@ def add_gaussian_noise(
     """Add independent Gaussian noise to a flat sum and round it to a grid, in place.
 
     On the CPU the native kernels, where they can be had, draw the numbers from ChaCha20 on all threads, several times
-    faster than PyTorch's generator; the two tiers give different noise.
+    faster than PyTorch's generator; on CUDA devices the kernels in Triton, where they are chosen, draw the same ones
+    but for rounding. PyTorch's generators give different noise.
 
     Args:
         total: Flat sum of clipped gradients over all processes, shape (D,).
@@ -89,24 +91,27 @@ def add_gaussian_noise(
     size = total.numel()
     if covered != size:
         raise ValueError(f"noise segments cover {covered} of {size} coordinates")
-    if kernels.suits(total) and total.is_contiguous():
-        _add_native_noise(total, noise_stds, key)
+    if triton.suits(total) and total.dtype == torch.float32 and total.is_contiguous():
+        _add_kernel_noise(total, noise_stds, key, triton.kernels.add_noise)
+    elif kernels.suits(total) and total.is_contiguous():
+        _add_kernel_noise(total, noise_stds, key, kernels.add_noise)
     else:
         _add_torch_noise(total, noise_stds, key)
     return total
 
 
-def _add_native_noise(
+def _add_kernel_noise(
     total: Tensor,
     noise_stds: Segments,
     key: Sequence[int],
+    add_noise: Callable[[Tensor, int, float, float, bytes], None],
 ) -> None:
-    """Add noise from the native kernels, in place: a function of the key and of the position of each coordinate."""
+    """Add noise from the kernels of a tier, in place: a function of the key and of the position of each coordinate."""
     cipher_key = digest_of(key)
     start = 0
     for length, std in noise_stds:
         end = start + length
-        kernels.add_noise(
+        add_noise(
             total[start:end],
             start,
             std,
