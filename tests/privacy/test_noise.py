@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from itertools import pairwise
 
 import numpy as np
@@ -121,6 +122,27 @@ def in_the_tail(bits: int, least: int = 32) -> tuple[np.ndarray, int]:
     if bits < 32:
         part = np.ceil(part * 2**bits) / 2**bits
     return part * 2.0**least, len(np.unique(part))
+
+
+def test_numbers_of_a_device_are_those_of_the_cpu() -> None:
+    """Where nobody counts the pairs far out, they take the same bits, in order; others are drawn and not used."""
+
+    def numbers(counts_tail: bool) -> torch.Tensor:
+        rng = np.random.default_rng(3)
+
+        def draw(size: int) -> torch.Tensor:
+            return torch.from_numpy(rng.integers(-(2**63), 2**63, size, dtype=np.int64))
+
+        return normal_numbers(100_000, draw, counts_tail)
+
+    counted = numbers(True)
+    device = numbers(False)
+    squares = counted[:50_000].square() + counted[50_000:].square()
+    is_far_out = (squares > 2 * 12 * math.log(2)).repeat(2)
+    assert 0 < int(is_far_out.sum()) < 100
+    assert torch.equal(counted[~is_far_out], device[~is_far_out])
+    torch.testing.assert_close(counted[is_far_out], device[is_far_out], rtol=0.05, atol=0.0)
+    assert not torch.equal(counted[is_far_out], device[is_far_out])
 
 
 @pytest.mark.parametrize("least", [12, 20, 32])

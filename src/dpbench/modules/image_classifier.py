@@ -30,6 +30,7 @@ class ImageClassifier(Supervised):
     """
 
     objective = "val/accuracy"
+    masks_padding = True
 
     def __init__(
         self,

@@ -36,6 +36,7 @@ class NextToken(Supervised):
     """
 
     objective = "val/accuracy"
+    masks_padding = True
 
     def __init__(
         self,

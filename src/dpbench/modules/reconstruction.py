@@ -25,6 +25,7 @@ class Reconstruction(Supervised):
     """
 
     objective = "val/mean_squared_error"
+    masks_padding = True
 
     def __init__(
         self,

@@ -23,6 +23,7 @@ class Regression(Supervised):
     """
 
     objective = "val/mean_squared_error"
+    masks_padding = True
 
     def __init__(
         self,

@@ -34,6 +34,7 @@ class Segmentation(Supervised):
     """
 
     objective = "val/mean_iou"
+    masks_padding = True
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -39,6 +40,12 @@ class Supervised(pl.LightningModule):
         ValueError: There is no such reduction.
     """
 
+    masks_padding = False
+    """Stated by a class beside its `training_step`: that this heeds `rows_present` in all that it returns and logs, as
+    `_result` does, so that `executor=graph` may pad batches of all sizes to one. A step of another class states it
+    anew."""
+    rows_present: Tensor | None = None
+    """Which rows of the batch are records, bool, (R,); the others are padding. None: all."""
     objective: str
     """The metric by which a sweeper chooses, where records are held out and the user names none."""
 
@@ -86,7 +93,12 @@ class Supervised(pl.LightningModule):
             losses: Of each record, (R,).
             record_metrics: Functions that give a value (or row) for each record: nobody pays for what is not released.
         """
-        mean = losses.mean()
+        present = self.rows_present
+        if present is None:
+            mean = losses.mean()
+        else:
+            losses = torch.where(present, losses, 0.0)
+            mean = losses.sum() / present.sum().clamp(min=1)
         if self._logs_loss and len(losses):
             self.log("nonprivate/train_loss", mean.detach(), prog_bar=True, batch_size=len(losses))
         return {

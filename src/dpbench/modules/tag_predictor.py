@@ -34,6 +34,7 @@ class TagPredictor(Supervised):
     """
 
     objective = "val/recall_at_5"
+    masks_padding = True
 
     def __init__(
         self,

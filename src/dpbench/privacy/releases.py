@@ -401,18 +401,24 @@ class ReleaseEngine:
                 observer(mechanism, self._names, exact, norms)
 
     @contextmanager
-    def sums_apart(self, total: Tensor, all_finite: Tensor) -> Iterator[None]:
+    def sums_apart(
+        self,
+        total: Tensor,
+        all_finite: Tensor,
+        present: Tensor | None = None,
+    ) -> Iterator[None]:
         """Within, what is accumulated is no part of the open lot: its sums are made in `total`.
 
         Args:
             total: Flat, like the mechanism's; overwritten.
             all_finite: Cleared where a record is not finite; then the sums are of no use.
+            present: Which rows of the lot are records, the others being padding; see `clip_and_sum`.
         """
         self._require_lot()
         was_empty = self._empty
         self._empty = False
         try:
-            with self.mechanism.sums_apart(total, all_finite):
+            with self.mechanism.sums_apart(total, all_finite, present):
                 yield
         finally:
             self._empty = was_empty

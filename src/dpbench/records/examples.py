@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -47,6 +48,8 @@ _OWN_BACKWARD = (
     "within a step by torch.autograd.grad, and return the loss (in manual optimization: self.manual_backward)."
 )
 _RECORD_BY_RECORD = "gradients=auto: record by record{times}, since the engine cannot be used: {reason}"
+_DEVIATIONS = 4  # standard deviations of the size of a lot that padded lots have room for
+_MULTIPLE = 8  # of which padded lots have rows, which suits matrix products
 _ON_NOISE = 64  # records of the step that first bounds are found by
 
 
@@ -258,13 +261,32 @@ class Examples:
         """Whether the engine was compared with autograd, and the lot has records."""
         return self._verified and self._rows_of_lot > 0 and not self._is_separate
 
-    def rewind(self) -> None:
+    @property
+    def padded_rows(self) -> int | None:
+        """Room for all but some 1 in 30,000 Poisson lots; None where lots are of one size, or go in pieces."""
+        assert self._loader is not None
+        if self._is_separate or not self._rows_of_lot:
+            return None
+        lots = self._loader.lots
+        sampling = lots.sampling.resized(lots.size_factors.at(self._releases.num_releases))
+        expected = sampling.expected_batch_size
+        cumulants = sampling.lot_size_cumulants
+        variance = expected if cumulants is None else cumulants[0]
+        if not variance:
+            return None
+        room = (expected + _DEVIATIONS * math.sqrt(variance)) / self._training.world_size
+        rows = math.ceil(room / _MULTIPLE) * _MULTIPLE
+        if self._at_once is not None and self._at_once < rows:
+            return None
+        return rows
+
+    def rewind(self, padded_rows: int | None = None, counted: Tensor | None = None) -> None:
         """Let the open lot begin again: nothing was accumulated."""
         assert self.engine is not None
-        self._rows = self._rows_of_lot
+        self._rows = self._rows_of_lot if padded_rows is None else padded_rows
         self._next_row = 0
         self._accumulated = False
-        self.engine.expect(self._rows)
+        self.engine.expect(self._rows, counted)
 
     def complete(self, rows: int) -> None:
         """Take note that so many rows of the open lot, all of it, were added to the sums."""

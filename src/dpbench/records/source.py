@@ -192,6 +192,8 @@ class RepeatableSums(Protocol):
     Attributes:
         obstacle: Why it never does; None: it does.
         is_settled: Whether it does from the open lot on: the first one may be looked at more closely.
+        padded_rows: Rows that lots of all sizes, but for a few large ones, are padded to; None: lots are of one size,
+            or what is made of them differs with it.
     """
 
     @property
@@ -202,8 +204,17 @@ class RepeatableSums(Protocol):
     def is_settled(self) -> bool:
         """Whether it does from the open lot on."""
 
-    def rewind(self) -> None:
-        """Let the open lot begin again: nothing was accumulated."""
+    @property
+    def padded_rows(self) -> int | None:
+        """Rows that lots of all sizes, but for a few large ones, are padded to."""
+
+    def rewind(self, padded_rows: int | None = None, counted: Tensor | None = None) -> None:
+        """Let the open lot begin again: nothing was accumulated.
+
+        Args:
+            padded_rows: Of the batch that its step will be given; None: those of the lot.
+            counted: Number of records among these, on the device, shape (); None: all rows are records.
+        """
 
     def complete(self, rows: int) -> None:
         """Take note that so many rows of the open lot, all of it, were added to the sums.

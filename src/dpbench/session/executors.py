@@ -19,7 +19,7 @@ from dpbench.records.training import Training, TrainingStep
 from dpbench.session.graphs import Graphs
 
 ExecutorName = Literal["auto", "eager", "graph"]
-"""Of an executor; "auto" takes the fastest one that carries out every training alike."""
+"""Of an executor; "auto" takes graphs on a GPU."""
 
 REFERENCE = "eager"
 """Whose keys are those of the seed alone."""
@@ -32,7 +32,7 @@ class Executor(Protocol):
     is in the ledger before its sum is used.
 
     Attributes:
-        name: In keys.
+        name: In keys: another one wherever its sums come to round otherwise.
     """
 
     name: str
@@ -77,6 +77,36 @@ class Eager:
         return releases.release()
 
 
+class Auto:
+    """Graphs on a GPU, and eager elsewhere: what no graph can hold of a training, graphs leave to Python."""
+
+    def __init__(self) -> None:
+        self._chosen: Executor = Eager()
+        self.name = self._chosen.name
+
+    def attach(self, training: Training, releases: ReleaseEngine, source: RecordSource) -> None:
+        """Choose by where the module is."""
+        self._chosen = Graphs() if training.device.type == "cuda" else Eager()
+        self.name = self._chosen.name
+        self._chosen.attach(training, releases, source)
+
+    def detach(self) -> None:
+        """Have the chosen one let go."""
+        self._chosen.detach()
+
+    def step(self, step: TrainingStep) -> TrainingStep:
+        """As the chosen one."""
+        return self._chosen.step(step)
+
+    def backward(self, backward: Callable[..., None]) -> Callable[..., None]:
+        """As the chosen one."""
+        return self._chosen.backward(backward)
+
+    def release(self, releases: ReleaseEngine) -> list[Tensor]:
+        """As the chosen one."""
+        return self._chosen.release(releases)
+
+
 def executor_of(name: str) -> Executor:
     """The executor of that name.
 
@@ -84,9 +114,9 @@ def executor_of(name: str) -> Executor:
         ConfigurationError: There is none.
     """
     executors: dict[str, Callable[[], Executor]] = {
-        "auto": Eager,
-        Eager.name: Eager,
-        Graphs.name: Graphs,
+        "auto": Auto,
+        "eager": Eager,
+        "graph": Graphs,
     }
     if name not in executors:
         raise ConfigurationError(f"unknown executor {name!r}; known are {', '.join(executors)}.")

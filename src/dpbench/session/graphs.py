@@ -1,22 +1,29 @@
-"""Lots repeated as one CUDA graph: step, backward pass, norms and clipped sums, recorded once for each size of a lot.
+"""Lots repeated as one CUDA graph: step, backward pass, norms and clipped sums, recorded once for lots of all sizes.
 
 On a GPU most of the time of a step of a small network goes into launching its kernels one by one. A graph launches all
 of them at once. It holds kernels only: the Python of a step ran when it was recorded, and does not run again. So
 whatever of a step could come out otherwise in the next lot is looked for when it is recorded, and a step that has such
-a thing is carried out eagerly, with a line that says why.
+a thing is carried out eagerly, with a line that says why (`_repeatability`). Some lots are made by Python too, and
+their sums compared: what nobody has looked for shows there.
 
-(`_repeatability`). Some lots are made eagerly too, and their sums compared: what nobody has looked for shows there.
+**Padding.** Poisson lots have many sizes. Where a module says that its step leaves padding out (`masks_padding`), lots
+are padded to a fixed number of rows (`_inputs`), and one recording is for all of them. Padding has weight zero in the
+loss and in the sums. That the loss does not depend on it is seen in each lot, by its gradients; a lot in which it does,
+and one that is larger than the room for it, is made eagerly: no record is left out. Sums of padded lots round
+otherwise than those of eager ones, so that from its first lot on a training pads each lot that it can pad, recorded or
+not: a resumed run rounds as the uninterrupted one does. Other modules have a recording for each size of a lot, from its
+second occurrence on; these round as eager lots do.
 
-Noise, ledger and update are as for `executors.Eager`. A recorded lot in which a record is not finite is made once more,
-eagerly: nothing of it was released.
+Noise, ledger and update are as for `executors.Eager`. A lot in which a record is not finite is made once more, eagerly:
+nothing of it was released.
 """
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +34,17 @@ from dpbench.data.octaves import is_checked
 from dpbench.privacy.releases import ReleaseEngine
 from dpbench.records.source import RecordSource, RepeatableSums
 from dpbench.records.training import NotRepeatable, Training, TrainingStep, loss_of, replaced_methods
+from dpbench.session._inputs import Inputs, Padding, fill, kinds
+from dpbench.session._recordings import (
+    Call,
+    Draws,
+    Outcome,
+    Recording,
+    aside,
+    follows,
+    logging_to,
+    without_graph,
+)
 from dpbench.session._repeatability import UnreadNumber, fingerprint, refuse_python, without_collectives
 
 _SIGHTINGS = 2
@@ -38,9 +56,11 @@ _LOOKS = 3
 _MOST_STATES = 16
 """States of a module (numbers, objects, memory) for which there are recordings."""
 _MOST_SIGHTINGS = 10_000
-_MOST_NODES = 64
-"""Of the graph behind a loss, in which the loss of a repeated lot is looked for."""
 _EAGER = "executor=graph: batches are carried out eagerly, because {reason}. (A graph repeats kernels, and no Python.)"
+_NOT_PADDED = (
+    "executor=graph: batches of each size are recorded by themselves, because the loss depends on padding. (A "
+    "training_step that states masks_padding must leave out the rows that rows_present leaves out.)"
+)
 _CLOSE = 1e-3
 """Largest relative difference of sums that rounding explains."""
 _OTHER_SUMS = (
@@ -50,71 +70,54 @@ _OTHER_SUMS = (
 )
 
 
-class _Call(NamedTuple):
-    """A call of `log` or `log_dict`.
+class _Lot(NamedTuple):
+    """A lot whose step was called.
 
     Attributes:
-        method: Its name.
-        arguments: Its arguments.
-        options: Its arguments by name.
+        step: Of the source.
+        leaves: Tensors of the batch.
+        structure: Of the batch.
+        arguments: Of the step, behind the batch.
+        options: Of the step, by name.
+        padding: Of the lot; None: it is as it is.
     """
 
-    method: str
-    arguments: tuple[Any, ...]
+    step: TrainingStep
+    leaves: Sequence[Tensor]
+    structure: Any
+    arguments: Sequence[Any]
     options: dict[str, Any]
-
-
-class _Outcome(NamedTuple):
-    """What a step leaves behind beside its sums; its tensors are overwritten by each repetition.
-
-    Attributes:
-        output: Of the step.
-        calls: What it logged.
-        records: See `Mechanism.records_of_lot`.
-    """
-
-    output: Any
-    calls: list[_Call]
-    records: tuple[int, int]
-
-
-class _Recording(NamedTuple):
-    """A lot of one size, ready to be repeated on other records.
-
-    Attributes:
-        inputs: Tensors that records are copied into.
-        outcome: Of the last repetition.
-        repeat: Makes the sums of what is in `inputs`.
-    """
-
-    inputs: list[Tensor]
-    outcome: _Outcome
-    repeat: Callable[[], object]
+    padding: Padding | None
 
 
 class Graphs:
-    """Records the sums of a lot of each size that comes again, and repeats them.
+    """Records the sums of a lot, and repeats them for others.
 
     Guarantee: that of the session. A record moves the sums as it does eagerly: the same operations are carried out.
     """
 
-    name = "graph"
+    name = "graph of padded lots"
     needs_gpu = True
     """Checks run without one: then a recording runs its Python again."""
     repeats = 0
     """Lots whose sums a recording made, over all trainings."""
+    recordings = 0
+    """That were made, over all trainings."""
 
     def __init__(self) -> None:
-        self._recordings: dict[Any, _Recording] = {}
+        self._recordings: dict[Any, Recording] = {}
         self._sightings: Counter[Any] = Counter()
         self._states: Counter[Any] = Counter()
-        self._buffers: dict[Any, Tensor] = {}
+        self._inputs = Inputs()
+        self._paddings: dict[int, Padding] = {}
         self._training: Training | None = None
         self._is_eager = True
-        self._repeated: _Recording | None = None  # whose sums are those of the open lot
+        self._pads = False
+        self._outcome: Outcome | None = None  # of the open lot, whose sums are in `_total`
         self._loss: Tensor | None = None  # that was returned for it
         self._lot: int | None = None  # for which the step was called
         self._compared: Tensor | None = None  # sums of a graph, for a lot that is made eagerly, too
+        self._was_doubted = False  # whether the padded sums of the open lot do not hold
         self._pool: Any = None
 
     def attach(self, training: Training, releases: ReleaseEngine, source: RecordSource) -> None:
@@ -123,18 +126,17 @@ class Graphs:
         self._releases = releases
         self._source = source
         self._is_eager = False
-        self._repeated = None
-        self._compared = None
-        self._lot = None
+        self._pads = _masks_padding(training.module)
+        self._begin_lot(None)
 
     def detach(self) -> None:
         """Let go of it, and of the memory of its graphs."""
         self._recordings.clear()
         self._sightings.clear()
         self._states.clear()
-        self._buffers.clear()
-        self._repeated = None
-        self._compared = None
+        self._inputs.clear()
+        self._paddings.clear()
+        self._begin_lot(None)
         self._loss = None
         self._training = None
         self._pool = None
@@ -142,28 +144,39 @@ class Graphs:
         for name in ("_releases", "_source", "_total", "_all_finite"):
             self.__dict__.pop(name, None)
 
+    def _begin_lot(self, number: int | None) -> None:
+        self._lot = number
+        self._outcome = None
+        self._compared = None
+        self._was_doubted = False
+
     def step(self, step: TrainingStep) -> TrainingStep:
-        """Repeat a recording of the lot's size, where there is one."""
+        """Repeat a recording of the lot, where there is one."""
 
         @functools.wraps(step)
         def repeated(batch: Any, *arguments: Any, **options: Any) -> Any:
-            lot = self._releases.num_releases
-            if lot == self._lot:  # by a hook, say, which looks at a part of the lot
+            number = self._releases.num_releases
+            if number == self._lot:  # by a hook, say, which looks at a part of the lot
                 return step(batch, *arguments, **options)
-            self._lot = lot
-            self._repeated = None
-            self._compared = None
-            recording = self._recording_of(step, batch, arguments, options)
-            if recording is None or not self._repeat(recording, batch):
+            self._begin_lot(number)
+            if self._is_eager or not self._may_repeat():
                 return step(batch, *arguments, **options)
-            if is_checked(self._releases.num_releases + 1):
-                self._compared = self._total.clone()
+            lot = self._lot_of(step, batch, arguments, options)
+            recording = None if lot is None else self._recording_of(lot)
+            if lot is None or recording is None or not self._repeat(recording, lot):
+                return step(batch, *arguments, **options)
+            if recording.is_recorded and is_checked(number + 1):
+                repeated_sums = self._total.clone()
                 self._put_back()
-                output = step(batch, *arguments, **options)
-                self._loss = loss_of(output)
-                return output
-            self._repeated = recording
-            return self._result(recording.outcome)
+                if lot.padding is None:
+                    self._compared = repeated_sums
+                    self._outcome = None
+                    output = step(batch, *arguments, **options)
+                    self._loss = loss_of(output)
+                    return output
+                self._repeat(self._unrecorded(lot, lot.padding), lot)
+                self._compare(self._total, repeated_sums)
+            return self._result(lot)
 
         return repeated
 
@@ -172,13 +185,15 @@ class Graphs:
         self._backward = backward
 
         def added(loss: Tensor, *arguments: Any, **options: Any) -> None:
-            if self._repeated is None or not _follows(loss, self._loss):
+            if self._outcome is None or not follows(loss, self._loss):
                 backward(loss, *arguments, **options)
-                if self._compared is not None and _follows(loss, self._loss):
-                    self._compare(self._compared)
+                if self._compared is not None and follows(loss, self._loss):
+                    self._compare(self._releases.mechanism.total, self._compared)
                 self._compared = None
+                if self._was_doubted:
+                    self._blame_padding()
                 return
-            records = self._repeated.outcome.records
+            records = self._outcome.records
             self._repeatable.complete(records[0])
             self._releases.add_sums(self._total, records)
 
@@ -190,40 +205,75 @@ class Graphs:
 
     # ------------------------------------------------------------------------------------- repeat
 
-    def _repeat(self, recording: _Recording, batch: Any) -> bool:
+    def _repeat(self, recording: Recording, lot: _Lot) -> bool:
         """Make the sums of a lot by a recording; False where they do not hold."""
         assert self._training is not None
-        self._draws = _Draws(self._training.device)
-        leaves, _ = tree_flatten(batch)
-        for buffer, leaf in zip(recording.inputs, leaves, strict=True):
-            buffer.copy_(leaf)
-        recording.repeat()
-        if bool(self._all_finite):
-            self.repeats += 1
+        self._draws = Draws(self._training.device)
+        try:
+            fill(recording.inputs, lot.leaves)
+            if lot.padding is not None:
+                lot.padding.count(_rows(lot.leaves))
+            self._outcome = recording.repeat()
+            is_valid = bool(self._all_finite)
+        except NotRepeatable as error:  # of a step that was not looked at yet
+            self._give_up(str(error))
+            return False
+        except Exception as error:
+            if recording.is_recorded:
+                raise
+            self._give_up(f"it could not be carried out on padded batches ({_named(error)})")
+            return False
+        if is_valid:
+            self.repeats += recording.is_recorded
             return True
+        self._outcome = None
+        self._was_doubted = lot.padding is not None
         self._put_back()
         return False
+
+    def _give_up(self, reason: str) -> None:
+        """Carry out all lots eagerly, the open one too."""
+        self._outcome = None
+        self._put_back()
+        self._rewind()
+        self._go_eager(reason)
 
     def _put_back(self) -> None:
         """Have an eager lot draw what the repeated one has drawn."""
         self._draws.put_back()
         torch.clear_autocast_cache()
 
-    def _compare(self, repeated: Tensor) -> None:
-        """Compare the sums of an eager lot, which is released as it is, with those of the graph."""
-        eager = self._releases.mechanism.total
-        difference = (eager - repeated).norm()
-        gap = float(difference / eager.norm().clamp(min=1e-12))
+    def _compare(self, made: Tensor, repeated: Tensor) -> None:
+        """Compare the sums that Python has made of a lot, which are released, with those of the graph."""
+        difference = (made - repeated).norm()
+        gap = float(difference / made.norm().clamp(min=1e-12))
         if gap > _CLOSE:
             self._go_eager(_OTHER_SUMS.format(gap=gap), is_wrong=True)
 
-    def _result(self, outcome: _Outcome) -> Any:
-        """What the step would return, after it has logged what it would log: copies, which nothing overwrites."""
+    def _blame_padding(self) -> None:
+        """Pad no lot any longer, where all records of one were finite whose padded sums did not hold."""
         assert self._training is not None
+        records, finite = self._releases.mechanism.records_of_lot
+        if finite == records and self._pads:
+            self._pads = False
+            self._recordings.clear()
+            self._training.inform(_NOT_PADDED)
+
+    def _result(self, lot: _Lot) -> Any:
+        """What the step would return, after it has logged what it would log: copies, which nothing overwrites."""
+        assert self._training is not None and self._outcome is not None
+        outcome = self._outcome
+        copy = _copy
+        rows = _rows(lot.leaves)
+        if lot.padding is not None:
+            self._outcome = outcome = outcome._replace(records=(rows, rows))
+            copy = functools.partial(_records_of, padded=lot.padding.rows, records=rows)
         for call in outcome.calls:
-            arguments, options = tree_map(_copy, (call.arguments, call.options))
+            arguments, options = tree_map(copy, (call.arguments, call.options))
+            if lot.padding is not None and options.get("batch_size") == lot.padding.rows:
+                options["batch_size"] = rows
             getattr(self._training.module, call.method)(*arguments, **options)
-        output = tree_map(_copy, outcome.output)
+        output = tree_map(copy, outcome.output)
         self._loss = loss_of(output).requires_grad_()
         return output
 
@@ -235,26 +285,48 @@ class Graphs:
         assert isinstance(source, RepeatableSums)
         return source
 
-    def _recording_of(
+    def _lot_of(
         self,
         step: TrainingStep,
         batch: Any,
         arguments: Sequence[Any],
         options: dict[str, Any],
-    ) -> _Recording | None:
-        """The recording of a lot like this one; None where it is carried out eagerly."""
-        if self._is_eager or not self._may_repeat():
-            return None
-        leaves, structure = tree_flatten(batch)
+    ) -> _Lot | None:
+        """The lot of a batch, padded where that can be; None where it is carried out eagerly."""
         assert self._training is not None
         device = self._training.device
+        leaves, structure = tree_flatten(batch)
         if not all(isinstance(leaf, Tensor) and leaf.device == device for leaf in leaves):
             self._go_eager("a batch holds other things than tensors on the model's device, which Python reads")
             return None
-        shapes = [(leaf.shape, leaf.stride(), leaf.dtype) for leaf in leaves]
+        padding = None
+        rows = self._repeatable.padded_rows if self._pads else None
+        if rows is not None:
+            if _rows(leaves) > rows:
+                return None
+            if rows not in self._paddings:
+                self._paddings[rows] = Padding(rows, device)
+            padding = self._paddings[rows]
+        return _Lot(step, leaves, structure, arguments, options, padding)
+
+    def _recording_of(self, lot: _Lot) -> Recording | None:
+        """The recording of a lot like this one; None where it is carried out eagerly."""
+        assert self._training is not None
+        device = self._training.device
+        is_settled = self._repeatable.is_settled
+        unrecorded = None
+        if lot.padding is None:
+            if not is_settled:
+                return None
+            sizes: Any = tuple((leaf.shape, leaf.stride(), leaf.dtype) for leaf in lot.leaves)
+        else:
+            unrecorded = self._unrecorded(lot, lot.padding)
+            if not is_settled:
+                return unrecorded
+            sizes = (kinds(lot.leaves), lot.padding.rows)
         size = (
-            str(structure),
-            tuple(shapes),
+            str(lot.structure),
+            sizes,
             torch.is_autocast_enabled(device.type),
             torch.get_autocast_dtype(device.type),
         )
@@ -269,26 +341,28 @@ class Graphs:
         if len(self._sightings) > _MOST_SIGHTINGS:
             self._sightings.clear()
         self._sightings[size] += 1
-        if self._sightings[size] < _SIGHTINGS or len(self._recordings) >= _MOST:
-            return None
+        is_rare = lot.padding is None and self._sightings[size] < _SIGHTINGS
+        if is_rare or len(self._recordings) >= _MOST:
+            return unrecorded
         self._states[state] += 1
         if len(self._states) > _MOST_STATES:
             self._go_eager("something that the module holds moves from batch to batch")
             return None
-        draws = _Draws(device)
+        draws = Draws(device)
         try:
             is_known = self._states[state] > _LOOKS
-            recording = self._record(step, leaves, structure, arguments, options, is_known)
+            recording = self._record(lot, is_known)
         except NotRepeatable as error:
             self._go_eager(str(error))
             return None
         except Exception as error:  # of a step that eager lots carry out, or refuse in words of their own
-            self._go_eager(f"it could not be recorded ({type(error).__name__}: {_first_line(error)})")
+            self._go_eager(f"it could not be recorded ({_named(error)})")
             return None
         finally:
             draws.put_back()
             self._rewind()
         self._recordings[size, state] = recording
+        self.recordings += 1
         return recording
 
     def _may_repeat(self) -> bool:
@@ -311,7 +385,7 @@ class Graphs:
         if releases.observers:
             self._go_eager("records are looked at one by one (diagnostics, an audit)")
             return False
-        return source.is_settled and torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
 
     def _go_eager(self, reason: str, is_wrong: bool = False) -> None:
         """Carry out all further lots eagerly.
@@ -323,7 +397,7 @@ class Graphs:
         assert self._training is not None
         self._is_eager = True
         self._recordings.clear()
-        self._buffers.clear()
+        self._inputs.clear()
         say = self._training.warn if is_wrong else self._training.inform
         say(_EAGER.format(reason=reason))
 
@@ -332,23 +406,31 @@ class Graphs:
         self._repeatable.rewind()
         torch.clear_autocast_cache()
 
-    def _record(
-        self,
-        step: TrainingStep,
-        leaves: Sequence[Tensor],
-        structure: Any,
-        arguments: Sequence[Any],
-        options: dict[str, Any],
-        is_known: bool,
-    ) -> _Recording:
+    def _inputs_of(self, lot: _Lot) -> list[Tensor]:
+        assert self._training is not None
+        if "_total" not in self.__dict__:
+            self._total = torch.zeros_like(self._releases.mechanism.total)
+            self._all_finite = torch.ones((), dtype=torch.bool, device=self._training.device)
+        if lot.padding is None:
+            return self._inputs.of_one_size(lot.leaves)
+        return self._inputs.of_all_sizes(lot.leaves, lot.padding.rows)
+
+    def _unrecorded(self, lot: _Lot, padding: Padding) -> Recording:
+        """The step of a padded lot as it is, which rounds as its recording would."""
+        inputs = self._inputs_of(lot)
+
+        def compute() -> Outcome:
+            outcome = self._sums(lot, inputs, lot.arguments)
+            self._rewind()
+            return outcome
+
+        return Recording(inputs, compute, padding, is_recorded=False)
+
+    def _record(self, lot: _Lot, is_known: bool) -> Recording:
         """Record the sums of a lot.
 
         Args:
-            step: Of the source.
-            leaves: Tensors of the batch.
-            structure: Of the batch.
-            arguments: Of the step, behind the batch.
-            options: Of the step, by name.
+            lot: Open.
             is_known: Whether the step was looked at in lots of other sizes.
 
         Raises:
@@ -356,70 +438,62 @@ class Graphs:
         """
         assert self._training is not None
         device = self._training.device
-        if "_total" not in self.__dict__:
-            self._total = torch.zeros_like(self._releases.mechanism.total)
-            self._all_finite = torch.ones((), dtype=torch.bool, device=device)
-        inputs = [self._input(position, leaf) for position, leaf in enumerate(leaves)]
-        for buffer, leaf in zip(inputs, leaves, strict=True):
-            buffer.copy_(leaf)
-        unread = [UnreadNumber() if isinstance(x, int) else x for x in arguments]
+        inputs = self._inputs_of(lot)
+        fill(inputs, lot.leaves)
+        if lot.padding is not None:
+            lot.padding.count(_rows(lot.leaves))
+        unread = [UnreadNumber() if isinstance(x, int) else x for x in lot.arguments]
 
-        def compute() -> _Outcome:
-            batch = tree_unflatten([buffer.detach() for buffer in inputs], structure)
-            return self._sums(step, batch, unread, options)
+        def compute() -> Outcome:
+            return self._sums(lot, inputs, unread)
 
-        def look() -> _Outcome:
-            with _aside(device):
+        def look() -> Outcome:
+            with aside(device):
                 return compute()
 
         if not is_known:
             refuse_python(self._training, look)
         elif torch.backends.cudnn.benchmark:
-            with _aside(device):  # cuDNN tries its kernels for each size
+            with aside(device):  # cuDNN tries its kernels for each size
                 compute()
         if device.type != "cuda":
-            return _recording_without_graph(inputs, compute, self._rewind)
+            return Recording(inputs, without_graph(compute, self._rewind), lot.padding)
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         with torch.cuda.graph(graph, pool=self._pool):
             outcome = compute()
-        return _Recording(inputs, outcome, graph.replay)
 
-    def _input(self, position: int, leaf: Tensor) -> Tensor:
-        """Memory for a tensor of the batch, which recordings of other sizes share."""
-        if leaf.dim() == 0:
-            return torch.empty_like(leaf)
-        rows = len(leaf)
-        key = (position, leaf.shape[1:], leaf.stride(), leaf.dtype)
-        buffer = self._buffers.get(key)
-        if buffer is None or len(buffer) < rows:
-            # A recording of a smaller size keeps the memory that it had.
-            larger = (rows + rows // 4, *leaf.shape[1:])
-            span = 1
-            for length, stride in zip(larger, leaf.stride(), strict=True):
-                span += (length - 1) * stride
-            memory = leaf.new_empty(span)
-            buffer = memory.as_strided(larger, leaf.stride())
-            self._buffers[key] = buffer
-        return buffer[:rows]
+        def replay() -> Outcome:
+            graph.replay()
+            return outcome
+
+        return Recording(inputs, replay, lot.padding)
 
     def _sums(
         self,
-        step: TrainingStep,
-        batch: Any,
+        lot: _Lot,
+        inputs: Sequence[Tensor],
         arguments: Sequence[Any],
-        options: dict[str, Any],
-    ) -> _Outcome:
+    ) -> Outcome:
         """The step and its backward pass, whose sums go into `_total`."""
         assert self._training is not None
-        calls: list[_Call] = []
-        self._rewind()
+        calls: list[Call] = []
+        padding = lot.padding
+        present = None
         self._all_finite.fill_(True)
-        logging = _logging_to(calls, self._training)
-        apart = self._releases.sums_apart(self._total, self._all_finite)
-        with without_collectives(self._training), logging, apart:
-            output = step(batch, *arguments, **options)
+        if padding is None:
+            self._rewind()
+        else:
+            present = padding.present()
+            self._repeatable.rewind(padding.rows, padding.counted)
+            torch.clear_autocast_cache()
+        logging = logging_to(calls, self._training)
+        masked = _masked(self._training, present)
+        apart = self._releases.sums_apart(self._total, self._all_finite, present)
+        batch = tree_unflatten([buffer.detach() for buffer in inputs], lot.structure)
+        with without_collectives(self._training), logging, masked, apart:
+            output = lot.step(batch, *arguments, **lot.options)
             loss = loss_of(output)
             if not isinstance(loss, Tensor):
                 raise NotRepeatable("training_step gave no loss")
@@ -427,48 +501,36 @@ class Graphs:
             records = self._releases.mechanism.records_of_lot
         torch.clear_autocast_cache()
         output, calls = tree_map(_detached, (output, calls))
-        return _Outcome(output, calls, records)
+        return Outcome(output, calls, records)
 
 
-def _recording_without_graph(
-    inputs: list[Tensor],
-    compute: Callable[[], _Outcome],
-    rewind: Callable[[], None],
-) -> _Recording:
-    """A recording that runs its Python again; its outcome is overwritten, as that of a graph is."""
-    outcome = compute()
-    recorded_leaves, _ = tree_flatten(outcome)
-
-    def repeat() -> None:
-        leaves, _ = tree_flatten(compute())
-        rewind()  # a graph runs nothing of the source
-        for recorded, leaf in zip(recorded_leaves, leaves, strict=True):
-            if isinstance(recorded, Tensor):
-                recorded.copy_(leaf)
-
-    return _Recording(inputs, outcome, repeat)
-
-
-def _follows(loss: Tensor, source: Tensor | None) -> bool:
-    """Whether a loss is that of a step, or a few operations behind it: drivers divide losses, for one."""
-    if source is None or loss is source:
-        return source is not None
-    pending: list[Any] = [loss.grad_fn]
-    for _ in range(_MOST_NODES):
-        if not pending:
-            break
-        node = pending.pop()
-        if node is None:
-            continue
-        if node is source.grad_fn or getattr(node, "variable", None) is source:
-            return True
-        pending += [following for following, _ in node.next_functions]
+def _masks_padding(module: Any) -> bool:
+    """Whether the class that states a module's training step states that it leaves padding out."""
+    for kind in type(module).__mro__:
+        if "training_step" in vars(kind):
+            return bool(vars(kind).get("masks_padding", False))
     return False
 
 
-def _first_line(error: BaseException) -> str:
+def _masked(training: Training, present: Tensor | None) -> AbstractContextManager[None]:
+    """Within, the module knows which rows of its batch are records."""
+    if present is None:
+        return nullcontext()
+    stand_ins: dict[str, Any] = {"rows_present": present}
+    return replaced_methods(training.module, **stand_ins)
+
+
+def _rows(leaves: Sequence[Tensor]) -> int:
+    """Number of rows of a batch."""
+    for leaf in leaves:
+        if leaf.dim():
+            return len(leaf)
+    return 0
+
+
+def _named(error: BaseException) -> str:
     lines = str(error).splitlines() or [""]
-    return lines[0][:200]
+    return f"{type(error).__name__}: {lines[0][:200]}"
 
 
 def _detached(x: Any) -> Any:
@@ -479,49 +541,11 @@ def _copy(x: Any) -> Any:
     return x.clone() if isinstance(x, Tensor) else x
 
 
-@contextmanager
-def _logging_to(calls: list[_Call], training: Training) -> Iterator[None]:
-    """Within, what the module logs is put into a list, and nothing is gathered from other processes."""
-
-    def log(*arguments: Any, **options: Any) -> None:
-        calls.append(_Call("log", arguments, options))
-
-    def log_dict(*arguments: Any, **options: Any) -> None:
-        calls.append(_Call("log_dict", arguments, options))
-
-    def all_gather(*arguments: Any, **options: Any) -> None:
-        raise NotRepeatable("training_step calls all_gather")
-
-    module = training.module
-    stand_ins = {"log": log, "log_dict": log_dict, "all_gather": all_gather}
-    present = {name: function for name, function in stand_ins.items() if hasattr(module, name)}
-    with replaced_methods(module, **present):
-        yield
-
-
-@contextmanager
-def _aside(device: torch.device) -> Iterator[None]:
-    """Within, a GPU works in a stream of its own: libraries make their plans outside of a recording."""
-    if device.type != "cuda":
-        yield
-        return
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        yield
-    torch.cuda.current_stream(device).wait_stream(stream)
-
-
-class _Draws:
-    """States of torch's generators, of the host and of a device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._host = torch.get_rng_state()
-        self._on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-    def put_back(self) -> None:
-        """Have the same numbers drawn again."""
-        torch.set_rng_state(self._host)
-        if self._on_device is not None:
-            torch.cuda.set_rng_state(self._on_device, self._device)
+def _records_of(x: Any, padded: int, records: int) -> Any:
+    """A copy of what a step on a padded batch has left, without the rows that are padding."""
+    if isinstance(x, Tensor):
+        is_padded = x.dim() > 0 and len(x) == padded
+        return x[:records].clone() if is_padded else x.clone()
+    if callable(x):
+        return lambda: _records_of(x(), padded, records)
+    return x

@@ -92,6 +92,7 @@ class PerRecordEngine:
         self.recording = True
         self.verified = False
         self.records: int | None = None
+        self._counted: Tensor | None = None
         self.folds: dict[nn.Module, Fold] = {}
         self.expands = True
         self._shared: dict[nn.Module, str] = {}
@@ -184,11 +185,17 @@ class PerRecordEngine:
         self._uses.clear()
         self._own_code.clear()
 
-    def expect(self, records: int) -> None:
-        """Forget what no backward pass followed, and keep the forward passes of so many records."""
+    def expect(self, records: int, counted: Tensor | None = None) -> None:
+        """Forget what no backward pass followed, and keep the forward passes of so many records.
+
+        Args:
+            records: Rows of the forward passes.
+            counted: How many of them the loss is a mean of, on the device, shape (): the others are padding. None: all.
+        """
         self.discard()
         self.recording = True
         self.records = records
+        self._counted = counted
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -359,8 +366,12 @@ class PerRecordEngine:
         uses = self._uses
         self._uses = []
         # Of each record's own loss, of which a mean holds only one part in R.
-        factor = float(records) if self._reduction == "mean" else 1.0
-        scale = torch.full_like(loss, factor)
+        if self._reduction == "sum":
+            scale = torch.ones_like(loss)
+        elif self._counted is None:
+            scale = torch.full_like(loss, float(records))
+        else:
+            scale = self._counted.to(loss).expand_as(loss)
         edges: list[Any] = [edge for use in uses for edge in use.edges]
         compared: list[int] = []  # positions of the parameters whose sums are checked
         if verify:

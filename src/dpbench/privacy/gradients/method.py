@@ -34,8 +34,13 @@ class GradientMethod(Protocol):
     records: int | None
     at_once: int | None
 
-    def expect(self, records: int) -> None:
-        """Forget what no backward pass followed, and take the forward passes of so many records."""
+    def expect(self, records: int, counted: Tensor | None = None) -> None:
+        """Forget what no backward pass followed, and take the forward passes of so many records.
+
+        Args:
+            records: Rows of the forward passes.
+            counted: How many of them the loss is a mean of, shape (), where the others are padding; None: all.
+        """
 
     def discard(self) -> None:
         """Forget forward passes that no backward pass followed."""

@@ -61,7 +61,7 @@ class OneByOne:
         self._reduction = loss_reduction
         self._is_looked_at = False
 
-    def expect(self, records: int) -> None:
+    def expect(self, records: int, counted: Tensor | None = None) -> None:
         """Nothing is kept of forward passes."""
 
     def discard(self) -> None:

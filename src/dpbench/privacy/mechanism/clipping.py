@@ -164,6 +164,7 @@ def clip_and_sum(
     weights_of: ClipFactors = clip_factors,
     into: Sequence[Tensor] | None = None,
     all_finite: Tensor | None = None,
+    present: Tensor | None = None,
 ) -> tuple[list[Tensor], Tensor]:
     """Clip every record in every group and add the records up.
 
@@ -179,6 +180,9 @@ def clip_and_sum(
         into: Running sums in the parameters' shapes, to which the result is added; None: new ones.
         all_finite: A flag on the device that is cleared where a record is not finite, instead of leaving that record
             out: then nobody waits for the device, and the sums hold only if the flag is still set.
+        present: Which rows are records, bool, shape (R,); the others are padding, with weight zero. Goes with
+            `all_finite`, which is cleared where padding has a gradient, too: the loss should not depend on it. None:
+            all rows.
 
     Returns:
         The sums, one tensor for each parameter, in its shape; and the squared norms before clipping, shape
@@ -188,6 +192,9 @@ def clip_and_sum(
     if all_finite is not None:
         is_finite = norms.sum().isfinite()
         all_finite.logical_and_(is_finite)
+        if present is not None:
+            of_padding = torch.where(present, 0.0, norms).sum()
+            all_finite.logical_and_(of_padding < _ZERO_NORM)
     # One number is read from the device where all is finite. The sum of finite norms may overflow, too.
     elif not math.isfinite(norms.sum()):
         finite = norms.isfinite().all(0)
@@ -200,6 +207,8 @@ def clip_and_sum(
     squared_norms = group_squared_norms(norms, groups)
     for group, squared_norms_of_group in zip(groups, squared_norms, strict=True):
         weights = weights_of(squared_norms_of_group, group.max_grad_norm)
+        if present is not None:
+            weights = torch.where(present, weights, 0.0)
         for position in group.parameters:
             parameter = gradients[position]
             if into is None:

@@ -88,6 +88,7 @@ class Mechanism:
         self._layout = _flat_layout(parameters, statistics)
         self._noise_state = plan.noise.init(self._layout.size)
         self._all_finite: Tensor | None = None
+        self._present: Tensor | None = None
         self.clear()
 
     @property
@@ -165,6 +166,7 @@ class Mechanism:
             recipe.clip_factors,
             self.gradients,
             self._all_finite,
+            self._present,
         )
         records = rows
         merge_of_metrics = None
@@ -178,6 +180,8 @@ class Mechanism:
         self.records_of_lot = (records_before + records, finite_before + finite)
         statistics: list[Tensor] = []
         if recipe.adaptation is not None:
+            if self._present is not None:
+                raise ValueError("adaptive bounds count records, and padding would count as some")
             measured = recipe.adaptation.measure(norms, self.plan.groups)
             _require_sums(measured, recipe.adaptation, len(self.plan.groups))
             statistics.append(measured)
@@ -187,6 +191,7 @@ class Mechanism:
                 self.metric_sizes,
                 rows,
                 merge_of_metrics,
+                self._present,
             )
             statistics.append(measured)
         if statistics:
@@ -199,12 +204,14 @@ class Mechanism:
         self,
         total: Tensor | None = None,
         all_finite: Tensor | None = None,
+        present: Tensor | None = None,
     ) -> Iterator[None]:
         """Within, sums begin anew elsewhere; after it, those of the lot are as they were.
 
         Args:
             total: Where they are made, overwritten; None: in new memory.
             all_finite: See `clip_and_sum`.
+            present: Which rows of the only piece are records; see `clip_and_sum`.
         """
         total_of_lot = self.total
         gradients_of_lot = self.gradients
@@ -212,10 +219,12 @@ class Mechanism:
         records_of_lot = self.records_of_lot
         self.clear(total)
         self._all_finite = all_finite
+        self._present = present
         try:
             yield
         finally:
             self._all_finite = None
+            self._present = None
             self.total = total_of_lot
             self.gradients = gradients_of_lot
             self._statistics = statistics_of_lot

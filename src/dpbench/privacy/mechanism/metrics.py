@@ -99,6 +99,7 @@ class PrivateMetrics:
         sizes: Mapping[str, int],
         records: int,
         merge: tuple[Tensor, int, Any] | None = None,
+        present: Tensor | None = None,
     ) -> Tensor:
         """Sum of the bounded values over the examples of a lot.
 
@@ -108,6 +109,7 @@ class PrivateMetrics:
             records: R, the number of examples; without any, nothing is expected of `values`.
             merge: (record of each row, number of records, factor of each record), where a record is several rows:
                 its value is the mean over them, and is bounded as one.
+            present: Which rows are records, bool, shape (R,); None: all.
 
         Returns:
             All metrics one after the other, shape (sum of sizes,). Values that are not finite count as zero.
@@ -123,6 +125,8 @@ class PrivateMetrics:
                 continue
             value = _evaluate(values.get(name))
             rows = _rows(name, value, records, size)
+            if present is not None:
+                rows = torch.where(present[:, None], rows, 0.0)
             if merge is not None:
                 rows = _mean_rows(rows, merge)
             sums.append(_bounded_sum(rows, bound))

@@ -43,6 +43,9 @@ _PART = 2**-32
 """Width of one of 2^32 equal parts of (0, 1)."""
 _PART_OF_TAIL = 2**-63
 """Width of one of 2^63 equal parts of such a part."""
+_ON_DEVICES = (0, 2)
+"""Behind the keys of noise on devices: counts, in its second place, the changes by which a key gives other noise there.
+No other key is longer by two."""
 _TAIL = 2**-12
 """Parts of (0, 1) below give radii beyond √(24 log 2) = 4.08."""
 _CPU_CHUNK = 1 << 17
@@ -151,12 +154,14 @@ def _add_torch_noise(
         chunk.copy_(noisy)
 
 
-def normal_numbers(size: int, draw: Draw) -> Tensor:
+def normal_numbers(size: int, draw: Draw, counts_tail: bool | None = None) -> Tensor:
     """Make standard normal numbers in pure PyTorch by Box-Muller, as the kernels do.
 
     Args:
         size: How many.
         draw: Source of random bits.
+        counts_tail: Whether further bits are drawn for the pairs far out alone, one in 4096, which have to be counted;
+            else for all pairs, and nobody waits for a device. None: on the CPU only.
 
     Returns:
         Shape (size,), float64: products of a radius and a direction in float32, with all of their digits.
@@ -170,17 +175,17 @@ def normal_numbers(size: int, draw: Draw) -> Tensor:
     uniform = radius_bits.double()
     uniform.add_(_MIDDLE + 0.5)
     uniform.mul_(_PART)
-    tail = (uniform < _TAIL).nonzero().flatten()
-    if len(tail):
-        # Far out 32 bits are too coarse: each part is divided by 63 bits more.
-        tail_bits = draw(len(tail)).bitwise_and_(_LOW_63_BITS)
-        fraction = tail_bits.double()
-        fraction.add_(0.5)
-        fraction.mul_(_PART_OF_TAIL)
-        fraction.add_(radius_bits[tail])
-        fraction.add_(_MIDDLE)
-        fraction.mul_(_PART)
-        uniform[tail] = fraction
+    is_far_out = uniform < _TAIL
+    if counts_tail is None:
+        counts_tail = words.device.type == "cpu"
+    # Far out 32 bits are too coarse: each part is divided by 63 bits more.
+    if not counts_tail:
+        fraction = _within_parts(draw(pairs), radius_bits)
+        uniform = torch.where(is_far_out, fraction, uniform)
+    else:
+        tail = is_far_out.nonzero().flatten()
+        if len(tail):
+            uniform[tail] = _within_parts(draw(len(tail)), radius_bits[tail])
     # √(−2 log u): the root in float32, its product with the direction in float64.
     uniform.log_()
     uniform.mul_(-2)
@@ -190,6 +195,22 @@ def normal_numbers(size: int, draw: Draw) -> Tensor:
     first_half = radius * angle.cos()
     second_half = radius * angle.sin()
     return torch.cat([first_half, second_half])[:size]
+
+
+def _within_parts(words: Tensor, radius_bits: Tensor) -> Tensor:
+    """Numbers in (0, 1): the middles of one of 2^63 parts of each of 2^32 parts.
+
+    Args:
+        words: 64 random bits each.
+        radius_bits: Number of the part of 2^32, as int32.
+    """
+    fraction = words.bitwise_and_(_LOW_63_BITS).double()
+    fraction.add_(0.5)
+    fraction.mul_(_PART_OF_TAIL)
+    fraction.add_(radius_bits)
+    fraction.add_(_MIDDLE)
+    fraction.mul_(_PART)
+    return fraction
 
 
 def _random_words(key: Sequence[int], device: torch.device) -> Draw:
@@ -207,7 +228,7 @@ def _random_words(key: Sequence[int], device: torch.device) -> Draw:
             return torch.from_numpy(words)
 
         return draw_on_cpu
-    generator = keyed_generator(key, device)
+    generator = keyed_generator((*key, *_ON_DEVICES), device)
 
     def draw_on_device(size: int) -> Tensor:
         words = torch.empty(size, dtype=torch.int64, device=device)
@@ -241,11 +262,14 @@ def _per_coordinate(segments: Segments, device: torch.device) -> Tensor | float:
     if len(segments) == 1:
         _, number = segments[0]
         return number
-    lengths, numbers = zip(*segments, strict=True)
-    per_segment = torch.tensor(numbers, dtype=torch.float64, device=device)
-    repeats = torch.tensor(lengths, device=device)
-    # With the size of the result given, nobody waits for a device to count it.
-    return per_segment.repeat_interleave(repeats, output_size=sum(lengths))
+    size = sum(length for length, _ in segments)
+    numbers = torch.empty(size, dtype=torch.float64, device=device)
+    start = 0
+    # Filled part by part: a device is waited for where numbers of the host are copied to it.
+    for length, number in segments:
+        numbers[start : start + length].fill_(number)
+        start += length
+    return numbers
 
 
 def checksum(total: Tensor) -> float:
