@@ -11,26 +11,35 @@ import math
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from statistics import NormalDist
+from statistics import NormalDist, median
+from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from benchmarks.gpu_ways import on_device
 from benchmarks.ours import STRATEGIES, loop, mechanism_of
 from benchmarks.workloads import WORKLOADS, Workload
+from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.models import MNISTCNN
+from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum
 from dpbench.privacy.mechanism.noise import add_gaussian_noise
 from dpbench.privacy.randomness import keyed_generator
-from dpbench.session.executors import REFERENCE, Eager
+from dpbench.session.executors import REFERENCE, Eager, Executor
 from dpbench.session.graphs import Graphs
+from dpbench.strategies import DPSGD
 
 pytestmark = pytest.mark.gpu
 
@@ -180,6 +189,77 @@ def test_a_repeated_graph_makes_the_release_of_an_eager_lot(
     assert executors[1].repeats > REPEATED // 4  # type: ignore[attr-defined]
     eager, repeated = weights
     assert float((eager - repeated).norm() / eager.norm()) < CLOSE_IN_TF32
+
+
+def classifier_trained(executor: Executor, device: str, folder: Path, callback: pl.Callback) -> Tensor:
+    """Weights of a module that heeds padding, after some steps on Poisson lots."""
+    torch.manual_seed(0)
+    module = ImageClassifier(MNISTCNN((1, 28, 28), 10), partial(torch.optim.SGD, lr=0.1), num_classes=10)
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(600, 1, 28, 28, generator=generator)
+    labels = torch.randint(10, (600,), generator=generator)
+    strategy = DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, delta=1e-4, seed=1)
+    strategy._session._executor = executor
+    trainer = pl.Trainer(
+        max_steps=REPEATED // 2,
+        max_epochs=-1,
+        callbacks=[callback, strategy],
+        accelerator="gpu" if device == "cuda" else "cpu",
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        deterministic="warn" if device == "cuda" else None,
+        default_root_dir=str(folder),
+    )
+    trainer.fit(module, LotLoader(TensorDataset(images, labels), Lots(make_sampling("poisson", 600, LOT), seed=1)))
+    return torch.cat([p.detach().double().cpu().flatten() for p in module.parameters()])
+
+
+class WaitsOfSteps(pl.Callback):
+    """Counts what PyTorch says that a GPU is waited for, by the step."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+        self._warnings: list[warnings.WarningMessage] = []
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self.counts.append(len(self._warnings))
+        self._warnings.clear()
+
+    @contextmanager
+    def counting(self, device: str) -> Iterator[None]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("ignore")
+            warnings.filterwarnings("always", message="called a synchronizing CUDA operation")
+            self._warnings = caught
+            if device == "cuda":
+                torch.cuda.set_sync_debug_mode("warn")
+            try:
+                yield
+            finally:
+                if device == "cuda":
+                    torch.cuda.set_sync_debug_mode("default")
+
+
+def test_padded_lots_make_the_releases_of_eager_ones(device: str, tmp_path: Path) -> None:
+    """One recording (or two, with a logged loss), noise by a graph, and few waits."""
+    executors = (Eager(), GraphsLikeEager())
+    waits = WaitsOfSteps()
+    weights = []
+    for executor in executors:
+        folder = tmp_path / type(executor).__name__
+        with waits.counting(device):
+            waits.counts.clear()
+            weights.append(classifier_trained(executor, device, folder, waits))
+    graphs = executors[1]
+    assert graphs.recordings <= 2 and graphs.repeats > REPEATED // 4  # type: ignore[attr-defined]
+    assert graphs.noise.uses > REPEATED // 4  # type: ignore[attr-defined]
+    eager, padded = weights
+    assert float((eager - padded).norm() / eager.norm()) < CLOSE_IN_TF32
+    # Whether all records are finite, the checksum of the ledger, and the copy of the batch to the device: two tensors.
+    assert median(waits.counts) <= 4
 
 
 def run(*command: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ import torch
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import check_own_randomness, read_ledger
-from dpbench.session.executors import Eager, executor_of, keyed_by
+from dpbench.session.executors import REFERENCE, Eager, executor_of, keyed_by
+from dpbench.session.graphs import Graphs
 from dpbench.strategies import DPSGD
 from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for, weights_of
 
@@ -50,6 +52,17 @@ def test_the_reference_has_the_keys_of_the_seed() -> None:
     assert keyed_by(None, Other()) is None
     assert keyed_by(5, Other()) not in (None, 5)
     assert keyed_by(5, Other()) != keyed_by(6, Other())
+
+
+@pytest.mark.parametrize(("device", "name"), [("cpu", REFERENCE), ("cuda", Graphs.name)])
+def test_auto_takes_graphs_on_a_gpu(device: str, name: str) -> None:
+    training: Any = SimpleNamespace(device=torch.device(device), module=torch.nn.Linear(1, 1))
+    nothing: Any = None
+    executor = executor_of("auto")
+    executor.attach(training, nothing, nothing)
+    assert executor.name == name
+    assert (keyed_by(5, executor) == 5) is (device == "cpu")
+    executor.detach()
 
 
 def test_an_unknown_executor() -> None:

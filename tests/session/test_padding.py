@@ -21,6 +21,7 @@ from dpbench.modules.regression import Regression
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.gradients.parameter import InstantiatedGradients
 from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum
+from dpbench.privacy.mechanism.noise import add_gaussian_noise
 from dpbench.privacy.sampling.scheme import Positions
 from dpbench.strategies import DPSGD, AutomaticClipping, DiscretizedDPSGD
 from tests.session.test_graphs import STEPS, Outputs, Recorder, fit, lines, lots
@@ -213,6 +214,18 @@ def test_steps_that_do_not_heed_padding(
     assert torch.equal(eager, graph)
     said = [line for line in lines if "depends on padding" in line]
     assert len(said) == (kind is Careless)
+
+
+def test_noise_of_a_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is that of the reference, and a graph that gives the noise of another key is not used."""
+    recorder = both(tmp_path / "right", monkeypatch)
+    assert recorder.noise.uses >= STEPS - 1
+    monkeypatch.setattr(
+        "dpbench.session._noise_graph.NoiseGraphs._recorded",
+        lambda self, buffer, plan: lambda key: add_gaussian_noise(buffer, plan, (1,)),
+    )
+    recorder = both(tmp_path / "wrong", monkeypatch)
+    assert recorder.noise.uses == 0
 
 
 def test_padding_with_a_gradient() -> None:

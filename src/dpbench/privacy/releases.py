@@ -29,7 +29,7 @@ from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.mechanism.clipping import VectorGroup
 from dpbench.privacy.mechanism.mechanism import Mechanism, Merge
 from dpbench.privacy.mechanism.metrics import Value
-from dpbench.privacy.mechanism.noise import checksum
+from dpbench.privacy.mechanism.noise import AddNoise, checksum
 from dpbench.privacy.mechanism.noise_process import MakeNoise, noise_of
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.mechanism.schedules import CONSTANT, UNSCHEDULED, Factors, Schedules, factors_of
@@ -439,8 +439,11 @@ class ReleaseEngine:
         mechanism.add_sums(total, records)
 
     @torch.no_grad()
-    def release(self) -> list[Tensor]:
+    def release(self, add_noise: AddNoise | None = None) -> list[Tensor]:
         """Make the sums of the lot private: noise, a line in the ledger, and only then the division.
+
+        Args:
+            add_noise: Carries out `add_gaussian_noise`, to the last bit; None: that itself.
 
         Returns:
             The private gradient of each parameter, in its shape.
@@ -464,14 +467,14 @@ class ReleaseEngine:
         if self.processes.world > 1:
             self.processes.add_up(mechanism.total)
         exact = mechanism.total.clone() if self.budget.repeated.total() else None  # until the replay is seen to be one
-        self._add_noise()
+        self._add_noise(add_noise)
         if exact is not None and self.budget.differs(self._released()):
             if self.processes.rank == 0:
                 warnings.warn(_OTHER_SUM.format(number=self.num_releases, path=self.budget.path), stacklevel=2)
             self._refuse_second_sum(mechanism.training_plan)
             mechanism.total.copy_(exact)
             self.phase = self.budget.leave_replay(self.num_releases)
-            self._add_noise()
+            self._add_noise(add_noise)
         if self.canaries is not None:
             self.canaries.read(mechanism)
         if self.recipe.private:  # on disk before anything uses the noised sum
@@ -488,14 +491,18 @@ class ReleaseEngine:
                 "deterministic=True), or start a new run."
             )
 
-    def _add_noise(self) -> None:
+    def _add_noise(self, add: AddNoise | None) -> None:
         """Add the noise of this phase to the sum of all: whatever were added after it would not be on its grid."""
         if not self.recipe.noise:
             return
         mechanism = self.mechanism
         digest = mechanism.training_plan.digest
         if self.processes.rank == 0:
-            mechanism.add_noise(lambda step: noise_key(self.key, digest, self.phase, step, self.processes.apart))
+
+            def key_of_step(step: int) -> tuple[int, ...]:
+                return noise_key(self.key, digest, self.phase, step, self.processes.apart)
+
+            mechanism.add_noise(key_of_step, add)
         self.processes.share(mechanism.total)
 
     def _released(self) -> Release:

@@ -14,8 +14,10 @@ otherwise than those of eager ones, so that from its first lot on a training pad
 not: a resumed run rounds as the uninterrupted one does. Other modules have a recording for each size of a lot, from its
 second occurrence on; these round as eager lots do.
 
-Noise, ledger and update are as for `executors.Eager`. A lot in which a record is not finite is made once more, eagerly:
-nothing of it was released.
+The noise is added by a graph of its own (`_noise_graph`). Checksum, ledger and update are as for `executors.Eager`:
+guards and hooks of users look at the gradients between release and update, and learning rates are numbers of the host
+that may move from step to step. A lot in which a record is not finite is made once more, eagerly: nothing of it was
+released.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from dpbench.privacy.releases import ReleaseEngine
 from dpbench.records.source import RecordSource, RepeatableSums
 from dpbench.records.training import NotRepeatable, Training, TrainingStep, loss_of, replaced_methods
 from dpbench.session._inputs import Inputs, Padding, fill, kinds
+from dpbench.session._noise_graph import NoiseGraphs
 from dpbench.session._recordings import (
     Call,
     Draws,
@@ -119,6 +122,7 @@ class Graphs:
         self._compared: Tensor | None = None  # sums of a graph, for a lot that is made eagerly, too
         self._was_doubted = False  # whether the padded sums of the open lot do not hold
         self._pool: Any = None
+        self.noise = NoiseGraphs()
 
     def attach(self, training: Training, releases: ReleaseEngine, source: RecordSource) -> None:
         """Take note of a training."""
@@ -136,6 +140,7 @@ class Graphs:
         self._states.clear()
         self._inputs.clear()
         self._paddings.clear()
+        self.noise.clear()
         self._begin_lot(None)
         self._loss = None
         self._training = None
@@ -200,8 +205,10 @@ class Graphs:
         return added
 
     def release(self, releases: ReleaseEngine) -> list[Tensor]:
-        """As `ReleaseEngine.release`."""
-        return releases.release()
+        """As `ReleaseEngine.release`, with the noise of a graph."""
+        if self._is_eager:
+            return releases.release()
+        return releases.release(self.noise.add)
 
     # ------------------------------------------------------------------------------------- repeat
 

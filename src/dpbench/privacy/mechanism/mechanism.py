@@ -20,6 +20,7 @@ from dpbench.privacy.gradients.parameter import ParameterGradients, ScaledGradie
 from dpbench.privacy.mechanism.adaptive import Adaptation, with_bounds
 from dpbench.privacy.mechanism.clipping import Bounds, VectorGroup, clip_and_sum, group_squared_norms
 from dpbench.privacy.mechanism.metrics import Value
+from dpbench.privacy.mechanism.noise import AddNoise
 from dpbench.privacy.mechanism.noise_process import Keys
 from dpbench.privacy.mechanism.recipe import Recipe, Transform
 from dpbench.privacy.mechanism.training_plan import TrainingPlan
@@ -259,8 +260,16 @@ class Mechanism:
             self.accumulate(gradients, records, None, values)
             return self.total
 
-    def add_noise(self, keys: Keys) -> None:
-        """Make the sums of all processes private, once; the noise is a function of keys, one for each step."""
+    def add_noise(self, keys: Keys, add: AddNoise | None = None) -> None:
+        """Make the sums of all processes private, once; the noise is a function of keys, one for each step.
+
+        Args:
+            keys: Of the random numbers.
+            add: Carries out `add_gaussian_noise`, to the last bit; None: that itself.
+        """
+        if add is not None and self.training_plan.noise.is_plain:
+            add(self.total, self.plan.segments, keys(self.step))
+            return
         self.training_plan.noise.add_(
             self.total,
             self.plan,

@@ -30,6 +30,8 @@ from dpbench.privacy.randomness import digest_of, keyed_generator, keyed_sequenc
 
 Segments = Sequence[tuple[int, float]]
 """Consecutive parts of a flat sum as (length, standard deviation)."""
+AddNoise = Callable[[Tensor, Segments, Sequence[int]], Tensor]
+"""As `add_gaussian_noise`."""
 Draw = Callable[[int], Tensor]
 """size → that many words of 64 random bits, int64, shape (size,)."""
 
@@ -99,7 +101,7 @@ def add_gaussian_noise(
     elif kernels.suits(total) and total.is_contiguous():
         _add_kernel_noise(total, noise_stds, key, kernels.add_noise)
     else:
-        _add_torch_noise(total, noise_stds, key)
+        add_torch_noise(total, noise_stds, _random_words(key, total.device))
     return total
 
 
@@ -124,14 +126,19 @@ def _add_kernel_noise(
         start = end
 
 
-def _add_torch_noise(
+def add_torch_noise(
     total: Tensor,
     noise_stds: Segments,
-    key: Sequence[int],
+    draw: Draw,
 ) -> None:
-    """Add noise in pure PyTorch, in place, chunk by chunk, so that its float64 copies stay small."""
+    """Add noise in pure PyTorch, in place, chunk by chunk, so that its float64 copies stay small.
+
+    Args:
+        total: Flat sum, shape (D,).
+        noise_stds: Segments; the lengths add up to D.
+        draw: Source of random bits.
+    """
     device = total.device
-    draw = _random_words(key, device)
     chunk_size = _CPU_CHUNK if device.type == "cpu" else _DEVICE_CHUNK
     size = total.numel()
     for start in range(0, size, chunk_size):
@@ -228,14 +235,23 @@ def _random_words(key: Sequence[int], device: torch.device) -> Draw:
             return torch.from_numpy(words)
 
         return draw_on_cpu
-    generator = keyed_generator((*key, *_ON_DEVICES), device)
+    return words_of(keyed_generator(key_on_device(key), device))
 
-    def draw_on_device(size: int) -> Tensor:
-        words = torch.empty(size, dtype=torch.int64, device=device)
+
+def key_on_device(key: Sequence[int]) -> tuple[int, ...]:
+    """Key of the generator from which a device draws the noise of a key."""
+    return (*key, *_ON_DEVICES)
+
+
+def words_of(generator: torch.Generator) -> Draw:
+    """Source of random bits that are a generator's, on its device."""
+
+    def draw(size: int) -> Tensor:
+        words = torch.empty(size, dtype=torch.int64, device=generator.device)
         # None: up to the largest int64.
         return words.random_(_LEAST_INT64, None, generator=generator)
 
-    return draw_on_device
+    return draw
 
 
 def _overlapping(

@@ -59,6 +59,11 @@ class Noise(ABC):
         return add_gaussian_noise(total, plan.segments, keys(step))
 
     @property
+    def is_plain(self) -> bool:
+        """Whether `add_` is `add_gaussian_noise` with the key of the step."""
+        return type(self).add_ is Noise.add_
+
+    @property
     def constant(self) -> bool:
         """Whether the multiplier is the same at each step; a process that does not say so is asked at each."""
         return False
