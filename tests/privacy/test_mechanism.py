@@ -265,12 +265,12 @@ def normalizes_beyond_the_bound(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         mechanism_module,
         "clip_and_sum",
-        lambda g, groups, w, into, _: clip_and_sum(g, groups, partial(weights, stability=0.01), into),
+        lambda g, groups, w, into, *_: clip_and_sum(g, groups, partial(weights, stability=0.01), into),
     )
 
 
 def discretizes_after_clipping(patch: pytest.MonkeyPatch) -> None:
-    def late(gradients: Any, groups: Any, weights_of: Any, into: Any, _: Any) -> Any:
+    def late(gradients: Any, groups: Any, weights_of: Any, into: Any, *_: Any) -> Any:
         exact = [g._gradients for g in gradients]
         weights = torch.cat([g.per_record().flatten(1) for g in exact], 1).norm(dim=1).clamp(min=0.7) / 0.7
         sums = [discretize(g.per_record() / weights.view(-1, 1, *[1] * (g.per_record().dim() - 2)), 0.1) for g in exact]

@@ -48,7 +48,7 @@ def noise_divided_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def clips_the_mean(patch: pytest.MonkeyPatch) -> None:
-    def clip_mean(gradients: list[Any], groups: list[Any], weights_of: Any, into: list[Tensor], _: Any) -> Any:
+    def clip_mean(gradients: list[Any], groups: list[Any], weights_of: Any, into: list[Tensor], *_: Any) -> Any:
         rows = torch.cat([g.per_record().flatten(1) for g in gradients], 1)
         total = rows.sum(0)
         weight = clip_factors((total / max(len(rows), 1)).square().sum()[None], groups[0].max_grad_norm)
@@ -59,7 +59,7 @@ def clips_the_mean(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_clipping(patch: pytest.MonkeyPatch) -> None:
-    def clip(gradients: list[Any], groups: list[Any], weights_of: Any, into: list[Tensor], _: Any) -> Any:
+    def clip(gradients: list[Any], groups: list[Any], weights_of: Any, into: list[Tensor], *_: Any) -> Any:
         return clip_and_sum(gradients, groups, lambda norms, bound: torch.ones_like(norms), into)
 
     patch.setattr(mechanism, "clip_and_sum", clip)

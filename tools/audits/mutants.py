@@ -223,9 +223,9 @@ def _leftovers() -> Iterator[None]:
     clear = Mechanism.clear
     add_noise = Mechanism.add_noise
 
-    def keep_sum(self: Mechanism, key: Any) -> None:
+    def keep_sum(self: Mechanism, *arguments: Any) -> None:
         exact[:] = [self.total.clone()]
-        add_noise(self, key)
+        add_noise(self, *arguments)
 
     def clear_nine_tenths(self: Mechanism, into: Tensor | None = None) -> None:
         clear(self, into)
