@@ -99,7 +99,7 @@ def test_without_the_word_every_run_is_run(
     ("old", "new", "message"),
     [
         ("trainer.max_steps=3 ", "trainer.max_steps=4 ", "was run with other words than own/digits has now"),
-        ("logger=none", "logger=none trainer=gpu", "short, private, seed 0 was run as `.*trainer=gpu`, and is .* now"),
+        ("logger=none", "logger=csv", "short, private, seed 0 was run as `.*logger=csv`, and is .* now"),
         ("commit", "committed", "has no column commit"),
         (",0,test/accuracy,", ",,test/accuracy,", "without a whole number as its seed"),
         (",0,test/accuracy,", ",0.5,test/accuracy,", "without a whole number as its seed"),
@@ -121,6 +121,17 @@ def test_runs_of_other_words_are_not_kept(
     assert _call(definition, tmp_path, "--keep") == 1
     error = capsys.readouterr().err
     assert re.search(message, error) and not held[1]
+
+
+def test_runs_of_another_machine_are_kept(
+    held: tuple[list[Job], list[list[str]]], definition: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A table begun on a GPU goes on without one: `trainer=` says where a run was made, not what it is."""
+    path = tmp_path / "out" / "own_digits" / "runs.csv"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("logger=none", "logger=none trainer=gpu"), encoding="utf-8")
+    assert _call(definition, tmp_path, "--keep") == 0
+    assert "kept" in capsys.readouterr().out
 
 
 def test_a_run_that_stands_there_twice_is_refused(

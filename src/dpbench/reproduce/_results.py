@@ -402,16 +402,19 @@ def earlier_runs(table: Table, folder: Path, jobs: Sequence[Job]) -> EarlierRuns
         if before != current.get(key, before):
             *cell, seed = key
             raise ConfigurationError(
-                f"{path}: {_named(cell)}, seed {seed} was run as `{before}`, and is `{current[key]}` now: give the "
-                "same words (trainer=), or another --out."
+                f"{path}: {_named(cell)}, seed {seed} was run as `{before}`, and is `{current[key]}` now: give "
+                "another --out."
             )
     # A run without a figure is run again.
     return EarlierRuns(runs[runs["value"].notna()], read_logged(table, folder))
 
 
 def _without(later: Sequence[str], words: Sequence[str]) -> str:
-    """Words without those of options that earlier runs did not have."""
-    return " ".join(word for word in words if word not in later)
+    """Words without those of options that earlier runs did not have, and without the machine's.
+
+    `trainer=gpu` says where a run was made, as the columns cpu and gpu of runs.csv do: one table may hold runs of both.
+    """
+    return " ".join(word for word in words if word not in later and not word.startswith("trainer="))
 
 
 def collect(table: Table, jobs: Sequence[Job]) -> Logged:
