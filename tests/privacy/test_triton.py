@@ -22,7 +22,7 @@ from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.gradients.parameter import InstantiatedGradients, OuterProductGradients
 from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum
 from dpbench.privacy.mechanism.noise import add_gaussian_noise
-from dpbench.privacy.native._known_answers import DIGEST, SPACING, START, digest_of_numbers
+from dpbench.privacy.native.known_answers import DIGEST, SPACING, START, digest_of_numbers
 from dpbench.privacy.randomness import digest_of
 from dpbench.privacy.triton import _known_answers, kernels, loader
 from dpbench.privacy.triton._known_answers import CHECKS, wrong_answers

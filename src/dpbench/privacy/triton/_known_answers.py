@@ -1,4 +1,4 @@
-"""What kernels must compute on a device before they are used there, as `native._known_answers` has it."""
+"""What kernels must compute on a device before they are used there, as `native.known_answers` has it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from dpbench.privacy.native._known_answers import DIGEST, KEY, SPACING, START, digest_of_numbers
+from dpbench.privacy.native.known_answers import DIGEST, KEY, SPACING, START, digest_of_numbers
 from dpbench.privacy.triton import kernels
 from dpbench.privacy.triton.kernels import Geometry
 
