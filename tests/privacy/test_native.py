@@ -29,9 +29,9 @@ from dpbench.privacy.gradients.parameter import InstantiatedGradients, OuterProd
 from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum
 from dpbench.privacy.mechanism.noise import add_gaussian_noise
 from dpbench.privacy.native import choices, kernels, loader
+from dpbench.privacy.native._signatures import ARGUMENTS, declare
 from dpbench.privacy.native.known_answers import DIGEST, SPACING, START, digest_of_numbers, wrong_answers
 from dpbench.privacy.native.known_answers import KEY as KNOWN
-from dpbench.privacy.native._signatures import ARGUMENTS, declare
 from tests.support import forks
 from tests.support.chacha import KEY, chacha20, normal_numbers, pairs_of_blocks
 from tests.support.cli import HANGS

@@ -21,9 +21,9 @@ from tempfile import TemporaryDirectory
 from typing import Literal, cast, get_args
 
 from dpbench.errors import ConfigurationError, brief
-from dpbench.privacy.native.known_answers import wrong_answers
 from dpbench.privacy.native._signatures import declare
 from dpbench.privacy.native._trust import make_folder, mistrust, mistrusted_folder
+from dpbench.privacy.native.known_answers import wrong_answers
 
 Mode = Literal["auto", "on", "off"]
 _VARIABLE = "DPBENCH_NATIVE"
