@@ -74,7 +74,7 @@ def test_rounding_does_not_decide_what_is_kept(dtype: torch.dtype) -> None:
     assert torch.equal(keep_large(one, 1.0), one)
 
 
-@pytest.mark.parametrize("values", ["signs", "rescaled", "kept"])
+@pytest.mark.parametrize("values", ["signs", "threshold", "rescaled", "kept"])
 def test_nothing_of_an_empty_lot(values: Values) -> None:
     for rows in (torch.zeros(0, 3, 2), torch.zeros(4, 0)):
         size = rows[0].numel() if len(rows) else 6
@@ -84,7 +84,7 @@ def test_nothing_of_an_empty_lot(values: Values) -> None:
 
 
 def test_signs_of_rounding_errors_are_refused() -> None:
-    for values in ("signs", "rescaled"):
+    for values in ("signs", "threshold", "rescaled"):
         with pytest.raises(ConfigurationError, match="must be above 0: signs of what is zero but for rounding"):
             Discretization(0.0, values)  # type: ignore[arg-type]
     assert Discretization(0.0, "kept")
@@ -99,6 +99,15 @@ def test_signs_at_the_norm_of_the_gradient() -> None:
     torch.testing.assert_close(found[1].per_record(), torch.tensor([[size], [0], [0]]))
     norms = sum(each.squared_norms() for each in found)
     torch.testing.assert_close(norms, torch.tensor([25.01, 0, 0]))
+
+
+def test_signs_of_the_size_of_the_threshold() -> None:
+    """No gradient gains norm by them: ±τ is at most the coordinate that it stands for."""
+    gradient = torch.tensor([[3.0, 0.1], [0.1, -0.6]])
+    (part,) = Discretization(0.5, "threshold")([InstantiatedGradients(lambda: gradient)], 2, [2])
+    torch.testing.assert_close(part.per_record(), torch.tensor([[0.5, 0.0], [0.0, -0.5]]))
+    torch.testing.assert_close(part.squared_norms(), torch.tensor([0.25, 0.25]))
+    assert (part.squared_norms() <= gradient.square().sum(1)).all()
 
 
 def scores_by_integration(y: float, hypotheses: str, priors: tuple[float, float, float], bound: float) -> list[float]:
@@ -127,6 +136,16 @@ def test_the_most_probable_hypothesis_wins(hypotheses: str, priors: tuple[float,
         if first < second * (1 + 1e-6):
             continue  # a tie
         assert value == {down: -NU, stop: 0.0, up: NU}[first], y
+
+
+@pytest.mark.parametrize("priors", [(1 / 3, 1 / 3, 1 / 3), (0.1, 0.7, 0.2)])
+@pytest.mark.parametrize("hypotheses", ["points", "intervals", "uniform"])
+def test_the_posterior_mean(hypotheses: str, priors: tuple[float, float, float]) -> None:
+    correction = ErrorCorrection(NU, hypotheses, "sum", priors, "mean")  # type: ignore[arg-type]
+    corrected = correction.correct(GRID, STD, M, BOUND)
+    for y, value in zip(GRID.tolist(), corrected.tolist(), strict=True):
+        down, stop, up = scores_by_integration(y, hypotheses, priors, BOUND * M)
+        assert value == pytest.approx(NU * (up - down) / (down + stop + up), abs=1e-6), y
 
 
 def test_points_with_equal_priors_cut_at_half_of_the_threshold() -> None:

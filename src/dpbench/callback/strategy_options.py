@@ -18,7 +18,7 @@ from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.privacy.gradients.discretization import Discretization, Values
 from dpbench.privacy.gradients.engine import LossReduction
 from dpbench.privacy.gradients.method import GradientsName
-from dpbench.privacy.mechanism.denoising import ErrorCorrection, Hypotheses, Scale
+from dpbench.privacy.mechanism.denoising import ErrorCorrection, Estimate, Hypotheses, Scale
 from dpbench.privacy.mechanism.metrics import PrivateMetrics
 from dpbench.privacy.mechanism.noise_process import Noise, noise_of
 from dpbench.privacy.mechanism.recipe import Recipe
@@ -129,11 +129,12 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
         microbatch_size: μ. Above 1 the gradients of the examples that were drawn into one microbatch are added up,
             divided by μ and clipped instead of each example's; an example can then move the sum by twice the bound.
         discretization_threshold: τ, discretizes each record's gradient to {−1, 0, +1} before clipping; None: not.
-        discretization_values: What coordinates beyond τ become: "signs" (±1), "rescaled" signs or "kept" values, see
-            `privacy.gradients.discretization.Discretization`.
+        discretization_values: What coordinates beyond τ become: "signs" (±1), ± the "threshold", "rescaled" signs or
+            "kept" values, see `privacy.gradients.discretization.Discretization`.
         correction_threshold: ν of the error correction of the released gradient; None: no correction.
         correction_hypotheses: Likelihood of the error correction, see `privacy.mechanism.denoising.ErrorCorrection`.
         correction_scale: What ν is compared with: the noisy "sum" or "mean".
+        correction_estimate: The most probable of −ν, 0, +ν (the "mode"), or their posterior "mean".
         priors: [p_down, p_stop, p_up] of the error correction; None takes equal ones.
         metrics: Private metrics: name → bound of one record's value, released as `private/<name>`; None: none.
         metrics_share: Share of the budget (of z⁻²) that they take.
@@ -172,6 +173,7 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
     correction_threshold: float | None = None
     correction_hypotheses: Hypotheses = "points"
     correction_scale: Scale = "sum"
+    correction_estimate: Estimate = "mode"
     priors: list[float] | None = None
     metrics: dict[str, float] | None = None
     metrics_share: Share = 0.05
@@ -247,6 +249,7 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
                 self.correction_hypotheses,
                 self.correction_scale,
                 self.priors,
+                self.correction_estimate,
             )
         if self.metrics is not None:
             parts["metrics"] = PrivateMetrics(self.metrics, self.metrics_share)

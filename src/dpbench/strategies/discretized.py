@@ -16,11 +16,12 @@ class DiscretizedDPSGD(DPSGD):
 
     Args:
         discretization_threshold: τ ≥ 0; None: no discretization.
-        discretization_values: What coordinates beyond τ become: "signs" (the paper's ±1), "rescaled" signs or "kept"
-            values.
+        discretization_values: What coordinates beyond τ become: "signs" (the paper's ±1), ± the "threshold",
+            "rescaled" signs or "kept" values.
         correction_threshold: ν > 0; None: no correction.
         correction_hypotheses: Likelihood of the error correction.
         correction_scale: What ν is compared with: the noisy "sum" (Algorithm 1 to the letter) or "mean".
+        correction_estimate: The most probable of −ν, 0, +ν (the "mode"), or their posterior "mean".
     """
 
     discretization_threshold: float | None = 0.001

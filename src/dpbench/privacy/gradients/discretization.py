@@ -17,7 +17,7 @@ from dpbench.privacy.gradients._convolution import ConvolutionGradients
 from dpbench.privacy.gradients.parameter import OuterProductGradients, ParameterGradients, ScaledGradients, per_row
 from dpbench.privacy.native import kernels
 
-Values = Literal["signs", "rescaled", "kept"]
+Values = Literal["signs", "threshold", "rescaled", "kept"]
 
 _LARGEST = 1e30  # threshold; its square is still a floating-point number
 _SLACK = 1e-4  # of the threshold for values that are kept: above what rounding does
@@ -189,14 +189,15 @@ def _signs(
 
 @dataclass(frozen=True)
 class Discretization:
-    r"""Each coordinate of a record's gradient becomes +1 above τ, −1 below −τ, else 0, or one of two milder variants.
+    r"""Each coordinate of a record's gradient becomes +1 above τ, −1 below −τ, else 0, or one of three milder variants.
 
     (gradient_compression_denoising_2020, 3.1.) A transform of records: clipping sees only its result, so that the
     sensitivity is the same whatever it does.
 
     * "signs": the paper's. A record with k coordinates beyond τ has norm √k, however small its gradient g was.
-    * "rescaled": the same signs at the norm of g, ±‖g‖/√k, so that a record that is nearly learned weighs little. (The
-      paper says of its own that it "does not increase gradient norms".)
+    * "threshold": ±τ in place of ±1. The norm, τ√k, is at most that of the gradient: the paper says of its own
+      discretization that it "does not increase gradient norms", which holds for these values only.
+    * "rescaled": the same signs at the norm of g, ±‖g‖/√k, so that a record that is nearly learned weighs little.
     * "kept": no signs; coordinates from about τ times the root mean square of the record's gradient by that parameter
       on keep their values.
 
@@ -258,6 +259,9 @@ class Discretization:
                 discretized.append(large)
             else:
                 discretized.append(_signs(part, self.threshold, records, size))
+        if self.values == "threshold":
+            at_threshold = torch.full((records,), self.threshold)
+            return [ScaledGradients(part, at_threshold) for part in discretized]
         if self.values != "rescaled" or not discretized:
             return discretized
         scales = _squared_norms(gradients) / _squared_norms(discretized)

@@ -20,6 +20,7 @@ from dpbench.privacy.gradients.discretization import check_threshold
 
 Hypotheses = Literal["points", "intervals", "uniform"]
 Scale = Literal["sum", "mean"]
+Estimate = Literal["mode", "mean"]
 Priors = tuple[float, float, float]
 
 _EQUAL: Priors = (1 / 3, 1 / 3, 1 / 3)
@@ -45,11 +46,15 @@ class ErrorCorrection:
       learning rate has to match.
     * "mean": y is the noisy mean over the expected number of records.
 
+    The estimate is the paper's, the most probable of −ν, 0 and +ν ("mode"), or their posterior "mean",
+    ν (P(U | y) − P(D | y)), which has the least squared error if the hypotheses are right.
+
     Attributes:
         threshold: ν > 0.
         hypotheses: The likelihood, as above.
         scale: "sum" or "mean".
         priors: Probabilities of (D, S, U); see `estimate_priors` for public data. None takes equal ones.
+        estimate: "mode" or "mean".
 
     Raises:
         ConfigurationError: ν is not positive, the priors do not sum to 1, or a name is unknown.
@@ -59,6 +64,7 @@ class ErrorCorrection:
     hypotheses: Hypotheses = "points"
     scale: Scale = "sum"
     priors: Sequence[float] | None = None
+    estimate: Estimate = "mode"
 
     def __post_init__(self) -> None:
         check_threshold(self.threshold, "correction_threshold")
@@ -66,6 +72,7 @@ class ErrorCorrection:
             raise ConfigurationError("correction_threshold must be positive (null for no error correction).")
         _check_choice("correction_hypotheses", self.hypotheses, get_args(Hypotheses))
         _check_choice("correction_scale", self.scale, get_args(Scale))
+        _check_choice("correction_estimate", self.estimate, get_args(Estimate))
         check_priors(self.priors)
 
     def check(self, bound: float, expected_records: float) -> None:
@@ -100,7 +107,7 @@ class ErrorCorrection:
             bound: Most that one record adds to a coordinate.
 
         Returns:
-            −ν, 0 or +ν for each coordinate, in the shape of `total`.
+            −ν, 0 or +ν for each coordinate, or a value between −ν and +ν (posterior mean), in the shape of `total`.
         """
         divisor = 1.0
         if self.scale == "mean":
@@ -111,6 +118,10 @@ class ErrorCorrection:
             std=noise_std / divisor,
             largest=largest,
         )
+        if self.estimate == "mean":
+            posterior = torch.stack([down, stop, up]).softmax(0)
+            difference: Tensor = posterior[2] - posterior[0]
+            return difference.mul_(self.threshold)
         # Where two hypotheses are equally probable, the coordinate becomes 0.
         is_up = (up > down) & (up > stop)
         is_down = (down > up) & (down > stop)
