@@ -1,20 +1,23 @@
 """Matrix factorizations of correlated noise: coefficients of a banded Toeplitz matrix C, and the error of its noise.
 
-The mechanism releases C G + S z W for the gradients G of all steps, and multiplies by C⁻¹: each step's clipped sum gets the
-noise S z (C⁻¹ W)_t, with W independent standard normal numbers. What an optimizer makes of the sums is a linear map A
-(running sums, say), so that its iterates have the error S z A C⁻¹ W. C, A and their products are lower triangular
+The mechanism releases C G + S z W for the gradients G of all steps, and multiplies by C⁻¹: each step's clipped sum gets
+the noise S z (C⁻¹ W)_t, with W independent standard normal numbers. What an optimizer makes of the sums is a linear map
+A (running sums, say), so that its iterates have the error S z A C⁻¹ W. C, A and their products are lower triangular
 Toeplitz matrices, given by their first columns: multiplication is that of power series.
 
 Sensitivity: C has b bands, so the columns of steps that lie at least b apart have no row in common and are orthogonal.
 Let a record take part in at most k steps, any two of them at least b steps apart, with vectors of norm at most S. Then
-C G moves by at most S √k max_t ‖C e_t‖ in the Frobenius norm (with equality for k full columns and vectors of norm S).
-The columns of the last b - 1 steps are truncated and no longer than the full ones, whose norm is 1 here; so the bound
-is S √k. Under cyclic Poisson sampling a record may take part in every b-th step only, and its columns are orthogonal:
-in an orthonormal basis of them each round is a Gaussian mechanism of sensitivity S on a Poisson sample of its group.
+C G moves by at most S √k max_t ‖C e_t‖ in the Frobenius norm, with equality for k full columns and vectors of norm S.
+The columns of the last b - 1 steps are cut off and no longer than the full ones, whose norm is 1 here: so the bound is
+S √k, also where gradients depend on earlier releases (Denisov et al. 2022).
+
+Amplification: under cyclic Poisson sampling a record may take part in the steps of its own group only, each b-th. Row
+t of C G depends on one step of that group alone, so that each round (b rows) is a Poisson-sampled Gaussian mechanism
+with sensitivity at most S and the multiplier z; there are ⌈n / b⌉ rounds, each record once in a round at most.
 
 Sources: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization" (bands, amplification, optimization);
-McKenna 2024, "Scaling up the Banded Matrix Factorization Mechanism" (banded Toeplitz matrices in time n b); Kalinin &
-Lampert 2024, "Banded Square Root Matrix Factorization" (closed form; workloads of momentum and weight decay).
+McKenna 2024, "Scaling up the Banded Matrix Factorization Mechanism" (banded Toeplitz matrices, in time n b); Kalinin &
+Lampert 2024, "Banded Square Root Matrix Factorization" (square root; workloads of momentum and weight decay).
 """
 
 from __future__ import annotations
@@ -64,8 +67,8 @@ def optimizer_workload(
 ) -> Floats:
     """How far a unit of gradient in one step has moved the parameters after this one and the following steps.
 
-    The first column of A, for `torch.optim.SGD` at a constant learning rate, where the gradients of later steps are taken
-    to be the same with and without it; without momentum and decay a constant (running sums).
+    The first column of A for `torch.optim.SGD` at a constant learning rate, where the gradients of later steps are taken
+    to be the same with and without it. Without momentum and decay it is constant: running sums.
 
     Args:
         steps: n.
@@ -92,8 +95,8 @@ def optimizer_workload(
         raise ConfigurationError(
             f"learning_rate × weight_decay must be at least 0 and less than 1, not {learning_rate * weight_decay:g}."
         )
-    # θ_t = θ_{t-1} - η u_t with u_t = m_t (Nesterov: g_t + μ m_t), m_t = μ m_{t-1} + g_t and g_t + λ θ_{t-1} in the place
-    # of g_t. As power series in the delay x: u = N(x) / (1 - μ x) g, θ = η u / (1 - x), both ways of θ in the denominator.
+    # m_t = μ m_{t-1} + g_t + λ θ_{t-1}, and θ_t = θ_{t-1} - η m_t. With Nesterov's momentum θ moves by g_t + λ θ_{t-1}
+    # + μ m_t. As power series in the delay x: θ = -η N(x) (g + λ x θ) / ((1 - x) (1 - μ x)).
     numerator = np.array([1.0, 0.0])
     if nesterov:
         numerator = np.array([1.0 + momentum, -momentum])
@@ -108,7 +111,7 @@ def optimizer_workload(
 def square_root_coefficients(bands: int, workload: Floats | None = None) -> Floats:
     """Coefficients of the banded square root: those of √A, cut off after b and scaled to norm 1.
 
-    Kalinin & Lampert 2024, Definition 1; for running sums the k-th is binomial(2k, k) / 4^k (their equation 8).
+    Kalinin & Lampert 2024; for running sums the k-th is binomial(2k, k) / 4^k before it is scaled.
 
     Args:
         bands: b.
@@ -178,8 +181,8 @@ def coefficients_for(
 ) -> Floats:
     """Coefficients of the banded Toeplitz matrix of norm 1 with the least error for a workload.
 
-    Minimizes log ‖c‖² + log Σ_k w_k β_k² by L-BFGS, where β(x) = a(x) / c(x) is the first column of A C⁻¹, and w_k the share of rows
-    that contain β_k (1 for the last row). McKenna 2024, Section 3.1, with gradients in closed form: an evaluation takes O(n b).
+    Minimizes log ‖c‖² + log Σ_k w_k β_k² by L-BFGS (McKenna 2024), where β(x) = a(x) / c(x) is the first column of A C⁻¹
+    and w_k the share of rows that contain β_k, or 1 for the last row. An evaluation with its gradient takes O(n b).
 
     Args:
         workload: First column of A, (n,).
