@@ -67,8 +67,8 @@ def optimizer_workload(
 ) -> Floats:
     """How far a unit of gradient in one step has moved the parameters after this one and the following steps.
 
-    The first column of A for `torch.optim.SGD` at a constant learning rate, where the gradients of later steps are taken
-    to be the same with and without it. Without momentum and decay it is constant: running sums.
+    The first column of A for `torch.optim.SGD` at a constant learning rate, where the gradients of later steps are
+    taken to be the same with and without it. Without momentum and decay it is constant: running sums.
 
     Args:
         steps: n.
@@ -181,8 +181,8 @@ def coefficients_for(
 ) -> Floats:
     """Coefficients of the banded Toeplitz matrix of norm 1 with the least error for a workload.
 
-    Minimizes log ‖c‖² + log Σ_k w_k β_k² by L-BFGS (McKenna 2024), where β(x) = a(x) / c(x) is the first column of A C⁻¹
-    and w_k the share of rows that contain β_k, or 1 for the last row. An evaluation with its gradient takes O(n b).
+    Minimizes log ‖c‖² + log Σ_k w_k β_k² by L-BFGS (McKenna 2024), where β(x) = a(x) / c(x) is the first column of
+    A C⁻¹ and w_k the share of rows that contain β_k, or 1 for the last row. An evaluation with its gradient takes O(n b).
 
     Args:
         workload: First column of A, (n,).
