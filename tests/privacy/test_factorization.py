@@ -1,4 +1,4 @@
-"""Banded Toeplitz factorizations: against dense matrices, all patterns of participation, jax_privacy, planned figures."""
+"""Banded Toeplitz factorizations: against dense matrices, all patterns of participation, and jax_privacy."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def coefficients_for(
     """Coefficients of the banded Toeplitz matrix of norm 1 with the least error for a workload.
 
     Minimizes log ‖c‖² + log Σ_k w_k β_k² by L-BFGS (McKenna 2024), where β(x) = a(x) / c(x) is the first column of
-    A C⁻¹ and w_k the share of rows that contain β_k, or 1 for the last row. An evaluation with its gradient takes O(n b).
+    A C⁻¹ and w_k the share of rows that contain β_k, or 1 for the last row. An evaluation takes O(n b).
 
     Args:
         workload: First column of A, (n,).
