@@ -12,19 +12,20 @@ from torch.optim import Optimizer
 
 from dpbench.errors import ConfigurationError
 
+NoiseStds = Callable[[], Mapping[Tensor, float]]
+"""Gives the standard deviation of the noise on each coordinate of a parameter's present gradient."""
+
 
 @runtime_checkable
 class NoiseAware(Protocol):
-    """An optimizer that is told the noise in its gradients, before each step on a release.
+    """An optimizer that knows the noise in its gradients: any with this method; without privacy nobody calls it."""
 
-    Any optimizer with this method is; without privacy nobody calls it.
-    """
-
-    def expect_noise(self, stds: Mapping[Tensor, float]) -> None:
-        """Take note of the noise in the gradients of the coming step.
+    def follow_noise(self, noise_stds: NoiseStds | None) -> None:
+        """Take note, before the first step of a training, of who knows the noise of each step.
 
         Args:
-            stds: Standard deviation of the noise on each coordinate of `p.grad`, for each parameter with a release.
+            noise_stds: Asked within `step`, after the closure: standard deviation of the noise on each coordinate of
+                `p.grad`, for each parameter with a private gradient. None: the training is over.
         """
 
 
@@ -38,11 +39,11 @@ class DPAdam(Optimizer):
         θ ← θ - lr m̂ / (√max(v̂ - Φ, floor Φ) + eps)
 
     with Adam's bias-corrected moments m̂ and v̂ (Tang, Shpilevskiy & Lécuyer 2023, arXiv 2312.14334; their γ' is floor Φ
-    here). Φ is that of each parameter's own noise, averaged over the steps as v̂ is, so that noise may change from step to
-    step and differ among clipping groups. Without noise it is `torch.optim.Adam`, to the last bit.
+    here). Φ is that of each parameter's own noise, averaged over the steps as v̂ is, so that noise may change from step
+    to step and differ among clipping groups. Without noise it is `torch.optim.Adam`, to the last bit.
 
-    Coordinates that are all noise are divided by √(floor Φ), where Adam divides by √Φ: the same learning rate makes larger
-    steps.
+    Coordinates that are all noise are divided by √(floor Φ), where Adam divides by √Φ: at the same learning rate they
+    move further.
 
     Args:
         params: Parameters, or groups of them.
@@ -73,7 +74,7 @@ class DPAdam(Optimizer):
             "weight_decay": weight_decay,
             "floor": floor,
         }
-        self._stds: Mapping[Tensor, float] = {}
+        self._noise_stds: NoiseStds | None = None
         super().__init__(params, defaults)
         for group in self.param_groups:
             _check(group)
@@ -81,11 +82,11 @@ class DPAdam(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Copies and pickles of an optimizer hold what torch knows of it.
         super().__setstate__(state)
-        self._stds = {}
+        self._noise_stds = None
 
-    def expect_noise(self, stds: Mapping[Tensor, float]) -> None:
-        """See `NoiseAware`; without a call the gradients of a step have no noise."""
-        self._stds = stds
+    def follow_noise(self, noise_stds: NoiseStds | None) -> None:
+        """See `NoiseAware`; None: the gradients have no noise."""
+        self._noise_stds = noise_stds
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -94,9 +95,9 @@ class DPAdam(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        # Each release is for one step: another one, without a release, has gradients without noise.
-        stds = self._stds
-        self._stds = {}
+        stds: Mapping[Tensor, float] = {}
+        if self._noise_stds is not None:
+            stds = self._noise_stds()
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:

@@ -245,9 +245,16 @@ class PrivateSession:
         self._warn(_doubt_about_correction(releases.recipe, self.optimizer))
         # Lot t belongs to release t; the key of the lots is known with the plan only.
         lots.start_at(releases.num_releases, releases.lot_key)
+        if isinstance(self.optimizer, NoiseAware):
+            self.optimizer.follow_noise(self._noise_of_gradients)
         # Last: the header that it writes says that the run has begun.
         releases.open_ledger(ledger, horizon, lots.source)
         lots.phase = releases.lot_phase
+
+    def _noise_of_gradients(self) -> dict[Tensor, float]:
+        """Standard deviation of the noise on the gradients that were released last, by parameter."""
+        stds = self.releases.mechanism.gradient_stds
+        return dict(zip(self.trained.parameters, stds, strict=True))
 
     def _warn(self, doubt: str | None) -> None:
         if doubt is not None:
@@ -461,9 +468,6 @@ class PrivateSession:
         gradients = self._executor.release(self.releases)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient.to(parameter.dtype) if parameter.requires_grad else None
-        if isinstance(self.optimizer, NoiseAware):
-            stds = self.releases.mechanism.gradient_stds
-            self.optimizer.expect_noise(dict(zip(parameters, stds, strict=True)))
         self.released = True
         for guard in self.guards:
             guard.on_released()
@@ -490,6 +494,8 @@ class PrivateSession:
         for guard in self.guards:
             guard.on_end()
         self.guards = []
+        if isinstance(self._optimizer, NoiseAware):
+            self._optimizer.follow_noise(None)
         self._trained = None
         self._part = None
         self._optimizer = None
@@ -521,7 +527,7 @@ def _doubt_about_correction(recipe: Recipe, optimizer: Optimizer) -> str | None:
     if recipe.denoiser is None or not isinstance(optimizer, NoiseAware):
         return None
     return (
-        f"{type(optimizer).__name__} takes the noise in the gradients to be what was added to them, and error correction "
+        f"{type(optimizer).__name__} expects all of the noise that was added to the gradients, and error correction "
         "removes a part of it: leave out correction_threshold, or use an optimizer that does not know the noise (adam)."
     )
 
