@@ -27,6 +27,7 @@ from dpbench.guards.lots import require_lot_loader
 from dpbench.guards.optimizer_steps import private_optimizer
 from dpbench.guards.parameters import parameters_of
 from dpbench.guards.public_networks import private_part
+from dpbench.optimizers import NoiseAware
 from dpbench.privacy.accounting.composition import doubt_about_delta
 from dpbench.privacy.accounting.stated_plan import own_process
 from dpbench.privacy.budget import ENDLESS, TrainingLength
@@ -36,6 +37,7 @@ from dpbench.privacy.mechanism.clipping import VectorGroup
 from dpbench.privacy.mechanism.mechanism import mean_norms
 from dpbench.privacy.mechanism.noise_process import Noise
 from dpbench.privacy.mechanism.plan import ReleasePlan
+from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.processes import Processes
 from dpbench.privacy.randomness import Stream, keyed_generator, keyed_seed, seed_global_generators
 from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
@@ -240,11 +242,19 @@ class PrivateSession:
         releases.begin(sampling, source.summands, trained, groups, metric_sizes, horizon, lot_sizes)
         self._warn(_doubt_about_statistics(releases.mechanism.plan))
         self._warn(_doubt_about_noise(releases.mechanism.training_plan.noise))
+        self._warn(_doubt_about_correction(releases.recipe, self.optimizer))
         # Lot t belongs to release t; the key of the lots is known with the plan only.
         lots.start_at(releases.num_releases, releases.lot_key)
+        if isinstance(self.optimizer, NoiseAware):
+            self.optimizer.follow_noise(self._noise_of_gradients)
         # Last: the header that it writes says that the run has begun.
         releases.open_ledger(ledger, horizon, lots.source)
         lots.phase = releases.lot_phase
+
+    def _noise_of_gradients(self) -> dict[Tensor, float]:
+        """Standard deviation of the noise on the gradients that were released last, by parameter."""
+        stds = self.releases.mechanism.gradient_stds
+        return dict(zip(self.trained.parameters, stds, strict=True))
 
     def _warn(self, doubt: str | None) -> None:
         if doubt is not None:
@@ -484,6 +494,8 @@ class PrivateSession:
         for guard in self.guards:
             guard.on_end()
         self.guards = []
+        if isinstance(self._optimizer, NoiseAware):
+            self._optimizer.follow_noise(None)
         self._trained = None
         self._part = None
         self._optimizer = None
@@ -507,6 +519,16 @@ def _doubt_about_noise(noise: Noise) -> str | None:
     return (
         f"the noise is drawn by {process}, which is not dpbench's: nothing checks that its noise has the stated "
         "multiplier, on which epsilon depends (CONTRIBUTING.md: what every mechanism must show)."
+    )
+
+
+def _doubt_about_correction(recipe: Recipe, optimizer: Optimizer) -> str | None:
+    """Say that an optimizer knows the noise before its correction only."""
+    if recipe.denoiser is None or not isinstance(optimizer, NoiseAware):
+        return None
+    return (
+        f"{type(optimizer).__name__} expects all of the noise that was added to the gradients, and error correction "
+        "removes a part of it: leave out correction_threshold, or use an optimizer that does not know the noise (adam)."
     )
 
 

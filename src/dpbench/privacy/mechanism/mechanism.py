@@ -50,6 +50,8 @@ class Mechanism:
             memory for each lot, so that gradients that somebody has kept never show the sums of a later lot.
         gradients: A view of `total` for each parameter, in its shape and memory layout.
         metrics: The last released values of the private metrics.
+        gradient_stds: Noise on each coordinate of the last released gradient of each parameter, before any error
+            correction.
         records_of_lot: (records of this process's part of the lot, those of them with finite gradients): private.
 
     Raises:
@@ -76,6 +78,7 @@ class Mechanism:
         self.plan = plan.release(step, present_bounds)
         self.step = step
         self.metrics: dict[str, float] = {}
+        self.gradient_stds: tuple[float, ...] = (0.0,) * len(sizes)
         self._metrics: list[dict[str, float]] = []
         for values in remembered.get("metrics", ()):
             self._metrics.append(dict(values))
@@ -307,6 +310,9 @@ class Mechanism:
         if plan.statistics or adapts:
             released = plan.divide_statistics_(self._statistics)
             self._adapt(released.tolist())
+        if self.recipe.noise:
+            relative_std = self.training_plan.noise.relative_std(self.step)
+            self.gradient_stds = tuple(relative_std * std for std in plan.gradient_stds)
         self.step += 1
         # Else the next release has the plan of this one, which need not be computed again at each step.
         if adapts or not self.training_plan.constant:

@@ -58,6 +58,13 @@ class Noise(ABC):
         """
         return add_gaussian_noise(total, plan.segments, keys(step))
 
+    def relative_std(self, step: int) -> float:
+        """Standard deviation of the noise that `add_` adds at a step, over that of the plan's segments.
+
+        What optimizers know of the noise; privacy does not depend on it.
+        """
+        return 1.0
+
     @property
     def is_plain(self) -> bool:
         """Whether `add_` is `add_gaussian_noise` with the key of the step."""

@@ -166,6 +166,11 @@ class ReleasePlan:
         return tuple(stds)
 
     @cached_property
+    def gradient_stds(self) -> tuple[float, ...]:
+        """Noise on each coordinate of the released gradient, which is divided, for each parameter."""
+        return tuple(std / self.denominator for std in self.parameter_stds)
+
+    @cached_property
     def parameter_bounds(self) -> tuple[float, ...]:
         """Most that one record adds to a coordinate of the summed gradient, for each parameter."""
         bounds = [0.0] * len(self.sizes)
