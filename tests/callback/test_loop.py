@@ -120,6 +120,16 @@ def test_an_evaluation_in_between_changes_nothing(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(plain.state_dict().values(), model.state_dict().values(), strict=True))
 
 
+def test_a_schedule_that_was_made_before(tmp_path: Path) -> None:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+    strategy = STRATEGIES["flat"](seed=7, ledger=str(tmp_path / "ledger.jsonl"))
+    for _ in PrivateLoop(model, optimizer, loader(), strategy, loss, 3):
+        schedule.step()
+    assert optimizer.param_groups[0]["lr"] == 0.05 / 8
+
+
 def test_it_stops_where_the_budget_is_spent(tmp_path: Path) -> None:
     strategy = DPSGD(noise_multiplier=1.1, target_epsilon=1.5, delta=1e-3, ledger=str(tmp_path / "l.jsonl"))
     with pytest.warns(UserWarning, match=r"stopped after \d+ of 1000 steps"):

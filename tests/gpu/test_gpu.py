@@ -244,7 +244,7 @@ class WaitsOfSteps(pl.Callback):
 
 
 def test_padded_lots_make_the_releases_of_eager_ones(device: str, tmp_path: Path) -> None:
-    """One recording (or two, with a logged loss), noise by a graph, and few waits."""
+    """One recording (or two, with a logged loss), noise and update by graphs, and few waits."""
     executors = (Eager(), GraphsLikeEager())
     waits = WaitsOfSteps()
     weights = []
@@ -256,6 +256,7 @@ def test_padded_lots_make_the_releases_of_eager_ones(device: str, tmp_path: Path
     graphs = executors[1]
     assert graphs.recordings <= 2 and graphs.repeats > REPEATED // 4  # type: ignore[attr-defined]
     assert graphs.noise.uses > REPEATED // 4  # type: ignore[attr-defined]
+    assert graphs.update.recordings == 1 and graphs.update.uses > REPEATED // 4  # type: ignore[attr-defined]
     eager, padded = weights
     assert float((eager - padded).norm() / eager.norm()) < CLOSE_IN_TF32
     # Whether all records are finite, the checksum of the ledger, and the copy of the batch to the device: two tensors.

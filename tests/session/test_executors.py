@@ -56,10 +56,11 @@ def test_the_reference_has_the_keys_of_the_seed() -> None:
 
 @pytest.mark.parametrize(("device", "name"), [("cpu", REFERENCE), ("cuda", Graphs.name)])
 def test_auto_takes_graphs_on_a_gpu(device: str, name: str) -> None:
-    training: Any = SimpleNamespace(device=torch.device(device), module=torch.nn.Linear(1, 1))
+    module = torch.nn.Linear(1, 1)
+    training: Any = SimpleNamespace(device=torch.device(device), module=module, inform=print)
     nothing: Any = None
     executor = executor_of("auto")
-    executor.attach(training, nothing, nothing)
+    executor.attach(training, nothing, nothing, torch.optim.SGD(module.parameters()))
     assert executor.name == name
     assert (keyed_by(5, executor) == 5) is (device == "cpu")
     executor.detach()

@@ -30,9 +30,17 @@ from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.session.executors import REFERENCE
 from dpbench.session.graphs import Graphs
 from dpbench.strategies import DPSGD, AdaptiveQuantileClipping, AutomaticClipping, DiscretizedDPSGD
-from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for, weights_of
+from tests.strategies.worlds import Classifier as World
+from tests.strategies.worlds import loader_of, pictures, trainer_for, weights_of
 
 STEPS = 16
+
+
+class Classifier(World):
+    """Updated by the kernel that graphs take."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.5, momentum=0.9, fused=True)
 
 
 class Recorder(Graphs):

@@ -55,7 +55,7 @@ def network(dropout: float = 0.0) -> nn.Module:
 
 
 def classifier(kind: type[ImageClassifier] = ImageClassifier, dropout: float = 0.0) -> ImageClassifier:
-    optimizer = partial(torch.optim.SGD, lr=0.5, momentum=0.9)
+    optimizer = partial(torch.optim.SGD, lr=0.5, momentum=0.9, fused=True)
     return kind(network(dropout), optimizer, num_classes=3)
 
 

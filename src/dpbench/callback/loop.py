@@ -343,7 +343,8 @@ def _refuse_other_kinds(model: object, optimizer: object, strategy: object) -> N
     if not isinstance(optimizer, Optimizer):
         raise ConfigurationError(f"the optimizer must be one of torch.optim's kind, not a {type(optimizer).__name__}.")
     try:
-        inspect.signature(optimizer.step).bind()
+        # Of the class: a learning rate schedule puts a function on the object, whose signature names the object, too.
+        inspect.signature(type(optimizer).step).bind(optimizer)
     except TypeError:
         raise ConfigurationError(
             f"PrivateLoop calls step() without a closure, which {type(optimizer).__name__}.step requires: give it a "

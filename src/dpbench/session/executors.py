@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Literal, Protocol
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from dpbench.canonical import digest_of
 from dpbench.errors import ConfigurationError
@@ -37,8 +38,14 @@ class Executor(Protocol):
 
     name: str
 
-    def attach(self, training: Training, releases: ReleaseEngine, source: RecordSource) -> None:
-        """Take note of a training; `step` and `backward` are called next."""
+    def attach(
+        self,
+        training: Training,
+        releases: ReleaseEngine,
+        source: RecordSource,
+        optimizer: Optimizer,
+    ) -> None:
+        """Take note of a training and of the optimizer of its private part; `step` and `backward` are called next."""
 
     def detach(self) -> None:
         """Let go of it, also after an error."""
@@ -58,7 +65,13 @@ class Eager:
 
     name = REFERENCE
 
-    def attach(self, training: Training, releases: ReleaseEngine, source: RecordSource) -> None:
+    def attach(
+        self,
+        training: Training,
+        releases: ReleaseEngine,
+        source: RecordSource,
+        optimizer: Optimizer,
+    ) -> None:
         """Nothing needs to be known."""
 
     def detach(self) -> None:
@@ -84,11 +97,17 @@ class Auto:
         self._chosen: Executor = Eager()
         self.name = self._chosen.name
 
-    def attach(self, training: Training, releases: ReleaseEngine, source: RecordSource) -> None:
+    def attach(
+        self,
+        training: Training,
+        releases: ReleaseEngine,
+        source: RecordSource,
+        optimizer: Optimizer,
+    ) -> None:
         """Choose by where the module is."""
         self._chosen = Graphs() if training.device.type == "cuda" else Eager()
         self.name = self._chosen.name
-        self._chosen.attach(training, releases, source)
+        self._chosen.attach(training, releases, source, optimizer)
 
     def detach(self) -> None:
         """Have the chosen one let go."""

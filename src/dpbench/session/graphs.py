@@ -14,10 +14,9 @@ otherwise than those of eager ones, so that from its first lot on a training pad
 not: a resumed run rounds as the uninterrupted one does. Other modules have a recording for each size of a lot, from its
 second occurrence on; these round as eager lots do.
 
-The noise is added by a graph of its own (`_noise_graph`). Checksum, ledger and update are as for `executors.Eager`:
-guards and hooks of users look at the gradients between release and update, and learning rates are numbers of the host
-that may move from step to step. A lot in which a record is not finite is made once more, eagerly: nothing of it was
-released.
+Noise and update have graphs of their own (`_noise_graph`, `_update_graph`): guards and hooks of users look at the
+gradients between release and update. Checksum and ledger are as for `executors.Eager`. A lot in which a record is not
+finite is made once more, eagerly: nothing of it was released.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from dpbench.data.octaves import is_checked
@@ -49,6 +49,7 @@ from dpbench.session._recordings import (
     without_graph,
 )
 from dpbench.session._repeatability import UnreadNumber, fingerprint, refuse_python, without_collectives
+from dpbench.session._update_graph import UpdateGraphs
 
 _SIGHTINGS = 2
 """Of a size, before it is recorded: a size that comes once would pay for nothing."""
@@ -99,7 +100,7 @@ class Graphs:
     Guarantee: that of the session. A record moves the sums as it does eagerly: the same operations are carried out.
     """
 
-    name = "graph of padded lots"
+    name = "graph of padded lots, fused update"
     needs_gpu = True
     """Checks run without one: then a recording runs its Python again."""
     repeats = 0
@@ -123,15 +124,24 @@ class Graphs:
         self._was_doubted = False  # whether the padded sums of the open lot do not hold
         self._pool: Any = None
         self.noise = NoiseGraphs()
+        self.update = UpdateGraphs()
 
-    def attach(self, training: Training, releases: ReleaseEngine, source: RecordSource) -> None:
-        """Take note of a training."""
+    def attach(
+        self,
+        training: Training,
+        releases: ReleaseEngine,
+        source: RecordSource,
+        optimizer: Optimizer,
+    ) -> None:
+        """Take note of a training, and take over the updates of its optimizer."""
         self._training = training
         self._releases = releases
         self._source = source
         self._is_eager = False
         self._pads = _masks_padding(training.module)
         self._begin_lot(None)
+        if not self.needs_gpu or training.device.type == "cuda":
+            self.update.attach(optimizer, training.device, training.inform)
 
     def detach(self) -> None:
         """Let go of it, and of the memory of its graphs."""
@@ -141,6 +151,7 @@ class Graphs:
         self._inputs.clear()
         self._paddings.clear()
         self.noise.clear()
+        self.update.detach()
         self._begin_lot(None)
         self._loss = None
         self._training = None

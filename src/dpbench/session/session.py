@@ -178,7 +178,7 @@ class PrivateSession:
         self._optimizer = private_optimizer(training.optimizers, trained.parameters, name)
         self._trained = trained
         own_step = training.own_step
-        self._executor.attach(training, self.releases, self.source)
+        self._executor.attach(training, self.releases, self.source, self._optimizer)
         training.mount(self._step_of(own_step), self._wrapped_backward())
         for guard in self.guards:
             guard.on_attach()
@@ -329,7 +329,7 @@ class PrivateSession:
     def _begin_anew(self) -> None:
         """Have executor and guards take note that the source computes otherwise from this lot on."""
         self._executor.detach()
-        self._executor.attach(self.training, self.releases, self.source)
+        self._executor.attach(self.training, self.releases, self.source, self.optimizer)
         for guard in self.guards:
             guard.on_change()
 
