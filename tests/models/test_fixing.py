@@ -9,13 +9,14 @@ import pytest
 import torch
 import torchvision
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, spectral_norm, weight_norm
+from torch.nn.utils import parametrizations, parametrize, spectral_norm, weight_norm
 from torch.utils.data import TensorDataset
 
 import dpbench
 from dpbench.data.lots import LotLoader
 from dpbench.errors import UnsupportedModuleError
 from dpbench.models.fixing import fix
+from dpbench.models.wide_resnet import WeightStandardization, WideResNet
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from tests.strategies.worlds import trainer_for
 from tests.support.one_by_one import Module, cross_entropy
@@ -151,3 +152,28 @@ def test_a_batch_norm_with_an_activation_keeps_it() -> None:
     net = nn.Sequential(nn.Conv2d(3, 8, 3), NormAct(8))
     assert fix(net) == ["1 (NormAct) is GroupNorm(8, 8), ReLU now"]
     assert (net(torch.randn(2, 3, 5, 5)) >= 0).all()
+
+
+def test_weight_standardization_stays() -> None:
+    """A function of one tensor without buffers, through which per-record gradients go."""
+    torch.manual_seed(0)
+    convolution = nn.Conv2d(3, 8, 3)
+    parametrize.register_parametrization(convolution, "weight", WeightStandardization(8), unsafe=True)
+    net = nn.Sequential(convolution, nn.BatchNorm2d(8), parametrizations.weight_norm(nn.Conv2d(8, 8, 3)))
+    x = torch.randn(2, 3, 8, 8)
+    before = convolution(x)
+    assert fix(net) == [
+        "1 (BatchNorm2d) is GroupNorm(8, 8) now",
+        "2 (ParametrizedConv2d) has no WeightNorm of weight any more",
+    ]
+    assert parametrize.is_parametrized(convolution, "weight")
+    assert not parametrize.is_parametrized(net[2])
+    assert torch.equal(convolution(x), before)
+    assert "0.parametrizations.weight.0.gain" in PerRecordEngine(net).names
+
+
+def test_a_wide_residual_network_needs_no_fixing() -> None:
+    model = WideResNet((3, 8, 8), 2, depth=10, width=1, groups=4)
+    names = [name for name, _ in model.named_parameters()]
+    assert fix(model) == []
+    assert [name for name, _ in model.named_parameters()] == names

@@ -35,7 +35,7 @@ from dpbench.privacy.canaries.scores import ScoreSums
 from dpbench.privacy.mechanism.mechanism import Mechanism
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.releases import Observer, ReleaseEngine
-from dpbench.records.source import ChosenGradients
+from dpbench.records.source import ChosenGradients, MeasuredPieces
 from dpbench.records.users import Users
 from dpbench.session.executors import executor_of
 from dpbench.session.session import PrivateSession
@@ -129,8 +129,10 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
         return releases.num_releases > 0 or self._session.is_attached or releases.budget.path is not None
 
     def take_solution(self) -> None:
-        """Show the noise multiplier that a training has solved for."""
+        """Show the noise multiplier that a training has solved for, and the size of pieces that it has measured."""
         self._set_solved("noise_multiplier", self._releases.noise_multiplier)
+        if isinstance(self._source, MeasuredPieces) and self._source.physical_batch_size is not None:
+            self._set_solved("max_physical_batch_size", self._source.physical_batch_size)
 
     def note_unused_lot(self, log: Callable[..., object] | None = None) -> None:
         """Warn once of a lot without a finite record; see `LotsWithoutGradients`."""
@@ -314,6 +316,8 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
         if isinstance(self._source, ChosenGradients):
             # The engine is tried again: it has to find out anew which rows are whose.
             state["gradients"] = "one_by_one" if self._source.method == "one_by_one" else None
+        if isinstance(self._source, MeasuredPieces):
+            state["physical_batch_size"] = self._source.physical_batch_size
         checkpoint["callbacks"][STATE_KEY] = state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -323,6 +327,9 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
         if isinstance(self._source, ChosenGradients):
             self._source.method = state_dict.get("gradients")
             self._source.is_chosen = self._source.method is not None
+        rows = state_dict.get("physical_batch_size")
+        if isinstance(self._source, MeasuredPieces) and self._source.measures_pieces and rows is not None:
+            self._source.limit_pieces(rows)  # as before: sums keep their rounding
         self._restored = True
 
     # ------------------------------------------------------------------------------------- outside of a Trainer

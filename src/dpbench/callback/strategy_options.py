@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from inspect import Parameter
-from typing import Annotated, Any, ClassVar, dataclass_transform
+from typing import Annotated, Any, ClassVar, Literal, dataclass_transform
 
 from pydantic import AfterValidator, Field
 
@@ -125,7 +125,8 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
         seed: Makes a run repeatable: the key of noise, lots and the model's own randomness comes from it and from all
             else that decides the sums (`callback.run_key`), so that two runs that differ share nothing. Whoever knows
             it can subtract the noise. None takes the operating system's entropy: use that for models to be published.
-        max_physical_batch_size: Lots are processed in pieces of at most so many records; the result is the same.
+        max_physical_batch_size: Lots are processed in pieces of at most so many rows; the result is the same. "auto":
+            of as many as fit into memory, measured on made-up rows before the first lot.
         microbatch_size: μ. Above 1 the gradients of the examples that were drawn into one microbatch are added up,
             divided by μ and clipped instead of each example's; an example can then move the sum by twice the bound.
         discretization_threshold: τ, discretizes each record's gradient to {−1, 0, +1} before clipping; None: not.
@@ -166,7 +167,7 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
     delta: float = 1e-5
     accountant: str = "rdp"
     seed: Count | None = None
-    max_physical_batch_size: PositiveInt | None = None
+    max_physical_batch_size: PositiveInt | Literal["auto"] | None = None
     microbatch_size: PositiveInt = 1
     discretization_threshold: float | None = None
     discretization_values: Values = "signs"

@@ -28,8 +28,10 @@ def fix(model: nn.Module) -> list[str]:
       further dimensions). That is another function: train it, or go on from weights that were trained with it.
     * InstanceNorm keeps no running statistics any more.
     * BatchNorm and InstanceNorm in evaluation mode stay: their statistics are constants.
-    * Weight and spectral normalization and other parametrizations are taken off; the weight stays what it is now, and
-      stays frozen where it was.
+    * Weight and spectral normalization and other parametrizations that have several parameters, or buffers, are taken
+      off; the weight stays what it is now, and stays frozen where it was.
+    * Parametrizations of one tensor without buffers stay, such as weight standardization: they are part of the network,
+      and per-record gradients go through them.
 
     Args:
         model: Trained afterwards.
@@ -94,8 +96,14 @@ def _group_norm(layer: nn.Module) -> nn.GroupNorm:
     return group_norm
 
 
+def _is_function(parametrizations: nn.Module) -> bool:
+    """Whether a weight is computed from one tensor, and nothing is kept from one call to the next."""
+    has_state = any(True for _ in parametrizations.buffers())
+    return bool(getattr(parametrizations, "is_tensor", False)) and not has_state
+
+
 def _plain_weights(layer: nn.Module) -> list[str]:
-    """Take off whatever computes the weights of a layer.
+    """Take off what computes the weights of a layer in a way that is refused.
 
     Returns:
         What it was.
@@ -103,6 +111,8 @@ def _plain_weights(layer: nn.Module) -> list[str]:
     changes = []
     if parametrize.is_parametrized(layer):
         for name, parametrizations in list(layer.parametrizations.items()):  # type: ignore[union-attr, operator]
+            if _is_function(parametrizations):
+                continue
             kinds = [type(parametrization).__name__.strip("_") for parametrization in parametrizations]
             is_parameter = any(True for _ in parametrizations.parameters(recurse=False))
             parametrize.remove_parametrizations(layer, name, leave_parametrized=True)

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from dpbench.data.lots import LotLoader, RecordOfRow
 from dpbench.data.separate_records import SeparateRecords
 from dpbench.data.users import refuse_users
+from dpbench.data.views import ImageOfView
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.events import MICROBATCH, UNITS, Summands
 from dpbench.privacy.gradients.engine import LossReduction
@@ -21,6 +22,7 @@ from dpbench.privacy.gradients.method import GRADIENTS, GradientMethod, Gradient
 from dpbench.privacy.gradients.one_by_one import OneByOne
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
+from dpbench.privacy.sampling import Sampling
 from dpbench.records._local_logs import LocalLogs
 from dpbench.records._noise_step import noise_batch
 from dpbench.records.count import count_records
@@ -61,7 +63,8 @@ class Examples:
 
     Args:
         loss_reduction: How `training_step` combines records: "mean" or "sum".
-        max_physical_batch_size: Lots are processed in pieces of at most so many rows; the result is the same.
+        max_physical_batch_size: Lots are processed in pieces of at most so many rows; the result is the same. "auto":
+            as many as fit into memory, see `limit_pieces`.
         microbatch_size: μ. Above 1 the gradients of the examples that were drawn into one microbatch are added up,
             divided by μ and clipped instead of each example's.
         gradients: How they are computed: "engine", all in one backward pass; "one_by_one", each by an ordinary one,
@@ -74,14 +77,15 @@ class Examples:
     def __init__(
         self,
         loss_reduction: LossReduction = "mean",
-        max_physical_batch_size: int | None = None,
+        max_physical_batch_size: int | Literal["auto"] | None = None,
         microbatch_size: int = 1,
         gradients: GradientsName = "auto",
     ) -> None:
         self.loss_reduction: LossReduction = loss_reduction
         self.gradients: str = gradients
         self.is_chosen = False
-        self._most_rows = max_physical_batch_size
+        self._most_rows_asked = max_physical_batch_size
+        self._most_rows = self._most_rows_known
         self._at_once: int | None = None
         self._microbatch_size = microbatch_size
         self.summands = Summands(MICROBATCH, microbatch_size) if microbatch_size > 1 else UNITS
@@ -103,8 +107,14 @@ class Examples:
 
     def check(self, training: Training) -> None:
         """Lots in pieces need automatic optimization."""
-        _refuse_in_manual_optimization(training, max_physical_batch_size=self._most_rows)
+        _refuse_in_manual_optimization(training, max_physical_batch_size=self._most_rows_asked)
         self.is_chosen = False
+        self._most_rows = self._most_rows_known
+
+    @property
+    def _most_rows_known(self) -> int | None:
+        """Most rows of a piece, as far as it is known without measuring."""
+        return None if self._most_rows_asked == "auto" else self._most_rows_asked
 
     def attach(self, training: Training, part: nn.Module, releases: ReleaseEngine) -> TrainableParameters:
         """Record what the engine needs."""
@@ -269,16 +279,65 @@ class Examples:
             return None
         lots = self._loader.lots
         sampling = lots.sampling.resized(lots.size_factors.at(self._releases.num_releases))
-        expected = sampling.expected_batch_size
         cumulants = sampling.lot_size_cumulants
-        variance = expected if cumulants is None else cumulants[0]
-        if not variance:
+        if cumulants is not None and not cumulants[0]:
             return None
-        room = (expected + _DEVIATIONS * math.sqrt(variance)) / self._training.world_size
-        rows = math.ceil(room / _MULTIPLE) * _MULTIPLE
+        rows = self._room(sampling)
         if self._at_once is not None and self._at_once < rows:
             return None
         return rows
+
+    @property
+    def physical_batch_size(self) -> int | None:
+        """Most rows of a piece; None: any number, or it is not measured yet."""
+        return self._most_rows
+
+    @property
+    def measures_pieces(self) -> bool:
+        """Whether the size of pieces is to be measured: not where records are run one by one."""
+        runs_alone = self.engine is not None and self.engine.at_once is not None
+        return self._most_rows_asked == "auto" and self._most_rows is None and not runs_alone
+
+    def limit_pieces(self, rows: int) -> None:
+        """Run lots in pieces of at most so many rows from now on, as was measured here or before a checkpoint."""
+        self._most_rows = rows
+        if self.engine is not None:
+            self._at_once = self.engine.at_once or rows
+
+    @property
+    def private_part(self) -> nn.Module:
+        """The module whose layers see records."""
+        return self._part
+
+    @property
+    def rows_per_record(self) -> int:
+        """Rows of a batch that make up a record: views of an image, or a microbatch on average."""
+        if isinstance(self._index, ImageOfView):
+            return self._index.views
+        return self._microbatch_size
+
+    @property
+    def factor_of_rows(self) -> float:
+        """What the sum of a record's rows is multiplied by."""
+        return 1 / self.rows_per_record
+
+    @property
+    def rows_of_large_lot(self) -> int:
+        """Rows that all but some 1 in 30,000 lots have at most, on one process."""
+        assert self._loader is not None
+        lots = self._loader.lots
+        largest = max(lots.size_factors.values, default=1.0)
+        rows = self._room(lots.sampling.resized(largest))
+        views = self._index.views if isinstance(self._index, ImageOfView) else 1
+        return rows * views
+
+    def _room(self, sampling: Sampling) -> int:
+        """Records that all but some 1 in 30,000 lots have at most, on one process."""
+        expected = sampling.expected_batch_size
+        cumulants = sampling.lot_size_cumulants
+        variance = expected if cumulants is None else cumulants[0]
+        room = (expected + _DEVIATIONS * math.sqrt(variance)) / self._training.world_size
+        return math.ceil(room / _MULTIPLE) * _MULTIPLE
 
     def rewind(self, padded_rows: int | None = None, counted: Tensor | None = None) -> None:
         """Let the open lot begin again: nothing was accumulated."""

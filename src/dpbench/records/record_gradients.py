@@ -39,7 +39,7 @@ def record_gradients(
         torch.manual_seed(seed)
         for piece in pieces:
             with training.autocast(), torch.enable_grad():
-                output = training.own_step(piece, 0)
+                output = training.own_step(piece, *training.index_of_step())
             gradients.append(engine.backward(loss_of(output), count_records(piece), verify=verify))
     if len(pieces) == 1:
         return gradients[0], records

@@ -186,6 +186,50 @@ class ChosenGradients(Protocol):
 
 
 @runtime_checkable
+class MeasuredPieces(Protocol):
+    """A source that runs lots in pieces, of as many rows as fit into memory where that is asked for.
+
+    Attributes:
+        physical_batch_size: Most rows of a piece; None: any number, or it is not measured yet.
+        measures_pieces: Whether it is to be measured.
+        private_part: The module whose layers see records.
+        loss_reduction: How the loss combines records.
+        rows_per_record: Rows of a batch that make up a record.
+        factor_of_rows: What their sum is multiplied by.
+        rows_of_large_lot: Rows that all but some 1 in 30,000 lots have at most, on one process.
+    """
+
+    loss_reduction: LossReduction
+
+    @property
+    def physical_batch_size(self) -> int | None:
+        """Most rows of a piece; None: any number, or it is not measured yet."""
+
+    @property
+    def measures_pieces(self) -> bool:
+        """Whether it is to be measured."""
+
+    @property
+    def private_part(self) -> nn.Module:
+        """The module whose layers see records."""
+
+    @property
+    def rows_per_record(self) -> int:
+        """Rows of a batch that make up a record."""
+
+    @property
+    def factor_of_rows(self) -> float:
+        """What their sum is multiplied by."""
+
+    @property
+    def rows_of_large_lot(self) -> int:
+        """Rows that all but some 1 in 30,000 lots have at most, on one process."""
+
+    def limit_pieces(self, rows: int) -> None:
+        """Run lots in pieces of at most so many rows from now on."""
+
+
+@runtime_checkable
 class RepeatableSums(Protocol):
     """A source that makes the sums of a lot by the same operations as those of any other lot of its size.
 

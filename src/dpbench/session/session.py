@@ -11,7 +11,8 @@ anybody sees its sum. Guards (`guards`) look at each of these moments.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch.optim import Optimizer
 
 from dpbench.data.lots import LotLoader
 from dpbench.data.separate_records import SeparateRecords
-from dpbench.errors import ConfigurationError, UnsupportedModuleError
+from dpbench.errors import ConfigurationError, OutOfMemory, UnsupportedModuleError
 from dpbench.guards.engine_trial import EngineTrial, reason_of
 from dpbench.guards.guard import Guard
 from dpbench.guards.lots import require_lot_loader
@@ -41,9 +42,18 @@ from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.processes import Processes
 from dpbench.privacy.randomness import Stream, keyed_generator, keyed_seed, seed_global_generators
 from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
-from dpbench.records.source import SECOND_RELEASE, ChosenGradients, RecordSource, require, require_hook
+from dpbench.records.source import (
+    SECOND_RELEASE,
+    ChosenGradients,
+    MeasuredPieces,
+    RecordSource,
+    require,
+    require_hook,
+)
 from dpbench.records.training import Training, TrainingStep
 from dpbench.session._canaries import leave_scores, let_canaries_in
+from dpbench.session._memory import is_out_of_memory
+from dpbench.session._physical_batch import physical_batch_size
 from dpbench.session.executors import Executor, keyed_by
 
 _SEPARATE_BY_NOW = (
@@ -240,6 +250,7 @@ class PrivateSession:
         # Bounds that are found on noise need the source and the key.
         groups = self._first_groups(releases.memory)
         releases.begin(sampling, source.summands, trained, groups, metric_sizes, horizon, lot_sizes)
+        self._measure_pieces()
         self._warn(_doubt_about_statistics(releases.mechanism.plan))
         self._warn(_doubt_about_noise(releases.mechanism.training_plan.noise))
         self._warn(_doubt_about_correction(releases.recipe, self.optimizer))
@@ -255,6 +266,20 @@ class PrivateSession:
         """Standard deviation of the noise on the gradients that were released last, by parameter."""
         stds = self.releases.mechanism.gradient_stds
         return dict(zip(self.trained.parameters, stds, strict=True))
+
+    def _measure_pieces(self) -> None:
+        """Find out how many rows fit into memory, where that is asked for and not known from a checkpoint.
+
+        Raises:
+            ConfigurationError: It cannot be measured without a look at records, or one record does not fit.
+        """
+        source = self.source
+        if not isinstance(source, MeasuredPieces) or not source.measures_pieces:
+            return
+        rows = physical_batch_size(self.training, source, self.releases.mechanism, self.loader)
+        if rows is not None:
+            source.limit_pieces(rows)
+            self.training.inform(f"max_physical_batch_size=auto: {rows} rows at once (measured on made-up rows).")
 
     def _warn(self, doubt: str | None) -> None:
         if doubt is not None:
@@ -425,7 +450,8 @@ class PrivateSession:
             require_hook(self.is_open)
             for guard in self.guards:
                 guard.on_step(batch, arguments, options)
-            output = inner(batch, *arguments, **options)
+            with self._out_of_memory_explained():
+                output = inner(batch, *arguments, **options)
             for guard in self.guards:
                 guard.on_stepped()
             return output
@@ -443,12 +469,27 @@ class PrivateSession:
                 loss.backward(*arguments, **options)  # type: ignore[no-untyped-call]
                 return
             try:
-                inner(loss, *arguments, **options)
+                with self._out_of_memory_explained():
+                    inner(loss, *arguments, **options)
             except UnsupportedModuleError as error:
                 if not self._run_one_by_one(error):
                     raise
 
         return backward
+
+    @contextmanager
+    def _out_of_memory_explained(self) -> Iterator[None]:
+        """Within, an error that memory is over is replaced by one line with the remedy.
+
+        Raises:
+            OutOfMemory: Memory is over.
+        """
+        try:
+            yield
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemory(_out_of_memory(self.training, self.source)) from error
 
     def release(self) -> None:
         """Release the sums of the lot to `p.grad`.
@@ -509,6 +550,21 @@ class PrivateSession:
         self._executor.detach()
         self.source.detach()
         leave_scores(releases)  # last: a full disk keeps neither the ledger's lock nor the module
+
+
+def _out_of_memory(training: Training, source: RecordSource) -> str:
+    """The line about memory that is over. Of the lot, whose size is private, it says nothing."""
+    start = f"out of memory on {training.device} within a batch, of which nothing was released: "
+    if not isinstance(source, MeasuredPieces) or not training.automatic_optimization:
+        return start + "take a smaller batch (data.expected_batch_size) or a smaller network."
+    rows = source.physical_batch_size
+    if rows is None and isinstance(source, ChosenGradients) and source.method == "one_by_one":
+        return start + "a single record does not fit, so take a smaller network or shorter records."
+    if rows is None:
+        return start + "set max_physical_batch_size=auto, or to a number of rows that fit (now all go in at once)."
+    if rows == 1:
+        return start + "a single row does not fit, so take a smaller network, shorter records, or gradients=one_by_one."
+    return start + f"set max_physical_batch_size={max(rows // 2, 1)} (now {rows}); sums differ by rounding at most."
 
 
 def _doubt_about_noise(noise: Noise) -> str | None:

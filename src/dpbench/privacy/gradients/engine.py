@@ -89,6 +89,7 @@ class PerRecordEngine:
         refuse_complex(zip(self.names, self.parameters, strict=True))
         self._reduction = loss_reduction
         self._uses: list[Use] = []
+        self._is_going_back = False
         self.recording = True
         self.verified = False
         self.records: int | None = None
@@ -210,6 +211,22 @@ class PerRecordEngine:
     def _is_recording(self) -> bool:
         return self.recording and torch.is_grad_enabled()
 
+    def _keep(self, use: Use) -> None:
+        """Keep what a layer saw in the forward pass, and nothing of what a checkpoint runs again in the backward pass.
+
+        Hooks run there as in the forward pass, since it must compute the same; their edges lead nowhere.
+        """
+        if not self._is_going_back:
+            self._uses.append(use)
+
+    def _back(self, loss: Tensor, targets: Sequence[Any], scale: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of a loss times `scale`; see `_calls.backward`."""
+        self._is_going_back = True
+        try:
+            return backward(loss, targets, scale, self.parameters)
+        finally:
+            self._is_going_back = False
+
     def _hook(self, name: str, rule: Rule | None) -> Any:
         """Make a forward hook that keeps a layer's input and the gradient edge of its output."""
         # The fallback, which also checks samplers, compares with the layer's own output.
@@ -241,7 +258,7 @@ class PerRecordEngine:
                 rule=rule,
                 output=output.detach() if needs_output else None,
             )
-            self._uses.append(use)
+            self._keep(use)
 
         return record
 
@@ -291,7 +308,7 @@ class PerRecordEngine:
                     edges=tuple(x.edge for x in call.with_gradients if x.edge is not None),
                     call=call,
                 )
-                self._uses.append(use)
+                self._keep(use)
             return output
 
         self._handles += [
@@ -338,7 +355,7 @@ class PerRecordEngine:
                     edges,
                     part=part,
                 )
-                self._uses.append(use)
+                self._keep(use)
 
         self._handles += [
             module.register_forward_pre_hook(before, with_kwargs=True),
@@ -380,7 +397,7 @@ class PerRecordEngine:
             compared += [position for position, parameter in enumerate(self.parameters) if parameter.requires_grad]
         # In one pass, what the sums are compared with included: a compiled network can go back only once.
         targets = [*edges, *(self.parameters[position] for position in compared)]
-        results = backward(loss, targets, scale, self.parameters) if targets else ()
+        results = self._back(loss, targets, scale) if targets else ()
         count = len(edges)
         grads = results[:count]
         expected = results[count:]
@@ -429,7 +446,7 @@ class PerRecordEngine:
         uses = self._uses
         self._uses = []
         edges: list[Any] = [edge for use in uses for edge in use.edges]
-        grads_of_edges = backward(loss, edges, torch.ones_like(loss), self.parameters) if edges else ()
+        grads_of_edges = self._back(loss, edges, torch.ones_like(loss)) if edges else ()
         seen: list[tuple[nn.Module, list[Tensor]]] = []
         for use, grads in _by_use(uses, grads_of_edges):
             tensors = []

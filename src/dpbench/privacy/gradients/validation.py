@@ -152,7 +152,10 @@ def _weight_problem(module: nn.Module) -> str | None:
         return _SPECTRAL_NORM
     is_unknown = is_parametrized(module) and rule_of(module) is None
     if is_unknown and has_trainable(module, recurse=True):
-        return "has a weight that is computed from others; remove the parametrization (dpbench.fix(model))"
+        return (
+            "has a weight that is computed from others; remove the parametrization "
+            "(torch.nn.utils.parametrize.remove_parametrizations)"
+        )
     if "WeightNorm" in hooks:
         return "computes its weight from other parameters; remove it (dpbench.fix(model))"
     return None

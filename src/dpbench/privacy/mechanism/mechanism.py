@@ -246,21 +246,27 @@ class Mechanism:
         records_apart, finite_apart = records
         self.records_of_lot = (records_before + records_apart, finite_before + finite_apart)
 
-    def contribution(self, gradients: Sequence[ParameterGradients], records: int) -> Tensor:
+    def contribution(
+        self,
+        gradients: Sequence[ParameterGradients],
+        rows: int,
+        merge: Merge | None = None,
+    ) -> Tensor:
         """What records would add to the sums, which stay as they are; private metrics count as zero.
 
         Args:
             gradients: Of the records before discretization.
-            records: Their number.
+            rows: Their number.
+            merge: How rows become records.
 
         Returns:
             Flat sums like `total`: private, for diagnostics.
         """
         values = {}
         for name, size in self.metric_sizes.items():
-            values[name] = torch.zeros(records, size)
+            values[name] = torch.zeros(rows, size)
         with self.sums_apart():
-            self.accumulate(gradients, records, None, values)
+            self.accumulate(gradients, rows, merge, values)
             return self.total
 
     def add_noise(self, keys: Keys, add: AddNoise | None = None) -> None:
