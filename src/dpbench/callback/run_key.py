@@ -65,6 +65,8 @@ _NOT_IN_SUMS = {  # of strategies: where and how long, not what is released; noi
     "ledger",
     "after",
     "fingerprint",
+    "noise",
+    "bands",
     "noise_multiplier",
     "target_epsilon",
     "delta",

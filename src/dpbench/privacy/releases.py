@@ -26,11 +26,12 @@ from dpbench.privacy.budget import ENDLESS, Budget, TrainingLength
 from dpbench.privacy.canaries.canaries import Canaries
 from dpbench.privacy.events import NOISE_END, Summands
 from dpbench.privacy.gradients.parameter import ParameterGradients
+from dpbench.privacy.mechanism.banded import Banded, banded_noise
 from dpbench.privacy.mechanism.clipping import VectorGroup
 from dpbench.privacy.mechanism.mechanism import Mechanism, Merge
 from dpbench.privacy.mechanism.metrics import Value
 from dpbench.privacy.mechanism.noise import AddNoise, checksum
-from dpbench.privacy.mechanism.noise_process import MakeNoise, noise_of
+from dpbench.privacy.mechanism.noise_process import MakeNoise, Noise, noise_of
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.mechanism.schedules import CONSTANT, UNSCHEDULED, Factors, Schedules, factors_of
 from dpbench.privacy.mechanism.training_plan import TrainingPlan
@@ -80,6 +81,7 @@ class ReleaseEngine:
         fingerprint: Names a run that may be started again in its own ledger without a checkpoint.
         schedules: By which noise and bounds move.
         make_noise: Makes the noise process.
+        banded: Options of noise that is correlated among steps; None: `make_noise` says what it is.
 
     Attributes:
         num_releases: So far.
@@ -100,6 +102,7 @@ class ReleaseEngine:
         fingerprint: str | None = None,
         schedules: Schedules = UNSCHEDULED,
         make_noise: MakeNoise = noise_of,
+        banded: Banded | None = None,
     ) -> None:
         self.recipe = recipe
         self.budget = budget
@@ -107,6 +110,8 @@ class ReleaseEngine:
         self.fingerprint = fingerprint
         self._schedules = schedules
         self._make_noise = make_noise
+        self._banded = banded
+        self._coefficients: tuple[float, ...] = ()
         self.num_releases = 0
         self.phase = 0
         self.noise_multiplier = noise_multiplier
@@ -175,6 +180,50 @@ class ReleaseEngine:
         key = (self.key, self.mechanism.training_plan.digest)
         return int.from_bytes(digest_of(key)[:16], "big")
 
+    def choose_bands(self, sampling: Sampling, steps: float) -> int | None:
+        """Fix the coefficients of correlated noise; `begin` comes after.
+
+        Args:
+            sampling: How lots are drawn, before their records are in groups.
+            steps: Of the training; infinite without an end.
+
+        Returns:
+            Number of bands, and of groups of records that have to take turns; None without correlated noise.
+
+        Raises:
+            ConfigurationError: There are more bands than steps, or the checkpoint is of a run with others.
+        """
+        self._coefficients = ()
+        before = tuple(self.memory.get("coefficients", ()))
+        if self._banded is not None:
+            bands = self._banded.bands
+            if bands == "auto":
+                bands = len(before) or self._best_bands(sampling, steps)
+            if bands > steps:
+                raise ConfigurationError(
+                    f"{bands} bands are more than the {steps:.0f} steps of the training: lower strategy.bands."
+                )
+            self._coefficients = self._banded.of_bands(bands)
+        if self.num_releases and before not in (self._coefficients, ()):
+            raise ConfigurationError(
+                f"the checkpoint is of a run whose noise has {len(before)} bands, and other coefficients than that of "
+                "this one: resume it as it was (strategy.noise, strategy.bands), or start a new run."
+            )
+        return len(self._coefficients) or None
+
+    def _best_bands(self, sampling: Sampling, steps: float) -> int:
+        raise NotImplementedError
+
+    def _noise(self, noise_multiplier: float, factors: Factors) -> Noise:
+        if not self._coefficients:
+            return self._make_noise(noise_multiplier, factors)
+        if factors:
+            raise ConfigurationError(
+                "banded noise needs the same noise in each step: leave out noise_schedule, or set "
+                "strategy.noise=gaussian."
+            )
+        return banded_noise(noise_multiplier, self._coefficients)
+
     def begin(
         self,
         sampling: Sampling,
@@ -206,7 +255,7 @@ class ReleaseEngine:
         plan = TrainingPlan(
             recipe=self.recipe,
             sampling=sampling,
-            noise=self._make_noise(1.0, noise_factors),
+            noise=self._noise(1.0, noise_factors),
             groups=groups,
             sizes=tuple(trained.sizes),
             metric_sizes=dict(metric_sizes),
@@ -219,9 +268,19 @@ class ReleaseEngine:
         if self.noise_multiplier is None:
             self.noise_multiplier = self.budget.calibrated(plan, horizon)
         # At a multiplier of 1 first, since what solves for it asks the plan how the cost moves with it.
-        plan = replace(plan, noise=self._make_noise(self.noise_multiplier, noise_factors))
+        plan = replace(plan, noise=self._noise(self.noise_multiplier, noise_factors))
         if self.canaries is not None and not plan.noise.independent:
             raise ConfigurationError("canaries expect noise that is independent from step to step: audit=none.")
+        if self.canaries is not None and plan.sampling.groups > 1:
+            raise ConfigurationError(
+                "canaries expect lots that are drawn independently of one another, and groups of records take turns: "
+                "audit=none, or data.sampling=poisson."
+            )
+        if plan.sampling.groups > 1 and not plan.noise.constant:
+            raise ConfigurationError(
+                "batches of groups that take turns are accounted for noise that is the same in each step: leave out "
+                "noise_schedule."
+            )
         self._names = trained.names
         # Of a run whose parameters changed on the way: its lots stay those of the plan that it began with.
         self._lot_key = self.memory.get("lot_key")
@@ -532,6 +591,7 @@ class ReleaseEngine:
         state["place"] = (self.phase, self.lot_phase)
         state["first_weights"] = self.first_weights
         state["lot_key"] = self._lot_key
+        state["coefficients"] = self._coefficients
         return {**state, **self.budget.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -227,6 +227,8 @@ class PrivateSession:
         lot_sizes = lots.plan(horizon.total_steps)
         # One key for all processes, before anything is drawn by it.
         releases.join(processes, keyed_by(key, self._executor))
+        # Noise that is correlated among steps wants lots that keep a record's participations apart.
+        lots.bands = releases.choose_bands(lots.sampling, horizon.total_steps)
         # Canaries enlarge the population, so that they join before the sampling is read.
         let_canaries_in(self._audit, releases, lots, trained)
         sampling = lots.sampling

@@ -4,6 +4,7 @@ from dpbench.privacy.sampling.poisson import PoissonSampling, TruncatedPoissonSa
 
 # Schemes are listed in the order of their import: the usual ones first.
 # isort: split
+from dpbench.privacy.sampling.cyclic_poisson import CyclicPoissonSampling
 from dpbench.privacy.sampling.fixed_size import FixedSizeSampling
 from dpbench.privacy.sampling.full import FullParticipation
 from dpbench.privacy.sampling.scheme import (
@@ -18,6 +19,7 @@ from dpbench.privacy.sampling.scheme import (
 from dpbench.privacy.sampling.shuffled import ShuffledEpochs
 
 __all__ = [
+    "CyclicPoissonSampling",
     "FixedSizeSampling",
     "FullParticipation",
     "LotSamplings",
