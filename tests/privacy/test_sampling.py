@@ -24,6 +24,7 @@ from dpbench.privacy.accounting.composition import delta_of, epsilon, ledger_eps
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.events import Event, SumQuery, record_changes
 from dpbench.privacy.sampling import (
+    CyclicPoissonSampling,
     FixedSizeSampling,
     FullParticipation,
     PoissonSampling,
@@ -270,6 +271,7 @@ ASKED_FOR = {
     "poisson": PoissonSampling(1500, 1 / 30),
     "poisson of users": PoissonSampling(539, 20 / 539, unit="user"),
     "everybody, by coins that always fall right": PoissonSampling(40, 1.0),
+    "cyclic_poisson": CyclicPoissonSampling(1500, 1 / 30, cycle_length=8),
     "truncated_poisson": TruncatedPoissonSampling(1500, 1 / 30, max_batch_size=50),
     "hardly ever cut": TruncatedPoissonSampling(1500, 1 / 30, max_batch_size=110),
     "cut nearly always": TruncatedPoissonSampling(1500, 0.2, max_batch_size=50, unit="user"),

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,8 +28,9 @@ from dpbench.privacy.budget import ENDLESS, Budget, TrainingLength
 from dpbench.privacy.canaries.canaries import Canaries
 from dpbench.privacy.events import NOISE_END, Summands
 from dpbench.privacy.gradients.parameter import ParameterGradients
-from dpbench.privacy.mechanism.banded import Banded, banded_noise
+from dpbench.privacy.mechanism.banded import Banded, banded_noise, planned_steps, running_sums
 from dpbench.privacy.mechanism.clipping import VectorGroup
+from dpbench.privacy.mechanism.factorization import Floats, bands_to_try, choose_bands
 from dpbench.privacy.mechanism.mechanism import Mechanism, Merge
 from dpbench.privacy.mechanism.metrics import Value
 from dpbench.privacy.mechanism.noise import AddNoise, checksum
@@ -180,12 +183,18 @@ class ReleaseEngine:
         key = (self.key, self.mechanism.training_plan.digest)
         return int.from_bytes(digest_of(key)[:16], "big")
 
-    def choose_bands(self, sampling: Sampling, steps: float) -> int | None:
-        """Fix the coefficients of correlated noise; `begin` comes after.
+    def choose_bands(
+        self,
+        sampling: Sampling,
+        steps: float,
+        workload: Callable[[int], Floats] = running_sums,
+    ) -> int | None:
+        """Fix the coefficients of correlated noise; `join` comes before, `begin` after.
 
         Args:
             sampling: How lots are drawn, before their records are in groups.
             steps: Of the training; infinite without an end.
+            workload: Number of steps → what an optimizer makes of a step's release, see `optimizer_workload`.
 
         Returns:
             Number of bands, and of groups of records that have to take turns; None without correlated noise.
@@ -195,15 +204,23 @@ class ReleaseEngine:
         """
         self._coefficients = ()
         before = tuple(self.memory.get("coefficients", ()))
-        if self._banded is not None:
-            bands = self._banded.bands
+        banded = self._banded
+        kept = banded is not None and before and banded.coefficients == self.memory["coefficients_for"]
+        if banded is not None and kept and banded.bands in ("auto", len(before)):
+            # They depend on the planned length, which a run that goes on may change.
+            self._coefficients = before
+        elif banded is not None:
+            bands = banded.bands
             if bands == "auto":
-                bands = len(before) or self._best_bands(sampling, steps)
-            if bands > steps:
+                self._coefficients = self._best_coefficients(sampling, steps, workload, banded)
+            elif bands > steps:
                 raise ConfigurationError(
                     f"{bands} bands are more than the {steps:.0f} steps of the training: lower strategy.bands."
                 )
-            self._coefficients = self._banded.of_bands(bands)
+            else:
+                self._coefficients = banded.of_bands(bands, steps, workload)
+            # What is optimized in floating-point numbers is the same in all processes.
+            self._coefficients = self.processes.broadcast(self._coefficients)
         if self.num_releases and before not in (self._coefficients, ()):
             raise ConfigurationError(
                 f"the checkpoint is of a run whose noise has {len(before)} bands, and other coefficients than that of "
@@ -211,8 +228,30 @@ class ReleaseEngine:
             )
         return len(self._coefficients) or None
 
-    def _best_bands(self, sampling: Sampling, steps: float) -> int:
-        raise NotImplementedError
+    def _best_coefficients(
+        self,
+        sampling: Sampling,
+        steps: float,
+        workload: Callable[[int], Floats],
+        banded: Banded,
+    ) -> tuple[float, ...]:
+        """Coefficients of the number of bands with the least error at the target."""
+        if self._given_noise is not None or self.budget.target_epsilon is None:
+            raise ConfigurationError(
+                "bands=auto weighs the noise that each number of bands needs for a target: set target_epsilon, without "
+                "noise_multiplier, or give bands a number."
+            )
+        planned = planned_steps(steps)
+        _ = sampling.in_groups(2)  # refuses lots that know no groups
+
+        def noise_multiplier_of(bands: int) -> float:
+            groups = sampling.in_groups(bands)
+            events = [(groups.at(step), 1.0) for step in range(planned)]
+            return self.budget.scale_for(Counter(events), sampling.record_changes)
+
+        most = min(planned, math.floor(1 / sampling.rate + 1e-9))
+        best = choose_bands(noise_multiplier_of, workload(planned), bands_to_try(most), banded.error_kind)
+        return banded.of_bands(best.bands, steps, workload)
 
     def _noise(self, noise_multiplier: float, factors: Factors) -> Noise:
         if not self._coefficients:
@@ -276,10 +315,10 @@ class ReleaseEngine:
                 "canaries expect lots that are drawn independently of one another, and groups of records take turns: "
                 "audit=none, or data.sampling=poisson."
             )
-        if plan.sampling.groups > 1 and not plan.noise.constant:
+        if plan.sampling.groups > 1 and (size_factors or not plan.noise.constant):
             raise ConfigurationError(
-                "batches of groups that take turns are accounted for noise that is the same in each step: leave out "
-                "noise_schedule."
+                "the first of the batches that take turns states the cost of a whole round, so that noise and size "
+                "have to be the same in each step: leave out noise_schedule and expected_batch_size_schedule."
             )
         self._names = trained.names
         # Of a run whose parameters changed on the way: its lots stay those of the plan that it began with.
@@ -389,15 +428,15 @@ class ReleaseEngine:
         is_drawn_again = self.seed is not None and self.phase == phase
         if self.num_releases == 0 or is_drawn_again:
             return
-        if self.num_releases % plan.sampling.cycle:
-            raise ConfigurationError(
-                f"the checkpoint had made {self.num_releases} releases, and batches of {plan.sampling.kind!r} sampling "
-                f"begin anew at a multiple of {plan.sampling.cycle} only: resume from such a checkpoint."
-            )
         if not plan.noise.independent:
             raise ConfigurationError(
                 "the noise of a step depends on that of earlier ones, which cannot be drawn again without the seed and "
                 "the settings of the run: resume it as it was, or start a new run."
+            )
+        if self.num_releases % plan.sampling.cycle:
+            raise ConfigurationError(
+                f"the checkpoint had made {self.num_releases} releases, and batches of {plan.sampling.kind!r} sampling "
+                f"begin anew at a multiple of {plan.sampling.cycle} only: resume from such a checkpoint."
             )
 
     def _replay_key(self) -> str | None:
@@ -592,6 +631,7 @@ class ReleaseEngine:
         state["first_weights"] = self.first_weights
         state["lot_key"] = self._lot_key
         state["coefficients"] = self._coefficients
+        state["coefficients_for"] = None if self._banded is None else self._banded.coefficients
         return {**state, **self.budget.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

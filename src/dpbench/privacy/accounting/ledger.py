@@ -7,8 +7,8 @@ run and without the training code (general_approach_2018, section 3).
 Schema 2 (`Ledger` has the format): the header of a phase states its plan, from which the cost of each of its releases
 follows, and whoever reads the ledger compares each line with it. Schema 1 has no plans, and is read for ever; a run
 that was begun under it goes on in a new phase of schema 2, in the same file. Schema 3 is schema 2 for phases whose
-steps depend on one another (noise that is correlated among steps, lots of groups that take turns): older versions refuse
-it, which would count them wrongly.
+steps depend on one another (noise that is correlated among steps, lots of groups that take turns): older versions,
+which would count them wrongly, refuse it.
 """
 
 from __future__ import annotations

@@ -8,25 +8,48 @@ running sums of releases, which an optimizer makes of them, carry less of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.mechanism.factorization import square_root_coefficients
+from dpbench.privacy.mechanism.factorization import ErrorKind, Floats, coefficients_for, square_root_coefficients
 from dpbench.privacy.mechanism.noise import add_on_grid, standard_normal
 from dpbench.privacy.mechanism.noise_process import Gaussian, Keys, Noise
 from dpbench.privacy.mechanism.plan import ReleasePlan
 
 Bands = Annotated[int, Field(ge=1)] | Literal["auto"]
 """Number of bands; "auto": the number with the least error at the target."""
+CoefficientsName = Literal["mean", "max", "square_root"]
+"""What coefficients make small for the optimizer at hand: the root mean square of the iterates' errors, or the largest
+of them, which is the last one's; "square_root": the closed form for running sums."""
 
 _FIXED = "banded noise needs sensitivity and noise that are the same in each step, and here "
+
+
+def running_sums(steps: int) -> Floats:
+    """Workload of SGD without momentum and decay, see `optimizer_workload`."""
+    return np.ones(steps)
+
+
+def planned_steps(steps: float) -> int:
+    """Number of steps of a training for which something is optimized.
+
+    Raises:
+        ConfigurationError: It has no end.
+    """
+    if steps == math.inf:
+        raise ConfigurationError(
+            "coefficients are optimized for a planned number of steps: set trainer.max_steps, or take the closed form "
+            "(coefficients=square_root)."
+        )
+    return int(steps)
 
 
 @dataclass(frozen=True)
@@ -34,23 +57,27 @@ class Banded:
     """Options of noise that is correlated over b steps.
 
     Attributes:
-        bands: b; 1 is independent noise. "auto" takes the number that leaves the least error of running sums at the
+        bands: b; 1 is independent noise. "auto" takes the number that leaves the least error of iterates at the
             target_epsilon.
-        coefficients: c_0 to c_{b−1}, the first column of C, scaled to norm 1; None: of the square root of the matrix of
-            running sums.
+        coefficients: c_0 to c_{b−1}, the first column of C, which is scaled to norm 1; or what they are to make small,
+            see `CoefficientsName`.
 
-    >>> Banded(bands=2).of_bands(2)
-    (0.8944271909999159, 0.4472135954999579)
+    >>> [round(c, 4) for c in Banded(bands=2, coefficients="square_root").of_bands(2, 100)]
+    [0.8944, 0.4472]
     """
 
     bands: Bands = "auto"
-    coefficients: Sequence[float] | None = None
+    coefficients: CoefficientsName | Sequence[float] = "mean"
 
     def __post_init__(self) -> None:
         is_count = type(self.bands) is int and self.bands >= 1
         if not is_count and self.bands != "auto":
             raise ConfigurationError(f"bands must be a whole number from 1 on, or auto, not {self.bands!r}.")
-        if self.coefficients is None:
+        if isinstance(self.coefficients, str):
+            if self.coefficients not in get_args(CoefficientsName):
+                raise ConfigurationError(
+                    f"coefficients must be mean, max, square_root or a list of numbers, not {self.coefficients!r}."
+                )
             return
         if len(self.coefficients) != self.bands:
             raise ConfigurationError(
@@ -59,12 +86,36 @@ class Banded:
         if not all(math.isfinite(value) for value in self.coefficients) or not self.coefficients[0] > 0:
             raise ConfigurationError("coefficients of banded noise must be finite numbers, the first one positive.")
 
-    def of_bands(self, bands: int) -> tuple[float, ...]:
-        """Coefficients for a number of bands, of norm 1."""
-        if self.coefficients is None:
+    @property
+    def error_kind(self) -> ErrorKind:
+        """The error by which numbers of bands are compared."""
+        return "max" if self.coefficients == "max" else "mean"
+
+    def of_bands(
+        self,
+        bands: int,
+        steps: float,
+        workload: Callable[[int], Floats] = running_sums,
+    ) -> tuple[float, ...]:
+        """Coefficients for a number of bands, of norm 1.
+
+        Args:
+            bands: b.
+            steps: Of the training, as many at least; infinite without an end.
+            workload: Number of steps → what an optimizer makes of a step's release.
+
+        Raises:
+            ConfigurationError: They are optimized for a training, which has no end.
+        """
+        if bands == 1:
+            return (1.0,)
+        if not isinstance(self.coefficients, str):
+            norm = math.hypot(*self.coefficients)
+            return tuple(value / norm for value in self.coefficients)
+        if self.coefficients == "square_root":
             return tuple(square_root_coefficients(bands).tolist())
-        norm = math.hypot(*self.coefficients)
-        return tuple(value / norm for value in self.coefficients)
+        planned = planned_steps(steps)
+        return tuple(coefficients_for(workload(planned), bands, self.coefficients).tolist())
 
 
 def banded_noise(noise_multiplier: float, coefficients: tuple[float, ...]) -> Noise:
@@ -120,6 +171,10 @@ class BandedNoise(Noise):
     def vectors(self) -> int:
         """Number of vectors like the sum that are kept."""
         return self.bands - 1
+
+    def memory(self, size: int) -> int:
+        """Bytes of the cache for sums of `size` numbers in float32."""
+        return 4 * self.vectors * size
 
     def multiplier(self, step: int) -> float:
         """Z."""

@@ -1,25 +1,382 @@
-"""Coefficients of banded Toeplitz strategies of matrix factorization."""
+"""Matrix factorizations of correlated noise: coefficients of a banded Toeplitz matrix C, and the error of its noise.
+
+The mechanism releases C G + S z W for the gradients G of all steps, and multiplies by C⁻¹: each step's clipped sum gets
+the noise S z (C⁻¹ W)_t, with W independent standard normal numbers. What an optimizer makes of the sums is a linear map
+A (running sums, say), so that its iterates have the error S z A C⁻¹ W. C, A and their products are lower triangular
+Toeplitz matrices, given by their first columns: multiplication is that of power series.
+
+Sensitivity: C has b bands, so the columns of steps that lie at least b apart have no row in common and are orthogonal.
+Let a record take part in at most k steps, any two of them at least b steps apart, with vectors of norm at most S. Then
+C G moves by at most S √k max_t ‖C e_t‖ in the Frobenius norm, with equality for k full columns and vectors of norm S.
+The columns of the last b - 1 steps are cut off and no longer than the full ones, whose norm is 1 here: so the bound is
+S √k, also where gradients depend on earlier releases (Denisov et al. 2022).
+
+Amplification: under cyclic Poisson sampling a record may take part in the steps of its own group only, each b-th. Row
+t of C G depends on one step of that group alone, so that each round (b rows) is a Poisson-sampled Gaussian mechanism
+with sensitivity at most S and the multiplier z; there are ⌈n / b⌉ rounds, each record once in a round at most.
+
+Sources: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization" (bands, amplification, optimization);
+McKenna 2024, "Scaling up the Banded Matrix Factorization Mechanism" (banded Toeplitz matrices, in time n b); Kalinin &
+Lampert 2024, "Banded Square Root Matrix Factorization" (square root; workloads of momentum and weight decay).
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpbench.errors import ConfigurationError
 
-def square_root_coefficients(bands: int) -> NDArray[np.float64]:
-    """First coefficients of the square root of the matrix of running sums, scaled to norm 1.
+Floats = NDArray[np.float64]
+ErrorKind = Literal["mean", "max"]
+"""Of the iterates' error: the root mean square over all steps, or the largest. The error of a lower triangular Toeplitz
+matrix grows from row to row, so that the largest is that of the last iterate."""
 
-    c_k = binom(2k, k) / 4^k before scaling (Henzinger, Upadhyay & Upadhyay 2023).
+_WORST = 1e3
+"""Logarithm of an error that no number holds: of a C whose inverse grows without bound."""
+
+
+@dataclass(frozen=True)
+class BandedStrategy:
+    """A choice of bands.
+
+    Attributes:
+        bands: b.
+        coefficients: Of C, of norm 1, (b,).
+        noise_multiplier: z that these bands need.
+        error: Expected error, in units of the clipping bound.
+    """
+
+    bands: int
+    coefficients: Floats
+    noise_multiplier: float
+    error: float
+
+
+def optimizer_workload(
+    steps: int,
+    learning_rate: float = 1.0,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    nesterov: bool = False,
+) -> Floats:
+    """How far a unit of gradient in one step has moved the parameters after this one and the following steps.
+
+    The first column of A for `torch.optim.SGD` at a constant learning rate, where the gradients of later steps are
+    taken to be the same with and without it. Without momentum and decay it is constant: running sums.
 
     Args:
-        bands: Number of coefficients, from 1 on.
+        steps: n.
+        learning_rate: η, a factor of the error; it also says how fast the weights decay.
+        momentum: μ.
+        weight_decay: λ, coupled as in SGD: η λ of the parameters each step.
+        nesterov: As in SGD.
 
     Returns:
-        Shape (bands,), positive and decreasing.
+        (n,), with the sign of the gradient, which an optimizer reverses.
 
-    >>> square_root_coefficients(2)
-    array([0.89442719, 0.4472136 ])
+    Raises:
+        ConfigurationError: An argument is out of range.
+
+    >>> optimizer_workload(4, momentum=0.5).tolist()
+    [1.0, 1.5, 1.75, 1.875]
     """
-    ratios = (np.arange(1, bands) - 0.5) / np.arange(1, bands)
-    coefficients = np.concatenate([[1.0], np.cumprod(ratios)])
-    return np.asarray(coefficients / np.linalg.norm(coefficients))
+    _check_steps(steps)
+    if not (math.isfinite(learning_rate) and learning_rate > 0):
+        raise ConfigurationError(f"learning_rate must be a positive number, not {learning_rate}.")
+    if not 0 <= momentum < 1:
+        raise ConfigurationError(f"momentum must be at least 0 and less than 1, not {momentum}.")
+    if not 0 <= weight_decay * learning_rate < 1:
+        raise ConfigurationError(
+            f"learning_rate × weight_decay must be at least 0 and less than 1, not {learning_rate * weight_decay:g}."
+        )
+    # m_t = μ m_{t-1} + g_t + λ θ_{t-1}, and θ_t = θ_{t-1} - η m_t. With Nesterov's momentum θ moves by g_t + λ θ_{t-1}
+    # + μ m_t. As power series in the delay x: θ = -η N(x) (g + λ x θ) / ((1 - x) (1 - μ x)).
+    numerator = np.array([1.0, 0.0])
+    if nesterov:
+        numerator = np.array([1.0 + momentum, -momentum])
+    decay = learning_rate * weight_decay * numerator
+    denominator = np.array([1.0, -1.0 - momentum, momentum])
+    denominator[1:] += decay
+    impulse = np.zeros(steps)
+    impulse[0] = learning_rate
+    return _filtered(numerator, denominator, impulse)
+
+
+def square_root_coefficients(bands: int, workload: Floats | None = None) -> Floats:
+    """Coefficients of the banded square root: those of √A, cut off after b and scaled to norm 1.
+
+    Kalinin & Lampert 2024; for running sums the k-th is binomial(2k, k) / 4^k before it is scaled.
+
+    Args:
+        bands: b.
+        workload: First column of A, (n,) with n ≥ b; None: running sums.
+
+    Returns:
+        (b,).
+
+    Raises:
+        ConfigurationError: There is no band, or more than steps.
+
+    >>> square_root_coefficients(3).round(4).tolist()
+    [0.848, 0.424, 0.318]
+    """
+    if workload is None:
+        _check_steps(bands, "bands")
+        workload = np.ones(bands)
+    _check_bands(bands, len(workload))
+    coefficients = np.zeros(bands)
+    coefficients[0] = math.sqrt(workload[0])
+    # The k-th coefficient of c(x)² is that of the workload.
+    for k in range(1, bands):
+        middle = coefficients[1:k]
+        rest = workload[k] - middle @ middle[::-1]
+        coefficients[k] = rest / (2 * coefficients[0])
+    return _normalized(coefficients)
+
+
+def optimized_coefficients(
+    steps: int,
+    bands: int,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    learning_rate: float = 1.0,
+    error: ErrorKind = "mean",
+    nesterov: bool = False,
+) -> Floats:
+    """Coefficients of the banded Toeplitz matrix of norm 1 whose noise moves the iterates of SGD the least.
+
+    Args:
+        steps: n.
+        bands: b.
+        momentum: See `optimizer_workload`, also for the next two.
+        weight_decay: λ.
+        learning_rate: η; matters with weight decay only.
+        error: What is the least: the mean over all iterates, or the last (and largest).
+        nesterov: As in SGD.
+
+    Returns:
+        (b,), the first one positive.
+
+    Raises:
+        ConfigurationError: An argument is out of range, or there are more bands than steps.
+
+    >>> optimized_coefficients(100, 1).tolist()
+    [1.0]
+    """
+    workload = optimizer_workload(steps, learning_rate, momentum, weight_decay, nesterov)
+    return coefficients_for(workload, bands, error)
+
+
+def coefficients_for(
+    workload: Floats,
+    bands: int,
+    error: ErrorKind = "mean",
+    start: Floats | None = None,
+) -> Floats:
+    """Coefficients of the banded Toeplitz matrix of norm 1 with the least error for a workload.
+
+    Minimizes log ‖c‖² + log Σ_k w_k β_k² by L-BFGS (McKenna 2024), where β(x) = a(x) / c(x) is the first column of
+    A C⁻¹ and w_k the share of rows that contain β_k, or 1 for the last row. An evaluation takes O(n b).
+
+    Args:
+        workload: First column of A, (n,).
+        bands: b.
+        error: What is the least.
+        start: Coefficients of fewer bands, perhaps, from which the search begins besides the square root.
+
+    Returns:
+        (b,); never with a greater error than the square root's, or than `start`'s.
+
+    Raises:
+        ConfigurationError: There are more bands than steps.
+    """
+    from scipy import optimize
+
+    _check_bands(bands, len(workload))
+    weights = _row_weights(len(workload), error)
+    starts = [square_root_coefficients(bands, workload)]
+    if start is not None:
+        padding = np.zeros(bands - len(start))
+        starts.append(np.concatenate([start, padding]))
+
+    def objective(rest: Floats) -> tuple[float, Floats]:
+        # The error does not change with the scale of c, so that the first coefficient stays 1.
+        coefficients = np.concatenate([[1.0], rest])
+        value, gradient = _log_error(coefficients, workload, weights)
+        return value, gradient[1:]
+
+    candidates = []
+    for coefficients in starts:
+        rest = coefficients[1:] / coefficients[0]
+        candidates.append(rest)
+    first = min(candidates, key=lambda rest: objective(rest)[0])
+    if bands == 1:
+        return np.ones(1)
+    solution = optimize.minimize(
+        objective,
+        first,
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": 500, "maxcor": 20, "ftol": 1e-13, "gtol": 1e-9},
+    )
+    candidates.append(solution.x)
+    best = min(candidates, key=lambda rest: objective(rest)[0])
+    return _normalized(np.concatenate([[1.0], best]))
+
+
+def expected_error(
+    coefficients: Floats,
+    workload: Floats,
+    noise_multiplier: float = 1.0,
+    error: ErrorKind = "mean",
+) -> float:
+    """Expected root mean square error of a coordinate of the iterates: z max_t ‖C e_t‖ ‖A C⁻¹‖.
+
+    Args:
+        coefficients: Of C, (b,); [1.0]: independent noise.
+        workload: First column of A, (n,), see `optimizer_workload`.
+        noise_multiplier: z.
+        error: The norm of A C⁻¹: root mean square of its rows' norms, or the largest of them.
+
+    Returns:
+        In units of the clipping bound, for sums that are not divided.
+
+    >>> round(expected_error(np.ones(1), np.ones(100), 2.0, "max"), 6)
+    20.0
+    """
+    weights = _row_weights(len(workload), error)
+    value, _ = _log_error(np.asarray(coefficients, dtype=np.float64), workload, weights)
+    return noise_multiplier * math.exp(value / 2)
+
+
+def noise_coefficients(coefficients: Floats, steps: int) -> Floats:
+    """First column of C⁻¹: how a step's independent noise goes on in the noise of the following steps, (n,).
+
+    >>> noise_coefficients(np.array([1.0, 0.5]), 4).tolist()
+    [1.0, -0.5, 0.25, -0.125]
+    """
+    impulse = np.zeros(steps)
+    impulse[0] = 1.0
+    return _filtered(np.ones(1), coefficients, impulse)
+
+
+def bands_to_try(most: int) -> list[int]:
+    """1, 2, 3, 4, 6, 8, 12, 16, ... up to `most`.
+
+    >>> bands_to_try(9)
+    [1, 2, 3, 4, 6, 8]
+    """
+    bands = [1]
+    power = 2
+    while power <= most:
+        bands.append(power)
+        between = 3 * power // 2
+        if between <= most:
+            bands.append(between)
+        power *= 2
+    return bands
+
+
+def choose_bands(
+    noise_multiplier_of: Callable[[int], float],
+    workload: Floats,
+    bands: Sequence[int],
+    error: ErrorKind = "mean",
+) -> BandedStrategy:
+    """Choose the bands with the least error: more of them cancel more noise, and amplify less.
+
+    Args:
+        noise_multiplier_of: Bands → z that meets the budget with them, under their sampling.
+        workload: First column of A, (n,).
+        bands: In ascending order, at most n and 1 / sample_rate; see `bands_to_try`.
+        error: What is the least.
+
+    Returns:
+        The best; the search ends after two in a row that are worse than the best.
+    """
+    best: BandedStrategy | None = None
+    coefficients = np.ones(1)
+    worse_in_a_row = 0
+    for number in bands:
+        coefficients = coefficients_for(workload, number, error, start=coefficients)
+        noise_multiplier = noise_multiplier_of(number)
+        candidate = BandedStrategy(
+            bands=number,
+            coefficients=coefficients,
+            noise_multiplier=noise_multiplier,
+            error=expected_error(coefficients, workload, noise_multiplier, error),
+        )
+        if best is None or candidate.error < best.error:
+            best = candidate
+            worse_in_a_row = 0
+            continue
+        worse_in_a_row += 1
+        if worse_in_a_row == 2:
+            break
+    assert best is not None
+    return best
+
+
+def _log_error(
+    coefficients: Floats,
+    workload: Floats,
+    weights: Floats,
+) -> tuple[float, Floats]:
+    """Log of the squared error times the squared norm of the longest column, and its gradient, (b,)."""
+    squared_norm = float(coefficients @ coefficients)
+    with np.errstate(over="ignore", invalid="ignore"):
+        response = _filtered(np.ones(1), coefficients, workload)
+        weighted = weights * response
+        squared_error = float(weighted @ response)
+    if not math.isfinite(squared_error):
+        return _WORST, np.zeros(len(coefficients))
+    # The derivative of β(x) = a(x) / c(x) by c_j is -x^j β(x) / c(x).
+    with np.errstate(over="ignore", invalid="ignore"):
+        change = _filtered(np.ones(1), coefficients, response)
+    steps = len(workload)
+    gradient = 2 * coefficients / squared_norm
+    for j in range(len(coefficients)):
+        gradient[j] -= 2 * (weighted[j:] @ change[: steps - j]) / squared_error
+    value = math.log(squared_norm) + math.log(squared_error)
+    return value, gradient
+
+
+def _filtered(numerator: Floats, denominator: Floats, series: Floats) -> Floats:
+    """numerator(x) / denominator(x) × series(x), to the length of the series."""
+    from scipy import signal
+
+    filtered: Floats = signal.lfilter(numerator, denominator, series)
+    return filtered
+
+
+def _row_weights(steps: int, error: ErrorKind) -> Floats:
+    """Share of the rows that contain the k-th number of a Toeplitz matrix's first column, (n,)."""
+    kinds = get_args(ErrorKind)
+    if error not in kinds:
+        raise ConfigurationError(f"unknown error {error!r}; known are {', '.join(kinds)}.")
+    if error == "max":
+        return np.ones(steps)
+    rows = np.arange(steps, 0, -1)
+    return rows / steps
+
+
+def _normalized(coefficients: Floats) -> Floats:
+    norm = np.linalg.norm(coefficients)
+    return coefficients / norm
+
+
+def _check_steps(steps: int, name: str = "steps") -> None:
+    if steps < 1:
+        raise ConfigurationError(f"{name} must be a positive number, not {steps}.")
+
+
+def _check_bands(bands: int, steps: int) -> None:
+    _check_steps(bands, "bands")
+    if bands > steps:
+        raise ConfigurationError(f"bands={bands} are more than the {steps} steps: set fewer bands, or train longer.")
