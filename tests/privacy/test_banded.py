@@ -15,9 +15,11 @@ import torch
 from dp_accounting import pld, rdp
 from torch import Tensor
 
+from dpbench.cli import main
 from dpbench.data.lots import Lots
 from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS, DEFAULT_ORDERS
+from dpbench.privacy.accounting.calibration import TrainingSetting, solved
 from dpbench.privacy.accounting.composition import epsilon, ledger_epsilon
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.accounting.stated_plan import StatedPlan
@@ -534,3 +536,104 @@ def test_one_coefficient_is_independent_noise() -> None:
     assert banded_noise(1.2, (1.0,)).is_plain
     assert not banded_noise(1.2, C).is_plain
     assert replace(BandedNoise(1.0, C), noise_multiplier=2.0).multiplier(5) == 2.0
+
+
+# ------------------------------------------------------------------------------------- bands=auto, and calibration
+
+
+def test_bands_of_the_least_error(tmp_path: Path) -> None:
+    """At a lavish target many bands cancel most of the noise; at a frugal one few do, because they amplify less."""
+    chosen = []
+    for target in (0.3, 8.0):
+        releases = made(
+            tmp_path / str(target),
+            z=None,
+            target=target,
+            sampling=CyclicPoissonSampling(2000, 0.02),
+            banded=Banded(),
+            horizon=TrainingLength(100),
+        )
+        chosen.append(max(1, len(releases.mechanism.training_plan.noise.to_dict().get("coefficients", [1]))))
+        releases.budget.close()
+    assert chosen[0] < chosen[1]
+
+
+def test_a_resumed_run_keeps_its_bands(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"z": None, "target": 8.0, "sampling": CYCLIC, "banded": Banded()}
+    first = made(tmp_path, horizon=TrainingLength(20), **options)
+    release(first, rows(0))
+    state = first.state_dict()
+    first.budget.close()
+    second = made(tmp_path, horizon=TrainingLength(40, 1), start=state, **options)
+    assert second.mechanism.training_plan.noise == first.mechanism.training_plan.noise
+    assert 1 < len(state["coefficients"]) <= 10
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"z": 1.0}, "set target_epsilon, without noise_multiplier"),
+        ({"z": 1.0, "target": 3.0}, "set target_epsilon, without noise_multiplier"),
+        ({"z": None, "target": 3.0, "horizon": TrainingLength()}, "set trainer.max_steps"),
+        ({"z": None, "target": 3.0, "sampling": PoissonSampling(100, 0.1)}, "data.sampling=cyclic_poisson"),
+    ],
+)
+def test_bands_that_cannot_be_chosen(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"sampling": CYCLIC, "banded": Banded(), "horizon": TrainingLength(20), **options}
+    with pytest.raises(ConfigurationError, match=message):
+        made(tmp_path, **given)
+
+
+def test_optimized_coefficients_need_an_end(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="set trainer.max_steps, or take the closed form"):
+        made(tmp_path, sampling=CYCLIC, banded=Banded(bands=4))
+
+
+@pytest.mark.parametrize("missing", ["noise_multiplier", "sample_rate", "steps", "epsilon", "delta"])
+def test_whatever_is_missing_is_solved_for(missing: str) -> None:
+    values: dict[str, Any] = {"sample_rate": 0.02, "steps": 203, "epsilon": 3.0, "delta": 1e-5, "noise_multiplier": 1.2}
+    del values[missing]
+    answer = solved(TrainingSetting(**values, population=2000, bands=8))
+    assert answer.epsilon is not None and answer.delta is not None and answer.noise_multiplier is not None
+    assert answer.sample_rate is not None and answer.steps is not None
+    step = dp_accounting.PoissonSampledDpEvent(
+        8 * answer.sample_rate, dp_accounting.GaussianDpEvent(answer.noise_multiplier)
+    )
+    rounds = math.ceil(answer.steps / 8)
+    reached = rdp.RdpAccountant(DEFAULT_ORDERS).compose(step, rounds).get_epsilon(answer.delta)
+    assert reached == pytest.approx(answer.epsilon, rel=0.05 if missing == "steps" else 1e-3)
+    if missing == "steps":
+        assert answer.steps % 8 == 0 and reached <= answer.epsilon
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"bands": 64}, "64 bands need a sample_rate of at most 0.01562"),
+        ({"bands": 8, "sampling": "fixed_size"}, "banded noise needs cyclic_poisson batches, not fixed_size"),
+        ({"bands": 8, "steps": 5}, "8 bands are more than 5 steps"),
+        ({"bands": 0}, "bands must be a number from 1"),
+    ],
+)
+def test_settings_that_bands_do_not_go_with(values: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"sample_rate": 0.02, "steps": 203, "epsilon": 3.0, "delta": 1e-5, "population": 2000}
+    with pytest.raises(ConfigurationError, match=message):
+        TrainingSetting(**{**given, **values})
+
+
+def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--epsilon", "8", "--delta", "1e-5", "--batch-size", "40", "--population", "2000", "--steps", "100"]
+    assert main(["calibrate", *words, "--bands", "auto"]) == 0
+    text = capsys.readouterr().out
+    assert "error of the running sums over that of independent noise" in text and "<- taken" in text
+    assert "strategy.noise=banded strategy.bands=" in text and "data.sampling=cyclic_poisson" in text
+    assert main(["calibrate", *words[:-2], "--noise-multiplier", "1", "--bands", "auto"]) == 2
+    capsys.readouterr()
+    releases = made(tmp_path, sampling=CYCLIC, banded=FOUR)
+    for step in range(6):
+        release(releases, rows(step))
+    releases.budget.close()
+    assert main(["account", str(tmp_path / "ledger.jsonl")]) == 0
+    text = capsys.readouterr().out
+    assert "correlated over 4 steps" in text
+    assert "all 2 rounds of 4 batches cost the same, one batch at 4 times the rate" in text

@@ -146,7 +146,7 @@ class BandedNoise(Noise):
 
     Guarantee: with lots that hold a record at most once in b steps, a record moves the whitened releases C·(releases)
     by c_0 x, ..., c_{b−1} x in b steps that no other participation of it touches, and so by at most S‖c‖₂ = S each time
-    that it takes part, adaptively chosen sums included (Denisov et al. 2022, theorem 2.1; Choquette-Choo et al. 2023).
+    that it takes part, adaptively chosen sums included (Denisov et al. 2022; Choquette-Choo et al. 2023).
     Each participation costs what it does with independent noise of multiplier z. A prefix of the steps is the leading
     submatrix.
 

@@ -25,8 +25,8 @@ class CyclicPoissonSampling(Sampling):
     needs. Neighbors differ in the presence of one record.
 
     Guarantee: a round of b steps costs what one Poisson lot at rate b·q does, as each record is in one of its lots at
-    most, so n steps cost ⌈n/b⌉ of them (Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", theorem
-    4). The first step of a round states that cost, the others none.
+    most, so n steps cost ⌈n/b⌉ of them (Choquette-Choo et al. 2023). The first step of a round states that cost, the
+    others none.
 
     Attributes:
         sample_rate: q, the mean over all steps of the probability that a record is in a lot.
