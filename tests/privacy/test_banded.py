@@ -38,6 +38,7 @@ from dpbench.privacy.sampling import (
     FullParticipation,
     PoissonSampling,
     Sampling,
+    SeparatedSampling,
     sampling_from_dict,
 )
 from tests.support.checks import accepts_scale
@@ -313,6 +314,82 @@ def test_everybody_of_a_group_is_one_gaussian(tmp_path: Path) -> None:
     exact = dp_accounting.get_epsilon_gaussian(1 / mu, 1e-4)
     assert releases.epsilon("gdp") == pytest.approx(exact)
     assert releases.epsilon("pld") == pytest.approx(exact, rel=1e-3)
+
+
+@pytest.mark.parametrize("bands", [1, 4, 5])
+def test_separated_participations_are_one_gaussian(tmp_path: Path, bands: int) -> None:
+    """μ = √k/z, whatever the noise, after every number of steps; exact by Gaussian DP."""
+    sampling = SeparatedSampling(100, min_separation=5, max_participations=3, unit="user")
+    banded = Banded(bands=bands, coefficients="square_root")
+    releases = made(tmp_path, z=2.0, sampling=sampling, banded=banded, horizon=TrainingLength(15))
+    for step in range(12):
+        release(releases, rows(step))
+        participations = step // 5 + 1
+        exact = dp_accounting.get_epsilon_gaussian(2.0 / math.sqrt(participations), 1e-4)
+        assert releases.epsilon("gdp") == pytest.approx(exact)
+    assert exact <= releases.epsilon("pld") <= 1.001 * exact <= releases.epsilon("rdp")
+    releases.budget.close()
+    ledger = read_ledger(tmp_path / "ledger.jsonl")
+    assert ledger.damage is None and ledger.header.unit == "user"
+
+
+def test_participations_are_as_far_apart_as_was_promised(tmp_path: Path) -> None:
+    sampling = SeparatedSampling(500, min_separation=5, max_participations=3)
+    lots = Lots(sampling, 0)
+    participations: dict[int, list[int]] = {position: [] for position in range(500)}
+    for step in range(15):
+        for position in lots.lot(step).tolist():
+            participations[position].append(step)
+    for steps in participations.values():
+        assert len(steps) == 3 and set(np.diff(steps)) == {5}
+    with pytest.raises(ConfigurationError, match="batch 15 .* more often than max_participations"):
+        lots.lot(15)
+    for steps_planned in (16, math.inf):
+        with pytest.raises(ConfigurationError, match="the batches allow 15 steps"):
+            made(tmp_path, sampling=sampling, banded=FOUR, horizon=TrainingLength(steps_planned))
+
+
+def test_a_longer_ledger_than_was_promised_is_damage(tmp_path: Path) -> None:
+    sampling = SeparatedSampling(100, min_separation=4, max_participations=1)
+    releases = made(tmp_path, sampling=sampling, banded=FOUR, horizon=TrainingLength(4))
+    for step in range(4):
+        release(releases, rows(step))
+    with pytest.raises(LedgerError, match="release 4 is one more than the 4 that its plan allows"):
+        release(releases, rows(4))
+    releases.budget.close()
+    path = tmp_path / "ledger.jsonl"
+    lines = path.read_text().splitlines()
+    again = lines[1].replace('"number":0', '"number":4')
+    path.write_text("".join(f"{line}\n" for line in [*lines, again]))
+    assert "release 4 is one more than the 4" in str(read_ledger(path).damage)
+
+
+def test_more_groups_than_bands(tmp_path: Path) -> None:
+    """Participations that lie farther apart than the noise is correlated cost once a round of the groups."""
+    releases = made(tmp_path, z=1.5, sampling=CYCLIC.in_groups(8), banded=FOUR)
+    for step in range(9):
+        release(releases, rows(step))
+    step = dp_accounting.PoissonSampledDpEvent(0.8, dp_accounting.GaussianDpEvent(1.5))
+    expected = rdp.RdpAccountant(DEFAULT_ORDERS).compose(step, 2).get_epsilon(1e-4)
+    assert releases.epsilon() == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SeparatedSampling(100, 0), "min_separation must be a whole number of steps from 1 to the 100"),
+        (lambda: SeparatedSampling(100, 101), "min_separation must be a whole number of steps from 1 to the 100"),
+        (lambda: SeparatedSampling(100, 5, 0), "max_participations must be a whole number from 1 on"),
+        (lambda: SeparatedSampling(100, 5, turn=5), "turn must lie from 0 to 4"),
+        (lambda: SeparatedSampling.at_rate(100, 0.3), "expected_batch_size=25 or 33.33333333"),
+        (lambda: SeparatedSampling(100, 5).in_groups(6), "6 bands, and examples take part again after 5 steps"),
+        (lambda: CyclicPoissonSampling(100, 0.1, 0), "cycle_length must be a whole number of steps"),
+        (lambda: CyclicPoissonSampling(100, 0.1, 2, 2), "turn must lie from 0 to 1"),
+    ],
+)
+def test_schemes_out_of_range(make: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        make()
 
 
 # ------------------------------------------------------------------------------------- resume

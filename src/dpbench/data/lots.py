@@ -37,7 +37,7 @@ from dpbench.privacy.randomness import (
     seed_global_generators,
     source_of,
 )
-from dpbench.privacy.sampling import Positions, Sampling, find_scheme
+from dpbench.privacy.sampling import Positions, Sampling, SeparatedSampling, find_scheme
 
 _FIXED_BY_LOTS = ("batch_size", "shuffle", "sampler", "drop_last", "batch_sampler")
 """Options of a DataLoader that would say otherwise how records are drawn."""
@@ -261,6 +261,11 @@ class Lots(TorchSampler[list[int]]):
 
     def _lot(self, step: int) -> Positions:
         sampling = self.sampling.resized(self.size_factors.at(step)).at(step)
+        if step >= sampling.most_steps:
+            raise ConfigurationError(
+                f"batch {step} would be one in which a {sampling.unit} takes part more often than max_participations "
+                f"allows: make at most {sampling.most_steps:.0f} steps."
+            )
         number, place = divmod(step, sampling.lots_per_draw)
         key = (number, self.phase, self.added)
         if self._drawn is None or self._drawn[0] != key:
@@ -451,6 +456,30 @@ class LotLoader(DataLoader[Any]):
         sampling = make_sampling("cyclic_poisson", count_of(dataset), expected_batch_size, unit)
         if cycle_length is not None:
             sampling = sampling.in_groups(cycle_length)
+        return cls(dataset, Lots(sampling, seed), **options)
+
+    @classmethod
+    def min_separation(
+        cls,
+        dataset: Dataset[Any],
+        min_separation: int,
+        max_participations: int | None = None,
+        seed: int | None = None,
+        unit: str | None = None,
+        **options: Any,
+    ) -> LotLoader:
+        """Batches in which a record takes part once in `min_separation` steps, for good: nothing is amplified.
+
+        Args:
+            dataset: Map-style data set, such as one of users.
+            min_separation: Steps from one participation of a record to the next.
+            max_participations: Most of a record; a longer training is refused. None: as many as it is long.
+            seed: Reproduces who takes part when; None takes the operating system's entropy.
+            unit: As for `poisson`.
+            **options: Further options of this class and of `torch.utils.data.DataLoader`.
+        """
+        unit = unit or str(getattr(dataset, "unit", "example"))
+        sampling = SeparatedSampling(count_of(dataset), min_separation, max_participations, unit=unit)
         return cls(dataset, Lots(sampling, seed), **options)
 
     @classmethod
@@ -691,8 +720,8 @@ def make_sampling(
     """The sampling of a kind for lots of a size.
 
     Args:
-        kind: "poisson", "cyclic_poisson", "truncated_poisson", "fixed_size", "full" or "shuffled", or the kind of
-            another scheme.
+        kind: "poisson", "cyclic_poisson", "truncated_poisson", "fixed_size", "full", "min_separation" or "shuffled", or
+            the kind of another scheme.
         population: Number of training records, such as users.
         expected_batch_size: Mean lot size; a whole number where lots are of a fixed size.
         unit: What an item of the data set is; the ledger states it as the unit of privacy.

@@ -289,6 +289,11 @@ class ReleaseEngine:
         """
         if self.recipe.private and sampling.record_changes < 1:
             raise ConfigurationError(f"no accountant covers {sampling.kind!r} sampling: draw batches by another one.")
+        if horizon.total_steps > sampling.most_steps:
+            raise ConfigurationError(
+                f"the batches allow {sampling.most_steps:.0f} steps, in which each {sampling.unit} takes part as often "
+                "as max_participations says: set trainer.max_steps to at most that, or raise max_participations."
+            )
         noise_factors = factors_of("noise_schedule", self._schedules.noise_multiplier, horizon.total_steps)
         bound_factors = factors_of("max_grad_norm_schedule", self._schedules.max_grad_norm, horizon.total_steps)
         plan = TrainingPlan(

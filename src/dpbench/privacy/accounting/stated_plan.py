@@ -297,6 +297,8 @@ class StatedPlan:
         """
         number = release.number
         sampling = self.sampling_of(number)
+        if number >= sampling.most_steps:
+            return f"release {number} is one more than the {sampling.most_steps:.0f} that its plan allows"
         if release.sampling != sampling:
             return f"release {number} draws a batch by {release.sampling.to_dict()}, its plan by {sampling.to_dict()}"
         queries = [query for query in release.queries if not query.name.startswith(EARLIER)]

@@ -16,6 +16,7 @@ from dpbench.privacy.sampling.scheme import (
     sampling_from_dict,
     schemes,
 )
+from dpbench.privacy.sampling.separated import SeparatedSampling
 from dpbench.privacy.sampling.shuffled import ShuffledEpochs
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "PoissonSampling",
     "Positions",
     "Sampling",
+    "SeparatedSampling",
     "ShuffledEpochs",
     "TruncatedPoissonSampling",
     "find_scheme",

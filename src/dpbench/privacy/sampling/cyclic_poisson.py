@@ -73,11 +73,13 @@ class CyclicPoissonSampling(Sampling):
 
     def in_groups(self, groups: int) -> Sampling:
         """One group is all records: then lots are Poisson's."""
-        if self.cycle_length not in (1, groups):
+        if 1 < self.cycle_length < groups:
             raise ConfigurationError(
                 f"the batches take turns among {self.cycle_length} groups of {self.unit}s, and the noise has {groups} "
-                "bands: give both the same number, or leave cycle_length out."
+                "bands: at least as many groups, or leave cycle_length out."
             )
+        if self.cycle_length > 1:
+            return self
         if groups == 1:
             return PoissonSampling(self.population, self.sample_rate, unit=self.unit)
         return replace(self, cycle_length=groups)

@@ -183,6 +183,11 @@ class Sampling(ABC):
         """Whether the lot costs nothing, since the first step of its round states what that costs."""
         return False
 
+    @property
+    def most_steps(self) -> float:
+        """Number of steps after which a record would take part more often than was promised; infinite: never."""
+        return math.inf
+
     def in_groups(self, groups: int) -> Sampling:
         """The same scheme with records in a number of groups that take turns.
 
@@ -196,7 +201,7 @@ class Sampling(ABC):
             return self
         raise ConfigurationError(
             f"banded noise needs batches that hold a record at most once in {groups} steps, which {self.kind!r} "
-            "batches do not promise: data.sampling=cyclic_poisson (LotLoader.cyclic_poisson)."
+            "batches do not promise: data.sampling=cyclic_poisson (LotLoader.cyclic_poisson), or min_separation."
         )
 
     @property
