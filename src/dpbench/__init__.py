@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from dpbench.data.users import UserDataset
     from dpbench.models.fixing import fix
     from dpbench.models.trainable import train_only
+    from dpbench.privacy.mechanism.banded import Banded
     from dpbench.records.local_training import LocalTraining
     from dpbench.records.users import Users
     from dpbench.strategies import (
@@ -33,6 +34,7 @@ __all__ = [
     "AdaptiveMeanClipping",
     "AdaptiveQuantileClipping",
     "AutomaticClipping",
+    "Banded",
     "ClipOnly",
     "DiscretizedDPSGD",
     "FederatedAveraging",
@@ -51,6 +53,7 @@ __all__ = [
 ]
 
 _ELSEWHERE = {
+    "Banded": "dpbench.privacy.mechanism.banded",
     "LocalTraining": "dpbench.records.local_training",
     "LotLoader": "dpbench.data.lots",
     "PrivateLoop": "dpbench.callback.loop",

@@ -214,7 +214,7 @@ EDITS: dict[str, Edit] = {
     "no plan": lambda lines: [{k: v for k, v in lines[0].items() if k != "plan"}, *lines[1:]],
     "null for a plan": edited(0, ("plan",), None),
     "a plan in schema 1": edited(0, ("schema",), 1),
-    "schema 3": lambda lines: [*lines, {**lines[0], "schema": 3, "phase": 1}],
+    "schema 4": lambda lines: [*lines, {**lines[0], "schema": 4, "phase": 1}],
     "a schema that is true": lambda lines: [*lines, {**lines[0], "schema": True, "phase": 1}],
     "a schema that is a float": lambda lines: [*lines, {**lines[0], "schema": 2.0, "phase": 1}],
     "a schema that is a word": lambda lines: [*lines, {**lines[0], "schema": "2", "phase": 1}],

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from dpbench.privacy.budget import Budget, TrainingLength
 from dpbench.privacy.events import UNITS, Summands
 from dpbench.privacy.gradients.parameter import InstantiatedGradients
+from dpbench.privacy.mechanism.banded import Banded
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.mechanism.schedules import CONSTANT, UNSCHEDULED, Factors, Schedules
 from dpbench.privacy.processes import ALONE, Processes
@@ -34,8 +35,10 @@ def made(
     summands: Summands = UNITS,
     schedules: Schedules = UNSCHEDULED,
     size_factors: Factors = CONSTANT,
+    banded: Banded | None = None,
+    seed: int | None = 3,
 ) -> ReleaseEngine:
-    releases = ReleaseEngine(recipe, Budget(target, 1e-4, "rdp"), z, 3, "a run", schedules)
+    releases = ReleaseEngine(recipe, Budget(target, 1e-4, "rdp"), z, seed, "a run", schedules, banded=banded)
     OPEN.append(releases)
     folder.mkdir(exist_ok=True)
     if start is not None:
@@ -43,6 +46,9 @@ def made(
     releases.join(processes)
     trained = TrainableParameters([nn.Parameter(torch.zeros(WIDTH))], ["w"])
     groups = recipe.groups(trained.names, trained.sizes)
+    bands = releases.choose_bands(sampling, horizon.total_steps)
+    if bands is not None:
+        sampling = sampling.in_groups(bands)
     releases.begin(sampling, summands, trained, groups, {}, horizon, size_factors)
     releases.open_ledger(folder / "ledger.jsonl", horizon)
     return releases

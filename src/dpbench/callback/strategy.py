@@ -83,6 +83,7 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
             self.fingerprint,
             self._schedules(self.recipe),
             self.noise_process,
+            self._correlation(),
         )
         self._source = self._source_of_records()
         self._session = self.session(LIGHTNING)

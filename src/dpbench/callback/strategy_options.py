@@ -18,6 +18,7 @@ from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.privacy.gradients.discretization import Discretization, Values
 from dpbench.privacy.gradients.engine import LossReduction
 from dpbench.privacy.gradients.method import GradientsName
+from dpbench.privacy.mechanism.banded import Banded, Bands, CoefficientsName
 from dpbench.privacy.mechanism.denoising import ErrorCorrection, Estimate, Hypotheses, Scale
 from dpbench.privacy.mechanism.metrics import PrivateMetrics
 from dpbench.privacy.mechanism.noise_process import Noise, noise_of
@@ -105,6 +106,11 @@ Records = Annotated[
 
 NoiseMultiplier = Annotated[float, "a positive number (strategy=none trains without privacy)"]
 FactorSchedule = Annotated[Schedule, f"{FORMS}, or a list with a factor for each step, or a function"]
+NoiseKind = Annotated[
+    Literal["gaussian", "banded"] | Banded,
+    "gaussian, banded or Banded(bands=...) (how much of it: noise_multiplier)",
+]
+BandCount = Annotated[Bands, "a whole number from 1 on, or auto"]
 Share = Annotated[float, Field(gt=0, lt=1), "a number strictly between 0 and 1"]
 LedgerFile = Annotated[str, Field(pattern=r"\S"), "the name of a file"]
 
@@ -119,6 +125,14 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
         noise_schedule: How z moves over the planned steps: "linear:E", "exponential:E" or "cosine:E" (from 1 to E times
             z), "step:F@P/F@P" (F times z from the share P of the steps on), a factor for each step, or a function of
             the share of the steps that are over. With a target, z is found for the whole. None: constant.
+        noise: "gaussian" is independent from step to step; "banded" is correlated over `bands` steps, so that running
+            sums of releases carry less of it (batches: cyclic_poisson); or `Banded(bands=...)` with coefficients of
+            one's own.
+        bands: Steps over which banded noise is correlated; 1 is independent noise, "auto" the number with the least
+            error at the target_epsilon. None without banded noise.
+        coefficients: Of banded noise, for the momentum and weight decay of SGD: "mean" makes the error small that it
+            leaves in the iterates of all steps on average, "max" that of the last; "square_root" is a closed form for
+            SGD without either.
         max_grad_norm_schedule: How the bounds of all groups move; not beside bounds that adapt.
         delta: δ of the guarantee; below 1 / number of records.
         accountant: Name of the accountant that calibrates and stops, see `privacy.accounting.accountants`.
@@ -162,6 +176,9 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
 
     noise_multiplier: NoiseMultiplier | None = None
     target_epsilon: float | None = None
+    noise: NoiseKind = "gaussian"
+    bands: BandCount | None = None
+    coefficients: CoefficientsName = "mean"
     noise_schedule: FactorSchedule | None = None
     max_grad_norm_schedule: FactorSchedule | None = None
     delta: float = 1e-5
@@ -220,6 +237,27 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
             factors: Of z by step: those of `noise_schedule`.
         """
         return noise_of(noise_multiplier, factors)
+
+    def _correlation(self) -> Banded | None:
+        """Options of noise that is correlated among steps; None: it is not."""
+        has_options = self.bands is not None or self.coefficients != "mean"
+        if self.noise == "gaussian":
+            if has_options:
+                raise ConfigurationError("bands and coefficients are of banded noise only: set noise=banded, too.")
+            return None
+        if type(self).noise_process is not StrategyOptions.noise_process:
+            raise ConfigurationError(f"{type(self).__name__} has a noise process of its own: leave out noise.")
+        if isinstance(self.noise, Banded):
+            if has_options:
+                raise ConfigurationError(
+                    "noise=Banded(...) has bands and coefficients: leave out the options of these names."
+                )
+            return self.noise
+        if self.bands is None:
+            raise ConfigurationError(
+                "noise=banded needs bands, the number of steps over which it is correlated, or auto."
+            )
+        return Banded(self.bands, self.coefficients)
 
     def _schedules(self, recipe: Recipe) -> Schedules:
         """How noise and bounds move."""

@@ -227,6 +227,11 @@ def _writable(path: Path) -> Path:
     return path
 
 
+def integer_or_auto(word: str) -> int | str:
+    """Read a whole number, or the word auto."""
+    return word if word == "auto" else integer(word)
+
+
 def integer(word: str) -> int:
     """Read a whole number, also one like 1e6."""
     try:

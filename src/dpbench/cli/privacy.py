@@ -21,6 +21,7 @@ from dpbench.cli.arguments import (
     add_runs,
     add_trust,
     integer,
+    integer_or_auto,
     own_code,
     place,
     png,
@@ -178,6 +179,12 @@ def _add_calibrate(commands: Commands) -> None:
     add("--tpr", metavar="TPR@FPR", help="target: its largest true positive rate at a false positive rate: 0.05@0.01")
     add("--delta", type=float, help="delta")
     add("--sampling", metavar="NAME", help="how batches are drawn: poisson (default) or fixed_size")
+    add(
+        "--bands",
+        type=integer_or_auto,
+        metavar="B",
+        help="noise correlated over B steps, on cyclic_poisson batches; auto: the B with the least error",
+    )
     add("--microbatch-size", type=integer, metavar="M", help="examples per microbatch; doubles the sensitivity")
     add("--accountant", default="rdp", metavar="NAME", help="see dpbench account --help (default: rdp)")
     source = parser.add_mutually_exclusive_group()
@@ -211,7 +218,7 @@ def _calibrate(options: argparse.Namespace) -> Answer:
         ledger=options.continue_from,
         like=options.queries_from,
     )
-    facts = calibrate(setting, pattern, options.accountant)
+    facts = calibrate(setting, pattern, options.accountant, options.bands == "auto")
     return Answer(calibration_text(facts), facts)
 
 

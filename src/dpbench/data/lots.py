@@ -37,7 +37,7 @@ from dpbench.privacy.randomness import (
     seed_global_generators,
     source_of,
 )
-from dpbench.privacy.sampling import Positions, Sampling, find_scheme
+from dpbench.privacy.sampling import Positions, Sampling, SeparatedSampling, find_scheme
 
 _FIXED_BY_LOTS = ("batch_size", "shuffle", "sampler", "drop_last", "batch_sampler")
 """Options of a DataLoader that would say otherwise how records are drawn."""
@@ -78,6 +78,8 @@ class Lots(TorchSampler[list[int]]):
         added: Records of an audit, which are drawn like those of the data set and come after them; set by the strategy.
             They are in no lot that a loader hands out.
         size_factors: Of the expected size, by step; evaluated by `plan` from the schedule.
+        bands: Steps over which noise is correlated; set by the strategy, None where it is not. Records are in as many
+            groups that take turns.
     """
 
     def __init__(
@@ -109,15 +111,19 @@ class Lots(TorchSampler[list[int]]):
         self.in_use = False
         self.work: NDArray[Any] | None = None
         self.added = 0
+        self.bands: int | None = None
         self.seed = seed
         self._key = seed
         self._drawn: tuple[tuple[int, int, int], Sequence[Positions]] | None = None
+        self._groups: tuple[tuple[int, int, int], NDArray[Any]] | None = None
         self._shares: dict[tuple[int, ...], RankShare] = {}
 
     @property
     def sampling(self) -> Sampling:
-        """The sampling, of added records too, in lots of the same size; nothing else changes it."""
+        """The sampling, of added records too, in lots of the same size, by groups where noise has bands."""
         sampling = self._sampling
+        if self.bands is not None:
+            sampling = sampling.in_groups(self.bands)
         return sampling.among(sampling.population + self.added) if self.added else sampling
 
     @property
@@ -179,6 +185,7 @@ class Lots(TorchSampler[list[int]]):
         """End what `acquire` began."""
         self.in_use = False
         self.added = 0
+        self.bands = None
         self.size_factors = CONSTANT
 
     def start_at(self, position: int, run: int | None = None) -> None:
@@ -191,6 +198,7 @@ class Lots(TorchSampler[list[int]]):
         self.position = position
         self._key = self.seed
         self._drawn = None
+        self._groups = None
         if run is not None and self.seed is not None:
             self._key = int.from_bytes(digest_of((self.seed, run))[:16], "big")
         self._shares.clear()
@@ -252,16 +260,31 @@ class Lots(TorchSampler[list[int]]):
         return len(np.intersect1d(positions, self._lot(step)))
 
     def _lot(self, step: int) -> Positions:
-        sampling = self.sampling.resized(self.size_factors.at(step))
+        sampling = self.sampling.resized(self.size_factors.at(step)).at(step)
+        if step >= sampling.most_steps:
+            raise ConfigurationError(
+                f"batch {step} would be one in which a {sampling.unit} takes part more often than max_participations "
+                f"allows: make at most {sampling.most_steps:.0f} steps."
+            )
         number, place = divmod(step, sampling.lots_per_draw)
         key = (number, self.phase, self.added)
         if self._drawn is None or self._drawn[0] != key:
             self._drawn = (key, sampling.draw(self.generator(number)))
         drawn = self._drawn[1][place]
+        if sampling.groups > 1:
+            drawn = drawn[self._group_of(sampling)[drawn] == sampling.group]
         if self.members is None:
             return drawn
         is_added = drawn >= len(self.members)
         return drawn[is_added | self.members.take(drawn, mode="clip")]
+
+    def _group_of(self, sampling: Sampling) -> NDArray[Any]:
+        """The group of each record, shape (population,): the same in all lots, whatever the records are."""
+        key = (sampling.population, sampling.groups, self.phase)
+        if self._groups is None or self._groups[0] != key:
+            generator = self.generator(0, Stream.GROUPS)
+            self._groups = (key, generator.integers(sampling.groups, size=sampling.population))
+        return self._groups[1]
 
     def key_of(self, stream: Stream, number: int) -> tuple[int, ...]:
         """Key of random numbers of lot or epoch `number`, for one use of them; the same on all ranks."""
@@ -408,6 +431,56 @@ class LotLoader(DataLoader[Any]):
         unit = unit or str(getattr(dataset, "unit", "example"))
         sampling = make_sampling("poisson", count_of(dataset), expected_batch_size, unit)
         return cls(dataset, Lots(sampling, seed, expected_batch_size_schedule), **options)
+
+    @classmethod
+    def cyclic_poisson(
+        cls,
+        dataset: Dataset[Any],
+        expected_batch_size: float,
+        seed: int | None = None,
+        unit: str | None = None,
+        cycle_length: int | None = None,
+        **options: Any,
+    ) -> LotLoader:
+        """Cyclic Poisson sampling: records are in groups that take turns, for noise that is correlated among steps.
+
+        Args:
+            dataset: Map-style data set.
+            expected_batch_size: Mean number of records in a lot.
+            seed: Reproduces groups and lots; None takes the operating system's entropy.
+            unit: As for `poisson`.
+            cycle_length: Number of groups; None: as many as the strategy's noise has bands.
+            **options: Further options of this class and of `torch.utils.data.DataLoader`.
+        """
+        unit = unit or str(getattr(dataset, "unit", "example"))
+        sampling = make_sampling("cyclic_poisson", count_of(dataset), expected_batch_size, unit)
+        if cycle_length is not None:
+            sampling = sampling.in_groups(cycle_length)
+        return cls(dataset, Lots(sampling, seed), **options)
+
+    @classmethod
+    def min_separation(
+        cls,
+        dataset: Dataset[Any],
+        min_separation: int,
+        max_participations: int | None = None,
+        seed: int | None = None,
+        unit: str | None = None,
+        **options: Any,
+    ) -> LotLoader:
+        """Batches in which a record takes part once in `min_separation` steps, for good: nothing is amplified.
+
+        Args:
+            dataset: Map-style data set, such as one of users.
+            min_separation: Steps from one participation of a record to the next.
+            max_participations: Most of a record; a longer training is refused. None: as many as it is long.
+            seed: Reproduces who takes part when; None takes the operating system's entropy.
+            unit: As for `poisson`.
+            **options: Further options of this class and of `torch.utils.data.DataLoader`.
+        """
+        unit = unit or str(getattr(dataset, "unit", "example"))
+        sampling = SeparatedSampling(count_of(dataset), min_separation, max_participations, unit=unit)
+        return cls(dataset, Lots(sampling, seed), **options)
 
     @classmethod
     def from_dataloader(
@@ -647,7 +720,8 @@ def make_sampling(
     """The sampling of a kind for lots of a size.
 
     Args:
-        kind: "poisson", "truncated_poisson", "fixed_size", "full" or "shuffled", or the kind of another scheme.
+        kind: "poisson", "cyclic_poisson", "truncated_poisson", "fixed_size", "full", "min_separation" or "shuffled", or
+            the kind of another scheme.
         population: Number of training records, such as users.
         expected_batch_size: Mean lot size; a whole number where lots are of a fixed size.
         unit: What an item of the data set is; the ledger states it as the unit of privacy.

@@ -148,7 +148,7 @@ def _facts_of(run: RunFolder, network: Network, ledger: Ledger | None) -> dict[s
     facts: dict[str, Any] = {"private": ledger is not None}
     for name in _FROM_PRIVACY:
         facts[name] = privacy.get(name)
-    for name in ("uncovered_delta", "noise_end"):  # which few runs have
+    for name in ("noise_bands", "uncovered_delta", "noise_end"):  # which few runs have
         if name in privacy:
             facts[name] = privacy[name]
     facts |= {

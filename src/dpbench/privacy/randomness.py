@@ -43,6 +43,8 @@ class Stream(IntEnum):
     """What a data set, its `collate_fn` and the hooks before a step draw, such as augmentation."""
     VIEWS = 9
     """The augmented views of each record in a lot."""
+    GROUPS = 10
+    """The group of records to which each record belongs, where groups take turns."""
 
 
 def fresh_key() -> int:

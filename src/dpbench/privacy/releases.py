@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,11 +28,13 @@ from dpbench.privacy.budget import ENDLESS, Budget, TrainingLength
 from dpbench.privacy.canaries.canaries import Canaries
 from dpbench.privacy.events import NOISE_END, Summands
 from dpbench.privacy.gradients.parameter import ParameterGradients
+from dpbench.privacy.mechanism.banded import Banded, banded_noise, planned_steps, running_sums
 from dpbench.privacy.mechanism.clipping import VectorGroup
+from dpbench.privacy.mechanism.factorization import Floats, bands_to_try, choose_bands
 from dpbench.privacy.mechanism.mechanism import Mechanism, Merge
 from dpbench.privacy.mechanism.metrics import Value
 from dpbench.privacy.mechanism.noise import AddNoise, checksum
-from dpbench.privacy.mechanism.noise_process import MakeNoise, noise_of
+from dpbench.privacy.mechanism.noise_process import MakeNoise, Noise, noise_of
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.mechanism.schedules import CONSTANT, UNSCHEDULED, Factors, Schedules, factors_of
 from dpbench.privacy.mechanism.training_plan import TrainingPlan
@@ -80,6 +84,7 @@ class ReleaseEngine:
         fingerprint: Names a run that may be started again in its own ledger without a checkpoint.
         schedules: By which noise and bounds move.
         make_noise: Makes the noise process.
+        banded: Options of noise that is correlated among steps; None: `make_noise` says what it is.
 
     Attributes:
         num_releases: So far.
@@ -100,6 +105,7 @@ class ReleaseEngine:
         fingerprint: str | None = None,
         schedules: Schedules = UNSCHEDULED,
         make_noise: MakeNoise = noise_of,
+        banded: Banded | None = None,
     ) -> None:
         self.recipe = recipe
         self.budget = budget
@@ -107,6 +113,8 @@ class ReleaseEngine:
         self.fingerprint = fingerprint
         self._schedules = schedules
         self._make_noise = make_noise
+        self._banded = banded
+        self._coefficients: tuple[float, ...] = ()
         self.num_releases = 0
         self.phase = 0
         self.noise_multiplier = noise_multiplier
@@ -175,6 +183,86 @@ class ReleaseEngine:
         key = (self.key, self.mechanism.training_plan.digest)
         return int.from_bytes(digest_of(key)[:16], "big")
 
+    def choose_bands(
+        self,
+        sampling: Sampling,
+        steps: float,
+        workload: Callable[[int], Floats] = running_sums,
+    ) -> int | None:
+        """Fix the coefficients of correlated noise; `join` comes before, `begin` after.
+
+        Args:
+            sampling: How lots are drawn, before their records are in groups.
+            steps: Of the training; infinite without an end.
+            workload: Number of steps → what an optimizer makes of a step's release, see `optimizer_workload`.
+
+        Returns:
+            Number of bands, and of groups of records that have to take turns; None without correlated noise.
+
+        Raises:
+            ConfigurationError: There are more bands than steps, or the checkpoint is of a run with others.
+        """
+        self._coefficients = ()
+        before = tuple(self.memory.get("coefficients", ()))
+        banded = self._banded
+        kept = banded is not None and before and banded.coefficients == self.memory["coefficients_for"]
+        if banded is not None and kept and banded.bands in ("auto", len(before)):
+            # They depend on the planned length, which a run that goes on may change.
+            self._coefficients = before
+        elif banded is not None:
+            bands = banded.bands
+            if bands == "auto":
+                self._coefficients = self._best_coefficients(sampling, steps, workload, banded)
+            elif bands > steps:
+                raise ConfigurationError(
+                    f"{bands} bands are more than the {steps:.0f} steps of the training: lower strategy.bands."
+                )
+            else:
+                self._coefficients = banded.of_bands(bands, steps, workload)
+            # What is optimized in floating-point numbers is the same in all processes.
+            self._coefficients = self.processes.broadcast(self._coefficients)
+        if self.num_releases and before not in (self._coefficients, ()):
+            raise ConfigurationError(
+                f"the checkpoint is of a run whose noise has {len(before)} bands, and other coefficients than that of "
+                "this one: resume it as it was (strategy.noise, strategy.bands), or start a new run."
+            )
+        return len(self._coefficients) or None
+
+    def _best_coefficients(
+        self,
+        sampling: Sampling,
+        steps: float,
+        workload: Callable[[int], Floats],
+        banded: Banded,
+    ) -> tuple[float, ...]:
+        """Coefficients of the number of bands with the least error at the target."""
+        if self._given_noise is not None or self.budget.target_epsilon is None:
+            raise ConfigurationError(
+                "bands=auto weighs the noise that each number of bands needs for a target: set target_epsilon, without "
+                "noise_multiplier, or give bands a number."
+            )
+        planned = planned_steps(steps)
+        _ = sampling.in_groups(2)  # refuses lots that know no groups
+
+        def noise_multiplier_of(bands: int) -> float:
+            groups = sampling.in_groups(bands)
+            events = [(groups.at(step), 1.0) for step in range(planned)]
+            return self.budget.scale_for(Counter(events), sampling.record_changes)
+
+        most = min(planned, math.floor(1 / sampling.rate + 1e-9))
+        best = choose_bands(noise_multiplier_of, workload(planned), bands_to_try(most), banded.error_kind)
+        return banded.of_bands(best.bands, steps, workload)
+
+    def _noise(self, noise_multiplier: float, factors: Factors) -> Noise:
+        if not self._coefficients:
+            return self._make_noise(noise_multiplier, factors)
+        if factors:
+            raise ConfigurationError(
+                "banded noise needs the same noise in each step: leave out noise_schedule, or set "
+                "strategy.noise=gaussian."
+            )
+        return banded_noise(noise_multiplier, self._coefficients)
+
     def begin(
         self,
         sampling: Sampling,
@@ -201,12 +289,17 @@ class ReleaseEngine:
         """
         if self.recipe.private and sampling.record_changes < 1:
             raise ConfigurationError(f"no accountant covers {sampling.kind!r} sampling: draw batches by another one.")
+        if horizon.total_steps > sampling.most_steps:
+            raise ConfigurationError(
+                f"the batches allow {sampling.most_steps:.0f} steps, in which each {sampling.unit} takes part as often "
+                "as max_participations says: set trainer.max_steps to at most that, or raise max_participations."
+            )
         noise_factors = factors_of("noise_schedule", self._schedules.noise_multiplier, horizon.total_steps)
         bound_factors = factors_of("max_grad_norm_schedule", self._schedules.max_grad_norm, horizon.total_steps)
         plan = TrainingPlan(
             recipe=self.recipe,
             sampling=sampling,
-            noise=self._make_noise(1.0, noise_factors),
+            noise=self._noise(1.0, noise_factors),
             groups=groups,
             sizes=tuple(trained.sizes),
             metric_sizes=dict(metric_sizes),
@@ -219,9 +312,19 @@ class ReleaseEngine:
         if self.noise_multiplier is None:
             self.noise_multiplier = self.budget.calibrated(plan, horizon)
         # At a multiplier of 1 first, since what solves for it asks the plan how the cost moves with it.
-        plan = replace(plan, noise=self._make_noise(self.noise_multiplier, noise_factors))
+        plan = replace(plan, noise=self._noise(self.noise_multiplier, noise_factors))
         if self.canaries is not None and not plan.noise.independent:
             raise ConfigurationError("canaries expect noise that is independent from step to step: audit=none.")
+        if self.canaries is not None and plan.sampling.groups > 1:
+            raise ConfigurationError(
+                "canaries expect lots that are drawn independently of one another, and groups of records take turns: "
+                "audit=none, or data.sampling=poisson."
+            )
+        if plan.sampling.groups > 1 and (size_factors or not plan.noise.constant):
+            raise ConfigurationError(
+                "the first of the batches that take turns states the cost of a whole round, so that noise and size "
+                "have to be the same in each step: leave out noise_schedule and expected_batch_size_schedule."
+            )
         self._names = trained.names
         # Of a run whose parameters changed on the way: its lots stay those of the plan that it began with.
         self._lot_key = self.memory.get("lot_key")
@@ -330,15 +433,15 @@ class ReleaseEngine:
         is_drawn_again = self.seed is not None and self.phase == phase
         if self.num_releases == 0 or is_drawn_again:
             return
-        if self.num_releases % plan.sampling.cycle:
-            raise ConfigurationError(
-                f"the checkpoint had made {self.num_releases} releases, and batches of {plan.sampling.kind!r} sampling "
-                f"begin anew at a multiple of {plan.sampling.cycle} only: resume from such a checkpoint."
-            )
         if not plan.noise.independent:
             raise ConfigurationError(
                 "the noise of a step depends on that of earlier ones, which cannot be drawn again without the seed and "
                 "the settings of the run: resume it as it was, or start a new run."
+            )
+        if self.num_releases % plan.sampling.cycle:
+            raise ConfigurationError(
+                f"the checkpoint had made {self.num_releases} releases, and batches of {plan.sampling.kind!r} sampling "
+                f"begin anew at a multiple of {plan.sampling.cycle} only: resume from such a checkpoint."
             )
 
     def _replay_key(self) -> str | None:
@@ -532,6 +635,8 @@ class ReleaseEngine:
         state["place"] = (self.phase, self.lot_phase)
         state["first_weights"] = self.first_weights
         state["lot_key"] = self._lot_key
+        state["coefficients"] = self._coefficients
+        state["coefficients_for"] = None if self._banded is None else self._banded.coefficients
         return {**state, **self.budget.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

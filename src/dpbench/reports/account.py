@@ -313,7 +313,9 @@ def _text(template: str, facts: dict[str, Any], ledgers: Sequence[Ledger], **mor
     """Facts for people, by a template."""
     distinct: set[Event] = set()
     for ledger in ledgers:
-        distinct.update(ledger.events)
+        for event in ledger.events:
+            if not event.sampling.is_free:
+                distinct.add(event)
     text = render(
         template,
         facts=facts,
@@ -341,6 +343,8 @@ def _text_of_one(facts: dict[str, Any], ledger: Ledger) -> str:
         facts,
         [ledger],
         damaged=bool(ledger.damage),
+        cycle=max(event.sampling.groups for event in ledger.events),
+        rounds=sum(count for event, count in ledger.events.items() if not event.sampling.is_free),
         own_processes=sorted(processes),
     )
 

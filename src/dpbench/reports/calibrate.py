@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS
@@ -14,7 +16,8 @@ from dpbench.privacy.accounting.calibration import TrainingSetting, missing_in, 
 from dpbench.privacy.accounting.planning import FACTORS, neighborhood, sampling_at
 from dpbench.privacy.accounting.tradeoff import MembershipBound, MembershipTarget, curve_accountant, trade_off
 from dpbench.privacy.events import Event, SumQuery, effective_noise_multiplier, record_changes
-from dpbench.privacy.sampling import PoissonSampling, find_scheme
+from dpbench.privacy.mechanism.factorization import bands_to_try, choose_bands, coefficients_for, expected_error
+from dpbench.privacy.sampling import CyclicPoissonSampling, PoissonSampling, find_scheme
 from dpbench.runs.ledgers import read_one_ledger
 from dpbench.runs.numbers import epsilon_text, membership_text
 from dpbench.templates import render
@@ -101,6 +104,7 @@ class TrainingValues:
         sampling: How lots are drawn, see `find_scheme`.
         advantage: Largest advantage of a membership test, in place of ε.
         tpr: "TPR@FPR", its largest true positive rate at a false positive rate, in place of ε.
+        bands: Steps over which noise is correlated; "auto": the number with the least error.
     """
 
     noise_multiplier: float | None = None
@@ -114,6 +118,7 @@ class TrainingValues:
     sampling: str | None = None
     advantage: float | None = None
     tpr: str | None = None
+    bands: int | Literal["auto"] | None = None
 
     def setting(self, spent: Mapping[Event, int]) -> TrainingSetting:
         """The setting that accountants take, after what was spent before.
@@ -136,6 +141,7 @@ class TrainingValues:
             population=self.population,
             spent=spent,
             membership=membership,
+            bands=self.bands if isinstance(self.bands, int) else 1,
         )
 
     def _membership(self) -> MembershipTarget | None:
@@ -254,17 +260,65 @@ def _statistics(words: Sequence[str]) -> dict[str, float]:
     return values
 
 
-def calibrate(setting: TrainingSetting, pattern: QueryPattern, accountant: str) -> dict[str, Any]:
+def compare_bands(setting: TrainingSetting, accountant: str) -> list[dict[str, Any]]:
+    """Noise and error of numbers of bands that reach one target, for running sums.
+
+    Args:
+        setting: Of which the noise multiplier is sought.
+        accountant: Name.
+
+    Returns:
+        From one band on: bands, noise multiplier, and the root mean square error of all running sums over that of
+        independent noise.
+
+    Raises:
+        ConfigurationError: Something else than the noise is sought.
+    """
+    missing = missing_in(setting)
+    if missing != ["noise_multiplier"] or setting.sample_rate is None:
+        raise ConfigurationError(
+            "--bands auto compares the noise that a target needs: give everything but --noise-multiplier."
+        )
+    steps = setting.number_of_steps
+    workload = np.ones(steps)
+    most = min(steps, math.floor(1 / setting.sample_rate + 1e-9))
+    rows: list[dict[str, Any]] = []
+
+    def noise_multiplier_of(bands: int) -> float:
+        answer = solved(replace(setting, bands=bands), accountant)
+        assert answer.noise_multiplier is not None
+        rows.append({"bands": bands, "noise_multiplier": answer.noise_multiplier})
+        return answer.noise_multiplier
+
+    choose_bands(noise_multiplier_of, workload, bands_to_try(most))
+    independent = expected_error(np.ones(1), workload, rows[0]["noise_multiplier"])
+    for row in rows:
+        coefficients = coefficients_for(workload, row["bands"])
+        row["relative_error"] = expected_error(coefficients, workload, row["noise_multiplier"]) / independent
+    return rows
+
+
+def calibrate(
+    setting: TrainingSetting,
+    pattern: QueryPattern,
+    accountant: str,
+    compares_bands: bool = False,
+) -> dict[str, Any]:
     """Solve for the missing value; the facts that `dpbench calibrate` prints.
 
     Args:
         setting: Lacks one value.
         pattern: Of the queries.
         accountant: Name.
+        compares_bands: Whether the number of bands with the least error is taken, see `compare_bands`.
 
     Raises:
         DPBenchError: See `solved`.
     """
+    comparison = compare_bands(setting, accountant) if compares_bands else None
+    if comparison is not None:
+        best = min(comparison, key=lambda row: float(row["relative_error"]))
+        setting = replace(setting, bands=best["bands"])
     answer = solved(setting, accountant)
     z = answer.noise_multiplier
     rate = answer.sample_rate
@@ -285,14 +339,18 @@ def calibrate(setting: TrainingSetting, pattern: QueryPattern, accountant: str) 
         "sample_rate": rate,
         "steps": steps,
         "epochs": steps * rate,
-        "sampling": answer.sampling,
+        "sampling": answer.sampling if answer.bands == 1 else CyclicPoissonSampling.kind,
         "neighbouring_relation": sampling.neighboring_relation,
         "accountant": accountant,
         "guarantee": ACCOUNTANTS[accountant].guarantee,
     }
     if answer.population is not None:
         facts["population"] = answer.population
-        facts["batch_size"] = sampling.expected_batch_size
+        facts["batch_size"] = sampling.expected_batch_size / answer.bands
+    if answer.bands > 1:
+        facts["bands"] = answer.bands
+    if comparison is not None:
+        facts["bands_compared"] = comparison
     facts["nominal_population"] = pattern.elsewhere
     facts |= _membership_facts(answer, pattern.elsewhere)
     if answer.spent:
@@ -326,10 +384,16 @@ def _training_command(answer: TrainingSetting, pattern: QueryPattern) -> str | N
         "dpbench train",
         f"strategy.noise_multiplier={_rounded(noise, math.ceil)}",
         f"strategy.delta={answer.delta!r}",
-        f"data.expected_batch_size={_rounded(sampling.expected_batch_size, math.floor)}",
+        f"data.expected_batch_size={_rounded(sampling.expected_batch_size / answer.bands, math.floor)}",
         f"trainer.max_steps={answer.number_of_steps}",
     ]
-    if answer.sampling != PoissonSampling.kind:
+    if answer.bands > 1:
+        words += [
+            "strategy.noise=banded",
+            f"strategy.bands={answer.bands}",
+            f"data.sampling={CyclicPoissonSampling.kind}",
+        ]
+    elif answer.sampling != PoissonSampling.kind:
         words.append(f"data.sampling={answer.sampling}")
     return " ".join(words)
 

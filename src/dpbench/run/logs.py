@@ -55,6 +55,7 @@ _INIT_TIMEOUT = 30.0  # seconds for a server that does not answer, unless $WANDB
 _PRIVACY = (
     "noise_multiplier",
     "noise_std_over_max_grad_norm",
+    "noise_bands",
     "sample_rate",
     "expected_batch_size",
     "delta",

@@ -21,6 +21,7 @@ import pytorch_lightning as pl
 import yaml
 from tqdm import tqdm
 
+from dpbench.privacy.mechanism.banded import BandedNoise
 from dpbench.run.runtime import warn_in_one_line
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.numbers import epsilon_text
@@ -163,7 +164,12 @@ def _noise_line(strategy: Any) -> str:
     population = plan.sampling.population
     goal = f" for epsilon {strategy.target_epsilon:g}" if strategy.target_epsilon is not None else ""
     batch = f"expected batch size {size:g} of {population:,} records (sampling rate {size / population:.3g})"
-    return f"noise multiplier {plan.noise_multiplier:.5g}{goal}, {batch}"
+    noise = strategy.mechanism.training_plan.noise
+    correlation = ""
+    if isinstance(noise, BandedNoise):
+        megabytes = noise.memory(sum(plan.sizes)) / 1e6
+        correlation = f", correlated over {noise.bands} steps (whose noise takes {megabytes:,.1f} MB)"
+    return f"noise multiplier {plan.noise_multiplier:.5g}{goal}{correlation}, {batch}"
 
 
 def _budget_line(strategy: Any, completed: int) -> str:

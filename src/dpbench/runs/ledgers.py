@@ -130,6 +130,7 @@ def noise_of(ledger: Ledger) -> dict[str, Any]:
         - `noise_multiplier`: noise over sensitivity of a whole release, statistics included, as accountants take it.
         - `noise_std_over_max_grad_norm`: what `strategy.noise_multiplier` means, where that is another figure.
         - `sample_rate`, `expected_batch_size`: of the lots.
+        - `noise_bands`: number of steps over which noise is correlated, where it is.
         - `uncovered_delta`: what no epsilon covers because noise ends somewhere, where that is above a tenth of delta.
         - `noise_end`: beside it, in standard deviations; None for an older version's.
     """
@@ -149,6 +150,9 @@ def noise_of(ledger: Ledger) -> dict[str, Any]:
         facts["noise_std_over_max_grad_norm"] = over_bound
     facts["sample_rate"] = _range(rates)
     facts["expected_batch_size"] = _range(sizes)
+    bands = [header.plan.noise.bands for header in ledger.headers if header.plan is not None]
+    if max(bands, default=1) > 1:
+        facts["noise_bands"] = _range(bands)
     beyond = uncovered_delta(ledger)
     if beyond > ledger.header.delta / 10:
         ends = [header.noise_end for header in ledger.headers if header.noise_end is not None]

@@ -116,7 +116,13 @@ def noise_text(facts: Mapping[str, Any]) -> str:
     size = range_text(facts["expected_batch_size"])
     records = f"{facts['population']:,} {facts.get('unit') or 'record'}s"
     rate = range_text(facts["sample_rate"], ".3g")
-    return f"noise multiplier {range_text(noise)}, expected batch size {size} of {records} (sampling rate {rate})"
+    correlation = ""
+    if "noise_bands" in facts:
+        correlation = f" (correlated noise, {range_text(facts['noise_bands'])} bands)"
+    return (
+        f"noise multiplier {range_text(noise)}{correlation}, expected batch size {size} of {records} "
+        f"(sampling rate {rate})"
+    )
 
 
 def membership_text(facts: Mapping[str, Any] | None) -> str | None:

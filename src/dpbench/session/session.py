@@ -13,11 +13,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from dpbench.data.lots import LotLoader
 from dpbench.data.separate_records import SeparateRecords
@@ -34,11 +35,14 @@ from dpbench.privacy.accounting.stated_plan import own_process
 from dpbench.privacy.budget import ENDLESS, TrainingLength
 from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.privacy.mechanism.adaptive import with_bounds
+from dpbench.privacy.mechanism.banded import running_sums
 from dpbench.privacy.mechanism.clipping import VectorGroup
+from dpbench.privacy.mechanism.factorization import Floats, optimizer_workload
 from dpbench.privacy.mechanism.mechanism import mean_norms
 from dpbench.privacy.mechanism.noise_process import Noise
 from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.mechanism.recipe import Recipe
+from dpbench.privacy.mechanism.training_plan import TrainingPlan
 from dpbench.privacy.processes import Processes
 from dpbench.privacy.randomness import Stream, keyed_generator, keyed_seed, seed_global_generators
 from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
@@ -239,6 +243,9 @@ class PrivateSession:
         lot_sizes = lots.plan(horizon.total_steps)
         # One key for all processes, before anything is drawn by it.
         releases.join(processes, keyed_by(key, self._executor))
+        # Noise that is correlated among steps wants lots that keep a record's participations apart.
+        workload = partial(_workload_of, self.optimizer)
+        lots.bands = releases.choose_bands(lots.sampling, horizon.total_steps, workload)
         # Canaries enlarge the population, so that they join before the sampling is read.
         let_canaries_in(self._audit, releases, lots, trained)
         sampling = lots.sampling
@@ -254,6 +261,7 @@ class PrivateSession:
         self._warn(_doubt_about_statistics(releases.mechanism.plan))
         self._warn(_doubt_about_noise(releases.mechanism.training_plan.noise))
         self._warn(_doubt_about_correction(releases.recipe, self.optimizer))
+        self._warn(_doubt_about_turns(releases.mechanism.training_plan))
         # Lot t belongs to release t; the key of the lots is known with the plan only.
         lots.start_at(releases.num_releases, releases.lot_key)
         if isinstance(self.optimizer, NoiseAware):
@@ -585,6 +593,43 @@ def _doubt_about_correction(recipe: Recipe, optimizer: Optimizer) -> str | None:
     return (
         f"{type(optimizer).__name__} expects all of the noise that was added to the gradients, and error correction "
         "removes a part of it: leave out correction_threshold, or use an optimizer that does not know the noise (adam)."
+    )
+
+
+def _workload_of(optimizer: Optimizer, steps: int) -> Floats:
+    """What an optimizer makes of a step's release in so many steps; of others than SGD running sums are a proxy.
+
+    Args:
+        optimizer: Updates the parameters.
+        steps: Of the training.
+    """
+    if type(optimizer) is not SGD:
+        return running_sums(steps)
+    group = optimizer.param_groups[0]
+    if group["dampening"] or not group["lr"] > 0:
+        return running_sums(steps)
+    return optimizer_workload(
+        steps,
+        float(group["lr"]),
+        float(group["momentum"]),
+        float(group["weight_decay"]),
+        bool(group["nesterov"]),
+    )
+
+
+def _doubt_about_turns(plan: TrainingPlan) -> str | None:
+    """Say where records take turns for nothing: their batches cost what those of banded noise do."""
+    sampling = plan.sampling
+    if sampling.kind != "cyclic_poisson" or not plan.noise.independent:
+        return None
+    if sampling.groups == 1:
+        return (
+            "cyclic_poisson batches of one group are Poisson's; strategy.noise=banded strategy.bands=8 gives them more."
+        )
+    return (
+        f"records take turns in {sampling.groups} groups: a round of batches costs what one Poisson batch "
+        f"{sampling.groups} times as large does, and only noise that is correlated among steps gains by it "
+        "(strategy.noise=banded)."
     )
 
 

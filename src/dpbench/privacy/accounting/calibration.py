@@ -20,7 +20,7 @@ from dpbench.privacy.accounting.accountants import (
 from dpbench.privacy.accounting.composition import check_delta, composable, delta_of, epsilon, find_accountant
 from dpbench.privacy.accounting.tradeoff import MembershipTarget, trade_off
 from dpbench.privacy.events import Event, SumQuery
-from dpbench.privacy.sampling import Sampling, find_scheme
+from dpbench.privacy.sampling import PoissonSampling, Sampling, find_scheme
 
 _SMALLEST_NOISE = 1e-2
 _LEAST_NOISE = 1e-6
@@ -452,6 +452,8 @@ class TrainingSetting:
         population: Number of records; needed for lots of a fixed size.
         spent: Releases of an earlier run on the same data, part of ε.
         membership: Budget in place of ε, which then follows from the rest at δ.
+        bands: Steps over which noise is correlated, on lots of as many groups of records that take turns: so many steps
+            are a round, which costs what one Poisson lot at as many times the rate does. 1: it is independent.
     """
 
     noise_multiplier: float | None = None
@@ -464,6 +466,7 @@ class TrainingSetting:
     population: int | None = None
     spent: Mapping[Event, int] = field(default_factory=dict)
     membership: MembershipTarget | None = None
+    bands: int = 1
 
     def __post_init__(self) -> None:
         ranges = {
@@ -472,6 +475,7 @@ class TrainingSetting:
             "epochs": (self.epochs, 1e-10, _MOST_STEPS),
             "epsilon": (self.epsilon, _SMALLEST_EPSILON, 1e10),
             "population": (self.population, 1, 10**15),
+            "bands": (self.bands, 1, 10**6),
         }
         for name, (value, low, high) in ranges.items():
             if value is not None and not low <= value <= high:
@@ -484,12 +488,26 @@ class TrainingSetting:
             raise ConfigurationError(
                 f"give epsilon={self.epsilon:g} or {self.membership}, not both: the other one follows."
             )
-        if not self.scheme.known_by_rate:
+        if self.bands > 1:
+            self._check_bands()
+        elif not self.scheme.known_by_rate:
             raise ConfigurationError(
                 f"{self.sampling} batches cannot be solved for: a rate does not say all of them; use poisson or fixed."
             )
         if self.scheme.whole_lots:
             self._check_lot_size()
+
+    def _check_bands(self) -> None:
+        if self.sampling not in ("poisson", "cyclic_poisson"):
+            raise ConfigurationError(f"banded noise needs cyclic_poisson batches, not {self.sampling}.")
+        # A rate of 1 may have been computed as a quotient.
+        if self.sample_rate is not None and self.bands * self.sample_rate > 1 + 1e-9:
+            raise ConfigurationError(
+                f"{self.bands} bands need a sample_rate of at most {1 / self.bands:.4g}, as each band draws from a "
+                f"group of its own, not {self.sample_rate:.4g}."
+            )
+        if self.steps is not None and self.bands > self.steps:
+            raise ConfigurationError(f"{self.bands} bands are more than {self.steps} steps.")
 
     def _check_lot_size(self) -> None:
         if self.population is None:
@@ -507,10 +525,15 @@ class TrainingSetting:
 
     @property
     def event(self) -> Event:
-        """One release."""
+        """One release, or with banded noise a round of them."""
         assert self.noise_multiplier is not None
         assert self.sample_rate is not None
-        sampling = self.scheme.at_rate(self.population or 1, self.sample_rate)
+        sampling: Sampling
+        if self.bands > 1:
+            rate = min(1.0, self.bands * self.sample_rate)
+            sampling = PoissonSampling(self.population or 1, rate)
+        else:
+            sampling = self.scheme.at_rate(self.population or 1, self.sample_rate)
         query = SumQuery("all", 1.0, self.noise_multiplier)
         return Event(sampling, (query,))
 
@@ -527,9 +550,14 @@ class TrainingSetting:
         return max(1, whole_steps)
 
     @property
+    def number_of_rounds(self) -> int:
+        """How often `event` happens; steps that begin a round cost a whole one."""
+        return math.ceil(self.number_of_steps / self.bands)
+
+    @property
     def events(self) -> Counter[Event]:
         """The whole composition."""
-        training = Counter({self.event: self.number_of_steps})
+        training = Counter({self.event: self.number_of_rounds})
         return Counter(self.spent) + training
 
     def epsilon_by(self, accountant: str) -> float:
@@ -631,7 +659,7 @@ def _for_noise(setting: TrainingSetting, accountant: str) -> TrainingSetting:
 
     noise_multiplier = calibrate_noise_multiplier(
         event_for,
-        setting.number_of_steps,
+        setting.number_of_rounds,
         setting.epsilon,
         setting.delta,
         accountant,
@@ -651,7 +679,7 @@ def _for_rate(setting: TrainingSetting, accountant: str) -> TrainingSetting:
         quick = "rdp"
 
     def epsilon_at(rate: float, name: str = accountant) -> float:
-        candidate = replace(setting, sample_rate=min(rate, 1.0))
+        candidate = replace(setting, sample_rate=min(rate, 1 / setting.bands))
         return _bounded_epsilon(candidate.events, delta, name, target)
 
     def quick_epsilon_at(rate: float) -> float:
@@ -676,15 +704,16 @@ def _for_rate(setting: TrainingSetting, accountant: str) -> TrainingSetting:
 
         size = largest_count(fits, population)
         return replace(setting, sample_rate=size / population)
-    rate = 1.0
-    if quick_epsilon_at(1.0) > target:
-        rate = _solve(quick_epsilon_at, target, smallest, 1.0)
+    largest = 1 / setting.bands
+    rate = largest
+    if quick_epsilon_at(largest) > target:
+        rate = _solve(quick_epsilon_at, target, smallest, largest)
     if accountant != quick:
         rate = _solve_near(
             epsilon_at,
             target,
             low=smallest,
-            high=1.0,
+            high=largest,
             guess=rate,
             cheaper=0.5,
         )
@@ -720,7 +749,7 @@ def _for_steps(setting: TrainingSetting, accountant: str) -> TrainingSetting:
         )
     if count == most:
         raise ConfigurationError(f"epsilon={target} allows more than {most:.0e} steps: it is no limit.")
-    return replace(setting, steps=count)
+    return replace(setting, steps=count * setting.bands)
 
 
 def _membership_risk(setting: TrainingSetting) -> float:
@@ -761,7 +790,7 @@ def _rate_within_risk(setting: TrainingSetting) -> TrainingSetting:
 
     @cache
     def risk_at(rate: float) -> float:
-        return _membership_risk(replace(setting, sample_rate=min(rate, 1.0)))
+        return _membership_risk(replace(setting, sample_rate=min(rate, 1 / setting.bands)))
 
     smallest = _SMALLEST_RATE
     if population is not None:
@@ -780,9 +809,10 @@ def _rate_within_risk(setting: TrainingSetting) -> TrainingSetting:
 
         size = largest_count(fits, population)
         return replace(setting, sample_rate=size / population)
-    rate = 1.0
-    if risk_at(1.0) > target.limit:
-        rate = _solve(risk_at, target.limit, smallest, 1.0)
+    largest = 1 / setting.bands
+    rate = largest
+    if risk_at(largest) > target.limit:
+        rate = _solve(risk_at, target.limit, smallest, largest)
     return replace(setting, sample_rate=rate)
 
 
@@ -791,11 +821,11 @@ def _steps_within_risk(setting: TrainingSetting) -> TrainingSetting:
     assert target is not None
 
     @cache
-    def risk_at(steps: int) -> float:
-        return _membership_risk(replace(setting, steps=steps))
+    def risk_at(rounds: int) -> float:
+        return _membership_risk(replace(setting, steps=rounds * setting.bands))
 
-    def fits(steps: int) -> bool:
-        return steps == 0 or risk_at(steps) <= target.limit
+    def fits(rounds: int) -> bool:
+        return rounds == 0 or risk_at(rounds) <= target.limit
 
     most = PLD_MOST_RELEASES - sum(setting.spent.values())
     count = largest_count(fits, most)
@@ -808,7 +838,7 @@ def _steps_within_risk(setting: TrainingSetting) -> TrainingSetting:
         )
     if count == most:
         raise ConfigurationError(f"{target} allows more than {most:.0e} steps: it is no limit.")
-    return replace(setting, steps=count)
+    return replace(setting, steps=count * setting.bands)
 
 
 _SOLVERS_WITHIN_RISK: dict[str, Callable[[TrainingSetting], TrainingSetting]] = {

@@ -132,7 +132,11 @@ def composable(events: Mapping[Event, int], accountant: str) -> dict[Event, int]
     Raises:
         ConfigurationError: The accountant does not cover the sampling, or the neighboring relations differ.
     """
-    counts = {event: count for event, count in events.items() if count}
+    counts = {}
+    for event, count in events.items():
+        # A lot that is free has its cost stated by the first lot of its round.
+        if count and not event.sampling.is_free:
+            counts[event] = count
     # First of all: a sampling that no accountant covers refuses to say its relation, and says what to do instead.
     relations = {sampling.relation for sampling, _ in counts}
     _require_coverage(counts, accountant)

@@ -6,7 +6,9 @@ run and without the training code (general_approach_2018, section 3).
 
 Schema 2 (`Ledger` has the format): the header of a phase states its plan, from which the cost of each of its releases
 follows, and whoever reads the ledger compares each line with it. Schema 1 has no plans, and is read for ever; a run
-that was begun under it goes on in a new phase of schema 2, in the same file.
+that was begun under it goes on in a new phase of schema 2, in the same file. Schema 3 is schema 2 for phases whose
+steps depend on one another (noise that is correlated among steps, lots of groups that take turns): older versions,
+which would count them wrongly, refuse it.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from dpbench.privacy.events import METRIC, MICROBATCH, Event, Queries, SumQuery,
 from dpbench.privacy.sampling import Sampling, sampling_from_dict
 
 FILE_NAME = "ledger.jsonl"  # in the folder of a run
-SCHEMA = 2
+SCHEMA = 3
+WITH_ROUNDS = 3  # the schema of phases whose steps depend on one another
+WITH_PLANS = 2
 WITHOUT_PLANS = 1  # the schema of phases that state no plan
 _SEEDED = {"noise": "that of the strategy", "lots": "that of the LotLoader"}
 _SMALLEST = 1e-100  # ratio of noise and sensitivity whose square is still a number
@@ -79,8 +83,10 @@ class Header:
 
     @property
     def schema(self) -> int:
-        """Of the phase: 2 where it states its plan."""
-        return WITHOUT_PLANS if self.plan is None else SCHEMA
+        """Of the phase: the least that has what it states, so that older versions read what they know."""
+        if self.plan is None:
+            return WITHOUT_PLANS
+        return WITH_ROUNDS if self.plan.has_rounds else WITH_PLANS
 
     def __post_init__(self) -> None:
         if not isinstance(self.delta, float) or not 0 < self.delta < 1:
@@ -193,7 +199,8 @@ class Ledger:
       without a checksum, whose sum was computed later than its line was written.
 
     In a phase of schema 2 each release must follow its plan (`StatedPlan.contradiction`); what a noise process costs
-    that is somebody's own class is not compared. A line that is not so is damage.
+    that is somebody's own class is not compared. A line that is not so is damage. So is a phase that begins within a
+    round, of which the first step states the cost, unless it goes on where the phase before ended.
 
     Attributes:
         headers: One per phase.
@@ -489,6 +496,10 @@ class _Reader:
         self._largest_number = max(self._largest_number, number)
         if not is_due and ledger.damage is None:
             raise LedgerError(f"release {number} follows release {last_number}")
+        if sampling.at(number) != sampling:
+            raise LedgerError(f"release {number} draws a batch of another step: {sampling.to_dict()}")
+        if phase != last_phase and number != last_number + 1 and number % sampling.cycle:
+            raise LedgerError(f"release {number} begins a phase within a round of {sampling.cycle} batches")
         if plan is None:
             return
         if checksum is None:

@@ -97,15 +97,22 @@ class StatedNoise:
     """What a plan says of its noise.
 
     Attributes:
-        process: "gaussian" or "scheduled"; else the qualified name of somebody's own class.
+        process: "gaussian", "scheduled" or "banded"; else the qualified name of somebody's own class.
         noise_multiplier: z, in units of the sensitivity of a release as of one added or removed record; None: nobody
             but its class knows what a process of one's own does.
         factors: Of z, by step.
+        coefficients: Of noise that is correlated over as many steps: the first column of C, of norm 1 at most.
     """
 
     process: str
     noise_multiplier: float | None
     factors: Stairs = Stairs()
+    coefficients: tuple[float, ...] = ()
+
+    @property
+    def bands(self) -> int:
+        """Number of steps over which it is correlated; 1: it is independent."""
+        return max(1, len(self.coefficients))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
@@ -117,6 +124,8 @@ class StatedNoise:
         }
         if self.process == "scheduled":
             data["factors"] = self.factors.to_list()
+        if self.process == "banded":
+            data["coefficients"] = list(self.coefficients)
         return data
 
 
@@ -136,6 +145,7 @@ class StatedPlan:
         size_factors  of the expected lot size: [[factor, steps], ...]; [] always 1; after the last one it stays
         summands      {"unit", "per_summand", "total_weight"}: what the sums are over
         noise         {"process": "gaussian", "noise_multiplier"}, or "scheduled" with "factors" like those of sizes, or
+                      "banded" with "coefficients" (schema 3), or
                       {"process": qualified name, "described": false} of somebody's own class
         groups        [{"name", "max_grad_norm", "coordinates"}]: clipped together, with the first bound of each
         bound_factors of all bounds, like those of sizes
@@ -184,7 +194,7 @@ class StatedPlan:
             "allocation": _word("allocation", plan["allocation"], _ALLOCATIONS),
             "statistics": _statistics(plan["statistics"]),
         }
-        return cls(
+        stated = cls(
             digest=_digest(plan["digest"]),
             sampling=sampling_from_dict(_object("sampling", plan["sampling"])),
             size_factors=_stairs("size_factors", plan["size_factors"]),
@@ -194,6 +204,32 @@ class StatedPlan:
             rest=rest,
             recipe=_object("recipe", plan["recipe"]),
         )
+        stated._require_rounds()
+        return stated
+
+    def _require_rounds(self) -> None:
+        """Raise LedgerError where steps of a round differ, or noise is correlated over more steps than records rest.
+
+        The first step of a round states its cost, and each participation of a record costs what independent noise does
+        where no other one lies within the bands.
+        """
+        separation = self.sampling.separation
+        if self.noise.bands > separation:
+            raise LedgerError(
+                f"the noise has {self.noise.bands} bands, and batches hold a record again after {separation} steps"
+            )
+        # An unknown process is asked of its lines, which state a cost in the first step of a round only.
+        moves = bool(self.noise.factors.stairs) or self.noise.noise_multiplier is None
+        moves = moves or bool(self.size_factors.stairs)
+        if moves and self.sampling.groups > 1:
+            raise LedgerError("noise or batches move, and batches of groups that take turns cost the same in each step")
+        if self.noise.bands > 1 and (self.rest["bound_factors"] or self.per_summand > 1):
+            raise LedgerError("banded noise needs bounds that stay, of summands that are one record each")
+
+    @property
+    def has_rounds(self) -> bool:
+        """Whether steps depend on one another, by their noise or by the records in their batches."""
+        return self.noise.bands > 1 or self.sampling.groups > 1
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data: inverse of `from_dict`."""
@@ -261,6 +297,8 @@ class StatedPlan:
         """
         number = release.number
         sampling = self.sampling_of(number)
+        if number >= sampling.most_steps:
+            return f"release {number} is one more than the {sampling.most_steps:.0f} that its plan allows"
         if release.sampling != sampling:
             return f"release {number} draws a batch by {release.sampling.to_dict()}, its plan by {sampling.to_dict()}"
         queries = [query for query in release.queries if not query.name.startswith(EARLIER)]
@@ -353,7 +391,23 @@ def _noise(data: dict[str, Any]) -> StatedNoise:
         multiplier = _positive("noise_multiplier", data["noise_multiplier"])
         factors = _stairs("factors of the noise", data["factors"])
         return StatedNoise(process, multiplier, factors)
+    if process == "banded" and set(data) == {"process", "noise_multiplier", "coefficients"}:
+        multiplier = _positive("noise_multiplier", data["noise_multiplier"])
+        coefficients = _coefficients(data["coefficients"])
+        return StatedNoise(process, multiplier, coefficients=coefficients)
     raise LedgerError(f"this version of dpbench does not know the noise process {data!r:.120}")
+
+
+def _coefficients(value: object) -> tuple[float, ...]:
+    if not isinstance(value, list) or len(value) < 2:
+        raise LedgerError(f"coefficients must be a list of two numbers or more, not {value!r:.60}")
+    for number in value:
+        if type(number) not in (int, float) or not math.isfinite(number):
+            raise LedgerError(f"coefficients must be finite numbers, and one is {number!r:.60}")
+    norm = math.hypot(*value)
+    if not value[0] > 0 or norm > 1 + _ROUNDING:
+        raise LedgerError(f"coefficients must begin above 0 and have a norm of 1 at most, not {norm:.10g}")
+    return tuple(float(number) for number in value)
 
 
 def _total_weight(summands: dict[str, Any]) -> float | None:

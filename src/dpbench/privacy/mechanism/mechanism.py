@@ -309,8 +309,9 @@ class Mechanism:
                 plan.parameter_bounds,
                 strict=True,
             )
+            spread = self.training_plan.noise.spread(self.step)
             for view, std, bound in views:
-                corrected = denoiser.correct(view, std, plan.denominator, bound)
+                corrected = denoiser.correct(view, spread * std, plan.denominator, bound)
                 view.copy_(corrected)
         adapts = self.recipe.adaptation is not None
         if plan.statistics or adapts:

@@ -50,6 +50,8 @@ _ON_DEVICES = (0, 2)
 No other key is longer by two."""
 _TAIL = 2**-12
 """Parts of (0, 1) below give radii beyond √(24 log 2) = 4.08."""
+_FINE = 2.0**-40
+"""Grid of standard normal numbers, finer than float32 is from 2^-16 on."""
 _CPU_CHUNK = 1 << 17
 """Numbers that are drawn together on the CPU: few enough for its caches."""
 _DEVICE_CHUNK = 1 << 24
@@ -126,17 +128,79 @@ def _add_kernel_noise(
         start = end
 
 
+def standard_normal(like: Tensor, key: Sequence[int]) -> Tensor:
+    """Draw standard normal numbers by the tier that `add_gaussian_noise` takes for a sum.
+
+    Args:
+        like: Flat sum, shape (D,).
+        key: Of which they are a function: integers that were not used before.
+
+    Returns:
+        In the shape, precision and place of the sum.
+    """
+    numbers = torch.zeros_like(like)
+    if triton.suits(numbers) and numbers.dtype == torch.float32:
+        triton.kernels.add_noise(numbers, 0, 1.0, _FINE, digest_of(key))
+    elif kernels.suits(numbers):
+        kernels.add_noise(numbers, 0, 1.0, _FINE, digest_of(key))
+    else:
+        numbers.copy_(normal_numbers(len(numbers), _random_words(key, numbers.device)))
+    return numbers
+
+
+def add_on_grid(
+    total: Tensor,
+    noise_stds: Segments,
+    numbers: Tensor,
+) -> Tensor:
+    """Add given noise to a flat sum and round it to the grid of `add_gaussian_noise`, in place.
+
+    Args:
+        total: Flat sum, shape (D,).
+        noise_stds: Segments; the lengths add up to D.
+        numbers: Noise in units of the standard deviations, shape (D,).
+
+    Returns:
+        `total`.
+    """
+
+    def given(start: int, end: int) -> Tensor:
+        return numbers[start:end].double()
+
+    _add_by_chunks(total, noise_stds, given)
+    return total
+
+
 def add_torch_noise(
     total: Tensor,
     noise_stds: Segments,
     draw: Draw,
 ) -> None:
-    """Add noise in pure PyTorch, in place, chunk by chunk, so that its float64 copies stay small.
+    """Add noise in pure PyTorch, in place.
 
     Args:
         total: Flat sum, shape (D,).
         noise_stds: Segments; the lengths add up to D.
         draw: Source of random bits.
+    """
+
+    def drawn(start: int, end: int) -> Tensor:
+        return normal_numbers(end - start, draw)
+
+    _add_by_chunks(total, noise_stds, drawn)
+
+
+def _add_by_chunks(
+    total: Tensor,
+    noise_stds: Segments,
+    numbers: Callable[[int, int], Tensor],
+) -> None:
+    """Add noise chunk by chunk, so that float64 copies stay small, and round to the grid.
+
+    Args:
+        total: Flat sum, shape (D,); in place.
+        noise_stds: Segments; the lengths add up to D.
+        numbers: (start, end) → noise of these coordinates in units of the standard deviations, float64, overwritten.
     """
     device = total.device
     chunk_size = _CPU_CHUNK if device.type == "cpu" else _DEVICE_CHUNK
@@ -150,7 +214,7 @@ def add_torch_noise(
             spacings.append((length, grid_spacing(segment_std)))
         std = _per_coordinate(segments, device)
         spacing = _per_coordinate(spacings, device)
-        noisy = normal_numbers(len(chunk), draw)
+        noisy = numbers(start, end)
         noisy.mul_(std)
         noisy.add_(chunk)
         # The sum of both is rounded, in float64: see "Low bits" above. A spacing is a power of two, so that its inverse

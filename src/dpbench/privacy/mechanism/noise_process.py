@@ -80,6 +80,10 @@ class Noise(ABC):
         """Whether the noise of a step says nothing of that of others: else no lot can be released once more."""
         return True
 
+    def spread(self, step: int) -> float:
+        """Standard deviation of the noise of a step by itself, in units of the plan's `segments`."""
+        return 1.0
+
     def check(self, plan: Any) -> None:  # noqa: B027 (most processes go with every plan)
         """Refuse a plan that the process does not go with.
 

@@ -4,6 +4,7 @@ from dpbench.privacy.sampling.poisson import PoissonSampling, TruncatedPoissonSa
 
 # Schemes are listed in the order of their import: the usual ones first.
 # isort: split
+from dpbench.privacy.sampling.cyclic_poisson import CyclicPoissonSampling
 from dpbench.privacy.sampling.fixed_size import FixedSizeSampling
 from dpbench.privacy.sampling.full import FullParticipation
 from dpbench.privacy.sampling.scheme import (
@@ -15,9 +16,11 @@ from dpbench.privacy.sampling.scheme import (
     sampling_from_dict,
     schemes,
 )
+from dpbench.privacy.sampling.separated import SeparatedSampling
 from dpbench.privacy.sampling.shuffled import ShuffledEpochs
 
 __all__ = [
+    "CyclicPoissonSampling",
     "FixedSizeSampling",
     "FullParticipation",
     "LotSamplings",
@@ -25,6 +28,7 @@ __all__ = [
     "PoissonSampling",
     "Positions",
     "Sampling",
+    "SeparatedSampling",
     "ShuffledEpochs",
     "TruncatedPoissonSampling",
     "find_scheme",

@@ -160,6 +160,51 @@ class Sampling(ABC):
         return 1
 
     @property
+    def groups(self) -> int:
+        """Number of groups, to one of which each record belongs for the whole training; 1: there are none.
+
+        A record's group is drawn uniformly, independently of all others. `draw` need not know who belongs where:
+        whoever knows it leaves out of a lot all records but those of `group`.
+        """
+        return 1
+
+    @property
+    def group(self) -> int:
+        """The group whose records are in the lot."""
+        return 0
+
+    @property
+    def separation(self) -> int:
+        """Least distance in steps of two lots that hold the same record."""
+        return 1
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the lot costs nothing, since the first step of its round states what that costs."""
+        return False
+
+    @property
+    def most_steps(self) -> float:
+        """Number of steps after which a record would take part more often than was promised; infinite: never."""
+        return math.inf
+
+    def in_groups(self, groups: int) -> Sampling:
+        """The same scheme with records in a number of groups that take turns.
+
+        Args:
+            groups: As many as noise has bands; with 1 each record may be in each lot.
+
+        Raises:
+            ConfigurationError: The scheme knows no groups.
+        """
+        if groups == 1:
+            return self
+        raise ConfigurationError(
+            f"banded noise needs batches that hold a record at most once in {groups} steps, which {self.kind!r} "
+            "batches do not promise: data.sampling=cyclic_poisson (LotLoader.cyclic_poisson), or min_separation."
+        )
+
+    @property
     @abstractmethod
     def expected_batch_size(self) -> float:
         """Expected number of records in a lot, the only lot size a mechanism may divide by."""

@@ -1,0 +1,293 @@
+"""Noise that is correlated over a few steps: banded matrix factorization.
+
+What is added to the clipped sum of step t is S·z·n_t with n = C⁻¹w, where w is independent standard normal noise and C
+is lower triangular, banded and Toeplitz. The noise of a step takes back a part of that of the steps before, so that
+running sums of releases, which an optimizer makes of them, carry less of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated, Any, Literal, get_args
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.mechanism.factorization import ErrorKind, Floats, coefficients_for, square_root_coefficients
+from dpbench.privacy.mechanism.noise import add_on_grid, standard_normal
+from dpbench.privacy.mechanism.noise_process import Gaussian, Keys, Noise
+from dpbench.privacy.mechanism.plan import ReleasePlan
+
+Bands = Annotated[int, Field(ge=1)] | Literal["auto"]
+"""Number of bands; "auto": the number with the least error at the target."""
+CoefficientsName = Literal["mean", "max", "square_root"]
+"""What coefficients make small for the optimizer at hand: the root mean square of the iterates' errors, or the largest
+of them, which is the last one's; "square_root": the closed form for running sums."""
+
+_FIXED = "banded noise needs sensitivity and noise that are the same in each step, and here "
+
+
+def running_sums(steps: int) -> Floats:
+    """Workload of SGD without momentum and decay, see `optimizer_workload`."""
+    return np.ones(steps)
+
+
+def planned_steps(steps: float) -> int:
+    """Number of steps of a training for which something is optimized.
+
+    Raises:
+        ConfigurationError: It has no end.
+    """
+    if steps == math.inf:
+        raise ConfigurationError(
+            "coefficients are optimized for a planned number of steps: set trainer.max_steps, or take the closed form "
+            "(coefficients=square_root)."
+        )
+    return int(steps)
+
+
+@dataclass(frozen=True)
+class Banded:
+    """Options of noise that is correlated over b steps.
+
+    Attributes:
+        bands: b; 1 is independent noise. "auto" takes the number that leaves the least error of iterates at the
+            target_epsilon.
+        coefficients: c_0 to c_{b−1}, the first column of C, which is scaled to norm 1; or what they are to make small,
+            see `CoefficientsName`.
+
+    >>> [round(c, 4) for c in Banded(bands=2, coefficients="square_root").of_bands(2, 100)]
+    [0.8944, 0.4472]
+    """
+
+    bands: Bands = "auto"
+    coefficients: CoefficientsName | Sequence[float] = "mean"
+
+    def __post_init__(self) -> None:
+        is_count = type(self.bands) is int and self.bands >= 1
+        if not is_count and self.bands != "auto":
+            raise ConfigurationError(f"bands must be a whole number from 1 on, or auto, not {self.bands!r}.")
+        if isinstance(self.coefficients, str):
+            if self.coefficients not in get_args(CoefficientsName):
+                raise ConfigurationError(
+                    f"coefficients must be mean, max, square_root or a list of numbers, not {self.coefficients!r}."
+                )
+            return
+        if len(self.coefficients) != self.bands:
+            raise ConfigurationError(
+                f"banded noise with {len(self.coefficients)} coefficients has as many bands, not {self.bands!r}."
+            )
+        if not all(math.isfinite(value) for value in self.coefficients) or not self.coefficients[0] > 0:
+            raise ConfigurationError("coefficients of banded noise must be finite numbers, the first one positive.")
+
+    @property
+    def error_kind(self) -> ErrorKind:
+        """The error by which numbers of bands are compared."""
+        return "max" if self.coefficients == "max" else "mean"
+
+    def of_bands(
+        self,
+        bands: int,
+        steps: float,
+        workload: Callable[[int], Floats] = running_sums,
+    ) -> tuple[float, ...]:
+        """Coefficients for a number of bands, of norm 1.
+
+        Args:
+            bands: b.
+            steps: Of the training, as many at least; infinite without an end.
+            workload: Number of steps → what an optimizer makes of a step's release.
+
+        Raises:
+            ConfigurationError: They are optimized for a training, which has no end.
+        """
+        if bands == 1:
+            return (1.0,)
+        if not isinstance(self.coefficients, str):
+            norm = math.hypot(*self.coefficients)
+            return tuple(value / norm for value in self.coefficients)
+        if self.coefficients == "square_root":
+            return tuple(square_root_coefficients(bands).tolist())
+        planned = planned_steps(steps)
+        return tuple(coefficients_for(workload(planned), bands, self.coefficients).tolist())
+
+
+def banded_noise(noise_multiplier: float, coefficients: tuple[float, ...]) -> Noise:
+    """Noise with these coefficients: independent where there is one."""
+    if len(coefficients) == 1:
+        return Gaussian(noise_multiplier)
+    return BandedNoise(noise_multiplier, coefficients)
+
+
+@dataclass
+class _Cache:
+    """The noise of the last b − 1 steps, that of step t in row t mod (b − 1), in units of the standard deviations.
+
+    Attributes:
+        size: Number of coordinates.
+        rows: Shape (b − 1, size); None before the first step.
+        step: The step that comes next.
+    """
+
+    size: int
+    rows: Tensor | None = field(default=None, repr=False)
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class BandedNoise(Noise):
+    """n_t = (w_t − Σ_{k=1}^{b−1} c_k n_{t−k}) / c_0, where w_t is a function of the key of step t.
+
+    Guarantee: with lots that hold a record at most once in b steps, a record moves the whitened releases C·(releases)
+    by c_0 x, ..., c_{b−1} x in b steps that no other participation of it touches, and so by at most S‖c‖₂ = S each time
+    that it takes part, adaptively chosen sums included (Denisov et al. 2022; Choquette-Choo et al. 2023).
+    Each participation costs what it does with independent noise of multiplier z. A prefix of the steps is the leading
+    submatrix.
+
+    The recursion is carried out in the precision of the sums: C·n differs from w by 10^-7 of it, a function of earlier
+    noise alone, so that a record's shift is off by as little. A release is the sum plus n_t, in float64, rounded to the
+    grid of `noise`.
+
+    Attributes:
+        noise_multiplier: z.
+        coefficients: c_0 > 0 to c_{b−1}, b ≥ 2, of norm 1.
+    """
+
+    noise_multiplier: float
+    coefficients: tuple[float, ...]
+
+    @property
+    def bands(self) -> int:
+        """Number of steps over which the noise is correlated."""
+        return len(self.coefficients)
+
+    @property
+    def vectors(self) -> int:
+        """Number of vectors like the sum that are kept."""
+        return self.bands - 1
+
+    def memory(self, size: int) -> int:
+        """Bytes of the cache for sums of `size` numbers in float32."""
+        return 4 * self.vectors * size
+
+    def multiplier(self, step: int) -> float:
+        """Z."""
+        return self.noise_multiplier
+
+    @property
+    def constant(self) -> bool:
+        """Always: what a step costs is the sampling's to say."""
+        return True
+
+    @property
+    def independent(self) -> bool:
+        """Never."""
+        return False
+
+    def init(self, size: int) -> _Cache:
+        """An empty cache; memory is taken where noise is added, which one process does."""
+        return _Cache(size)
+
+    def add_(
+        self,
+        total: Tensor,
+        plan: ReleasePlan,
+        step: int,
+        keys: Keys,
+        state: _Cache,
+    ) -> Tensor:
+        """Add n_t; where the cache is that of another step, all noise since step 0 is drawn again first."""
+        rows = state.rows
+        if rows is None:
+            rows = torch.zeros(self.vectors, state.size, dtype=total.dtype, device=total.device)
+            state.rows = rows
+        if state.step != step:
+            rows.zero_()
+            for earlier in range(step):
+                self._advance(rows, total, earlier, keys(earlier))
+        noise = self._advance(rows, total, step, keys(step))
+        state.step = step + 1
+        return add_on_grid(total, plan.segments, noise)
+
+    def _advance(
+        self,
+        rows: Tensor,
+        total: Tensor,
+        step: int,
+        key: Sequence[int],
+    ) -> Tensor:
+        """Put the noise of a step in the place of the oldest.
+
+        Args:
+            rows: Of the cache.
+            total: Like which the noise is.
+            step: Whose noise is due.
+            key: Of it.
+
+        Returns:
+            Its row.
+        """
+        noise = standard_normal(total, key)
+        product = torch.empty_like(noise)
+        # Products and differences are rounded one by one: fused, the result would depend on how a processor divides a
+        # vector, and a resumed run on another number of threads would add other noise.
+        for lag in range(1, min(step, self.vectors) + 1):
+            torch.mul(rows[(step - lag) % self.vectors], self.coefficients[lag], out=product)
+            noise.sub_(product)
+        oldest = rows[step % self.vectors]
+        torch.div(noise, self.coefficients[0], out=oldest)
+        return oldest
+
+    @cached_property
+    def _inverse(self) -> list[float]:
+        """First column of C⁻¹, as far as it was asked for."""
+        return [1 / self.coefficients[0]]
+
+    def spread(self, step: int) -> float:
+        """√Σ_{j≤t} d_j², with d the first column of C⁻¹."""
+        inverse = self._inverse
+        while len(inverse) <= step:
+            at = len(inverse)
+            lags = range(1, min(at, self.vectors) + 1)
+            products = [self.coefficients[lag] * inverse[at - lag] for lag in lags]
+            inverse.append(-math.fsum(products) / self.coefficients[0])
+        return math.hypot(*inverse[: step + 1])
+
+    def check(self, plan: Any) -> None:
+        """Refuse what would let a record move the whitened releases by more than the bound."""
+        bands = self.bands
+        if plan.sampling.separation < bands:
+            plan.sampling.in_groups(bands)  # says why not
+            raise ConfigurationError(
+                f"the batches hold a record at most once in {plan.sampling.separation} steps, and the noise has "
+                f"{bands} bands: give both the same number."
+            )
+        if plan.recipe.adaptation is not None:
+            raise ConfigurationError(
+                f"{_FIXED}bounds adapt: use a strategy with fixed bounds (dpsgd), or strategy.noise=gaussian."
+            )
+        if plan.bound_factors:
+            raise ConfigurationError(f"{_FIXED}bounds move: leave out max_grad_norm_schedule.")
+        if plan.size_factors:
+            raise ConfigurationError(f"{_FIXED}batches do: leave out expected_batch_size_schedule.")
+        if plan.summands.per_summand > 1:
+            raise ConfigurationError(
+                "banded noise is accounted for records that are clipped one by one, and here they are in microbatches: "
+                "set microbatch_size=1."
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Multiplier and coefficients; a subclass is stated by its name, as for `Gaussian`."""
+        if type(self) is not BandedNoise:
+            return super().to_dict()
+        return {
+            "process": "banded",
+            "noise_multiplier": float(self.noise_multiplier),
+            "coefficients": list(self.coefficients),
+        }

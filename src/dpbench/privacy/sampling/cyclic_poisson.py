@@ -1,0 +1,144 @@
+"""Cyclic Poisson sampling: groups of records take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.sampling.poisson import PoissonSampling
+from dpbench.privacy.sampling.scheme import Positions, Sampling
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+
+@dataclass(frozen=True)
+class CyclicPoissonSampling(Sampling):
+    """Each record is in one of b groups; lot t is a Poisson sample at rate b·q of group t mod b.
+
+    A record's group is drawn uniformly and independently of all others, once for the whole training (`Lots` does it),
+    so that a record takes part at most once in any b consecutive steps, which noise that is correlated over b steps
+    needs. Neighbors differ in the presence of one record.
+
+    Guarantee: a round of b steps costs what one Poisson lot at rate b·q does, as each record is in one of its lots at
+    most, so n steps cost ⌈n/b⌉ of them (Choquette-Choo et al. 2023). The first step of a round states that cost, the
+    others none.
+
+    Attributes:
+        sample_rate: q, the mean over all steps of the probability that a record is in a lot.
+        cycle_length: b, the number of groups.
+        turn: Whose turn it is: t mod b.
+
+    >>> lots = CyclicPoissonSampling(60_000, 1024 / 60_000, cycle_length=8)
+    >>> lots.expected_batch_size, lots.at(13).turn
+    (1024.0, 5)
+    """
+
+    sample_rate: float
+    cycle_length: int = 1
+    turn: int = 0
+
+    kind = "cyclic_poisson"
+    neighboring_relation = "add_or_remove_one"
+    record_changes = 1
+    whole_lots = False
+
+    def __post_init__(self) -> None:
+        _ = PoissonSampling(self.population, self.sample_rate)  # refuses what is out of range
+        if type(self.cycle_length) is not int or self.cycle_length < 1:
+            raise ConfigurationError(
+                f"cycle_length must be a whole number of steps from 1 on, not {self.cycle_length!r}."
+            )
+        if type(self.turn) is not int or not 0 <= self.turn < self.cycle_length:
+            raise ConfigurationError(f"turn must lie from 0 to {self.cycle_length - 1}, not {self.turn!r}.")
+        # A rate of 1 was perhaps computed as a quotient.
+        if self.cycle_length * self.sample_rate > 1 + 1e-9:
+            raise ConfigurationError(
+                f"{self.cycle_length} bands need batches of at most {self.population / self.cycle_length:g} of "
+                f"{self.population} {self.unit}s, as each band draws from a group of its own, not "
+                f"{self.expected_batch_size:g}: lower strategy.bands or expected_batch_size."
+            )
+
+    @classmethod
+    def at_rate(cls, population: int, rate: float, unit: str = "example") -> Self:
+        return cls(population, rate, unit=unit)
+
+    def among(self, population: int) -> Self:
+        rate = self.sample_rate * self.population / population
+        return replace(self, population=population, sample_rate=rate)
+
+    def in_groups(self, groups: int) -> Sampling:
+        """One group is all records: then lots are Poisson's."""
+        if 1 < self.cycle_length < groups:
+            raise ConfigurationError(
+                f"the batches take turns among {self.cycle_length} groups of {self.unit}s, and the noise has {groups} "
+                "bands: at least as many groups, or leave cycle_length out."
+            )
+        if self.cycle_length > 1:
+            return self
+        if groups == 1:
+            return PoissonSampling(self.population, self.sample_rate, unit=self.unit)
+        return replace(self, cycle_length=groups)
+
+    def at(self, step: int) -> Sampling:
+        return replace(self, turn=step % self.cycle_length)
+
+    @property
+    def cycle(self) -> int:
+        return self.cycle_length
+
+    @property
+    def groups(self) -> int:
+        return self.cycle_length
+
+    @property
+    def group(self) -> int:
+        return self.turn
+
+    @property
+    def separation(self) -> int:
+        return self.cycle_length
+
+    @property
+    def is_free(self) -> bool:
+        return self.turn > 0
+
+    @property
+    def group_rate(self) -> float:
+        """b·q: probability of a record to be in a lot of its group."""
+        return min(1.0, self.cycle_length * self.sample_rate)
+
+    @property
+    def expected_batch_size(self) -> float:
+        return self.sample_rate * self.population
+
+    @property
+    def _round(self) -> PoissonSampling:
+        """What a whole round costs as much as."""
+        return PoissonSampling(self.population, self.group_rate, unit=self.unit)
+
+    def draw(self, rng: np.random.Generator) -> Sequence[Positions]:
+        return self._round.draw(rng)
+
+    def dp_event(self, noise_multiplier: float) -> DpEvent:
+        from dp_accounting import NoOpDpEvent
+
+        if self.is_free:
+            return NoOpDpEvent()
+        return self._round.dp_event(noise_multiplier)
+
+    def second_order_divergence(self, noise_multiplier: float) -> float:
+        """That of a round, in its first step."""
+        if self.is_free:
+            return 0.0
+        return self._round.second_order_divergence(noise_multiplier)
+
+    def squared_mu(self, noise_multiplier: float) -> float:
+        """That of a round, in its first step."""
+        if self.is_free:
+            return 0.0
+        return self._round.squared_mu(noise_multiplier)

@@ -1,0 +1,716 @@
+"""Noise that is correlated over a few steps, the lots that it needs, and what the two cost together."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+import numpy as np
+import pytest
+import torch
+from dp_accounting import pld, rdp
+from torch import Tensor
+
+from dpbench.cli import main
+from dpbench.data.lots import Lots
+from dpbench.errors import ConfigurationError, LedgerError
+from dpbench.privacy.accounting.accountants import ACCOUNTANTS, DEFAULT_ORDERS
+from dpbench.privacy.accounting.calibration import TrainingSetting, solved
+from dpbench.privacy.accounting.composition import epsilon, ledger_epsilon
+from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.privacy.accounting.stated_plan import StatedPlan
+from dpbench.privacy.budget import TrainingLength
+from dpbench.privacy.events import Summands
+from dpbench.privacy.mechanism.adaptive import MeanNormBounds
+from dpbench.privacy.mechanism.banded import Banded, BandedNoise, banded_noise
+from dpbench.privacy.mechanism.denoising import ErrorCorrection
+from dpbench.privacy.mechanism.groups import per_layer_groups
+from dpbench.privacy.mechanism.plan import ReleasePlan
+from dpbench.privacy.mechanism.recipe import Recipe
+from dpbench.privacy.mechanism.schedules import Factors, Schedules
+from dpbench.privacy.mechanism.training_plan import TrainingPlan
+from dpbench.privacy.sampling import (
+    CyclicPoissonSampling,
+    FullParticipation,
+    PoissonSampling,
+    Sampling,
+    SeparatedSampling,
+    sampling_from_dict,
+)
+from tests.support.checks import accepts_scale
+from tests.support.releases import WIDTH, made, release, rows
+
+CYCLIC = CyclicPoissonSampling(100, 0.1)
+BANDS = 4
+FOUR = Banded(bands=BANDS, coefficients="square_root")
+C = FOUR.of_bands(BANDS, 100)
+
+
+def plan_of(noise: Any, sampling: Sampling | None = None, recipe: Recipe = Recipe(), **parts: Any) -> TrainingPlan:  # noqa: B008
+    sampling = sampling or CYCLIC.in_groups(BANDS)
+    return TrainingPlan(recipe, sampling, noise, recipe.groups(["w"], [WIDTH]), (WIDTH,), **parts)
+
+
+def toeplitz(steps: int, coefficients: tuple[float, ...] = C) -> np.ndarray:
+    """C."""
+    matrix = np.zeros((steps, steps))
+    for lag, value in enumerate(coefficients[:steps]):
+        matrix += value * np.eye(steps, k=-lag)
+    return matrix
+
+
+def noise_of_steps(steps: int, width: int = 4000, key: int = 5) -> Tensor:
+    """Noise alone, of standard deviation 1 before the correlation, one row a step."""
+    noise = BandedNoise(1.0, C)
+    plan = ReleasePlan(CYCLIC.in_groups(BANDS), per_layer_groups(["w"], [width], 1.0), 1.0, (width,))
+    state = noise.init(width)
+    sums = []
+    for step in range(steps):
+        total = torch.zeros(width)
+        sums.append(noise.add_(total, plan, step, lambda at: (key, at), state))
+    return torch.stack(sums)
+
+
+# ------------------------------------------------------------------------------------- the noise
+
+
+@pytest.mark.usefixtures("tier")
+def test_the_covariance_is_that_of_the_inverse() -> None:
+    steps = 9
+    inverse = np.linalg.inv(toeplitz(steps))
+    expected = inverse @ inverse.T
+    measured = np.cov(noise_of_steps(steps, 40_000).numpy(), bias=True)
+    deviation = np.sqrt((expected**2 + np.outer(expected.diagonal(), expected.diagonal())) / 40_000)
+    assert (abs(measured - expected) < 5 * deviation).all()
+    spreads = [BandedNoise(1.0, C).spread(step) for step in range(steps)]
+    assert spreads == pytest.approx(np.sqrt(expected.diagonal()))
+
+
+@pytest.mark.usefixtures("tier")
+def test_whitened_noise_has_its_scale_and_no_other() -> None:
+    noise = noise_of_steps(7).numpy().astype(np.float64)
+    whitened = toeplitz(7) @ noise
+    for row in whitened:
+        assert accepts_scale(row, 1.0)
+        assert not accepts_scale(row, 2 / 3)
+        assert not accepts_scale(row, 3 / 2)
+    assert not accepts_scale(noise[-1], 1.0)  # of a step by itself it is another one
+    correlations = np.corrcoef(whitened) - np.eye(7)
+    assert abs(correlations).max() < 6 / math.sqrt(4000)
+
+
+def test_each_segment_has_its_own_scale() -> None:
+    noise = BandedNoise(1.0, C)
+    plan = ReleasePlan(CYCLIC, per_layer_groups(["a.w", "b.w"], [600, 400], 1.0), 1.0, (600, 400), (), "dimension")
+    assert len({std for _, std in plan.segments}) == 2
+    state = noise.init(1000)
+    sums = torch.stack([noise.add_(torch.zeros(1000), plan, step, lambda at: (5, at), state) for step in range(6)])
+    whitened = toeplitz(6) @ sums.numpy()
+    start = 0
+    for length, std in plan.segments:
+        assert accepts_scale(whitened[:, start : start + length].flatten(), std)
+        start += length
+
+
+@pytest.mark.usefixtures("tier")
+def test_the_cache_is_filled_again_from_keys() -> None:
+    """A resumed run has the noise of the interrupted one, to the bit, also where it was killed inside a band."""
+    whole = noise_of_steps(11, 700)
+    noise = BandedNoise(1.0, C)
+    plan = ReleasePlan(CYCLIC, per_layer_groups(["w"], [700], 1.0), 1.0, (700,))
+    for start in (1, 2, 6, 9):
+        state = noise.init(700)
+        for step in range(start, 11):
+            assert torch.equal(noise.add_(torch.zeros(700), plan, step, lambda at: (5, at), state), whole[step])
+
+
+def test_memory_is_that_of_one_vector_less_than_there_are_bands() -> None:
+    noise = BandedNoise(1.0, C)
+    state = noise.init(700)
+    assert state.rows is None  # of a process that adds none
+    plan = ReleasePlan(CYCLIC, per_layer_groups(["w"], [700], 1.0), 1.0, (700,))
+    for step in range(6):
+        noise.add_(torch.zeros(700), plan, step, lambda at: (5, at), state)
+    assert state.rows is not None and state.rows.nbytes == (BANDS - 1) * 700 * 4 == noise.memory(700)
+
+
+@pytest.mark.parametrize("bands", [2, 5])
+def test_sensitivity_by_brute_force(bands: int) -> None:
+    """Participations at least b steps apart, in any directions, move C·x by √(their number) at most."""
+    steps = 7
+    coefficients = Banded(bands=bands).of_bands(bands, steps)
+    matrix = toeplitz(steps, coefficients)
+    generator = np.random.default_rng(1)
+    largest = 0.0
+    for pattern in range(1, 2**steps):
+        places = [step for step in range(steps) if pattern >> step & 1]
+        if min(np.diff(places), default=bands) < bands:
+            continue
+        for _ in range(5):
+            x = np.zeros((steps, 3))
+            x[places] = generator.normal(size=(len(places), 3))
+            x[places] /= np.linalg.norm(x[places], axis=1, keepdims=True)
+            moved = np.linalg.norm(matrix @ x)
+            assert moved <= math.sqrt(len(places)) + 1e-12
+            largest = max(largest, moved / math.sqrt(len(places)))
+    assert largest == pytest.approx(1)
+    close = matrix @ (np.eye(steps)[0] + np.eye(steps)[1])  # twice within a band is more than two apart
+    assert np.linalg.norm(close) > math.sqrt(2)
+
+
+def test_a_neighbor_moves_whitened_releases_by_the_bound(tmp_path: Path) -> None:
+    sums = []
+    for extra in (False, True):
+        releases = made(tmp_path / str(extra), z=1e-6, sampling=CYCLIC, banded=FOUR)
+        seen = []
+        for step in range(8):
+            records = rows(step)
+            if extra and step == 2:
+                records = torch.cat([records, torch.ones(1, WIDTH)])
+            seen.append(release(releases, records) * 10)
+        sums.append(torch.stack(seen).double().numpy())
+        releases.budget.close()
+    moved = np.linalg.norm(toeplitz(8) @ (sums[1] - sums[0]))
+    assert moved == pytest.approx(1.0, rel=1e-4)
+
+
+# ------------------------------------------------------------------------------------- one band
+
+
+def test_one_band_is_dp_sgd_to_the_bit(tmp_path: Path) -> None:
+    ends = []
+    for name, sampling, banded in (("plain", PoissonSampling(100, 0.1), None), ("one", CYCLIC, Banded(bands=1))):
+        releases = made(tmp_path / name, sampling=sampling, banded=banded)
+        ends.append([release(releases, rows(step)) for step in range(4)])
+        assert releases.lot_key is not None
+        lots = Lots(releases.mechanism.training_plan.sampling, 0)
+        lots.start_at(0, releases.lot_key)
+        ends[-1] += [torch.from_numpy(lots.lot(step)) for step in range(4)]
+        releases.budget.close()
+    assert all(map(torch.equal, *ends))
+    books = [(tmp_path / name / "ledger.jsonl").read_bytes() for name in ("plain", "one")]
+    assert books[0] == books[1]
+
+
+# ------------------------------------------------------------------------------------- the lots
+
+
+def test_groups_take_turns_and_stay() -> None:
+    sampling = CyclicPoissonSampling(2000, 0.05).in_groups(BANDS)
+    lots = Lots(sampling, 0)
+    seen: dict[int, int] = {}
+    for step in range(40):
+        for position in lots.lot(step).tolist():
+            assert seen.setdefault(position, step % BANDS) == step % BANDS
+    sizes = np.bincount(list(seen.values()))
+    assert len(sizes) == BANDS and sizes.min() > 350
+    mean = np.mean([len(lots.lot(step)) for step in range(200)])
+    assert mean == pytest.approx(100, abs=6 * math.sqrt(100 / 200))
+    again = Lots(sampling, 0)
+    assert all((again.lot(step) == lots.lot(step)).all() for step in (7, 3))
+    other = Lots(sampling, 1)
+    assert not np.array_equal(other.lot(0), lots.lot(0))
+
+
+def test_a_records_group_is_its_own() -> None:
+    """One record more moves no other one: their draws do not depend on it."""
+    fewer, more = (Lots(CyclicPoissonSampling(size, 0.05).in_groups(BANDS), 0) for size in (2000, 2001))
+    first = fewer._group_of(fewer.sampling)
+    second = more._group_of(more.sampling)
+    assert (first == second[:2000]).all()
+
+
+def test_draws_within_a_group_are_poisson() -> None:
+    """Each record of the group at rate b·q, independently: its number of lots is binomial, and so is a lot's size."""
+    sampling = CyclicPoissonSampling(4000, 0.1).in_groups(BANDS)
+    lots = Lots(sampling, 0)
+    group = lots._group_of(sampling) == 0
+    rounds = 100
+    counts = np.zeros(4000)
+    sizes = []
+    for number in range(rounds):
+        drawn = lots.lot(number * BANDS)
+        counts[drawn] += 1
+        sizes.append(len(drawn))
+    rate = BANDS * 0.1
+    assert not counts[~group].any()
+    assert counts[group].mean() / rounds == pytest.approx(rate, abs=0.01)
+    assert counts[group].var() == pytest.approx(rounds * rate * (1 - rate), rel=0.2)
+    assert np.var(sizes) == pytest.approx(group.sum() * rate * (1 - rate), rel=0.5)
+
+
+def test_lots_keep_their_size_among_more_records() -> None:
+    sampling = CyclicPoissonSampling(1000, 0.05, cycle_length=BANDS)
+    assert sampling.among(1250) == CyclicPoissonSampling(1250, 0.04, cycle_length=BANDS)
+    assert sampling.among(1250).expected_batch_size == pytest.approx(50)
+
+
+# ------------------------------------------------------------------------------------- cost
+
+
+@pytest.mark.parametrize("name", sorted(ACCOUNTANTS))
+@pytest.mark.parametrize("steps", [1, 3, 8, 9, 29])
+def test_a_prefix_costs_its_rounds(tmp_path: Path, name: str, steps: int) -> None:
+    """ε of n steps is that of ⌈n/b⌉ Poisson steps at b times the rate, by every accountant that has it."""
+    releases = made(tmp_path, z=1.5, sampling=CYCLIC, banded=FOUR)
+    for step in range(steps):
+        release(releases, rows(step))
+    releases.budget.close()
+    ledger = read_ledger(tmp_path / "ledger.jsonl")
+    assert ledger.damage is None and ledger.header.schema == 3
+    if name == "rdp-analytical":
+        with pytest.raises(ConfigurationError, match="does not cover 'cyclic_poisson'"):
+            ledger_epsilon(ledger, 1e-4, name)
+        return
+    poisson = made(tmp_path / "poisson", z=1.5, sampling=PoissonSampling(100, 0.1 * BANDS))
+    for step in range(math.ceil(steps / BANDS)):
+        release(poisson, rows(step))
+    poisson.budget.close()
+    expected = ledger_epsilon(read_ledger(tmp_path / "poisson/ledger.jsonl"), 1e-4, name)
+    assert ledger_epsilon(ledger, 1e-4, name) == expected
+    plan = ledger.header.plan
+    assert plan is not None
+    assert epsilon(plan.events(steps), 1e-4, name) == expected  # without a line of a release
+
+
+def test_the_ledger_agrees_with_dp_accounting(tmp_path: Path) -> None:
+    releases = made(tmp_path, z=1.3, sampling=CYCLIC, banded=FOUR)
+    for step in range(10):
+        release(releases, rows(step))
+    releases.budget.close()
+    ledger = read_ledger(tmp_path / "ledger.jsonl")
+    step = dp_accounting.PoissonSampledDpEvent(0.1 * BANDS, dp_accounting.GaussianDpEvent(1.3))
+    by_rdp = rdp.RdpAccountant(DEFAULT_ORDERS).compose(step, 3).get_epsilon(1e-4)
+    by_pld = pld.PLDAccountant().compose(step, 3).get_epsilon(1e-4)
+    assert ledger_epsilon(ledger, 1e-4, "rdp") == pytest.approx(by_rdp, rel=1e-9)
+    assert ledger_epsilon(ledger, 1e-4, "pld") == pytest.approx(by_pld, rel=1e-9)
+    for name in ("rdp", "pld", "gdp"):  # not what n steps at the rate of a lot would cost, nor n/b of them
+        for wrong in (PoissonSampling(100, 0.1), PoissonSampling(100, 0.1 * BANDS)):
+            (event, _), *_ = ledger.events.items()
+            count = 10 if wrong.sample_rate > 0.1 else 3
+            assert epsilon({event._replace(sampling=wrong): count}, 1e-4, name) != pytest.approx(
+                ledger_epsilon(ledger, 1e-4, name), rel=0.1
+            )
+
+
+def test_a_target_is_met(tmp_path: Path) -> None:
+    releases = made(tmp_path, z=None, target=2.0, sampling=CYCLIC, banded=FOUR, horizon=TrainingLength(10))
+    for step in range(10):
+        release(releases, rows(step))
+    assert 1.99 < releases.epsilon() <= 2.0
+    assert releases.budget.remaining == 0
+
+
+def test_everybody_of_a_group_is_one_gaussian(tmp_path: Path) -> None:
+    """Without amplification: k participations cost one Gaussian of μ = √k/z."""
+    releases = made(tmp_path, z=2.0, sampling=CyclicPoissonSampling(100, 1 / BANDS), banded=FOUR)
+    for step in range(9):
+        release(releases, rows(step))
+    mu = math.sqrt(3) / 2.0
+    exact = dp_accounting.get_epsilon_gaussian(1 / mu, 1e-4)
+    assert releases.epsilon("gdp") == pytest.approx(exact)
+    assert releases.epsilon("pld") == pytest.approx(exact, rel=1e-3)
+
+
+@pytest.mark.parametrize("bands", [1, 4, 5])
+def test_separated_participations_are_one_gaussian(tmp_path: Path, bands: int) -> None:
+    """μ = √k/z, whatever the noise, after every number of steps; exact by Gaussian DP."""
+    sampling = SeparatedSampling(100, min_separation=5, max_participations=3, unit="user")
+    banded = Banded(bands=bands, coefficients="square_root")
+    releases = made(tmp_path, z=2.0, sampling=sampling, banded=banded, horizon=TrainingLength(15))
+    for step in range(12):
+        release(releases, rows(step))
+        participations = step // 5 + 1
+        exact = dp_accounting.get_epsilon_gaussian(2.0 / math.sqrt(participations), 1e-4)
+        assert releases.epsilon("gdp") == pytest.approx(exact)
+    assert exact <= releases.epsilon("pld") <= 1.001 * exact <= releases.epsilon("rdp")
+    releases.budget.close()
+    ledger = read_ledger(tmp_path / "ledger.jsonl")
+    assert ledger.damage is None and ledger.header.unit == "user"
+
+
+def test_participations_are_as_far_apart_as_was_promised(tmp_path: Path) -> None:
+    sampling = SeparatedSampling(500, min_separation=5, max_participations=3)
+    lots = Lots(sampling, 0)
+    participations: dict[int, list[int]] = {position: [] for position in range(500)}
+    for step in range(15):
+        for position in lots.lot(step).tolist():
+            participations[position].append(step)
+    for steps in participations.values():
+        assert len(steps) == 3 and set(np.diff(steps)) == {5}
+    with pytest.raises(ConfigurationError, match="batch 15 .* more often than max_participations"):
+        lots.lot(15)
+    for steps_planned in (16, math.inf):
+        with pytest.raises(ConfigurationError, match="the batches allow 15 steps"):
+            made(tmp_path, sampling=sampling, banded=FOUR, horizon=TrainingLength(steps_planned))
+
+
+def test_a_longer_ledger_than_was_promised_is_damage(tmp_path: Path) -> None:
+    sampling = SeparatedSampling(100, min_separation=4, max_participations=1)
+    releases = made(tmp_path, sampling=sampling, banded=FOUR, horizon=TrainingLength(4))
+    for step in range(4):
+        release(releases, rows(step))
+    with pytest.raises(LedgerError, match="release 4 is one more than the 4 that its plan allows"):
+        release(releases, rows(4))
+    releases.budget.close()
+    path = tmp_path / "ledger.jsonl"
+    lines = path.read_text().splitlines()
+    again = lines[1].replace('"number":0', '"number":4')
+    path.write_text("".join(f"{line}\n" for line in [*lines, again]))
+    assert "release 4 is one more than the 4" in str(read_ledger(path).damage)
+
+
+def test_more_groups_than_bands(tmp_path: Path) -> None:
+    """Participations that lie farther apart than the noise is correlated cost once a round of the groups."""
+    releases = made(tmp_path, z=1.5, sampling=CYCLIC.in_groups(8), banded=FOUR)
+    for step in range(9):
+        release(releases, rows(step))
+    step = dp_accounting.PoissonSampledDpEvent(0.8, dp_accounting.GaussianDpEvent(1.5))
+    expected = rdp.RdpAccountant(DEFAULT_ORDERS).compose(step, 2).get_epsilon(1e-4)
+    assert releases.epsilon() == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SeparatedSampling(100, 0), "min_separation must be a whole number of steps from 1 to the 100"),
+        (lambda: SeparatedSampling(100, 101), "min_separation must be a whole number of steps from 1 to the 100"),
+        (lambda: SeparatedSampling(100, 5, 0), "max_participations must be a whole number from 1 on"),
+        (lambda: SeparatedSampling(100, 5, turn=5), "turn must lie from 0 to 4"),
+        (lambda: SeparatedSampling.at_rate(100, 0.3), "expected_batch_size=25 or 33.33333333"),
+        (lambda: SeparatedSampling(100, 5).in_groups(6), "6 bands, and examples take part again after 5 steps"),
+        (lambda: CyclicPoissonSampling(100, 0.1, 0), "cycle_length must be a whole number of steps"),
+        (lambda: CyclicPoissonSampling(100, 0.1, 2, 2), "turn must lie from 0 to 1"),
+    ],
+)
+def test_schemes_out_of_range(make: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        make()
+
+
+# ------------------------------------------------------------------------------------- resume
+
+
+def test_a_run_goes_on_inside_a_band(tmp_path: Path) -> None:
+    whole = made(tmp_path / "whole", sampling=CYCLIC, banded=FOUR)
+    expected = [release(whole, rows(step)) for step in range(9)]
+    whole.budget.close()
+    first = made(tmp_path / "parts", sampling=CYCLIC, banded=FOUR)
+    for step in range(5):
+        release(first, rows(step))
+    state = first.state_dict()
+    for step in range(5, 7):  # after the checkpoint, then killed
+        release(first, rows(step))
+    first.budget.close()
+    second = made(tmp_path / "parts", sampling=CYCLIC, banded=FOUR, start=state)
+    parts = [release(second, rows(step)) for step in range(5, 9)]
+    second.budget.close()
+    assert all(map(torch.equal, parts, expected[5:]))
+    books = [(tmp_path / name / "ledger.jsonl").read_bytes() for name in ("whole", "parts")]
+    assert books[0] == books[1]
+    assert not any(torch.is_tensor(value) for value in state.values())  # a checkpoint holds no noise
+
+
+@pytest.mark.parametrize(
+    ("banded", "z", "message"),
+    [
+        (Banded(bands=5, coefficients="square_root"), 1.0, "checkpoint is of a run whose noise has 4 bands"),
+        (None, 1.0, "checkpoint is of a run whose noise has 4 bands"),
+        (Banded(bands=4, coefficients=(2.0, 1.0, 1.0, 1.0)), 1.0, "other coefficients"),
+        (FOUR, 2.0, "cannot be drawn again"),
+    ],
+)
+def test_a_run_with_other_noise_does_not_go_on(tmp_path: Path, banded: Banded | None, z: float, message: str) -> None:
+    first = made(tmp_path, sampling=CYCLIC, banded=FOUR)
+    release(first, rows(0))
+    state = first.state_dict()
+    first.budget.close()
+    with pytest.raises(ConfigurationError, match=message):
+        made(tmp_path, z=z, sampling=CYCLIC, banded=banded, start={**state, "noise_multiplier": z})
+
+
+def test_without_a_seed_a_run_does_not_go_on(tmp_path: Path) -> None:
+    first = made(tmp_path, sampling=CYCLIC, banded=FOUR, seed=None)
+    release(first, rows(0))
+    state = first.state_dict()
+    first.budget.close()
+    with pytest.raises(ConfigurationError, match="cannot be drawn again without the seed"):
+        made(tmp_path, sampling=CYCLIC, banded=FOUR, seed=None, start=state)
+
+
+def test_a_sum_is_not_released_twice(tmp_path: Path) -> None:
+    first = made(tmp_path, sampling=CYCLIC, banded=FOUR)
+    state = first.state_dict()
+    release(first, rows(0))
+    first.budget.close()
+    again = made(tmp_path, sampling=CYCLIC, banded=FOUR, start=state)
+    with (
+        pytest.warns(UserWarning, match="differs from its record"),
+        pytest.raises(ConfigurationError, match="cannot be repeated"),
+    ):
+        release(again, rows(9))
+
+
+# ------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"sampling": PoissonSampling(100, 0.1)}, "at most once in 4 steps, which 'poisson'"),
+        ({"sampling": FullParticipation(100)}, "at most once in 4 steps, which 'full'"),
+        ({"sampling": CYCLIC.in_groups(2)}, "among 2 groups of examples, and the noise has 4 bands"),
+        ({"recipe": Recipe(adaptation=MeanNormBounds())}, "bounds adapt: use a strategy with fixed bounds"),
+        ({"bound_factors": Factors((1.0, 0.5))}, "leave out max_grad_norm_schedule"),
+        ({"size_factors": Factors((1.0, 0.5))}, "leave out expected_batch_size_schedule"),
+        ({"summands": Summands("microbatch", 4)}, "microbatch_size=1"),
+    ],
+)
+def test_what_would_void_it_is_refused(parts: dict[str, Any], message: str) -> None:
+    plan_of(BandedNoise(1.0, C))
+    with pytest.raises(ConfigurationError, match=message):
+        plan_of(BandedNoise(1.0, C), **parts)
+
+
+def test_schedules_are_refused(tmp_path: Path) -> None:
+    schedules = Schedules(noise_multiplier="linear:0.5", max_grad_norm=None)
+    with pytest.raises(ConfigurationError, match="leave out noise_schedule, or set strategy.noise=gaussian"):
+        made(
+            tmp_path,
+            sampling=CYCLIC,
+            banded=FOUR,
+            schedules=schedules,
+            horizon=TrainingLength(10),
+        )
+    with pytest.raises(ConfigurationError, match="leave out noise_schedule and expected_batch"):
+        made(tmp_path, sampling=CYCLIC.in_groups(BANDS), schedules=schedules, horizon=TrainingLength(10))
+    with pytest.raises(ConfigurationError, match="leave out noise_schedule and expected_batch"):
+        made(tmp_path, sampling=CYCLIC.in_groups(BANDS), size_factors=Factors((1.0, 2.0)))
+
+
+def test_bands_out_of_range(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="4 bands are more than the 3 steps"):
+        made(tmp_path, sampling=CYCLIC, banded=FOUR, horizon=TrainingLength(3))
+    with pytest.raises(ConfigurationError, match=r"11 bands need batches of at most 9.09"):
+        CYCLIC.in_groups(11)
+    for bands in (0, 1.5, "many", True):
+        with pytest.raises(ConfigurationError, match="bands must be a whole number from 1 on, or auto"):
+            Banded(bands=bands)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="has as many bands"):
+        Banded(bands=3, coefficients=(1.0, 0.5))
+    with pytest.raises(ConfigurationError, match="the first one positive"):
+        Banded(bands=2, coefficients=(0.0, 0.5))
+
+
+def test_cyclic_lots_take_independent_noise(tmp_path: Path) -> None:
+    """Allowed: a record takes part once a round, so it costs what banded noise does."""
+    releases = made(tmp_path, z=1.5, sampling=CYCLIC.in_groups(BANDS))
+    for step in range(6):
+        release(releases, rows(step))
+    releases.budget.close()
+    ledger = read_ledger(tmp_path / "ledger.jsonl")
+    step = dp_accounting.PoissonSampledDpEvent(0.1 * BANDS, dp_accounting.GaussianDpEvent(1.5))
+    expected = rdp.RdpAccountant(DEFAULT_ORDERS).compose(step, 2).get_epsilon(1e-4)
+    assert ledger_epsilon(ledger, 1e-4) == pytest.approx(expected, rel=1e-9)
+
+
+# ------------------------------------------------------------------------------------- what a reader sees
+
+
+def test_the_plan_is_read_as_it_was_written() -> None:
+    plan = plan_of(BandedNoise(1.3, C))
+    stated = StatedPlan.from_dict(json.loads(json.dumps(plan.to_dict())))
+    assert stated.noise.coefficients == C and stated.noise.bands == BANDS
+    assert stated.to_dict() == plan.to_dict()
+    assert [stated.sampling_of(step) for step in range(6)] == [plan.sampling_of(step) for step in range(6)]
+    assert plan.digest != plan_of(BandedNoise(1.3, C[:3])).digest
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"noise": {"coefficients": [0.8, 0.6, 0.1]}}, "norm of 1 at most"),
+        ({"noise": {"coefficients": [-0.8, 0.6]}}, "begin above 0"),
+        ({"noise": {"coefficients": [1.0]}}, "list of two numbers"),
+        ({"noise": {"coefficients": [0.5, math.nan]}}, "finite"),
+        ({"noise": {"coefficients": [0.5, "x"]}}, "finite"),
+        ({"noise": {"coefficients": [0.1] * 5}}, "5 bands, and batches hold a record again after 4"),
+        ({"bound_factors": [[0.5, 3]]}, "bounds that stay"),
+        ({"size_factors": [[0.5, 3]]}, "cost the same in each step"),
+        (
+            {"noise": {"process": "scheduled", "factors": [[0.5, 3]], "coefficients": None}},
+            "cost the same in each step",
+        ),
+    ],
+)
+def test_a_plan_that_would_count_too_little_is_none(change: dict[str, Any], message: str) -> None:
+    data = plan_of(BandedNoise(1.3, C)).to_dict()
+    for name, value in change.items():
+        if isinstance(value, dict):
+            data[name] = {key: inner for key, inner in {**data[name], **value}.items() if inner is not None}
+        else:
+            data[name] = value
+    with pytest.raises(LedgerError, match=message):
+        StatedPlan.from_dict(data)
+
+
+def test_a_round_without_its_first_lot_is_damage(tmp_path: Path) -> None:
+    """A step of a round that states no cost is believed behind its first one only."""
+    releases = made(tmp_path, sampling=CYCLIC, banded=FOUR)
+    for step in range(4):
+        release(releases, rows(step))
+    releases.budget.close()
+    path = tmp_path / "ledger.jsonl"
+    header, *lines = path.read_text().splitlines()
+    other = json.dumps({**json.loads(header), "phase": 1})
+    for text, message in (
+        ([header, *lines, other, lines[2]], "release 2 begins a phase within a round of 4 batches"),
+        ([header, lines[0], lines[1].replace('"turn":1', '"turn":3')], "batch of another step"),
+        ([header, lines[1]], "release 1 follows release -1"),
+    ):
+        path.write_text("".join(f"{line}\n" for line in text))
+        assert message in str(read_ledger(path).damage)
+    path.write_text("".join(f"{line}\n" for line in [header, *lines, other, *lines]))
+    assert read_ledger(path).damage is None
+    assert sampling_from_dict(json.loads(lines[3])["sampling"]) == CYCLIC.in_groups(BANDS).at(3)
+
+
+def test_an_older_version_refuses_the_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    releases = made(tmp_path, sampling=CYCLIC, banded=FOUR)
+    release(releases, rows(0))
+    releases.budget.close()
+    monkeypatch.setattr("dpbench.privacy.accounting.ledger.SCHEMA", 2)
+    with pytest.raises(LedgerError, match="written with ledger schema 3.*use the version that wrote it"):
+        read_ledger(tmp_path / "ledger.jsonl")
+
+
+# ------------------------------------------------------------------------------------- post-processing
+
+
+def test_error_correction_knows_the_noise_of_a_step(tmp_path: Path) -> None:
+    recipe = Recipe(denoiser=ErrorCorrection(0.5))
+    releases = made(tmp_path, recipe=recipe, sampling=CYCLIC, banded=FOUR)
+    seen = []
+    own = ErrorCorrection.correct
+
+    def correct(self: ErrorCorrection, view: Tensor, std: float, *others: Any) -> Tensor:
+        seen.append(std)
+        return own(self, view, std, *others)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ErrorCorrection, "correct", correct)
+        for step in range(3):
+            release(releases, rows(step))
+    inverse = np.linalg.inv(toeplitz(3))
+    assert seen == pytest.approx(np.sqrt((inverse**2).sum(1)))
+
+
+def test_one_coefficient_is_independent_noise() -> None:
+    assert banded_noise(1.2, (1.0,)).is_plain
+    assert not banded_noise(1.2, C).is_plain
+    assert replace(BandedNoise(1.0, C), noise_multiplier=2.0).multiplier(5) == 2.0
+
+
+# ------------------------------------------------------------------------------------- bands=auto, and calibration
+
+
+def test_bands_of_the_least_error(tmp_path: Path) -> None:
+    """At a lavish target many bands cancel most of the noise; at a frugal one few do, because they amplify less."""
+    chosen = []
+    for target in (0.3, 8.0):
+        releases = made(
+            tmp_path / str(target),
+            z=None,
+            target=target,
+            sampling=CyclicPoissonSampling(2000, 0.02),
+            banded=Banded(),
+            horizon=TrainingLength(100),
+        )
+        chosen.append(max(1, len(releases.mechanism.training_plan.noise.to_dict().get("coefficients", [1]))))
+        releases.budget.close()
+    assert chosen[0] < chosen[1]
+
+
+def test_a_resumed_run_keeps_its_bands(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"z": None, "target": 8.0, "sampling": CYCLIC, "banded": Banded()}
+    first = made(tmp_path, horizon=TrainingLength(20), **options)
+    release(first, rows(0))
+    state = first.state_dict()
+    first.budget.close()
+    second = made(tmp_path, horizon=TrainingLength(40, 1), start=state, **options)
+    assert second.mechanism.training_plan.noise == first.mechanism.training_plan.noise
+    assert 1 < len(state["coefficients"]) <= 10
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"z": 1.0}, "set target_epsilon, without noise_multiplier"),
+        ({"z": 1.0, "target": 3.0}, "set target_epsilon, without noise_multiplier"),
+        ({"z": None, "target": 3.0, "horizon": TrainingLength()}, "set trainer.max_steps"),
+        ({"z": None, "target": 3.0, "sampling": PoissonSampling(100, 0.1)}, "data.sampling=cyclic_poisson"),
+    ],
+)
+def test_bands_that_cannot_be_chosen(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"sampling": CYCLIC, "banded": Banded(), "horizon": TrainingLength(20), **options}
+    with pytest.raises(ConfigurationError, match=message):
+        made(tmp_path, **given)
+
+
+def test_optimized_coefficients_need_an_end(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="set trainer.max_steps, or take the closed form"):
+        made(tmp_path, sampling=CYCLIC, banded=Banded(bands=4))
+
+
+@pytest.mark.parametrize("missing", ["noise_multiplier", "sample_rate", "steps", "epsilon", "delta"])
+def test_whatever_is_missing_is_solved_for(missing: str) -> None:
+    values: dict[str, Any] = {"sample_rate": 0.02, "steps": 203, "epsilon": 3.0, "delta": 1e-5, "noise_multiplier": 1.2}
+    del values[missing]
+    answer = solved(TrainingSetting(**values, population=2000, bands=8))
+    assert answer.epsilon is not None and answer.delta is not None and answer.noise_multiplier is not None
+    assert answer.sample_rate is not None and answer.steps is not None
+    step = dp_accounting.PoissonSampledDpEvent(
+        8 * answer.sample_rate, dp_accounting.GaussianDpEvent(answer.noise_multiplier)
+    )
+    rounds = math.ceil(answer.steps / 8)
+    reached = rdp.RdpAccountant(DEFAULT_ORDERS).compose(step, rounds).get_epsilon(answer.delta)
+    assert reached == pytest.approx(answer.epsilon, rel=0.05 if missing == "steps" else 1e-3)
+    if missing == "steps":
+        assert answer.steps % 8 == 0 and reached <= answer.epsilon
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"bands": 64}, "64 bands need a sample_rate of at most 0.01562"),
+        ({"bands": 8, "sampling": "fixed_size"}, "banded noise needs cyclic_poisson batches, not fixed_size"),
+        ({"bands": 8, "steps": 5}, "8 bands are more than 5 steps"),
+        ({"bands": 0}, "bands must be a number from 1"),
+    ],
+)
+def test_settings_that_bands_do_not_go_with(values: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"sample_rate": 0.02, "steps": 203, "epsilon": 3.0, "delta": 1e-5, "population": 2000}
+    with pytest.raises(ConfigurationError, match=message):
+        TrainingSetting(**{**given, **values})
+
+
+def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--epsilon", "8", "--delta", "1e-5", "--batch-size", "40", "--population", "2000", "--steps", "100"]
+    assert main(["calibrate", *words, "--bands", "auto"]) == 0
+    text = capsys.readouterr().out
+    assert "error of the running sums over that of independent noise" in text and "<- taken" in text
+    assert "strategy.noise=banded strategy.bands=" in text and "data.sampling=cyclic_poisson" in text
+    assert main(["calibrate", *words[:-2], "--noise-multiplier", "1", "--bands", "auto"]) == 2
+    capsys.readouterr()
+    releases = made(tmp_path, sampling=CYCLIC, banded=FOUR)
+    for step in range(6):
+        release(releases, rows(step))
+    releases.budget.close()
+    assert main(["account", str(tmp_path / "ledger.jsonl")]) == 0
+    text = capsys.readouterr().out
+    assert "correlated over 4 steps" in text
+    assert "all 2 rounds of 4 batches cost the same, one batch at 4 times the rate" in text

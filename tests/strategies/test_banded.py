@@ -1,0 +1,189 @@
+"""Noise that is correlated over a few steps, in a Trainer, in a plain loop and in two processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+import pytest
+import pytorch_lightning as pl
+import torch
+from dp_accounting import rdp
+
+from dpbench import DPSGD, Banded, LotLoader, PrivateLoop
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.accounting.accountants import DEFAULT_ORDERS
+from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.privacy.mechanism.noise_process import Gaussian, Noise
+from dpbench.privacy.mechanism.schedules import Factors
+from dpbench.strategies import AdaptiveMeanClipping, AutomaticClipping, DiscretizedDPSGD, VectorGroups
+from tests.strategies.worlds import Classifier, assert_same_training, pictures, trainer_for, weights_of
+
+BANDS = 4
+BANDED: dict[str, Any] = {"noise": "banded", "bands": BANDS}
+
+
+def loader(cycle_length: int | None = None) -> LotLoader:
+    return LotLoader.cyclic_poisson(pictures(), 12, seed=0, cycle_length=cycle_length)
+
+
+def strategy_of(kind: type[Any] = DPSGD, **options: Any) -> Any:
+    if "target_epsilon" not in options:
+        options.setdefault("noise_multiplier", 1.0)
+    return kind(**{"seed": 0, "delta": 1e-3, "fingerprint": "x", **options})
+
+
+def fit(folder: Path, strategy: Any, steps: int = 9, lots: LotLoader | None = None, **options: Any) -> Classifier:
+    torch.manual_seed(3)
+    module = Classifier()
+    module.net[4] = torch.nn.Identity()  # dropout masks belong to a position in a process
+    trainer = trainer_for(folder, strategy, steps, **options.pop("trainer", {}))
+    trainer.fit(module, loader() if lots is None else lots, **options)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (DPSGD, {"clipping": "per_layer", "allocation": "dimension"}),
+        (AutomaticClipping, {}),
+        (VectorGroups, {}),
+        (DiscretizedDPSGD, {"discretization_threshold": 0.01}),
+    ],
+)
+def test_every_strategy_with_fixed_bounds(tmp_path: Path, kind: type[Any], options: dict[str, Any]) -> None:
+    strategy = strategy_of(kind, target_epsilon=3.0, **BANDED, **options)
+    fit(tmp_path, strategy)
+    ledger = read_ledger(tmp_path / "ledger.jsonl")
+    assert ledger.damage is None and len(ledger.releases) == 9
+    assert ledger.header.plan is not None and ledger.header.plan.noise.bands == BANDS
+    z = strategy.noise_multiplier
+    step = dp_accounting.PoissonSampledDpEvent(BANDS * 12 / 60, dp_accounting.GaussianDpEvent(z))
+    expected = rdp.RdpAccountant(DEFAULT_ORDERS).compose(step, 3).get_epsilon(1e-3)
+    assert strategy.epsilon() == pytest.approx(expected, rel=1e-6)
+    assert 2.99 < expected <= 3.0
+
+
+@pytest.mark.own_key
+def test_killed_and_resumed_inside_a_band(tmp_path: Path) -> None:
+    class Stop(pl.Callback):
+        observes_only = True
+
+        def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+            if trainer.global_step == 6:
+                trainer.save_checkpoint(tmp_path / "mid.ckpt")
+            if trainer.global_step == 8:
+                raise RuntimeError("crash")
+
+    whole = fit(tmp_path / "whole", strategy_of(**BANDED), steps=11)
+    with pytest.raises(RuntimeError, match="crash"):
+        fit(tmp_path / "parts", strategy_of(**BANDED), steps=11, trainer={"more": [Stop()]})
+    resume: dict[str, Any] = {"ckpt_path": tmp_path / "mid.ckpt", "weights_only": False}
+    resumed = fit(tmp_path / "parts", strategy_of(**BANDED), steps=11, **resume)
+    assert torch.equal(weights_of(resumed), weights_of(whole))
+    ledgers = [(tmp_path / name / "ledger.jsonl").read_bytes() for name in ("whole", "parts")]
+    assert ledgers[0] == ledgers[1]
+    with pytest.raises(ConfigurationError, match="noise has 4 bands, and other coefficients"):
+        fit(tmp_path / "parts", strategy_of(noise="banded", bands=2), steps=11, **resume)
+
+
+@pytest.mark.own_key
+def test_one_band_at_one_seed_is_dp_sgd(tmp_path: Path) -> None:
+    plain = fit(tmp_path / "plain", strategy_of(), lots=LotLoader.poisson(pictures(), 12, seed=0))
+    one = fit(tmp_path / "one", strategy_of(noise=Banded(bands=1)))
+    assert torch.equal(weights_of(plain), weights_of(one))
+
+
+@pytest.mark.own_key
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:It is recommended to use `self.log")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_two_processes_agree_with_one(tmp_path: Path) -> None:
+    def options(name: str) -> dict[str, Any]:
+        return {"ledger": str(tmp_path / name / "ledger.jsonl"), **BANDED}
+
+    one = fit(tmp_path / "1", strategy_of(**options("1")))
+    two = fit(tmp_path / "2", strategy_of(**options("2")), trainer={"devices": 2, "strategy": "ddp_spawn"})
+    assert_same_training(weights_of(two), weights_of(one), noise_std=1.0, expected_batch_size=12)
+    books = [read_ledger(tmp_path / name / "ledger.jsonl") for name in ("1", "2")]
+    events = [[(r.number, r.sampling, r.queries) for _, r in book.releases] for book in books]
+    assert events[0] == events[1] and len(events[0]) == 9
+
+
+def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def test_a_plain_loop(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    module = Classifier().net
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+    strategy = strategy_of(ledger=str(tmp_path / "ledger.jsonl"), **BANDED)
+    loop = PrivateLoop(module, optimizer, loader(), strategy, loss, steps=5)
+    assert len(list(loop)) == 5
+    plan = read_ledger(tmp_path / "ledger.jsonl").header.plan
+    assert plan is not None and plan.noise.process == "banded"
+
+
+def test_without_a_seed(tmp_path: Path) -> None:
+    lots = LotLoader.cyclic_poisson(pictures(), 12)
+    fit(tmp_path, strategy_of(seed=None, **BANDED), lots=lots)
+    ledger = read_ledger(tmp_path / "ledger.jsonl")
+    assert ledger.secure and ledger.damage is None
+
+
+def test_cyclic_lots_without_banded_noise_are_said(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="batches of one group are Poisson's"):
+        fit(tmp_path / "one", strategy_of())
+    with pytest.warns(UserWarning, match="records take turns in 4 groups"):
+        fit(tmp_path / "four", strategy_of(), lots=loader(4))
+    assert read_ledger(tmp_path / "four/ledger.jsonl").damage is None
+
+
+class Own(DPSGD):
+    def noise_process(self, noise_multiplier: float, factors: Factors) -> Noise:
+        return Gaussian(noise_multiplier)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (DPSGD, {"bands": 4}, "are of banded noise only: set noise=banded"),
+        (DPSGD, {"noise": "banded"}, "noise=banded needs bands"),
+        (DPSGD, {"noise": Banded(bands=4), "bands": 4}, r"noise=Banded\(...\) has bands and coefficients"),
+        (DPSGD, {"noise": "pink"}, r"noise must be gaussian, banded or Banded\(bands=...\)"),
+        (DPSGD, {"noise": "banded", "bands": 0}, "bands must be a whole number from 1 on, or auto"),
+        (Own, {"noise": "banded", "bands": 4}, "Own has a noise process of its own: leave out noise"),
+    ],
+)
+def test_options_that_do_not_go_together(kind: type[Any], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        strategy_of(kind, **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (AdaptiveMeanClipping, {"initial_max_grad_norm": 1.0}, "bounds adapt"),
+        (DPSGD, {"max_grad_norm_schedule": "linear:0.5"}, "leave out max_grad_norm_schedule"),
+        (DPSGD, {"noise_schedule": "linear:0.5"}, "leave out noise_schedule"),
+        (DPSGD, {"microbatch_size": 2}, "microbatch_size=1"),
+        (DPSGD, {"bands": 6}, "6 bands need batches of at most 10 of 60"),
+        (DPSGD, {"bands": 5, "steps": 4}, "5 bands are more than the 4 steps"),
+    ],
+)
+def test_what_would_void_it_is_refused(tmp_path: Path, kind: type[Any], options: dict[str, Any], message: str) -> None:
+    steps = options.pop("steps", 9)
+    strategy = strategy_of(kind, **{**BANDED, **options})
+    with pytest.raises(ConfigurationError, match=message):
+        fit(tmp_path, strategy, steps)
+    assert not (tmp_path / "ledger.jsonl").exists()
+
+
+def test_other_lots_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="data.sampling=cyclic_poisson"):
+        fit(tmp_path, strategy_of(**BANDED), lots=LotLoader.poisson(pictures(), 12, seed=0))
+    with pytest.raises(ConfigurationError, match="among 3 groups of examples, and the noise has 4 bands"):
+        fit(tmp_path, strategy_of(**BANDED), lots=loader(3))
