@@ -543,8 +543,9 @@ class PrivateSession:
         for guard in self.guards:
             guard.on_end()
         self.guards = []
-        if isinstance(self._optimizer, NoiseAware):
-            self._optimizer.follow_noise(None)
+        optimizer: object = self._optimizer
+        if isinstance(optimizer, NoiseAware):
+            optimizer.follow_noise(None)
         self._trained = None
         self._part = None
         self._optimizer = None
