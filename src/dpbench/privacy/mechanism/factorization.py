@@ -266,6 +266,18 @@ def noise_coefficients(coefficients: Floats, steps: int) -> Floats:
     return _filtered(np.ones(1), coefficients, impulse)
 
 
+def relative_noise_stds(coefficients: Floats, steps: int) -> Floats:
+    """Norm of each row of C⁻¹: standard deviation of each step's own noise, over that of independent noise, (n,).
+
+    It grows with the steps: noise that cancels in sums over steps is larger in each of them.
+
+    >>> relative_noise_stds(np.array([0.8, 0.6]), 3).round(4).tolist()
+    [1.25, 1.5625, 1.7129]
+    """
+    column = noise_coefficients(coefficients, steps)
+    return np.sqrt(np.cumsum(column**2))
+
+
 def bands_to_try(most: int) -> list[int]:
     """1, 2, 3, 4, 6, 8, 12, 16, ... up to `most`.
 
