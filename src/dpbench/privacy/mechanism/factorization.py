@@ -39,6 +39,7 @@ matrix grows from row to row, so that the largest is that of the last iterate.""
 
 _WORST = 1e3
 """Logarithm of an error that no number holds: of a C whose inverse grows without bound."""
+_MUCH_WORSE = 1.2
 
 
 @dataclass(frozen=True)
@@ -310,11 +311,11 @@ def choose_bands(
         error: What is the least.
 
     Returns:
-        The best; the search ends after two in a row that are worse than the best.
+        The best; the search ends at bands that are much worse than the best (the number of rounds is rounded up, so that
+        the error goes up and down a little).
     """
     best: BandedStrategy | None = None
     coefficients = np.ones(1)
-    worse_in_a_row = 0
     for number in bands:
         coefficients = coefficients_for(workload, number, error, start=coefficients)
         noise_multiplier = noise_multiplier_of(number)
@@ -326,10 +327,7 @@ def choose_bands(
         )
         if best is None or candidate.error < best.error:
             best = candidate
-            worse_in_a_row = 0
-            continue
-        worse_in_a_row += 1
-        if worse_in_a_row == 2:
+        elif candidate.error > _MUCH_WORSE * best.error:
             break
     assert best is not None
     return best
