@@ -11,10 +11,8 @@ from tools.correlated_gain import main
 
 
 def test_the_command_prints_and_writes_what_bands_gain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(
-        "--population 1000 --batch-size 100 --epsilon 8 --epochs 2 4 --delta 1e-3 --accountant rdp".split()
-        + ["--output", str(tmp_path)]
-    )
+    words = "--population 1000 --batch-size 100 --epsilon 8 --epochs 2 4 --delta 1e-3 --accountant rdp --output"
+    main([*words.split(), str(tmp_path)])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("ε=8 epochs=2 steps=20: ratio 0.")
     assert (tmp_path / "predicted.png").stat().st_size > 1000

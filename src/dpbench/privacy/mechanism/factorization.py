@@ -311,8 +311,8 @@ def choose_bands(
         error: What is the least.
 
     Returns:
-        The best; the search ends at bands that are much worse than the best (the number of rounds is rounded up, so that
-        the error goes up and down a little).
+        The best; the search ends at bands that are much worse than the best. (The error goes up and down a little,
+        because the number of rounds is rounded up.)
     """
     best: BandedStrategy | None = None
     coefficients = np.ones(1)
