@@ -23,6 +23,7 @@ from dpbench.privacy.mechanism.factorization import (
     noise_coefficients,
     optimized_coefficients,
     optimizer_workload,
+    relative_noise_stds,
     square_root_coefficients,
 )
 
@@ -96,6 +97,7 @@ def test_noise_of_a_step_is_the_inverse() -> None:
     coefficients = optimized_coefficients(30, 5)
     inverse = dense(noise_coefficients(coefficients, 30), 30)
     np.testing.assert_allclose(inverse @ dense(coefficients, 30), np.eye(30), atol=1e-12)
+    np.testing.assert_allclose(relative_noise_stds(coefficients, 30), np.linalg.norm(inverse, axis=1), rtol=1e-12)
 
 
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])

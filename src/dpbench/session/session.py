@@ -29,7 +29,7 @@ from dpbench.guards.lots import require_lot_loader
 from dpbench.guards.optimizer_steps import private_optimizer
 from dpbench.guards.parameters import parameters_of
 from dpbench.guards.public_networks import private_part
-from dpbench.optimizers import NoiseAware
+from dpbench.optimizers import NoiseAware, NoiseStds
 from dpbench.privacy.accounting.composition import doubt_about_delta
 from dpbench.privacy.accounting.stated_plan import own_process
 from dpbench.privacy.budget import ENDLESS, TrainingLength
@@ -264,8 +264,7 @@ class PrivateSession:
         self._warn(_doubt_about_turns(releases.mechanism.training_plan))
         # Lot t belongs to release t; the key of the lots is known with the plan only.
         lots.start_at(releases.num_releases, releases.lot_key)
-        if isinstance(self.optimizer, NoiseAware):
-            self.optimizer.follow_noise(self._noise_of_gradients)
+        _follow_noise(self.optimizer, self._noise_of_gradients)
         # Last: the header that it writes says that the run has begun.
         releases.open_ledger(ledger, horizon, lots.source)
         lots.phase = releases.lot_phase
@@ -543,9 +542,8 @@ class PrivateSession:
         for guard in self.guards:
             guard.on_end()
         self.guards = []
-        optimizer: object = self._optimizer
-        if isinstance(optimizer, NoiseAware):
-            optimizer.follow_noise(None)
+        if self._optimizer is not None:
+            _follow_noise(self._optimizer, None)
         self._trained = None
         self._part = None
         self._optimizer = None
@@ -585,6 +583,12 @@ def _doubt_about_noise(noise: Noise) -> str | None:
         f"the noise is drawn by {process}, which is not dpbench's: nothing checks that its noise has the stated "
         "multiplier, on which epsilon depends (CONTRIBUTING.md: what every mechanism must show)."
     )
+
+
+def _follow_noise(optimizer: Optimizer, noise_stds: NoiseStds | None) -> None:
+    """Have an optimizer that asks for the noise of its gradients know where to ask."""
+    if isinstance(optimizer, NoiseAware):
+        optimizer.follow_noise(noise_stds)
 
 
 def _doubt_about_correction(recipe: Recipe, optimizer: Optimizer) -> str | None:

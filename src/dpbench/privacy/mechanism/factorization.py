@@ -39,6 +39,7 @@ matrix grows from row to row, so that the largest is that of the last iterate.""
 
 _WORST = 1e3
 """Logarithm of an error that no number holds: of a C whose inverse grows without bound."""
+_MUCH_WORSE = 1.2
 
 
 @dataclass(frozen=True)
@@ -266,6 +267,18 @@ def noise_coefficients(coefficients: Floats, steps: int) -> Floats:
     return _filtered(np.ones(1), coefficients, impulse)
 
 
+def relative_noise_stds(coefficients: Floats, steps: int) -> Floats:
+    """Norm of each row of C⁻¹: standard deviation of each step's own noise, over that of independent noise, (n,).
+
+    It grows with the steps: noise that cancels in sums over steps is larger in each of them.
+
+    >>> relative_noise_stds(np.array([0.8, 0.6]), 3).round(4).tolist()
+    [1.25, 1.5625, 1.7129]
+    """
+    column = noise_coefficients(coefficients, steps)
+    return np.sqrt(np.cumsum(column**2))
+
+
 def bands_to_try(most: int) -> list[int]:
     """1, 2, 3, 4, 6, 8, 12, 16, ... up to `most`.
 
@@ -298,11 +311,11 @@ def choose_bands(
         error: What is the least.
 
     Returns:
-        The best; the search ends after two in a row that are worse than the best.
+        The best; the search ends at bands that are much worse than the best. (The error goes up and down a little,
+        because the number of rounds is rounded up.)
     """
     best: BandedStrategy | None = None
     coefficients = np.ones(1)
-    worse_in_a_row = 0
     for number in bands:
         coefficients = coefficients_for(workload, number, error, start=coefficients)
         noise_multiplier = noise_multiplier_of(number)
@@ -314,10 +327,7 @@ def choose_bands(
         )
         if best is None or candidate.error < best.error:
             best = candidate
-            worse_in_a_row = 0
-            continue
-        worse_in_a_row += 1
-        if worse_in_a_row == 2:
+        elif candidate.error > _MUCH_WORSE * best.error:
             break
     assert best is not None
     return best
