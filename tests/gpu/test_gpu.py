@@ -7,6 +7,7 @@ pytest: nothing of the extra `dev`.
 from __future__ import annotations
 
 import copy
+import gc
 import math
 import os
 import subprocess
@@ -171,6 +172,18 @@ class GraphsLikeEager(Graphs):
     needs_gpu = False
 
 
+def overwrite_free_memory(device: str) -> None:
+    """What a graph reads or writes, and nobody holds, is not a number after this."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    blocks = []
+    for megabytes in (0.001, 0.01, 0.1, 1, 4, 16):
+        for _ in range(16):
+            blocks.append(torch.full((int(megabytes * 2**18),), math.nan, device=device))
+    del blocks
+
+
 @pytest.mark.parametrize(
     "name", ["mnist_cnn b256", "mlp b256", pytest.param("small_alexnet b128", marks=pytest.mark.slow)]
 )
@@ -183,7 +196,9 @@ def test_a_repeated_graph_makes_the_release_of_an_eager_lot(
         monkeypatch.setattr("dpbench.callback.strategy.executor_of", lambda _, executor=executor: executor)
         torch.manual_seed(0)
         step, model = loop(few(WORKLOADS[name], LOT), device, "auto")
-        for _ in range(REPEATED):
+        for number in range(REPEATED):
+            if number % 10 == 0:
+                overwrite_free_memory(device)
             step()
         weights.append(torch.cat([p.detach().double().flatten() for p in model.parameters()]))
     assert executors[1].repeats > REPEATED // 4  # type: ignore[attr-defined]
@@ -208,6 +223,7 @@ def classifier_trained(executor: Executor, device: str, folder: Path, callback: 
         devices=1,
         logger=False,
         enable_checkpointing=False,
+        log_every_n_steps=5,
         enable_progress_bar=False,
         enable_model_summary=False,
         deterministic="warn" if device == "cuda" else None,

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.loggers import CSVLogger
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpbench.privacy.mechanism import noise
 from dpbench.privacy.native import kernels
+from dpbench.run.progress import RunProgress
 from dpbench.session.executors import Eager
 from dpbench.strategies import DPSGD
 from tests.session.test_graphs import Recorder
@@ -57,6 +59,26 @@ class Steps(Callback):
         self._waits.step = 0
 
 
+def waits_of_steps(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    executor: Any,
+    **trainer_options: Any,
+) -> list[int]:
+    """How often each step reads a number of the device."""
+    monkeypatch.setattr(kernels, "suits", lambda *tensors: False)
+    numbers = noise.normal_numbers
+    monkeypatch.setattr(noise, "normal_numbers", lambda size, draw: numbers(size, draw, counts_tail=False))
+    monkeypatch.setattr("dpbench.callback.strategy.executor_of", lambda name: executor())
+    waits = Waits()
+    strategy = DPSGD(noise_multiplier=0.5, delta=1e-3, seed=3, ledger=str(folder / "ledger.jsonl"))
+    trainer = trainer_for(folder, strategy, STEPS, **trainer_options)
+    trainer.callbacks.insert(0, Steps(waits))
+    with waits:
+        trainer.fit(classifier(), loader())
+    return [len(waits.of_step.get(step, [])) for step in range(1, STEPS + 1)]
+
+
 @pytest.mark.parametrize(
     ("executor", "most"),
     [
@@ -65,16 +87,28 @@ class Steps(Callback):
     ],
 )
 def test_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: Any, most: int) -> None:
-    monkeypatch.setattr(kernels, "suits", lambda *tensors: False)
-    numbers = noise.normal_numbers
-    monkeypatch.setattr(noise, "normal_numbers", lambda size, draw: numbers(size, draw, counts_tail=False))
-    monkeypatch.setattr("dpbench.callback.strategy.executor_of", lambda name: executor())
-    waits = Waits()
-    strategy = DPSGD(noise_multiplier=0.5, delta=1e-3, seed=3, ledger=str(tmp_path / "ledger.jsonl"))
-    trainer = trainer_for(tmp_path, strategy, STEPS, log_every_n_steps=1000)
-    trainer.callbacks.insert(0, Steps(waits))
-    with waits:
-        trainer.fit(classifier(), loader())
-    counts = [len(waits.of_step.get(step, [])) for step in range(1, STEPS + 1)]
+    counts = waits_of_steps(tmp_path, monkeypatch, executor, log_every_n_steps=1000)
     assert median(counts) == most
     assert counts[0] > most  # of the first lot, as of one of each octave, more is looked at
+
+
+def test_logs_and_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that logs nothing, and shows nothing, waits no longer for a logger and a bar."""
+    every = 5
+    options: dict[str, Any] = {
+        "log_every_n_steps": every,
+        "logger": CSVLogger(tmp_path, name="", version=""),
+        "enable_progress_bar": True,
+        "more": [RunProgress(enabled=True)],
+    }
+    # The bar is shown in its first step and its last one.
+    monkeypatch.setattr("dpbench.run.progress._REFRESH_RUN", 1e6)
+    counts = waits_of_steps(tmp_path, monkeypatch, Recorder, **options)
+    # Lightning reads what a bar may show in each step, from the first that logs it to the end of the epoch: epsilon
+    # alone, which lies on the host.
+    in_first_half, in_second_half = counts[:10], counts[10:]
+    assert in_first_half[5] == in_first_half[6] == 3
+    assert in_second_half[0] == in_second_half[1] == in_second_half[2] == in_second_half[3] == 2
+    assert in_second_half[6] == in_second_half[7] == 3
+    rows = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert len(rows) > STEPS // every and "nonprivate/train_loss" in rows[0]

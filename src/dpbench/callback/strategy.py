@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytorch_lightning as pl
+import torch
 from torch.optim import Optimizer
 
 from dpbench.callback import run_key
@@ -271,7 +272,8 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
         early = self.recipe.adaptation is not None and self.releases <= _EARLY
         if last or early or self.releases % max(trainer.log_every_n_steps, 1) == 0:  # type: ignore[attr-defined]
             if self.private:
-                epsilon = self._releases.budget.epsilon_here()
+                # On the host: Lightning reads what a progress bar shows in each step up to the end of the epoch.
+                epsilon = torch.tensor(self._releases.budget.epsilon_here())
                 pl_module.log("privacy/epsilon", epsilon, prog_bar=True, logger=False, batch_size=1)
             _log(trainer, self._releases)
 

@@ -100,7 +100,8 @@ class Supervised(pl.LightningModule):
             losses = torch.where(present, losses, 0.0)
             mean = losses.sum() / present.sum().clamp(min=1)
         if self._logs_loss and len(losses):
-            self.log("nonprivate/train_loss", mean.detach(), prog_bar=True, batch_size=len(losses))
+            # Not for a progress bar: Lightning would read it from the device in each step up to the end of the epoch.
+            self.log("nonprivate/train_loss", mean.detach(), batch_size=len(losses))
         return {
             "loss": losses.sum() if self._sums else mean,
             "record_metrics": {"loss": lambda: losses, **record_metrics},

@@ -461,6 +461,7 @@ class Graphs:
         if lot.padding is not None:
             lot.padding.count(_rows(lot.leaves))
         unread = [UnreadNumber() if isinstance(x, int) else x for x in lot.arguments]
+        lot = lot._replace(leaves=inputs)  # a recording holds no memory of the batch that it was made of
 
         def compute() -> Outcome:
             return self._sums(lot, inputs, unread)
@@ -483,6 +484,7 @@ class Graphs:
             outcome = compute()
 
         def replay() -> Outcome:
+            _ = compute  # a graph holds addresses: what lies there belongs to the step, its arguments, its inputs
             graph.replay()
             return outcome
 
