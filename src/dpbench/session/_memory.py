@@ -47,7 +47,7 @@ def peak_of(device: torch.device, run: Callable[[], object]) -> int:
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         run()
-        return torch.cuda.max_memory_allocated(device) - before
+        return int(torch.cuda.max_memory_allocated(device) - before)
     with _Allocations() as allocations:
         run()
     return allocations.peak
