@@ -28,7 +28,7 @@ def trained(folder: Path, words: Sequence[str]) -> None:
 
 def test_wide_resnet_with_views_and_a_moving_average(tmp_path: Path) -> None:
     model = ["model.depth=10", "model.width=1", "model.groups=4", "data.augmentations=3"]
-    trained(tmp_path, ["experiment=recipes/wrn", *IMAGES, *model, "strategy.max_physical_batch_size=6"])
+    trained(tmp_path, ["experiment=recipes/wrn", *IMAGES, *model])
 
 
 def test_vision_transformer(tmp_path: Path) -> None:

@@ -91,6 +91,14 @@ def test_two_processes_agree_with_one(tmp_path: Path, manual: bool, expected: fl
 
 
 @pytest.mark.slow
+def test_two_processes_measure_the_pieces_of_their_batches(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"noise_multiplier": 1.0, "seed": 0, "delta": 1e-3, "max_physical_batch_size": "auto"}
+    one = run(tmp_path / "1", DPSGD(**options), False)
+    two = run(tmp_path / "2", DPSGD(**options), True)
+    assert_same_training(two, one, noise_std=1.0, expected_batch_size=12)
+
+
+@pytest.mark.slow
 def test_noise_on_every_rank_does_not_agree(tmp_path: Path) -> None:
     one = run(tmp_path / "1", DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3), False)
     two = run(tmp_path / "2", NoiseOnEveryRank(noise_multiplier=1.0, seed=0, delta=1e-3), True)

@@ -30,7 +30,7 @@ from dpbench.records.counters import Counters
 from dpbench.records.grouping import RowsOfLot, grouped_lots, merge_of, rows_of_lot
 from dpbench.records.physical_batches import batch_for_step, cut
 from dpbench.records.record_gradients import record_gradients
-from dpbench.records.source import SECOND_RELEASE, Lot, Piece
+from dpbench.records.source import SECOND_RELEASE, Lot, Piece, PieceFacts
 from dpbench.records.stopped_step import output_of, stopped
 from dpbench.records.training import Training, TrainingStep, loss_of, nothing, replaced_methods
 
@@ -304,32 +304,15 @@ class Examples:
         if self.engine is not None:
             self._at_once = self.engine.at_once or rows
 
-    @property
-    def private_part(self) -> nn.Module:
-        """The module whose layers see records."""
-        return self._part
-
-    @property
-    def rows_per_record(self) -> int:
-        """Rows of a batch that make up a record: views of an image, or a microbatch on average."""
-        if isinstance(self._index, ImageOfView):
-            return self._index.views
-        return self._microbatch_size
-
-    @property
-    def factor_of_rows(self) -> float:
-        """What the sum of a record's rows is multiplied by."""
-        return 1 / self.rows_per_record
-
-    @property
-    def rows_of_large_lot(self) -> int:
-        """Rows that all but some 1 in 30,000 lots have at most, on one process."""
+    def piece_facts(self) -> PieceFacts:
+        """Rows are views of an image, examples of a microbatch (on average so many), or records."""
         assert self._loader is not None
         lots = self._loader.lots
         largest = max(lots.size_factors.values, default=1.0)
-        rows = self._room(lots.sampling.resized(largest))
-        views = self._index.views if isinstance(self._index, ImageOfView) else 1
-        return rows * views
+        most = self._room(lots.sampling.resized(largest))
+        if isinstance(self._index, ImageOfView):
+            return PieceFacts(self._part, self._index.views, most * self._index.views)
+        return PieceFacts(self._part, self._microbatch_size, most)
 
     def _room(self, sampling: Sampling) -> int:
         """Records that all but some 1 in 30,000 lots have at most, on one process."""

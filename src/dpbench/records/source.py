@@ -185,6 +185,20 @@ class ChosenGradients(Protocol):
         """Compute gradients by the method of that name from now on, and say why."""
 
 
+class PieceFacts(NamedTuple):
+    """What the rows of a piece are.
+
+    Attributes:
+        part: The module whose layers see them.
+        rows_per_record: Rows that make up a record, whose gradient is their mean.
+        most_rows: Rows that all but some 1 in 30,000 lots have at most, on one process.
+    """
+
+    part: nn.Module
+    rows_per_record: int
+    most_rows: int
+
+
 @runtime_checkable
 class MeasuredPieces(Protocol):
     """A source that runs lots in pieces, of as many rows as fit into memory where that is asked for.
@@ -192,11 +206,7 @@ class MeasuredPieces(Protocol):
     Attributes:
         physical_batch_size: Most rows of a piece; None: any number, or it is not measured yet.
         measures_pieces: Whether it is to be measured.
-        private_part: The module whose layers see records.
         loss_reduction: How the loss combines records.
-        rows_per_record: Rows of a batch that make up a record.
-        factor_of_rows: What their sum is multiplied by.
-        rows_of_large_lot: Rows that all but some 1 in 30,000 lots have at most, on one process.
     """
 
     loss_reduction: LossReduction
@@ -209,21 +219,8 @@ class MeasuredPieces(Protocol):
     def measures_pieces(self) -> bool:
         """Whether it is to be measured."""
 
-    @property
-    def private_part(self) -> nn.Module:
-        """The module whose layers see records."""
-
-    @property
-    def rows_per_record(self) -> int:
-        """Rows of a batch that make up a record."""
-
-    @property
-    def factor_of_rows(self) -> float:
-        """What their sum is multiplied by."""
-
-    @property
-    def rows_of_large_lot(self) -> int:
-        """Rows that all but some 1 in 30,000 lots have at most, on one process."""
+    def piece_facts(self) -> PieceFacts:
+        """What the rows of a piece are, once the training has begun."""
 
     def limit_pieces(self, rows: int) -> None:
         """Run lots in pieces of at most so many rows from now on."""

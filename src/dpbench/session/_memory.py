@@ -32,7 +32,7 @@ def available(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return free + cached
+        return int(free + cached)
     return min(_free_on_host(), *_left_in_cgroups())
 
 
@@ -47,13 +47,13 @@ def peak_of(device: torch.device, run: Callable[[], object]) -> int:
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         run()
-        return torch.cuda.max_memory_allocated(device) - before
+        return int(torch.cuda.max_memory_allocated(device) - before)
     with _Allocations() as allocations:
         run()
     return allocations.peak
 
 
-class _Allocations(TorchDispatchMode):
+class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Within, counts the bytes of all storages that operations return, for as long as these live.
 
     Attributes:
@@ -61,7 +61,7 @@ class _Allocations(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.peak = 0
         self._bytes = 0
         self._alive: dict[int, int] = {}  # bytes of each storage, by its address as an object of Python

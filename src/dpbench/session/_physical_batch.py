@@ -10,7 +10,7 @@ import functools
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,7 +22,7 @@ from dpbench.guards.step_state import StepState
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.mechanism.mechanism import Mechanism, Merge
 from dpbench.records.record_gradients import record_gradients
-from dpbench.records.source import MeasuredPieces
+from dpbench.records.source import MeasuredPieces, PieceFacts
 from dpbench.records.training import Training, gathered_alone, replaced_methods
 from dpbench.session import _memory
 
@@ -32,6 +32,7 @@ _FIRST = 2  # records of the first measurement
 _SECOND = 6  # of the second one
 _TRIAL = 3  # records on which the engine is tried
 _MULTIPLE = 8  # of which large pieces have rows
+_MORE = 1.2  # times as many rows are tried
 _LESS = 0.9  # of the rows that were too many, at most
 _SEED = 0
 _TOO_SMALL = (
@@ -66,13 +67,14 @@ def physical_batch_size(
     Raises:
         ConfigurationError: One record does not fit; or shapes of records are private, or the step fails on others.
     """
+    facts = source.piece_facts()
     try:
-        engine = PerRecordEngine(source.private_part, source.loss_reduction)
+        engine = PerRecordEngine(facts.part, source.loss_reduction)
     except UnsupportedModuleError:
         return None
     try:
         with _apart(training):
-            pieces = _Pieces(training, source, mechanism, loader, engine)
+            pieces = _Pieces(training, facts, mechanism, loader, engine)
             if not pieces.are_known:
                 return None
             return pieces.largest()
@@ -80,12 +82,24 @@ def physical_batch_size(
         engine.close()
 
 
+class _Measured(NamedTuple):
+    """A piece that fits.
+
+    Attributes:
+        rows: Its rows.
+        memory: Bytes that it takes.
+    """
+
+    rows: int
+    memory: int
+
+
 class _Pieces:
     """Pieces of made-up rows, of several sizes.
 
     Args:
         training: Its step is run.
-        source: Says how rows become records.
+        facts: How rows become records.
         mechanism: Its sums are made apart.
         loader: Makes the rows.
         engine: Of its own.
@@ -94,7 +108,7 @@ class _Pieces:
     def __init__(
         self,
         training: Training,
-        source: MeasuredPieces,
+        facts: PieceFacts,
         mechanism: Mechanism,
         loader: LotLoader,
         engine: PerRecordEngine,
@@ -103,9 +117,8 @@ class _Pieces:
         self._mechanism = mechanism
         self._loader = loader
         self._engine = engine
-        self._per_record = source.rows_per_record
-        self._factor = source.factor_of_rows
-        self._most = source.rows_of_large_lot
+        self._per_record = facts.rows_per_record
+        self._most = facts.most_rows
         device = training.device
         self._device = device
         share = _SHARE_OF_GPU if device.type == "cuda" else _SHARE_OF_HOST / training.world_size
@@ -120,29 +133,34 @@ class _Pieces:
 
     def largest(self) -> int:
         """The largest that fits."""
-        first = min(_FIRST * self._per_record, self._most)
-        second = min(_SECOND * self._per_record, self._most)
-        memory = self._measure(first)
-        if memory is None:
-            return self._fitting(self._per_record)
-        in_proportion = first * self._budget // max(memory, 1)
-        if in_proportion < second:
-            return self._fitting(in_proportion)
-        more = self._measure(second)
-        if more is None:
-            return self._fitting(first)
-        if more <= memory:
-            return self._fitting(self._most)
-        per_row = (more - memory) / (second - first)
-        return self._fitting(second + int((self._budget - more) / per_row))
+        one = self._per_record
+        first = self._fitting(_FIRST * one)
+        in_proportion = first.rows * self._budget // max(first.memory, 1)
+        second = self._fitting(min(_SECOND * one, max(in_proportion, first.rows + one)))
+        third = self._larger(first, second)
+        # Layers may be computed otherwise in large batches, so that the line through small ones is too steep.
+        return self._larger(second, third).rows
 
-    def _fitting(self, rows: int) -> int:
+    def _larger(self, small: _Measured, large: _Measured) -> _Measured:
+        """What fills the budget, by the line through two measurements; where that is not much more, the second one."""
+        if large.rows <= small.rows:
+            return large
+        rows = self._most
+        if large.memory > small.memory:
+            per_row = (large.memory - small.memory) / (large.rows - small.rows)
+            rows = large.rows + int((self._budget - large.memory) / per_row)
+        rows = self._rounded(rows)
+        if rows <= large.rows or (rows < _MORE * large.rows and rows < self._most):
+            return large
+        return max(large, self._fitting(rows))
+
+    def _fitting(self, rows: int) -> _Measured:
         """So many rows, or fewer, that were run and fit."""
         rows = self._rounded(rows)
         while True:
             memory = self._measure(rows)
             if memory is not None and memory <= self._budget:
-                return rows
+                return _Measured(rows, memory)
             if rows == self._per_record:
                 raise ConfigurationError(_TOO_SMALL.format(device=self._device))
             share = 0.5 if memory is None else min(self._budget / memory, _LESS)
@@ -189,7 +207,8 @@ class _Pieces:
         records = rows
         if self._per_record > 1:
             records = rows // self._per_record
-            merge = (torch.arange(rows, device=self._device) // self._per_record, records, self._factor)
+            record_of = torch.arange(rows, device=self._device) // self._per_record
+            merge = (record_of, records, 1 / self._per_record)
         with torch.no_grad(), torch.autocast(self._device.type, enabled=False):
             self._mechanism.contribution(gradients, rows, merge)
 
