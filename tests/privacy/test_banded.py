@@ -42,7 +42,7 @@ from dpbench.privacy.sampling import (
     sampling_from_dict,
 )
 from tests.support.checks import accepts_scale
-from tests.support.releases import WIDTH, made, release, rows
+from tests.support.releases import OPEN, WIDTH, made, release, rows
 
 CYCLIC = CyclicPoissonSampling(100, 0.1)
 BANDS = 4
@@ -433,13 +433,57 @@ def test_a_run_with_other_noise_does_not_go_on(tmp_path: Path, banded: Banded | 
         made(tmp_path, z=z, sampling=CYCLIC, banded=banded, start={**state, "noise_multiplier": z})
 
 
-def test_without_a_seed_a_run_does_not_go_on(tmp_path: Path) -> None:
+def test_without_a_seed_a_run_goes_on_by_its_keys(tmp_path: Path) -> None:
+    """Killed behind its checkpoint, it repeats what is in the ledger, and goes on with the same noise."""
+    keys = tmp_path / "noise_keys.json"
+    first = made(tmp_path, sampling=CYCLIC, banded=FOUR, seed=None)
+    assert keys.stat().st_mode & 0o777 == 0o600
+    for step in range(5):
+        release(first, rows(step))
+    state = first.state_dict()
+    behind = [release(first, rows(step)) for step in (5, 6)]
+    first.budget.close()
+    assert str(first.key) not in str(state) and f"{first.key:x}" not in str(state)
+    ledger = read_ledger(tmp_path / "ledger.jsonl")
+    assert ledger.secure and f"{first.key:x}" in keys.read_text()
+    second = made(tmp_path, sampling=CYCLIC, banded=FOUR, seed=None, start=state)
+    again = [release(second, rows(step)) for step in (5, 6)]
+    release(second, rows(7))
+    second.budget.close()
+    assert all(map(torch.equal, behind, again))
+    assert len(read_ledger(tmp_path / "ledger.jsonl").releases) == 8
+    assert second.forget_keys(is_over=False) == keys and keys.exists()
+
+
+def test_without_its_keys_a_run_does_not_go_on(tmp_path: Path) -> None:
+    keys = tmp_path / "noise_keys.json"
     first = made(tmp_path, sampling=CYCLIC, banded=FOUR, seed=None)
     release(first, rows(0))
     state = first.state_dict()
     first.budget.close()
-    with pytest.raises(ConfigurationError, match="cannot be drawn again without the seed"):
+    assert first.forget_keys(is_over=True) is None and not keys.exists()
+    with pytest.raises(ConfigurationError, match="cannot be drawn again without the seed.*noise_keys.json"):
         made(tmp_path, sampling=CYCLIC, banded=FOUR, seed=None, start=state)
+    OPEN[-1].budget.close()
+    keys.write_text('{"noise": 3}')
+    with pytest.raises(ConfigurationError, match="does not hold the keys of a run's noise"):
+        made(tmp_path, sampling=CYCLIC, banded=FOUR, seed=None, start=state)
+    OPEN[-1].budget.close()
+    other = made(tmp_path / "other", sampling=CYCLIC, banded=FOUR, seed=None)
+    release(other, rows(0))
+    other.budget.close()
+    keys.write_bytes((tmp_path / "other/noise_keys.json").read_bytes())  # those of another run
+    with pytest.raises(ConfigurationError, match="cannot be drawn again"):
+        made(tmp_path, sampling=CYCLIC, banded=FOUR, seed=None, start=state)
+
+
+def test_keys_are_kept_where_noise_is_drawn_again_only(tmp_path: Path) -> None:
+    for name, banded in (("plain", None), ("seeded", FOUR)):
+        seed = 3 if name == "seeded" else None
+        releases = made(tmp_path / name, sampling=CYCLIC, banded=banded, seed=seed)
+        release(releases, rows(0))
+        releases.budget.close()
+        assert not (tmp_path / name / "noise_keys.json").exists()
 
 
 def test_a_sum_is_not_released_twice(tmp_path: Path) -> None:

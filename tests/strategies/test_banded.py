@@ -127,11 +127,33 @@ def test_a_plain_loop(tmp_path: Path) -> None:
     assert plan is not None and plan.noise.process == "banded"
 
 
-def test_without_a_seed(tmp_path: Path) -> None:
-    lots = LotLoader.cyclic_poisson(pictures(), 12)
-    fit(tmp_path, strategy_of(seed=None, **BANDED), lots=lots)
+def test_without_a_seed_it_is_resumed_by_its_keys(tmp_path: Path) -> None:
+    """Weights, lots and noise are those of a run that was not killed; the keys are gone when it is over."""
+
+    class Stop(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+            if trainer.global_step == 6:
+                trainer.save_checkpoint(tmp_path / "mid.ckpt")
+            if trainer.global_step == 8 and not (tmp_path / "again").exists():
+                raise RuntimeError("crash")
+
+    def lots() -> LotLoader:
+        return LotLoader.cyclic_poisson(pictures(), 12)
+
+    keys = tmp_path / "noise_keys.json"
+    options: dict[str, Any] = {"seed": None, **BANDED}
+    with pytest.warns(UserWarning, match="holds the keys of its noise"), pytest.raises(RuntimeError, match="crash"):
+        fit(tmp_path, strategy_of(**options), steps=11, lots=lots(), trainer={"more": [Stop()]})
+    assert keys.exists()
+    before = [release.checksum for _, release in read_ledger(tmp_path / "ledger.jsonl").releases]
+    resume: dict[str, Any] = {"ckpt_path": tmp_path / "mid.ckpt", "weights_only": False}
+    fit(tmp_path, strategy_of(**options), steps=11, lots=lots(), **resume)
     ledger = read_ledger(tmp_path / "ledger.jsonl")
-    assert ledger.secure and ledger.damage is None
+    assert [release.checksum for _, release in ledger.releases][:8] == before and len(ledger.releases) == 11
+    assert ledger.secure and ledger.damage is None and len(ledger.headers) == 1
+    assert not keys.exists()
+    with pytest.raises(ConfigurationError, match="noise_keys.json, beside its ledger"):
+        fit(tmp_path, strategy_of(**options), steps=14, lots=lots(), **resume)
 
 
 def test_cyclic_lots_without_banded_noise_are_said(tmp_path: Path) -> None:

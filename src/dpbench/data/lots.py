@@ -188,15 +188,21 @@ class Lots(TorchSampler[list[int]]):
         self.bands = None
         self.size_factors = CONSTANT
 
-    def start_at(self, position: int, run: int | None = None) -> None:
+    def start_at(
+        self,
+        position: int,
+        run: int | None = None,
+        key: int | None = None,
+    ) -> None:
         """Begin a training at a lot, with a new key where none was given: no two trainings share lots by chance.
 
         Args:
             position: Number of the lot.
             run: Key of the training: another one draws other lots from the same seed. None: the seed alone is the key.
+            key: That takes the place of a seed, which there is none of; None: a new one.
         """
         self.position = position
-        self._key = self.seed
+        self._key = self.seed if self.seed is not None else key
         self._drawn = None
         self._groups = None
         if run is not None and self.seed is not None:

@@ -22,12 +22,15 @@ from torch import Tensor
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy import native, triton
-from dpbench.privacy.accounting.ledger import Header, Release
+from dpbench.privacy.accounting.ledger import KEPT, Header, Release
 from dpbench.privacy.accounting.stated_plan import StatedPlan
+from dpbench.privacy.accounting.writer import records_a_run
 from dpbench.privacy.budget import ENDLESS, Budget, TrainingLength
 from dpbench.privacy.canaries.canaries import Canaries
 from dpbench.privacy.events import NOISE_END, Summands
 from dpbench.privacy.gradients.parameter import ParameterGradients
+from dpbench.privacy.kept_keys import FILE_NAME as KEYS_FILE
+from dpbench.privacy.kept_keys import fresh_keys, read_keys, write_keys
 from dpbench.privacy.mechanism.banded import Banded, banded_noise, planned_steps, running_sums
 from dpbench.privacy.mechanism.clipping import VectorGroup
 from dpbench.privacy.mechanism.factorization import Floats, bands_to_try, choose_bands
@@ -115,6 +118,7 @@ class ReleaseEngine:
         self._make_noise = make_noise
         self._banded = banded
         self._coefficients: tuple[float, ...] = ()
+        self._keys_file: Path | None = None
         self.num_releases = 0
         self.phase = 0
         self.noise_multiplier = noise_multiplier
@@ -227,6 +231,56 @@ class ReleaseEngine:
                 "this one: resume it as it was (strategy.noise, strategy.bands), or start a new run."
             )
         return len(self._coefficients) or None
+
+    def keep_keys(self, ledger: Path) -> int | None:
+        """Keep the keys of a run without a seed in a file, where its noise has to be drawn again to be resumed.
+
+        Args:
+            ledger: Beside which the file lies until `forget_keys`.
+
+        Returns:
+            Key of the lots; None where a seed says it, or nobody has to know it.
+
+        Raises:
+            ConfigurationError: The file cannot be read or written.
+        """
+        self._keys_file = None
+        is_correlated = len(self._coefficients) > 1 and self.recipe.private
+        if self.seed is not None or not is_correlated:
+            return None
+        path = ledger.with_name(KEYS_FILE)
+        keys = None
+        if self.processes.rank == 0:
+            # Started again without a checkpoint, it repeats what the ledger holds.
+            if self.num_releases or (self.fingerprint is not None and records_a_run(ledger)):
+                keys = read_keys(path)
+            elif not records_a_run(ledger):
+                keys = fresh_keys()
+                write_keys(path, keys)
+        keys = self.processes.broadcast(keys)
+        if keys is None:
+            return None
+        self._keys_file = path
+        self.key, lot_key = keys
+        return int(lot_key)
+
+    def forget_keys(self, is_over: bool) -> Path | None:
+        """Delete the file of `keep_keys` where the training is over, or nothing was released.
+
+        Args:
+            is_over: Whether the training has made all of its steps.
+
+        Returns:
+            The file, where it stays.
+        """
+        path = self._keys_file
+        self._keys_file = None
+        if path is None or self.processes.rank:
+            return None
+        if is_over or not self.num_releases:
+            path.unlink(missing_ok=True)
+            return None
+        return path
 
     def _best_coefficients(
         self,
@@ -430,13 +484,15 @@ class ReleaseEngine:
             plan: Of the training.
             phase: Of the ledger, at the checkpoint.
         """
-        is_drawn_again = self.seed is not None and self.phase == phase
+        has_keys = self.seed is not None or self._keys_file is not None
+        is_drawn_again = has_keys and self.phase == phase
         if self.num_releases == 0 or is_drawn_again:
             return
         if not plan.noise.independent:
             raise ConfigurationError(
                 "the noise of a step depends on that of earlier ones, which cannot be drawn again without the seed and "
-                "the settings of the run: resume it as it was, or start a new run."
+                f"the settings of the run (without a seed: {KEYS_FILE}, beside its ledger): resume it as it was, or "
+                "start a new run."
             )
         if self.num_releases % plan.sampling.cycle:
             raise ConfigurationError(
@@ -447,9 +503,9 @@ class ReleaseEngine:
     def _replay_key(self) -> str | None:
         """Key by which a release is repeated after a crash: a hash of all that decides it, rounding included.
 
-        None without a seed: then nothing can be repeated.
+        None without a seed, unless its keys are kept: then nothing can be repeated.
         """
-        if self.seed is None:
+        if self.seed is None and self._keys_file is None:
             return None
         mechanism = self.mechanism
         device = mechanism.total.device
@@ -463,7 +519,8 @@ class ReleaseEngine:
             mechanism.training_plan.digest,
             *rounding,
         ]
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+        digits = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+        return digits if self.seed is not None else f"{KEPT}{digits}"
 
     @property
     def lot_phase(self) -> int:

@@ -246,6 +246,7 @@ class PrivateSession:
         # Noise that is correlated among steps wants lots that keep a record's participations apart.
         workload = partial(_workload_of, self.optimizer)
         lots.bands = releases.choose_bands(lots.sampling, horizon.total_steps, workload)
+        lot_key = releases.keep_keys(ledger)
         # Canaries enlarge the population, so that they join before the sampling is read.
         let_canaries_in(self._audit, releases, lots, trained)
         sampling = lots.sampling
@@ -263,7 +264,7 @@ class PrivateSession:
         self._warn(_doubt_about_correction(releases.recipe, self.optimizer))
         self._warn(_doubt_about_turns(releases.mechanism.training_plan))
         # Lot t belongs to release t; the key of the lots is known with the plan only.
-        lots.start_at(releases.num_releases, releases.lot_key)
+        lots.start_at(releases.num_releases, releases.lot_key, lot_key)
         _follow_noise(self.optimizer, self._noise_of_gradients)
         # Last: the header that it writes says that the run has begun.
         releases.open_ledger(ledger, horizon, lots.source)
@@ -552,8 +553,15 @@ class PrivateSession:
             self.loader.lots.free()
             self._uses_lots = False
         releases.budget.close()
+        is_over = releases.num_releases >= self._horizon.total_steps or releases.budget.exhausted
+        keys = releases.forget_keys(is_over)
         if self._training is not None:
             self._training.restore()
+            if keys is not None:
+                self._training.warn(
+                    f"the training ended before its last step, and can be resumed: {keys} holds the keys of its noise. "
+                    "Delete it before anything of this run is published."
+                )
         self._executor.detach()
         self.source.detach()
         leave_scores(releases)  # last: a full disk keeps neither the ledger's lock nor the module

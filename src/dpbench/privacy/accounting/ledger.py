@@ -31,6 +31,7 @@ FILE_NAME = "ledger.jsonl"  # in the folder of a run
 SCHEMA = 3
 WITH_ROUNDS = 3  # the schema of phases whose steps depend on one another
 WITH_PLANS = 2
+KEPT = "kept:"  # begins the replay key of a run without a seed, whose keys were in a file until it ended
 WITHOUT_PLANS = 1  # the schema of phases that state no plan
 _SEEDED = {"noise": "that of the strategy", "lots": "that of the LotLoader"}
 _SMALLEST = 1e-100  # ratio of noise and sensitivity whose square is still a number
@@ -228,7 +229,10 @@ class Ledger:
     def secure(self) -> bool:
         """Whether nobody can draw its noise and its lots again: both came from the operating system's entropy."""
         for header in self.headers:
-            sources = (header.replay, header.noise_source, header.lot_source)
+            replay = header.replay
+            if replay is not None and replay.startswith(KEPT):
+                replay = None
+            sources = (replay, header.noise_source, header.lot_source)
             if sources != (None, None, None):
                 return False
         return True

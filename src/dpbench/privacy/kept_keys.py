@@ -1,0 +1,66 @@
+"""Keys of a training without a seed, in a file until it ends: correlated noise is drawn again where it is resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from dpbench.errors import ConfigurationError
+from dpbench.files import replacing
+from dpbench.privacy.randomness import fresh_key
+
+FILE_NAME = "noise_keys.json"
+"""Beside the ledger."""
+
+
+class KeptKeys(NamedTuple):
+    """As secret as the training records: with them noise can be subtracted.
+
+    Attributes:
+        noise: Root key of noise and the model's randomness.
+        lots: Of lots and the groups of records.
+    """
+
+    noise: int
+    lots: int
+
+
+def fresh_keys() -> KeptKeys:
+    """Keys from the operating system's entropy."""
+    return KeptKeys(fresh_key(), fresh_key())
+
+
+def read_keys(path: Path) -> KeptKeys | None:
+    """The keys in a file; None where there is none.
+
+    Raises:
+        ConfigurationError: The file holds something else.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return KeptKeys(int(data["noise"], 16), int(data["lots"], 16))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigurationError(
+            f"{path} does not hold the keys of a run's noise: restore it, or start a new run in another folder."
+        ) from None
+
+
+def write_keys(path: Path, keys: KeptKeys) -> None:
+    """Write keys into a file that nobody else may read.
+
+    Raises:
+        ConfigurationError: It cannot be written.
+    """
+    text = json.dumps({"noise": f"{keys.noise:x}", "lots": f"{keys.lots:x}"})
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as new:
+            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write the keys of the noise to {path}: {error.strerror}.") from None
