@@ -48,7 +48,8 @@ def peak_of(device: torch.device, run: Callable[[], object]) -> int:
         before = torch.cuda.memory_allocated(device)
         run()
         return int(torch.cuda.max_memory_allocated(device) - before)
-    with _Allocations() as allocations:
+    allocations = _Allocations()
+    with allocations:
         run()
     return allocations.peak
 
