@@ -10,12 +10,14 @@ from __future__ import annotations
 import argparse
 import csv
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -32,6 +34,7 @@ from dpbench.privacy.mechanism.factorization import (
 from dpbench.reports.figures import new_figure, write_figure
 
 _COLORS = ("#3060a8", "#508850", "#c04030", "#806090", "#a07020")
+_ROW = re.compile(r"epoch_(?P<epochs>[\d.]+)_epsilon_(?P<epsilon>[\d.]+)")
 _COLUMNS = ("population", "batch_size", "delta", "accountant", "momentum", "weight_decay", "learning_rate", "error")
 
 
@@ -69,6 +72,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.output.mkdir(parents=True, exist_ok=True)
         _write_table(options.output / "predicted.csv", gains, options)
         write_figure(options.output / "predicted.png", gain_figure(gains))
+        if options.measured is not None:
+            differences = measured_differences(options.measured)
+            write_figure(options.output / "measured.png", measured_figure(gains, differences, options.bands))
+            page = measured_page(gains, differences, options)
+            (options.output / "README.md").write_text(page, encoding="utf-8")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -83,7 +91,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--learning-rate", type=float, default=1.0, help="matters with weight decay only")
     parser.add_argument("--error", choices=get_args(ErrorKind), default="mean", help="over all iterates, or the last")
     parser.add_argument("--accountant", default="pld")
-    parser.add_argument("--output", type=Path, help="folder for predicted.csv and predicted.png")
+    parser.add_argument("--output", type=Path, help="folder for predicted.csv, pictures and the page")
+    parser.add_argument("--measured", type=Path, help="results of a table with columns independent and banded")
+    parser.add_argument("--bands", type=int, default=8, help="of the table")
     return parser
 
 
@@ -176,6 +186,131 @@ def gain_figure(gains: Sequence[Gain]) -> Figure:
         axes.set_title(f"{epochs:g} epoch{plural}", fontsize=10)
     panels[0].set_ylabel("error ÷ that of independent noise")
     handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
+    return figure
+
+
+def measured_differences(folder: Path) -> pd.DataFrame:
+    """Accuracies with both kinds of noise, in percent.
+
+    Args:
+        folder: Results of a table with rows epoch_E_epsilon_X and columns independent and banded.
+
+    Returns:
+        A line for each epochs, epsilon and seed that has both, with independent, banded and their difference.
+    """
+    runs = pd.read_csv(folder / "runs.csv")
+    settings = runs["row"].str.extract(_ROW).astype(float)
+    accuracies = pd.concat([settings, runs[["column", "seed", "value"]]], axis=1)
+    accuracies["value"] *= 100
+    pairs = accuracies.pivot_table(index=["epochs", "epsilon", "seed"], columns="column", values="value")
+    pairs = pairs.dropna(subset=["independent", "banded"])
+    pairs["difference"] = pairs["banded"] - pairs["independent"]
+    return pairs.reset_index()
+
+
+def measured_page(
+    gains: Sequence[Gain],
+    differences: pd.DataFrame,
+    options: argparse.Namespace,
+) -> str:
+    """The page of results: prediction and measurement in one table, in Markdown.
+
+    Args:
+        gains: Predictions for the settings of the table.
+        differences: See `measured_differences`.
+        options: Of the command.
+    """
+    bands = options.bands
+    lines = [
+        "# Correlated noise: predicted and measured",
+        "",
+        "Made by `python -m tools.correlated_gain` from",
+        f"[{options.measured.name}](../{options.measured.name}/README.md):",
+        f"batches of {options.batch_size:g} of {options.population:,} records, SGD without momentum.",
+        "",
+        f"| | noise multiplier, independent → {bands} bands | error of the iterates, {bands} bands | best bands | "
+        "accuracy, independent | banded | paired difference | n |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for gain in gains:
+        of_setting = (differences["epochs"] == gain.epochs) & (differences["epsilon"] == gain.epsilon)
+        seeds = differences[of_setting]
+        cells = [
+            f"{gain.epochs:g} epoch{'' if gain.epochs == 1 else 's'}, ε = {gain.epsilon:g}",
+            f"{gain.noise_multipliers[1]:.3f} → {gain.noise_multipliers[bands]:.3f}",
+            f"× {gain.ratios[bands]:.2f}",
+            f"{gain.best} (× {gain.ratios[gain.best]:.2f})",
+            _spread(seeds["independent"]),
+            _spread(seeds["banded"]),
+            _spread(seeds["difference"], sign="+"),
+            str(len(seeds)),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += [
+        "",
+        "Predicted: root mean square error that noise leaves in the iterates, over that of independent noise at the",
+        f"same ε ({options.accountant}) and δ = {options.delta:g}, if gradients did not follow the noise.",
+        "Measured: test accuracy in percent, mean ± standard deviation over n seeds; the learning rate of each cell",
+        "was chosen on validation data.",
+        "",
+        "![predicted](predicted.png)",
+        "",
+        "![measured](measured.png)",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _spread(values: pd.Series[float], sign: str = "") -> str:
+    if values.empty:
+        return "–"
+    mean = f"{values.mean():{sign}.2f}"
+    if len(values) == 1:
+        return mean
+    return f"{mean} ± {values.std():.2f}"
+
+
+def measured_figure(
+    gains: Sequence[Gain],
+    differences: pd.DataFrame,
+    bands: int,
+) -> Figure:
+    """Prediction on the left, measured differences on the right, against ε; a color for each number of epochs.
+
+    Args:
+        gains: Predictions for the settings of the table.
+        differences: See `measured_differences`.
+        bands: Of the table.
+    """
+    figure = new_figure(8, 3.6)
+    predicted, measured = figure.subplots(1, 2)
+    for number, epochs in enumerate(sorted({gain.epochs for gain in gains})):
+        color = _COLORS[number % len(_COLORS)]
+        of_epochs = [gain for gain in gains if gain.epochs == epochs]
+        label = f"{epochs:g} epoch{'' if epochs == 1 else 's'}"
+        budgets = [gain.epsilon for gain in of_epochs]
+        ratios = [gain.ratios[bands] for gain in of_epochs]
+        predicted.plot(budgets, ratios, "o-", color=color, label=label)
+        of_seeds = differences[differences["epochs"] == epochs]
+        measured.plot(of_seeds["epsilon"], of_seeds["difference"], ".", color=color, alpha=0.4)
+        means = of_seeds.groupby("epsilon")["difference"].mean()
+        measured.plot(means.index, means, "o-", color=color)
+    predicted.axhline(1.0, color="#808080", linewidth=0.8, linestyle=":")
+    predicted.set_ylabel(f"error with {bands} bands ÷ independent")
+    predicted.set_title("predicted error of the iterates", fontsize=10)
+    measured.axhline(0.0, color="#808080", linewidth=0.8, linestyle=":")
+    measured.set_ylabel("banded − independent, points")
+    measured.set_title("measured test accuracy (dots: seeds)", fontsize=10)
+    budgets = sorted({gain.epsilon for gain in gains})
+    for axes in (predicted, measured):
+        axes.set_xscale("log")
+        axes.set_xticks(budgets, [f"{epsilon:g}" for epsilon in budgets], minor=False)
+        axes.minorticks_off()
+        axes.set_xlabel("ε")
+        axes.grid(axis="y", alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    handles, labels = predicted.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
     return figure
 
