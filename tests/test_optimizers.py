@@ -14,6 +14,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
+from dpbench import PrivateLoop
 from dpbench.errors import ConfigurationError
 from dpbench.optimizers import DPAdam, NoiseAware, NoiseStds
 from dpbench.strategies import DPSGD, ClipOnly, DiscretizedDPSGD, NoiseOnly, NonPrivate, PrivateStrategy, VectorGroups
@@ -336,3 +337,24 @@ def test_known_gradients_of_zero_move_by_the_floor(tmp_path: Path) -> None:
     inner = moved[moved.abs() < 1.0]
     assert len(inner) > 1800
     assert inner.std().item() == pytest.approx(0.44, abs=0.03)  # of u / 2 within ±1
+
+
+def test_a_plain_loop_tells_it_too_and_ends(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    optimizer = DPAdam(model.parameters(), lr=0.01)
+    strategy = DPSGD(noise_multiplier=2.0, max_grad_norm=3.0, delta=1e-3, seed=0, ledger=str(tmp_path / "ledger.jsonl"))
+    loop = PrivateLoop(
+        model,
+        optimizer,
+        loader_of(pictures()),
+        strategy,
+        lambda m, b: nn.functional.cross_entropy(m(b[0]), b[1]),
+        2,
+    )
+    assert list(loop) == [1, 2]
+    for p in model.parameters():
+        expected = 0.001 * (1 + 0.999) * (2 * 3 / 12) ** 2
+        assert optimizer.state[p]["noise_avg_sq"] == pytest.approx(expected)
+    steps_of(optimizer, list(model.parameters()), 1)  # it follows no training any longer
+    for p in model.parameters():
+        assert optimizer.state[p]["noise_avg_sq"] == pytest.approx(0.999 * expected)

@@ -326,7 +326,7 @@ def _draw(axes: Axes, gains: Sequence[Gain]) -> None:
         axes.annotate(
             f"{gain.ratios[gain.best]:.2f}",
             (gain.best, gain.ratios[gain.best]),
-            xytext=(0, -12),
+            xytext=(0, 6),
             textcoords="offset points",
             ha="center",
             fontsize=8,
@@ -335,8 +335,8 @@ def _draw(axes: Axes, gains: Sequence[Gain]) -> None:
     axes.axhline(1.0, color="#808080", linewidth=0.8, linestyle=":")
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted(ticks), [str(tick) for tick in sorted(ticks)])
-    axes.set_xlabel("bands (● best)")
-    axes.set_ylim(0.3, 1.5)
+    axes.set_xlabel("bands (dot: the best)")
+    axes.set_ylim(0.4, 1.4)
     axes.grid(axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
 
