@@ -50,7 +50,7 @@ def peak_of(device: torch.device, run: Callable[[], object]) -> int:
         return int(torch.cuda.max_memory_allocated(device) - before)
     with _Allocations() as allocations:
         run()
-    return allocations.peak
+    return int(allocations.peak)
 
 
 class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
