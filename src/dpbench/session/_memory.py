@@ -51,7 +51,7 @@ def peak_of(device: torch.device, run: Callable[[], object]) -> int:
     allocations = _Allocations()
     with allocations:
         run()
-    return allocations.peak
+    return int(allocations.peak)
 
 
 class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
