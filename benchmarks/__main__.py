@@ -92,7 +92,7 @@ def _run(options: argparse.Namespace, path: Path) -> int:
         case "users":
             _users(options, path)
         case "gpu":
-            _gpu(options, path)
+            _print_goals(_gpu(options, path))
         case "startup":
             _startup(options, path)
         case "steps":
@@ -269,8 +269,12 @@ def _users(options: argparse.Namespace, path: Path) -> None:
         rows.write(path, rows.merged(rows.read(path), [row | origin for row in new]))
 
 
-def _gpu(options: argparse.Namespace, path: Path) -> None:
-    """Part by part; what was measured is on disk after each workload and task."""
+def _gpu(options: argparse.Namespace, path: Path) -> list[Row]:
+    """Part by part; what was measured is on disk after each workload and task.
+
+    Returns:
+        Rows of all steps.
+    """
     data: dict[str, Any] = {"notes": [], "steps": [], "rounds": {}}
     if path.exists():
         data |= json.loads(path.read_text(encoding="utf-8"))
@@ -298,6 +302,20 @@ def _gpu(options: argparse.Namespace, path: Path) -> None:
         round_ = rounds.measure_on_gpu(name, users, repeats, options.device, _say)
         data["rounds"][name] = round_ | origin
         rows.write(path, data)
+    steps: list[Row] = data["steps"]
+    return steps
+
+
+def _print_goals(steps: Sequence[Row]) -> None:
+    """Print the goals of a step on a GPU, with what was reached."""
+    lines: dict[str, dict[str, str]] = {}
+    for goal in pages.goals(steps)["gpu"]:
+        lines[goal["goal"]] = {
+            "asked": f"{goal['asked']:g}",
+            "reached": _number(goal["reached"]),
+            "": goal["verdict"].strip("*"),
+        }
+    print(pd.DataFrame.from_dict(lines, orient="index").to_string())
 
 
 def _gpu_steps(options: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:

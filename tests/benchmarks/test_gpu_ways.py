@@ -76,7 +76,9 @@ def test_several_users_at_once_make_a_round() -> None:
 def test_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["gpu", "--device", "cpu", "--parts", "steps", "--workloads", "mlp b256", "--out", str(tmp_path)]
     assert main([*words, "--methods", "plain/channels_last,ours/flat,graph/flat"]) == 0
-    page = Path(capsys.readouterr().out.strip())
+    *goals, last = capsys.readouterr().out.strip().splitlines()
+    assert any("mlp b256: discretized" in line and "not measured" in line for line in goals)
+    page = Path(last)
     kept = json.loads(page.with_suffix(".json").read_text())
     assert {row["method"] for row in kept["steps"]} == {"plain/channels_last", "ours/flat", "graph/flat"}
     text = page.read_text()
