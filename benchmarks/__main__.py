@@ -8,7 +8,8 @@ python -m benchmarks growth                               against lot size and w
 python -m benchmarks busy                                 a run beside other work (five minutes)
 python -m benchmarks users                                a round of local training by users (twenty minutes)
 python -m benchmarks networks                             T5, OPT, Swin, BERT with LoRA (two minutes)
-python -m benchmarks gpu                                  on a GPU (ten minutes; tried by --device cpu)
+python -m benchmarks gpu                                  on a GPU (parts: steps, triton, large, rounds)
+python -m benchmarks gpu --device cpu                     all of it, tried with lots of 16 records
 python -m benchmarks report [--file PATH.json]            tables and pictures again, from what was measured
 
 What must hold on a GPU are tests: `python -m pytest -m gpu --device cuda tests/gpu`.
@@ -20,7 +21,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +29,26 @@ import pandas as pd
 import torch
 
 from benchmarks import busy, machine, networks, pages, rounds, rows, startup
-from benchmarks.methods import GPU_METHODS, METHODS, QUICK, methods_for, methods_on_gpu
+from benchmarks.methods import GPU_METHODS, METHODS, QUICK, TRITON, methods_for, methods_on_gpu
 from benchmarks.rows import Row
 from benchmarks.timing import measure_steps
 from benchmarks.users.tasks import TASKS
-from benchmarks.workloads import FIRST_WORKLOAD, GPU_WORKLOADS, STARTUP, WORKLOADS, growth_workloads, workload_named
+from benchmarks.workloads import (
+    FIRST_WORKLOAD,
+    GPU_WORKLOADS,
+    LARGE_WORKLOADS,
+    SMALL_GPU_WORKLOADS,
+    STARTUP,
+    WORKLOADS,
+    growth_workloads,
+    with_smaller_lots,
+    workload_named,
+)
 
 _ENDINGS = {"growth": "-growth.json", "busy": "-busy.json", "users": "-users.json", "networks": "-networks.json"}
-_GPU_PARTS = ("steps", "rounds")
+_GPU_PARTS = ("steps", "triton", "large", "rounds")
+_LOT_OF_TRIALS = 16  # adaptive clipping has no solution for much smaller ones
+_USERS_OF_TRIALS = 10
 _TURNS = (5, 2)  # for wall and for CPU time
 _TURNS_OF_QUICK = (9, 5)  # more than in the whole benchmark, since one asks for small changes
 _STARTS = 3
@@ -79,7 +92,7 @@ def _run(options: argparse.Namespace, path: Path) -> int:
         case "users":
             _users(options, path)
         case "gpu":
-            _gpu(options, path)
+            _print_goals(_gpu(options, path))
         case "startup":
             _startup(options, path)
         case "steps":
@@ -140,7 +153,9 @@ def _parser() -> argparse.ArgumentParser:
         help="names with commas (with semicolons, also behind one name, where a name has a comma)",
     )
     parser.add_argument("--methods", type=_names, help="names with commas")
-    parser.add_argument("--parts", type=_names, default=list(_GPU_PARTS), help="of gpu: steps, rounds (default: all)")
+    parser.add_argument(
+        "--parts", type=_names, default=list(_GPU_PARTS), help=f"of gpu: {', '.join(_GPU_PARTS)} (default: all)"
+    )
     parser.add_argument(
         "--repeats", type=_from_one, help="turns for wall time, and for rounds (default: 5; of quick: 9)"
     )
@@ -254,23 +269,76 @@ def _users(options: argparse.Namespace, path: Path) -> None:
         rows.write(path, rows.merged(rows.read(path), [row | origin for row in new]))
 
 
-def _gpu(options: argparse.Namespace, path: Path) -> None:
-    """Steps and rounds of users; what was measured is on disk after each workload and task."""
+def _gpu(options: argparse.Namespace, path: Path) -> list[Row]:
+    """Part by part; what was measured is on disk after each workload and task.
+
+    Returns:
+        Rows of all steps.
+    """
     data: dict[str, Any] = {"notes": [], "steps": [], "rounds": {}}
     if path.exists():
         data |= json.loads(path.read_text(encoding="utf-8"))
     origin = rows.origin()
     tried = options.device == "cpu"
     repeats = 1 if tried else options.repeats
-    for name in (options.workloads or GPU_WORKLOADS) if "steps" in options.parts else ():
-        methods = [method for method in methods_on_gpu(name) if not options.methods or method in options.methods]
-        new = measure_steps(name, methods, options.device, options.threads, (repeats, 0), 0.0, _say)
+    for name, methods in _gpu_steps(options):
+        measured_name = with_smaller_lots(name, _LOT_OF_TRIALS) if tried else name
+        new = measure_steps(
+            measured_name,
+            methods,
+            options.device,
+            options.threads,
+            (repeats, 0),
+            0.0,
+            lambda text, name=name: _say(f"{name}: {text}"),  # type: ignore[misc]
+        )
+        for row in new:
+            if row["error"]:
+                _say(f"{name}: {row['method']} failed: {row['error']}")
         data["steps"] = rows.with_ratios(rows.merged(data["steps"], [row | origin for row in new]))
         rows.write(path, data)
     for name in TASKS if "rounds" in options.parts else ():
-        round_ = rounds.measure_on_gpu(name, 10 if tried else options.users, repeats, options.device, _say)
+        users = _USERS_OF_TRIALS if tried else options.users
+        round_ = rounds.measure_on_gpu(name, users, repeats, options.device, _say)
         data["rounds"][name] = round_ | origin
         rows.write(path, data)
+    steps: list[Row] = data["steps"]
+    return steps
+
+
+def _print_goals(steps: Sequence[Row]) -> None:
+    """Print the goals of a step on a GPU, with what was reached."""
+    lines: dict[str, dict[str, str]] = {}
+    for goal in pages.goals(steps)["gpu"]:
+        lines[goal["goal"]] = {
+            "asked": f"{goal['asked']:g}",
+            "reached": _number(goal["reached"]),
+            "": goal["verdict"].strip("*"),
+        }
+    print(pd.DataFrame.from_dict(lines, orient="index").to_string())
+
+
+def _gpu_steps(options: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
+    """Workloads and their methods, of the parts that were asked for."""
+    workloads: Mapping[str, Any]
+    for part in options.parts:
+        match part:
+            case "steps" | "triton":
+                workloads = SMALL_GPU_WORKLOADS
+            case "large":
+                workloads = LARGE_WORKLOADS
+            case _:
+                continue
+        for name in workloads:
+            if options.workloads and name not in options.workloads:
+                continue
+            methods = []
+            for method in methods_on_gpu(name):
+                is_of_part = part == "large" or (TRITON in method) == (part == "triton")
+                if is_of_part and (not options.methods or method in options.methods):
+                    methods.append(method)
+            if methods:
+                yield name, methods
 
 
 if __name__ == "__main__":

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from benchmarks.plain import DrawnSizes, Step, plain
-from benchmarks.workloads import FIRST_WORKLOAD, WORKLOADS, Workload, workload_named
+from benchmarks.workloads import FIRST_WORKLOAD, LARGE_WORKLOADS, WORKLOADS, Workload, of_full_size, workload_named
 
 MALLOC = "default malloc"
 PURE = "pure"
 COMPILED = "compiled"
+TRITON = "triton"
 REFERENCE = "plain/channels_last"
 DRAWN = "plain/channels_last drawn"  # sizes of lots
 GPU_WAYS = ("one after the other", "10 at once", "50 at once")  # to make a round of users
@@ -60,6 +61,8 @@ GPU_METHODS = (
     "ours/adaptive_quantile",
     "ours/adaptive_mean",
     "ours/discretized",
+    "ours/flat triton",
+    "ours/discretized triton",
     "opacus/hooks",
     "opacus/functorch",
     "opacus/ghost",
@@ -108,7 +111,22 @@ _FIRST_WORKLOAD_ONLY = (  # they tell little more elsewhere, and some take secon
     "jax/jax_privacy",
 )
 _COMPILED_ON_GPU = ("mnist_cnn b256", "small_alexnet b128")  # minutes of compilation elsewhere
-_MICROBATCHES_ON_GPU = (REFERENCE, "ours/flat", "ours/discretized", "bf16/plain")
+_MICROBATCHES_ON_GPU = (REFERENCE, "ours/flat", "ours/discretized", "graph/plain", "bf16/plain")
+_LARGE_ON_GPU = (
+    REFERENCE,
+    "ours/flat",
+    "opacus/hooks",
+    "opacus/functorch",
+    "opacus/ghost",
+    "harness/flat",
+    "harness/flat graph",
+    "graph/plain",
+    "graph/flat",
+    "bf16/plain",
+    "bf16/flat",
+)
+_ROWS_ARE_RECORDS = ("opacus/hooks", "opacus/functorch", "opacus/ghost", "graph/flat", "bf16/flat")
+_TRITON_ON_GPU = ("mnist_cnn b256", "mlp b256", "small_alexnet b128", "densenet40 b64")
 _NOT_FOR_SEQUENCES = ("opacus/functorch", "opacus/ghost", "seeds/flat")
 _TEN_GIGABYTES = ("small_alexnet lot 4096", "mlp width 4000")
 
@@ -125,11 +143,16 @@ def methods_for(name: str) -> list[str]:
 def methods_on_gpu(name: str) -> list[str]:
     """What is measured on a workload by `python -m benchmarks gpu`."""
     workload = workload_named(name)
+    name = of_full_size(name)
     if workload.microbatch_size > 1:
         return list(_MICROBATCHES_ON_GPU)
+    if name in LARGE_WORKLOADS:
+        return [method for method in _LARGE_ON_GPU if workload.views == 1 or method not in _ROWS_ARE_RECORDS]
     methods = []
     for method in GPU_METHODS:
         family = method.partition("/")[0]
+        if TRITON in method and name not in _TRITON_ON_GPU:
+            continue
         if COMPILED in method and name not in _COMPILED_ON_GPU:
             continue
         if family == "harness" and (not workload.harness or name not in WORKLOADS):
@@ -151,6 +174,8 @@ def together(methods: Sequence[str], device: str) -> list[list[str]]:
 
     def key(method: str) -> str:
         if device == "cuda":
+            if TRITON in method:  # chosen for a process
+                return TRITON
             return "graphs" if "graph" in method else ""
         return method.partition("/")[0] if method.startswith(("opacus/", "jax/")) else ""
 
@@ -183,7 +208,7 @@ def builder(method: str, workload: Workload, device: str) -> Callable[[], Step]:
         case "ours":
             from benchmarks.ours import bare
 
-            return lambda: bare(workload, kind.removesuffix(f" {PURE}"), device)
+            return lambda: bare(workload, kind.removesuffix(f" {PURE}").removesuffix(f" {TRITON}"), device)
         case "opacus":
             from benchmarks.opacus_ import opacus
 

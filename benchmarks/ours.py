@@ -39,7 +39,7 @@ STRATEGIES: dict[str, tuple[Callable[..., PrivateStrategy], dict[str, Any]]] = {
     "discretized": (DiscretizedDPSGD, {}),
 }
 HARNESS = {
-    "flat": ["strategy=dpsgd"],
+    "flat": ["strategy=dpsgd", "strategy.executor=eager"],
     "flat graph": ["strategy=dpsgd", "strategy.executor=graph"],
     "per_layer": ["strategy=dpsgd", "strategy.clipping=per_layer"],
     "adaptive_quantile": ["strategy=adaptive_quantile"],
@@ -89,7 +89,10 @@ def bare(workload: Workload, name: str, device: str, make_optimizer: MakeOptimiz
 
 
 def _merge(workload: Workload, device: str) -> Merge | None:
-    """Each example joins one of the microbatches, as the harness draws them."""
+    """Each example joins one of the microbatches, as the harness draws them; each view that of its record."""
+    if workload.views > 1:
+        of_view = torch.arange(workload.batch).repeat_interleave(workload.views)
+        return of_view.to(device), workload.batch, 1 / workload.views
     if workload.microbatch_size == 1:
         return None
     records = workload.batch // workload.microbatch_size

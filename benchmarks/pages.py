@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from benchmarks import busy, figures
 from benchmarks.methods import DRAWN, GPU_WAYS, MALLOC, REFERENCE
 from benchmarks.rows import Row, least, quotient, relative
-from benchmarks.workloads import FOUR, SEEDS, STARTUP, WORKLOADS
+from benchmarks.workloads import FOUR, SEEDS, STARTUP, WORKLOADS, of_full_size
 from dpbench.files import write_atomically
 
 _FOLDER = Path(__file__).parent
@@ -22,6 +22,8 @@ _FASTER_THAN_PEERS = 2.0  # the goal of a round of users
 _GPU_COLUMNS = (
     "ours/flat",
     "ours/discretized",
+    "ours/flat triton",
+    "ours/discretized triton",
     "harness/flat",
     "harness/flat graph",
     "graph/flat",
@@ -104,17 +106,20 @@ def goals(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Judge the goals of `goals.csv`: wall time, with CPU time beside it.
 
     Args:
-        rows: With ratios.
+        rows: With ratios; those of a trial, with smaller lots, are shown and not judged.
 
     Returns:
         Lines of the table of each section.
     """
-    measured = {(row["workload"], row["method"]): row for row in rows}
-    sections: dict[str, list[Row]] = {"current": [], "older": []}
+    measured = {(of_full_size(row["workload"]), row["method"]): row for row in rows}
+    is_tried = any(of_full_size(row["workload"]) != row["workload"] for row in rows)
+    sections: dict[str, list[Row]] = {"current": [], "older": [], "gpu": []}
     with (_FOLDER / "goals.csv").open(encoding="utf-8", newline="") as file:
         for goal in csv.DictReader(file):
             wall, cpu = _reached(goal, measured)
             line = judged(goal["goal"], float(goal["asked"]), wall, goal["sense"] == "least", cpu)
+            if is_tried and wall is not None:
+                line["verdict"] = "tried"
             sections[goal["section"]].append(line)
     return sections
 
@@ -141,6 +146,8 @@ def _reached(goal: Mapping[str, str], measured: Mapping[tuple[str, str], Row]) -
             peers = [row for (name, method), row in measured.items() if name == workload and MALLOC in method]
             wall = quotient(least(peers, ("opacus/",)), relative(slowest))
             return wall, quotient(least(peers, ("opacus/",), "cpu_ms"), relative(slowest, "cpu_ms"))
+        case "best_peer":
+            return slowest["speedup_over_best_peer"], None
         case "memory":
             return quotient(slowest["peak_mb"], other.get("peak_mb")), None
         case "seconds":
@@ -240,6 +247,8 @@ def _gpu(data: Mapping[str, Any]) -> dict[str, Any]:
         "machines": _list(machines),
         "seeds": SEEDS,
         "summary": {name: _gpu_summary(table) for name, table in tables.items()},
+        "goals": goals(data["steps"])["gpu"],
+        "is_tried": any(of_full_size(name) != name for name in tables),
         "notes": data.get("notes", ()),
         "checks": checks,
         "ways": GPU_WAYS if rounds else (),

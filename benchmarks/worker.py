@@ -38,13 +38,14 @@ def _steps(pipe: Connection, name: str, device: str, methods: Sequence[str]) -> 
     """Steps of one or several methods; says first how much memory the first two steps of each took, or what failed."""
     import torch
 
-    from benchmarks.methods import PURE, builder, wants_our_allocator
+    from benchmarks.methods import PURE, TRITON, builder, wants_our_allocator
     from benchmarks.workloads import workload_named
-    from dpbench.privacy import native
+    from dpbench.privacy import native, triton
     from dpbench.run.runtime import keep_large_blocks
 
     torch.set_num_threads(1)  # while others start beside it
     native.select("off" if methods[0].endswith(PURE) else "auto")
+    triton.select("on" if methods[-1].endswith(TRITON) else "off")
     if wants_our_allocator(methods[0]):
         keep_large_blocks()
     workload = workload_named(name)

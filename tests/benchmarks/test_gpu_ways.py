@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
+from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -15,7 +18,8 @@ from benchmarks.gpu_ways import WAYS
 from benchmarks.methods import GPU_METHODS, builder, methods_on_gpu, together
 from benchmarks.users import plain
 from benchmarks.users.tasks import TASKS
-from benchmarks.workloads import GPU_WORKLOADS, WORKLOADS
+from benchmarks.workloads import GPU_WORKLOADS, WORKLOADS, with_smaller_lots, workload_named
+from dpbench.models import SmallAlexNet
 
 SLOW = ("seeds/flat", "compiled/flat")  # and without a compiler the last one fails
 
@@ -37,6 +41,30 @@ def test_graphs_have_a_process_of_their_own() -> None:
         groups = together(chosen, "cuda")
         assert sorted(chain(*groups)) == sorted(chosen) and set(chosen) <= set(GPU_METHODS)
         assert all(len({"graph" in method for method in group}) == 1 for group in groups)
+        assert all(len({"triton" in method for method in group}) == 1 for group in groups)
+
+
+def test_every_goal_is_measured() -> None:
+    """By a part of `python -m benchmarks gpu`; with microbatches, there is no peer."""
+    with (Path(pages.__file__).parent / "goals.csv").open(encoding="utf-8", newline="") as file:
+        goals = [goal for goal in csv.DictReader(file) if goal["section"] == "gpu"]
+    assert goals
+    for goal in goals:
+        methods = methods_on_gpu(goal["workload"])
+        assert goal["method"] in methods
+        if goal["measure"] == "ratio":
+            assert goal["other"] in methods
+        if goal["measure"] == "best_peer":
+            assert any(method.startswith("opacus/") for method in methods)
+        assert methods_on_gpu(with_smaller_lots(goal["workload"], 16)) == methods
+
+
+def test_views_of_a_record_are_clipped_together() -> None:
+    name = with_smaller_lots("wide_resnet b64, 4 views", 2)
+    workload = replace(workload_named(name), build=partial(SmallAlexNet, (3, 32, 32), 10))
+    rows, labels = workload.data()
+    assert len(rows) == 8 and labels[:4].unique().numel() == 1
+    builder("ours/flat", workload, "cpu")()()
 
 
 def test_several_users_at_once_make_a_round() -> None:
@@ -48,10 +76,13 @@ def test_several_users_at_once_make_a_round() -> None:
 def test_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["gpu", "--device", "cpu", "--parts", "steps", "--workloads", "mlp b256", "--out", str(tmp_path)]
     assert main([*words, "--methods", "plain/channels_last,ours/flat,graph/flat"]) == 0
-    page = Path(capsys.readouterr().out.strip())
+    *goals, last = capsys.readouterr().out.strip().splitlines()
+    assert any("mlp b256: discretized" in line and "not measured" in line for line in goals)
+    page = Path(last)
     kept = json.loads(page.with_suffix(".json").read_text())
     assert {row["method"] for row in kept["steps"]} == {"plain/channels_last", "ours/flat", "graph/flat"}
-    assert "| mlp b256 |" in page.read_text() and page.with_suffix(".png").exists()
+    text = page.read_text()
+    assert "| mlp b256, lots of 16 |" in text and "Tried only" in text and page.with_suffix(".png").exists()
     check = {**kept["steps"][0], "about": "It is there.", "holds": False, "found": "no | noise"}
     kept["checks"] = {"noise": check}  # as files of 2026 have them
     kept["rounds"]["mlp"] = {**kept["steps"][0], "users": 10, "one after the other": 20.0, "10 at once": "KeyError: no"}
@@ -62,7 +93,7 @@ def test_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_bad_arguments_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gpu", "--device", "cpu", "--parts", "speed"]) == 2
-    assert "there is no part 'speed'; known: steps; rounds." in capsys.readouterr().err
+    assert "there is no part 'speed'; known: steps; triton; large; rounds." in capsys.readouterr().err
     if not torch.cuda.is_available():
         assert main(["gpu"]) == 2
         assert "there is no GPU: try all of it with --device cpu." in capsys.readouterr().err
