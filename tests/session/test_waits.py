@@ -68,7 +68,7 @@ def test_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: Any, 
     monkeypatch.setattr(kernels, "suits", lambda *tensors: False)
     numbers = noise.normal_numbers
     monkeypatch.setattr(noise, "normal_numbers", lambda size, draw: numbers(size, draw, counts_tail=False))
-    monkeypatch.setattr("dpbench.callback.strategy.executor_of", lambda name: executor())
+    monkeypatch.setattr("dpbench.callback.strategy.executor_of", lambda name, size: executor())
     waits = Waits()
     strategy = DPSGD(noise_multiplier=0.5, delta=1e-3, seed=3, ledger=str(tmp_path / "ledger.jsonl"))
     trainer = trainer_for(tmp_path, strategy, STEPS, log_every_n_steps=1000)
