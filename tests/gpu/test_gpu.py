@@ -193,7 +193,7 @@ def test_a_repeated_graph_makes_the_release_of_an_eager_lot(
     weights = []
     executors = (Eager(), GraphsLikeEager())
     for executor in executors:
-        monkeypatch.setattr("dpbench.callback.strategy.executor_of", lambda _, executor=executor: executor)
+        monkeypatch.setattr("dpbench.callback.strategy.executor_of", lambda name, size, executor=executor: executor)
         torch.manual_seed(0)
         step, model = loop(few(WORKLOADS[name], LOT), device, "auto")
         for number in range(REPEATED):

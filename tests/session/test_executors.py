@@ -36,7 +36,7 @@ def test_two_executors_share_no_noise(tmp_path: Path, monkeypatch: pytest.Monkey
     first, weights = trained(tmp_path / "first")
     torch.manual_seed(0)
     again, same_weights = trained(tmp_path / "again", "eager")
-    monkeypatch.setattr("dpbench.callback.strategy.executor_of", lambda name: Other())
+    monkeypatch.setattr("dpbench.callback.strategy.executor_of", lambda name, size: Other())
     torch.manual_seed(0)
     other, other_weights = trained(tmp_path / "other")
     assert torch.equal(weights, same_weights) and not torch.equal(weights, other_weights)

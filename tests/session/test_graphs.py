@@ -82,7 +82,7 @@ def fit(
         nn.init.normal_(parameter, std=0.3)
     with monkeypatch.context() as patch:
         if executor is not None:
-            patch.setattr("dpbench.callback.strategy.executor_of", lambda name: executor)
+            patch.setattr("dpbench.callback.strategy.executor_of", lambda name, size: executor)
         strategy = make(noise_multiplier=z, delta=1e-3, seed=3, ledger=str(folder / "ledger.jsonl"), **options)
     fitted = trainer_for(folder, strategy, steps, **(trainer or {}))
     fitted.fit(module, loader or lots(), ckpt_path=start, weights_only=False)
@@ -355,7 +355,7 @@ def test_a_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Flatten(), nn.Dropout(0.2), nn.Linear(64, 3))
         if executor is not None:
-            monkeypatch.setattr("dpbench.callback.strategy.executor_of", lambda name: recorder)
+            monkeypatch.setattr("dpbench.callback.strategy.executor_of", lambda name, size: recorder)
         strategy = DPSGD(noise_multiplier=0.5, delta=1e-3, seed=3, ledger=str(tmp_path / name / "ledger.jsonl"))
         loop = PrivateLoop(
             model,

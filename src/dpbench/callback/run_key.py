@@ -73,6 +73,7 @@ _NOT_IN_SUMS = {  # of strategies: where and how long, not what is released; noi
     "delta",
     "accountant",
     "max_physical_batch_size",
+    "stack_size",
     "executor",  # the one that carries out a training is in the keys of its releases
 }
 _OBSERVERS = ("dpbench.", "pytorch_lightning.callbacks.", "lightning.pytorch.callbacks.")

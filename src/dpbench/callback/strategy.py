@@ -121,7 +121,7 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
             guards,
             self.audit,
             self.delta,
-            executor_of(self.executor),
+            executor_of(self.executor, self.stack_size),
         )
 
     @property

@@ -158,7 +158,10 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
             by an ordinary one, for every network and loss that is a function of one record; or "auto", the engine where
             it knows the network.
         executor: How the arithmetic is carried out, for speed alone: "eager", "graph" (a CUDA graph for lots
-            of all sizes, or for each, see `session.graphs`), or "auto": "graph" on a GPU, else "eager".
+            of all sizes, or for each, see `session.graphs`), "stack" (the steps of several runs of one process
+            together, see `session.stacked`), or "auto": "graph" on a GPU, else "eager".
+        stack_size: Number of runs whose steps executor="stack" carries out together; absent ones are computed as
+            copies, so that a run rounds alike without the others.
         ledger: Path of the ledger; by default `ledger.jsonl` in the trainer's log folder, or, where that records
             another run, in a folder run-2 (run-3, ...) of it.
         after: Ledger of an earlier training whose weights the module holds: the second stage of one budget. The ledger
@@ -198,6 +201,7 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
     loss_reduction: LossReduction = "mean"
     gradients: GradientsName = "auto"
     executor: ExecutorName = "auto"
+    stack_size: PositiveInt = 1
     ledger: LedgerFile | None = None
     after: str | None = None
     fingerprint: str | None = None

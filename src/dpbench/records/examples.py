@@ -271,6 +271,10 @@ class Examples:
         """Whether the engine was compared with autograd, and the lot has records."""
         return self._verified and self._rows_of_lot > 0 and not self._is_separate
 
+    def settle(self) -> None:
+        """Take note that somebody else has compared the engine with autograd."""
+        self._verified = self.engine is not None and self.engine.verified
+
     @property
     def padded_rows(self) -> int | None:
         """Room for all but some 1 in 30,000 Poisson lots; None where lots are of one size, or go in pieces."""

@@ -249,6 +249,9 @@ class RepeatableSums(Protocol):
     def padded_rows(self) -> int | None:
         """Rows that lots of all sizes, but for a few large ones, are padded to."""
 
+    def settle(self) -> None:
+        """Take note that an executor has looked at the open lot as closely as the first one has to be."""
+
     def rewind(self, padded_rows: int | None = None, counted: Tensor | None = None) -> None:
         """Let the open lot begin again: nothing was accumulated.
 

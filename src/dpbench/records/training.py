@@ -198,6 +198,14 @@ def loss_of(output: Any) -> Any:
     )
 
 
+def masks_padding(module: Any) -> bool:
+    """Whether the class that states a module's training step states that it leaves padding out."""
+    for kind in type(module).__mro__:
+        if "training_step" in vars(kind):
+            return bool(vars(kind).get("masks_padding", False))
+    return False
+
+
 def gathered_alone(world_size: int, data: Any, *args: Any, **kwargs: Any) -> Any:
     """Stand in for `all_gather`: no process waits for another one's trial."""
 

@@ -18,7 +18,19 @@ _FROM_PEOPLE = (signal.SIGINT, signal.SIGTERM)
 _FROM_SCHEDULERS = (signal.SIGUSR1, signal.SIGUSR2)  # Slurm's --signal, submitit's notice of a preemption
 _BETWEEN_LOOKS = 0.2  # seconds
 _ECHO = 1.0  # seconds in which a signal may come twice though it was sent once
+_of_threads: dict[int, Any] = {}
+"""Handlers of threads that are not the main one, by thread."""
+_relayed: list[int] = []
+"""Signals that were handed on to them."""
 SIGNALS = (*_FROM_PEOPLE, *_FROM_SCHEDULERS)
+
+
+class SweepInterrupted(BaseException):
+    """Ends a whole sweep: Hydra takes an ordinary exception for the end of one job and starts the next."""
+
+    def __init__(self, error: Interrupted) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class StopSignals:
@@ -83,17 +95,44 @@ def hand_back(error: Interrupted) -> None:
 def handled_by(handler: Any) -> Iterator[dict[int, Any]]:
     """Inside, signals go to a handler; outside of the main thread Python allows none, and nothing changes.
 
+    Where the main thread hands signals on (`relayed_to_threads`), a handler of another thread gets them, too.
+
     Yields:
-        The handlers before, by number.
+        The handlers before, by number; none outside of the main thread.
     """
     before: dict[int, Any] = {}
+    thread = threading.get_ident()
     if threading.current_thread() is threading.main_thread():
         before = {number: signal.signal(number, handler) for number in SIGNALS}
+    else:
+        _of_threads[thread] = handler
+        if _relayed:  # a training that begins after the signal stops, too
+            handler(_relayed[0], None)
     try:
         yield before
     finally:
+        _of_threads.pop(thread, None)
         for number, previous in before.items():
             signal.signal(number, previous)
+
+
+@contextmanager
+def relayed_to_threads() -> Iterator[None]:
+    """Inside, the main thread hands signals on to handlers of other threads."""
+
+    def relay(number: int, frame: FrameType | None) -> None:
+        if not _of_threads and not _stops_nothing(number):
+            raise KeyboardInterrupt
+        _relayed.append(number)
+        for handler in list(_of_threads.values()):
+            handler(number, frame)
+
+    _relayed.clear()
+    with handled_by(relay):
+        try:
+            yield
+        finally:
+            _relayed.clear()
 
 
 def end_with(parent: int, number: int) -> None:

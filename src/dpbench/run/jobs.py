@@ -31,7 +31,7 @@ from dpbench.errors import ConfigurationError, DPBenchError, Interrupted
 from dpbench.options import shown
 from dpbench.run._command import Command, compose
 from dpbench.run._hydra_internals import Callbacks
-from dpbench.run._signals import end_with, hand_back
+from dpbench.run._signals import SweepInterrupted, end_with, hand_back
 from dpbench.run._sweeper import (
     check_study,
     check_sweeper,
@@ -40,7 +40,7 @@ from dpbench.run._sweeper import (
     sweeper_parameters,
     without_options_of_others,
 )
-from dpbench.run.command_line import CommandLine, explain, read_overrides, without_hydra
+from dpbench.run.command_line import CommandLine, explain, read_overrides, with_seeds, without_hydra
 from dpbench.run.hydra_folder import claim_run_folder, claim_sweep_folder, has_workers, is_named_by_time, quoted
 from dpbench.run.processes import launched_process, together
 from dpbench.run.runtime import without_collections
@@ -62,14 +62,6 @@ _FIXED_IN_RESUME = (
     "run.resume",
     "run.schema",
 )
-
-
-class _SweepInterrupted(BaseException):
-    """Ends a whole sweep: Hydra takes an ordinary exception for the end of one job and starts the next."""
-
-    def __init__(self, error: Interrupted) -> None:
-        super().__init__(str(error))
-        self.error = error
 
 
 def launch(
@@ -94,7 +86,7 @@ def launch(
         ConfigurationError: The words do not compose, a run's configuration is wrong, a sweep has no run, or its
             sweeper may not choose.
     """
-    line = CommandLine.parse(words)
+    line = CommandLine.parse(with_seeds(words))
     conf = conf or conf_dir()
     name = line.flags.config_name or name
     use_plugins()
@@ -247,6 +239,7 @@ def _check(command: Command) -> list[list[str]]:
         folders[str(job.hydra.sweep.subdir)] += 1
         config = _check_run(job)
         _check_time(settings.launcher, config["run"].get("max_time"))
+        _check_stack(settings, config)
         if not chooses:  # else they are no trials, but examples of values
             from dpbench.run._job_check import check_job
 
@@ -299,6 +292,27 @@ def _check_launcher(launcher: DictConfig) -> None:
     ahead = str(launcher.get("pre_dispatch", "all"))
     if not _PRE_DISPATCH.fullmatch(ahead):
         raise ConfigurationError(f"hydra.launcher.pre_dispatch must be a number, 2*n_jobs or all, not {shown(ahead)}.")
+
+
+def _is_stacked(config: Any) -> bool:
+    """Whether jobs of a sweep are trained together in one process."""
+    strategy = config.get("strategy") or {}
+    return bool(strategy.get("executor") == "stack" and strategy.get("stack_size", 1) > 1)
+
+
+def _check_stack(settings: DictConfig, config: Mapping[str, Any]) -> None:
+    """Refuse what runs of one process cannot have each for itself."""
+    from dpbench.run.config import uses_wandb
+
+    if not _is_stacked(config):
+        return
+    if has_workers(settings):
+        raise ConfigurationError("executor=stack trains several runs in one process: leave the launcher out.")
+    if uses_wandb(config):
+        raise ConfigurationError(
+            "executor=stack trains several runs in one process, which has one run of wandb: take logger=csv, "
+            "tensorboard or none, or train the seeds one after the other (-m seed=0,1,2,3)."
+        )
 
 
 def _check_time(launcher: DictConfig, max_time: str | None) -> None:
@@ -377,15 +391,13 @@ def _run_sweep(
     # Hydra's sweeper would compose each job only to see whether it can; they have been composed and checked.
     sweeper.validate_batch_is_legal = lambda batch: None  # type: ignore[method-assign]
     if jobs:
-        size = cfg.hydra.sweeper.get("max_batch_size")
-        # Those that were checked, not its own combinations: some leave out options that their choices do not have.
-        sweeper.split_arguments = lambda *_: list(sweeper.split_overrides_to_chunks(jobs, size))  # type: ignore
+        _run_checked_jobs(sweeper, cfg, jobs, context, run)
     stop: DPBenchError | OSError | None = None
     try:
         with _progress(sweep):
             sweeper.sweep(arguments=command.words("task"))
         callbacks.on_multirun_end(config=cfg, config_name=command.name)
-    except _SweepInterrupted as interruption:
+    except SweepInterrupted as interruption:
         raise interruption.error from None
     except (DPBenchError, OSError) as error:
         if isinstance(error, Interrupted) and not error.is_time_limit:
@@ -403,6 +415,30 @@ def _run_sweep(
         raise DPBenchError(f"{len(failures)} runs of the sweep failed, the first of them: {failures[0]}")
     if failures:
         raise failures[0]
+
+
+def _run_checked_jobs(
+    sweeper: Any,
+    cfg: DictConfig,
+    jobs: Sequence[Sequence[str]],
+    context: HydraContext,
+    task: Task,
+) -> None:
+    """Have a sweeper run the jobs that were checked, not its own combinations.
+
+    Args:
+        sweeper: Hydra's own.
+        cfg: Of the sweep.
+        jobs: Some leave out options that their choices do not have.
+        context: Of the sweep.
+        task: What to do with each job's configuration.
+    """
+    size = cfg.hydra.sweeper.get("max_batch_size")
+    sweeper.split_arguments = lambda *_: list(sweeper.split_overrides_to_chunks(jobs, size))
+    if _is_stacked(cfg):
+        from dpbench.run.stacked_jobs import launch_stacked
+
+        sweeper.launcher.launch = partial(launch_stacked, cfg, context, task)
 
 
 def _ending_with(parent: int, task: Task) -> Task:
@@ -434,7 +470,9 @@ def _begin(command: Command, jobs: Sequence[Sequence[str]]) -> Sweep:
     folder = claim_sweep_folder(command.cfg, keys)
     finished = frozenset(run.path for run in finished_runs_below([folder]))
     study = sweeper.get("study_name") if sweeper.get("storage") else None
-    return Sweep(folder, keys, finished, study, tuple(map(tuple, jobs)), apart=has_workers(settings))
+    return Sweep(
+        folder, keys, finished, study, tuple(map(tuple, jobs)), apart=has_workers(settings) or _is_stacked(command.cfg)
+    )
 
 
 def _progress(sweep: Sweep | None) -> AbstractContextManager[None]:
@@ -461,7 +499,7 @@ def _leave_sweep(error: DPBenchError | OSError, settings: Any, in_parent: bool) 
     if (has_workers(settings) and not (stops_all and in_parent)) or optimizes(settings):
         raise error
     if isinstance(error, Interrupted) and stops_all:
-        raise _SweepInterrupted(error) from error
+        raise SweepInterrupted(error) from error
 
 
 def _require_scheduler(launcher: DictConfig) -> None:

@@ -7,6 +7,7 @@ name of the executor is part of the keys of noise, lots and replays (`keyed_by`)
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal, Protocol
 
 from torch import Tensor
@@ -18,8 +19,9 @@ from dpbench.privacy.releases import ReleaseEngine
 from dpbench.records.source import RecordSource
 from dpbench.records.training import Training, TrainingStep
 from dpbench.session.graphs import Graphs
+from dpbench.session.stacked import Stacked
 
-ExecutorName = Literal["auto", "eager", "graph"]
+ExecutorName = Literal["auto", "eager", "graph", "stack"]
 """Of an executor; "auto" takes graphs on a GPU."""
 
 REFERENCE = "eager"
@@ -50,6 +52,9 @@ class Executor(Protocol):
     def detach(self) -> None:
         """Let go of it, also after an error."""
 
+    def own_step(self, own: TrainingStep) -> TrainingStep:
+        """Carry out the module's step, which a source calls in its own."""
+
     def step(self, step: TrainingStep) -> TrainingStep:
         """Carry out a source's step."""
 
@@ -76,6 +81,10 @@ class Eager:
 
     def detach(self) -> None:
         """Nothing was kept."""
+
+    def own_step(self, own: TrainingStep) -> TrainingStep:
+        """The module's step as it is."""
+        return own
 
     def step(self, step: TrainingStep) -> TrainingStep:
         """The step as it is."""
@@ -113,6 +122,10 @@ class Auto:
         """Have the chosen one let go."""
         self._chosen.detach()
 
+    def own_step(self, own: TrainingStep) -> TrainingStep:
+        """As the chosen one."""
+        return self._chosen.own_step(own)
+
     def step(self, step: TrainingStep) -> TrainingStep:
         """As the chosen one."""
         return self._chosen.step(step)
@@ -126,8 +139,12 @@ class Auto:
         return self._chosen.release(releases)
 
 
-def executor_of(name: str) -> Executor:
+def executor_of(name: str, stack_size: int = 1) -> Executor:
     """The executor of that name.
+
+    Args:
+        name: Of the executor.
+        stack_size: Number of runs whose steps "stack" carries out together.
 
     Raises:
         ConfigurationError: There is none.
@@ -136,6 +153,7 @@ def executor_of(name: str) -> Executor:
         "auto": Auto,
         "eager": Eager,
         "graph": Graphs,
+        "stack": partial(Stacked, stack_size),
     }
     if name not in executors:
         raise ConfigurationError(f"unknown executor {name!r}; known are {', '.join(executors)}.")

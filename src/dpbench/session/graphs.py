@@ -35,7 +35,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from dpbench.data.octaves import is_checked
 from dpbench.privacy.releases import ReleaseEngine
 from dpbench.records.source import RecordSource, RepeatableSums
-from dpbench.records.training import NotRepeatable, Training, TrainingStep, loss_of, replaced_methods
+from dpbench.records.training import NotRepeatable, Training, TrainingStep, loss_of, masks_padding, replaced_methods
 from dpbench.session._inputs import Inputs, Padding, fill, kinds
 from dpbench.session._noise_graph import NoiseGraphs
 from dpbench.session._recordings import (
@@ -138,7 +138,7 @@ class Graphs:
         self._releases = releases
         self._source = source
         self._is_eager = False
-        self._pads = _masks_padding(training.module)
+        self._pads = masks_padding(training.module)
         self._begin_lot(None)
         if not self.needs_gpu or training.device.type == "cuda":
             self.update.attach(optimizer, training.device, training.inform)
@@ -165,6 +165,10 @@ class Graphs:
         self._outcome = None
         self._compared = None
         self._was_doubted = False
+
+    def own_step(self, own: TrainingStep) -> TrainingStep:
+        """The module's step as it is."""
+        return own
 
     def step(self, step: TrainingStep) -> TrainingStep:
         """Repeat a recording of the lot, where there is one."""
@@ -522,14 +526,6 @@ class Graphs:
         torch.clear_autocast_cache()
         output, calls = tree_map(_detached, (output, calls))
         return Outcome(output, calls, records)
-
-
-def _masks_padding(module: Any) -> bool:
-    """Whether the class that states a module's training step states that it leaves padding out."""
-    for kind in type(module).__mro__:
-        if "training_step" in vars(kind):
-            return bool(vars(kind).get("masks_padding", False))
-    return False
 
 
 def _masked(training: Training, present: Tensor | None) -> AbstractContextManager[None]:

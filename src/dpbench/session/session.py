@@ -449,7 +449,8 @@ class PrivateSession:
         A plain function, since the module holds it: a method would be copied, with the session, where somebody copies
         the module.
         """
-        inner = self._executor.step(self.source.step(own))
+        source_step = self.source.step(self._executor.own_step(own))
+        inner = self._executor.step(source_step)
 
         @functools.wraps(own)
         def step(batch: Any, *arguments: Any, **options: Any) -> Any:

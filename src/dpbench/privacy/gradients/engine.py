@@ -26,7 +26,7 @@ from dpbench.privacy.gradients._own_code import OwnCode
 from dpbench.privacy.gradients._parametrized import is_parametrized
 from dpbench.privacy.gradients._uses import Use, UseGradients, is_coarse
 from dpbench.privacy.gradients.folds import Fold
-from dpbench.privacy.gradients.layers import INTERCEPTED, RULES, Rule, rule_of, sequence_first
+from dpbench.privacy.gradients.layers import INTERCEPTED, OF_INPUTS, RULES, Rule, rule_of, sequence_first
 from dpbench.privacy.gradients.parameter import ParameterGradients, zero_gradients
 from dpbench.privacy.gradients.samplers import Sampled, of_opacus, refuse_packed
 from dpbench.privacy.gradients.validation import (
@@ -129,8 +129,31 @@ class PerRecordEngine:
         self._handles = guard_training_mode(self._model, lambda: self.recording)
         self._attach(self._model)
 
+    @property
+    def plain_layers(self) -> Mapping[str, nn.Module] | None:
+        """Layers by name, where the gradients of all are functions of their inputs and output gradients alone.
+
+        None where others have trainable parameters, or carry the records in another way than one row each.
+        """
+        if self._others or self.folds or self._sequence_first:
+            return None
+        return {name: layer for name, (layer, _) in self._plain.items()}
+
+    def keep(self, name: str, inputs: Arguments, output: Tensor) -> None:
+        """Keep a call of one of `plain_layers` that was carried out elsewhere, for the next call of `backward`.
+
+        Args:
+            name: Of the layer.
+            inputs: Of the call, a row for each record.
+            output: The gradient of the loss with respect to it is taken for that of the layer's output.
+        """
+        layer, record = self._plain[name]
+        record(layer, inputs, {}, output)
+
     def _attach(self, model: nn.Module) -> None:
         """Register the hooks of every layer with trainable parameters."""
+        self._plain: dict[str, tuple[nn.Module, Any]] = {}
+        self._others: list[str] = []
         watched = [module for module in model.modules() if self._has_own_code(module)]
         below = {layer: None for module in watched for layer in module.modules() if layer is not module}
         for layer in below:  # before the layers' own hooks, which see what they are given
@@ -144,15 +167,23 @@ class PerRecordEngine:
                 continue
             if module in watched:
                 self._attach_own_code(name, module)
+                self._others.append(name)
             elif type(module) in INTERCEPTED:
                 if has_trainable(module, recurse=True):
                     self._attach_interception(name, module)
+                    self._others.append(name)
             elif of_opacus(module, "DPRNNBase"):  # whose parameters are its children's, under a second name
+                self._others.append(name)
                 handle = module.register_forward_pre_hook(refuse_packed)
                 self._handles.append(handle)
             elif has_trainable(module, recurse=is_parametrized(module)):
                 is_embedding = type(module) is nn.Embedding
-                hook = self._embedding_hook(name) if is_embedding else self._hook(name, rule_of(module))
+                rule = rule_of(module)
+                hook = self._embedding_hook(name) if is_embedding else self._hook(name, rule)
+                if rule not in OF_INPUTS:
+                    self._others.append(name)
+                else:
+                    self._plain[name] = (module, hook)
                 handle = module.register_forward_hook(hook, with_kwargs=True)
                 self._handles.append(handle)
         for layer in below:

@@ -560,6 +560,10 @@ OVER_POSITIONS: set[Rule] = {linear, transposed_linear, embedding, layer_norm}
 """Rules that take any number of positions in the dimensions after the first: further rows of a record are some."""
 
 
+OF_INPUTS: set[Rule | None] = {linear, convolution, group_norm, layer_norm}
+"""Rules by which a row depends on that row of the input and of the output gradient alone, and not on parameters."""
+
+
 def rule_of(layer: nn.Module) -> Rule | None:
     """A rule of ours, or one made of a sampler in Opacus' registry; None: `fallback`."""
     if is_parametrized(layer):
