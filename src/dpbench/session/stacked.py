@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from dpbench.data.octaves import is_checked
@@ -183,8 +184,14 @@ class Stacked:
         """Within, the run's engine keeps nothing of what its layers see."""
         return self._engine.paused()
 
-    def attach(self, training: Training, releases: ReleaseEngine, source: RecordSource) -> None:
-        """Take note of a training."""
+    def attach(
+        self,
+        training: Training,
+        releases: ReleaseEngine,
+        source: RecordSource,
+        optimizer: Optimizer,
+    ) -> None:
+        """Take note of a training; each run makes its own updates."""
         self._training = training
         self._releases = releases
         self._source = source
