@@ -86,8 +86,8 @@ def test_the_covariance_is_that_of_the_inverse() -> None:
     measured = np.cov(noise_of_steps(steps, 40_000).numpy(), bias=True)
     deviation = np.sqrt((expected**2 + np.outer(expected.diagonal(), expected.diagonal())) / 40_000)
     assert (abs(measured - expected) < 5 * deviation).all()
-    spreads = [BandedNoise(1.0, C).spread(step) for step in range(steps)]
-    assert spreads == pytest.approx(np.sqrt(expected.diagonal()))
+    relative_stds = [BandedNoise(1.0, C).relative_std(step) for step in range(steps)]
+    assert relative_stds == pytest.approx(np.sqrt(expected.diagonal()))
 
 
 @pytest.mark.usefixtures("tier")

@@ -31,7 +31,6 @@ from dpbench.guards.parameters import parameters_of
 from dpbench.guards.public_networks import private_part
 from dpbench.optimizers import NoiseAware, NoiseStds
 from dpbench.privacy.accounting.composition import doubt_about_delta
-from dpbench.privacy.accounting.stated_plan import own_process
 from dpbench.privacy.budget import ENDLESS, TrainingLength
 from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.privacy.mechanism.adaptive import with_bounds
@@ -39,10 +38,6 @@ from dpbench.privacy.mechanism.banded import running_sums
 from dpbench.privacy.mechanism.clipping import VectorGroup
 from dpbench.privacy.mechanism.factorization import Floats, optimizer_workload
 from dpbench.privacy.mechanism.mechanism import mean_norms
-from dpbench.privacy.mechanism.noise_process import Noise
-from dpbench.privacy.mechanism.plan import ReleasePlan
-from dpbench.privacy.mechanism.recipe import Recipe
-from dpbench.privacy.mechanism.training_plan import TrainingPlan
 from dpbench.privacy.processes import Processes
 from dpbench.privacy.randomness import Stream, keyed_generator, keyed_seed, seed_global_generators
 from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
@@ -56,6 +51,12 @@ from dpbench.records.source import (
 )
 from dpbench.records.training import Training, TrainingStep
 from dpbench.session._canaries import leave_scores, let_canaries_in
+from dpbench.session._doubts import (
+    doubt_about_correction,
+    doubt_about_noise,
+    doubt_about_statistics,
+    doubt_about_turns,
+)
 from dpbench.session._memory import is_out_of_memory
 from dpbench.session._physical_batch import physical_batch_size
 from dpbench.session.executors import Executor, keyed_by
@@ -259,10 +260,10 @@ class PrivateSession:
         groups = self._first_groups(releases.memory)
         releases.begin(sampling, source.summands, trained, groups, metric_sizes, horizon, lot_sizes)
         self._measure_pieces()
-        self._warn(_doubt_about_statistics(releases.mechanism.plan))
-        self._warn(_doubt_about_noise(releases.mechanism.training_plan.noise))
-        self._warn(_doubt_about_correction(releases.recipe, self.optimizer))
-        self._warn(_doubt_about_turns(releases.mechanism.training_plan))
+        self._warn(doubt_about_statistics(releases.mechanism.plan))
+        self._warn(doubt_about_noise(releases.mechanism.training_plan.noise))
+        self._warn(doubt_about_correction(releases.recipe, self.optimizer))
+        self._warn(doubt_about_turns(releases.mechanism.training_plan))
         # Lot t belongs to release t; the key of the lots is known with the plan only.
         lots.start_at(releases.num_releases, releases.lot_key, lot_key)
         _follow_noise(self.optimizer, self._noise_of_gradients)
@@ -583,31 +584,10 @@ def _out_of_memory(training: Training, source: RecordSource) -> str:
     return start + f"set max_physical_batch_size={max(rows // 2, 1)} (now {rows}); sums differ by rounding at most."
 
 
-def _doubt_about_noise(noise: Noise) -> str | None:
-    """Say whose the noise is, where it is somebody's own."""
-    process = own_process(noise.to_dict())
-    if process is None:
-        return None
-    return (
-        f"the noise is drawn by {process}, which is not dpbench's: nothing checks that its noise has the stated "
-        "multiplier, on which epsilon depends (CONTRIBUTING.md: what every mechanism must show)."
-    )
-
-
 def _follow_noise(optimizer: Optimizer, noise_stds: NoiseStds | None) -> None:
     """Have an optimizer that asks for the noise of its gradients know where to ask."""
     if isinstance(optimizer, NoiseAware):
         optimizer.follow_noise(noise_stds)
-
-
-def _doubt_about_correction(recipe: Recipe, optimizer: Optimizer) -> str | None:
-    """Say that an optimizer knows the noise before its correction only."""
-    if recipe.denoiser is None or not isinstance(optimizer, NoiseAware):
-        return None
-    return (
-        f"{type(optimizer).__name__} expects all of the noise that was added to the gradients, and error correction "
-        "removes a part of it: leave out correction_threshold, or use an optimizer that does not know the noise (adam)."
-    )
 
 
 def _workload_of(optimizer: Optimizer, steps: int) -> Floats:
@@ -628,31 +608,4 @@ def _workload_of(optimizer: Optimizer, steps: int) -> Floats:
         float(group["momentum"]),
         float(group["weight_decay"]),
         bool(group["nesterov"]),
-    )
-
-
-def _doubt_about_turns(plan: TrainingPlan) -> str | None:
-    """Say where records take turns for nothing: their batches cost what those of banded noise do."""
-    sampling = plan.sampling
-    if sampling.kind != "cyclic_poisson" or not plan.noise.independent:
-        return None
-    if sampling.groups == 1:
-        return (
-            "cyclic_poisson batches of one group are Poisson's; strategy.noise=banded strategy.bands=8 gives them more."
-        )
-    return (
-        f"records take turns in {sampling.groups} groups: a round of batches costs what one Poisson batch "
-        f"{sampling.groups} times as large does, and only noise that is correlated among steps gains by it "
-        "(strategy.noise=banded)."
-    )
-
-
-def _doubt_about_statistics(plan: ReleasePlan) -> str | None:
-    """Say where statistics leave the gradients much more noise than was asked for."""
-    if plan.gradient_multiplier <= 1.5 * plan.noise_multiplier:
-        return None
-    return (
-        f"the statistics beside the gradient cost so much that its own noise multiplier is "
-        f"{plan.gradient_multiplier:.3g} instead of {plan.noise_multiplier:.3g}: give the statistics more noise "
-        "(count_noise_std, norm_noise_multiplier), or clip fewer groups."
     )

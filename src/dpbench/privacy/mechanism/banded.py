@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import lru_cache
 from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
@@ -19,7 +19,13 @@ from pydantic import Field
 from torch import Tensor
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.mechanism.factorization import ErrorKind, Floats, coefficients_for, square_root_coefficients
+from dpbench.privacy.mechanism.factorization import (
+    ErrorKind,
+    Floats,
+    coefficients_for,
+    relative_noise_stds,
+    square_root_coefficients,
+)
 from dpbench.privacy.mechanism.noise import add_on_grid, standard_normal
 from dpbench.privacy.mechanism.noise_process import Gaussian, Keys, Noise
 from dpbench.privacy.mechanism.plan import ReleasePlan
@@ -140,6 +146,11 @@ class _Cache:
     step: int = 0
 
 
+@lru_cache(maxsize=8)
+def _relative_stds(coefficients: tuple[float, ...], steps: int) -> Floats:
+    return relative_noise_stds(np.array(coefficients), steps)
+
+
 @dataclass(frozen=True)
 class BandedNoise(Noise):
     """n_t = (w_t − Σ_{k=1}^{b−1} c_k n_{t−k}) / c_0, where w_t is a function of the key of step t.
@@ -179,6 +190,12 @@ class BandedNoise(Noise):
     def multiplier(self, step: int) -> float:
         """Z."""
         return self.noise_multiplier
+
+    def relative_std(self, step: int) -> float:
+        """Norm of row t of C⁻¹: what cancels in sums over steps is larger in each of them."""
+        # In powers of two, so that the rows are computed once for many steps.
+        length = max(1024, 1 << step.bit_length())
+        return float(_relative_stds(self.coefficients, length)[step])
 
     @property
     def constant(self) -> bool:
@@ -243,21 +260,6 @@ class BandedNoise(Noise):
         oldest = rows[step % self.vectors]
         torch.div(noise, self.coefficients[0], out=oldest)
         return oldest
-
-    @cached_property
-    def _inverse(self) -> list[float]:
-        """First column of C⁻¹, as far as it was asked for."""
-        return [1 / self.coefficients[0]]
-
-    def spread(self, step: int) -> float:
-        """√Σ_{j≤t} d_j², with d the first column of C⁻¹."""
-        inverse = self._inverse
-        while len(inverse) <= step:
-            at = len(inverse)
-            lags = range(1, min(at, self.vectors) + 1)
-            products = [self.coefficients[lag] * inverse[at - lag] for lag in lags]
-            inverse.append(-math.fsum(products) / self.coefficients[0])
-        return math.hypot(*inverse[: step + 1])
 
     def check(self, plan: Any) -> None:
         """Refuse what would let a record move the whitened releases by more than the bound."""

@@ -299,6 +299,7 @@ class Mechanism:
             The private gradient of each parameter, in its shape.
         """
         plan = self.plan
+        relative_std = self.training_plan.noise.relative_std(self.step)
         denoiser = self.recipe.denoiser
         if denoiser is None:
             self.total[: self._layout.parameters].div_(plan.denominator)
@@ -309,16 +310,14 @@ class Mechanism:
                 plan.parameter_bounds,
                 strict=True,
             )
-            spread = self.training_plan.noise.spread(self.step)
             for view, std, bound in views:
-                corrected = denoiser.correct(view, spread * std, plan.denominator, bound)
+                corrected = denoiser.correct(view, relative_std * std, plan.denominator, bound)
                 view.copy_(corrected)
         adapts = self.recipe.adaptation is not None
         if plan.statistics or adapts:
             released = plan.divide_statistics_(self._statistics)
             self._adapt(released.tolist())
         if self.recipe.noise:
-            relative_std = self.training_plan.noise.relative_std(self.step)
             self.gradient_stds = tuple(relative_std * std for std in plan.gradient_stds)
         self.step += 1
         # Else the next release has the plan of this one, which need not be computed again at each step.

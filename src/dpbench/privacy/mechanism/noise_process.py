@@ -61,7 +61,7 @@ class Noise(ABC):
     def relative_std(self, step: int) -> float:
         """Standard deviation of the noise that `add_` adds at a step, over that of the plan's segments.
 
-        What optimizers know of the noise; privacy does not depend on it.
+        Error correction and optimizers know of it; privacy does not depend on it.
         """
         return 1.0
 
@@ -79,10 +79,6 @@ class Noise(ABC):
     def independent(self) -> bool:
         """Whether the noise of a step says nothing of that of others: else no lot can be released once more."""
         return True
-
-    def spread(self, step: int) -> float:
-        """Standard deviation of the noise of a step by itself, in units of the plan's `segments`."""
-        return 1.0
 
     def check(self, plan: Any) -> None:  # noqa: B027 (most processes go with every plan)
         """Refuse a plan that the process does not go with.

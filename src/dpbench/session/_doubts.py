@@ -1,0 +1,60 @@
+"""Warnings about trainings that are private, and probably not what was meant."""
+
+from __future__ import annotations
+
+from torch.optim import Optimizer
+
+from dpbench.optimizers import NoiseAware
+from dpbench.privacy.accounting.stated_plan import own_process
+from dpbench.privacy.mechanism.noise_process import Noise
+from dpbench.privacy.mechanism.plan import ReleasePlan
+from dpbench.privacy.mechanism.recipe import Recipe
+from dpbench.privacy.mechanism.training_plan import TrainingPlan
+
+
+def doubt_about_noise(noise: Noise) -> str | None:
+    """Say whose the noise is, where it is somebody's own."""
+    process = own_process(noise.to_dict())
+    if process is None:
+        return None
+    return (
+        f"the noise is drawn by {process}, which is not dpbench's: nothing checks that its noise has the stated "
+        "multiplier, on which epsilon depends (CONTRIBUTING.md: what every mechanism must show)."
+    )
+
+
+def doubt_about_correction(recipe: Recipe, optimizer: Optimizer) -> str | None:
+    """Say that an optimizer knows the noise before its correction only."""
+    if recipe.denoiser is None or not isinstance(optimizer, NoiseAware):
+        return None
+    return (
+        f"{type(optimizer).__name__} expects all of the noise that was added to the gradients, and error correction "
+        "removes a part of it: leave out correction_threshold, or use an optimizer that does not know the noise (adam)."
+    )
+
+
+def doubt_about_turns(plan: TrainingPlan) -> str | None:
+    """Say where records take turns for nothing: their batches cost what those of banded noise do."""
+    sampling = plan.sampling
+    if sampling.kind != "cyclic_poisson" or not plan.noise.independent:
+        return None
+    if sampling.groups == 1:
+        return (
+            "cyclic_poisson batches of one group are Poisson's; strategy.noise=banded strategy.bands=8 gives them more."
+        )
+    return (
+        f"records take turns in {sampling.groups} groups: a round of batches costs what one Poisson batch "
+        f"{sampling.groups} times as large does, and only noise that is correlated among steps gains by it "
+        "(strategy.noise=banded)."
+    )
+
+
+def doubt_about_statistics(plan: ReleasePlan) -> str | None:
+    """Say where statistics leave the gradients much more noise than was asked for."""
+    if plan.gradient_multiplier <= 1.5 * plan.noise_multiplier:
+        return None
+    return (
+        f"the statistics beside the gradient cost so much that its own noise multiplier is "
+        f"{plan.gradient_multiplier:.3g} instead of {plan.noise_multiplier:.3g}: give the statistics more noise "
+        "(count_noise_std, norm_noise_multiplier), or clip fewer groups."
+    )
