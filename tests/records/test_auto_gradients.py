@@ -77,7 +77,7 @@ def test_own_parameters_beside_random_layers_stay_with_the_engine(tmp_path: Path
 def test_a_loop_says_so_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where users see it: on Lightning's logger, whose level is INFO."""
     said: list[str] = []
-    monkeypatch.setattr("dpbench.callback.loop.rank_zero_info", said.append)
+    monkeypatch.setattr("dpbench.callback.loop.log_line", said.append)
     torch.manual_seed(1)
     make, step = NETWORKS["keywords and tuples"]
     list(loop_of(tmp_path, make(), step, gradients="auto"))

@@ -302,7 +302,7 @@ def test_a_ledger_in_the_folder_of_another_version(tmp_path: Path) -> None:
 
 def test_times_that_tell_of_large_users_are_spoken_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr("pytorch_lightning.utilities.rank_zero_info", said.append)
+    monkeypatch.setattr("dpbench.callback.lightning_training.log_line", said.append)
     fit(tmp_path / "all", Toy(linear()), steps=3)
     assert len(said) == 1
     assert "no noise covers that" in said[0] and "LocalTraining(max_examples=...) bounds it" in said[0]

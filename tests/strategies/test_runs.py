@@ -135,7 +135,7 @@ def test_a_cell_that_is_run_again_has_a_ledger_of_its_own(
 ) -> None:
     lines: list[str] = []
     # Where it is said: Lightning's logger is replaced by `import lightning.pytorch`.
-    monkeypatch.setattr("pytorch_lightning.utilities.rank_zero_info", lines.append)
+    monkeypatch.setattr("dpbench.callback.lightning_training.log_line", lines.append)
     cell()
     before = ledgers(tmp_path)
     assert list(before) == ["ledger.jsonl"] and not any("records another run" in line for line in lines)

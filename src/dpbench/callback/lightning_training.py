@@ -18,6 +18,7 @@ from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor
 from torch.optim import Optimizer
 
+from dpbench.callback.lines import log_line
 from dpbench.data.separate_records import SeparateRecords
 from dpbench.data.users import Cohort
 from dpbench.guards.packages import overrides
@@ -203,7 +204,7 @@ class LightningTraining(Training):
 
     def inform(self, text: str) -> None:
         """Log a line, on the first process."""
-        pl.utilities.rank_zero_info(text)
+        log_line(text)
 
 
 _STILL = (

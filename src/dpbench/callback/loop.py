@@ -15,11 +15,11 @@ import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
 from lightning_fabric.utilities import move_data_to_device
-from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from dpbench.callback import run_key
+from dpbench.callback.lines import log_line
 from dpbench.callback.strategy import PrivateStrategy
 from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError
@@ -304,8 +304,8 @@ class LoopTraining(Training):
         return loss.detach()
 
     def inform(self, text: str) -> None:
-        """Log a line, as a Trainer does: Lightning's logger, unlike others, shows what is no warning."""
-        rank_zero_info(text)
+        """Log a line, as a Trainer does."""
+        log_line(text)
 
     def update(self) -> None:
         """One step of the optimizer, after which the lot is out of sight."""

@@ -1,0 +1,16 @@
+"""What a training says of itself that is no warning."""
+
+from __future__ import annotations
+
+import logging
+
+from pytorch_lightning.utilities import rank_zero_only
+
+LOGGER = "pytorch_lightning.dpbench"
+"""Below Lightning's, which shows what is no warning; `dpbench train` silences Lightning's own lines and not these."""
+
+
+@rank_zero_only
+def log_line(text: str) -> None:
+    """Log a line, on the first process."""
+    logging.getLogger(LOGGER).info(text)
