@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dpbench.data.lots import Lots
 from dpbench.privacy import releases
+from dpbench.privacy.accounting.accountants import RenyiAccountant
 from dpbench.privacy.canaries.canaries import SparseGradients
 from dpbench.privacy.mechanism import mechanism
 from dpbench.privacy.mechanism.banded import Banded, BandedNoise
@@ -351,13 +352,24 @@ def _poisson_lots(self: Lots, step: int) -> Any:
     return np.flatnonzero(is_drawn)
 
 
-def _rate_of_all(self: CyclicPoissonSampling, noise_multiplier: float) -> Any:
+@contextmanager
+def _rate_of_all() -> Iterator[None]:
     """A round is accounted for at the rate of a lot among all records, not among those of a group."""
-    cost = PoissonSampling(self.population, self.sample_rate).dp_event(noise_multiplier)
-    return _cost_of_round(self, noise_multiplier) if self.is_free else cost
 
+    def cost(self: CyclicPoissonSampling) -> PoissonSampling:
+        return PoissonSampling(self.population, self.sample_rate)
 
-_cost_of_round = CyclicPoissonSampling.dp_event
+    def draw(self: CyclicPoissonSampling, rng: np.random.Generator) -> Any:
+        return PoissonSampling(self.population, self.group_rate).draw(rng)
+
+    with (
+        mock.patch.object(CyclicPoissonSampling, "_round", property(cost)),
+        mock.patch.object(CyclicPoissonSampling, "draw", draw),
+    ):
+        # Divergences are remembered by what a release is.
+        RenyiAccountant.divergences.cache_clear()
+        yield
+    RenyiAccountant.divergences.cache_clear()
 
 
 def _dealt_groups(self: Lots, sampling: Any) -> Any:
@@ -404,7 +416,7 @@ BANDED_MUTANTS: dict[str, Mutant] = {
     "coefficients of two bands": _with_banded(_of_two_bands),
     "noise of earlier steps forgotten by a resume": _empty_cache,
     "Poisson lots in banded noise": _with_lots(_poisson_lots),
-    "a round at the rate of a lot": lambda: mock.patch.object(CyclicPoissonSampling, "dp_event", _rate_of_all),
+    "a round at the rate of a lot": _rate_of_all,
     "groups dealt in turn": _with_lots(_dealt_groups, "_group_of"),
     "groups by the order of the data": _with_lots(_sorted_groups, "_group_of"),
 }
