@@ -33,7 +33,7 @@ def audited(folder: Path) -> AuditResult:
 
 
 def test_a_right_run_is_consistent(tmp_path: Path) -> None:
-    banded(tmp_path, steps=STEPS, noise_multiplier=0.8, metrics={"accuracy": 1.0})
+    banded(tmp_path, steps=STEPS, seed=2, noise_multiplier=0.8, metrics={"accuracy": 1.0})
     result = audited(tmp_path)
     assert result.verdict == Verdict.CONSISTENT, result.accused_by
     bounds = {bound.name: bound.epsilon for bound in result.bounds}
@@ -53,7 +53,7 @@ def test_a_right_run_is_consistent(tmp_path: Path) -> None:
     ("name", "finder"),
     [
         ("independent noise as banded", "noise over declared"),
-        ("coefficients of a norm above one", "release game, t"),
+        ("coefficients of a norm above one", "noise over declared"),
         ("Poisson lots in banded noise", "draws out of turn"),
         ("groups by the order of the data", "sizes of groups"),
     ],
