@@ -96,4 +96,10 @@ def test_overhead_is_measured(network: str, data_folder: Path) -> None:
 
 def test_every_strategy_and_kind_of_record_is_there() -> None:
     assert {setting.unit for setting in SETTINGS} == {"example", "microbatch", "user"}
-    assert {setting.sampling for setting in SETTINGS} == {"poisson", "fixed_size", "truncated_poisson", "full"}
+    assert {setting.sampling for setting in SETTINGS} == {
+        "poisson",
+        "fixed_size",
+        "truncated_poisson",
+        "full",
+        "cyclic_poisson",
+    }

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from dpbench import strategies
 from dpbench.code import code_hash
 from dpbench.files import replacing
-from tools.audits.mutants import MUTANTS
+from tools.audits.mutants import BANDED_MUTANTS, MUTANTS
 from tools.audits.page import FOLDER, read_runs
 from tools.audits.runs import NETWORKS, Setting, audited, overhead
 
@@ -38,6 +38,7 @@ SETTINGS = (
     Setting("truncated Poisson lots", sampling="truncated_poisson"),
     Setting("every record in every lot", sampling="full", lot=512, steps=20, canaries=500),
     Setting("users", unit="user", data="mnist_writers", lot=20, steps=60, canaries=500),
+    Setting("correlated noise", sampling="cyclic_poisson", options={"noise": "banded", "bands": 4}),
 )
 SIZES = tuple(
     Setting(f"{count:,} canaries", data="mnist", lot=1000, steps=200, canaries=count) for count in (2000, 10_000)
@@ -46,6 +47,7 @@ BROKEN = {
     "counts without noise": Setting("", partial(strategies.AdaptiveQuantileClipping, count_noise_std=4.0)),
     "half of the noise for statistics": Setting("", partial(strategies.AdaptiveQuantileClipping, count_noise_std=4.0)),
     "users weighted by examples": Setting("", unit="user", data="mnist_writers", lot=20, steps=40, canaries=500),
+    **dict.fromkeys(BANDED_MUTANTS, SETTINGS[-1]),
 }
 
 Row = dict[str, Any]

@@ -19,14 +19,17 @@ from torch import Tensor
 
 from dpbench.data.lots import Lots
 from dpbench.privacy import releases
+from dpbench.privacy.accounting.accountants import RenyiAccountant
 from dpbench.privacy.canaries.canaries import SparseGradients
 from dpbench.privacy.mechanism import mechanism
+from dpbench.privacy.mechanism.banded import Banded, BandedNoise
 from dpbench.privacy.mechanism.clipping import clip_and_sum
 from dpbench.privacy.mechanism.mechanism import Mechanism
-from dpbench.privacy.mechanism.noise_process import Noise
+from dpbench.privacy.mechanism.noise_process import Gaussian, Noise
 from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.randomness import digest_of, noise_key
 from dpbench.privacy.releases import ReleaseEngine
+from dpbench.privacy.sampling import CyclicPoissonSampling, PoissonSampling
 from dpbench.records.users import Users
 
 Mutant = Callable[[], AbstractContextManager[Any]]
@@ -35,6 +38,7 @@ Mutant = Callable[[], AbstractContextManager[Any]]
 _add_noise = Noise.add_
 _draw_all = Lots._lot
 _draw = Lots.lot
+_add_banded = BandedNoise.add_
 
 # ------------------------------------------------------------------------------------- noise
 
@@ -268,7 +272,7 @@ def _wrong_divisor() -> AbstractContextManager[Any]:
 # ------------------------------------------------------------------------------------- lots
 
 
-def _with_lots(draw: Callable[[Lots, int], Any], method: str = "_lot") -> Mutant:
+def _with_lots(draw: Callable[[Lots, Any], Any], method: str = "_lot") -> Mutant:
     return lambda: mock.patch.object(Lots, method, draw)
 
 
@@ -304,6 +308,80 @@ def _with_replacement(self: Lots, step: int) -> Any:
     return np.sort(drawn)
 
 
+# ------------------------------------------------------------------------------------- correlated noise
+
+
+def _with_banded(noise_of: Callable[[BandedNoise], Noise]) -> Mutant:
+    """Add other noise than the banded one that is declared."""
+
+    def add(self: BandedNoise, *arguments: Any) -> Tensor:
+        other = noise_of(self)
+        adds = _add_banded if isinstance(other, BandedNoise) else _add_noise
+        return adds(other, *arguments)  # type: ignore[arg-type]
+
+    return lambda: mock.patch.object(BandedNoise, "add_", add)
+
+
+def _norm_above_one(noise: BandedNoise) -> Noise:
+    """C is divided by its first coefficient instead of its norm: as much less noise."""
+    return replace(noise, coefficients=tuple(value / noise.coefficients[0] for value in noise.coefficients))
+
+
+def _of_two_bands(noise: BandedNoise) -> Noise:
+    """Coefficients of two bands only."""
+    return replace(noise, coefficients=Banded(bands=2, coefficients="square_root").of_bands(2, 1))
+
+
+def _empty_cache() -> AbstractContextManager[Any]:
+    """In the middle the noise of earlier steps is forgotten, as by a resume that does not draw it again."""
+
+    def add(self: BandedNoise, total: Tensor, plan: ReleasePlan, step: int, keys: Any, state: Any) -> Tensor:
+        if step == _RESUMED and state.rows is not None:
+            state.rows.zero_()
+        return _add_banded(self, total, plan, step, keys, state)
+
+    return mock.patch.object(BandedNoise, "add_", add)
+
+
+_RESUMED = 41  # the step from which it is
+
+
+def _poisson_lots(self: Lots, step: int) -> Any:
+    """Poisson lots of the same size from all records: one may come twice in a band."""
+    is_drawn = self.generator(step).random(self.sampling.population) < self.sampling.rate
+    return np.flatnonzero(is_drawn)
+
+
+@contextmanager
+def _rate_of_all() -> Iterator[None]:
+    """A round is accounted for at the rate of a lot among all records, not among those of a group."""
+
+    def cost(self: CyclicPoissonSampling) -> PoissonSampling:
+        return PoissonSampling(self.population, self.sample_rate)
+
+    def draw(self: CyclicPoissonSampling, rng: np.random.Generator) -> Any:
+        return PoissonSampling(self.population, self.group_rate).draw(rng)
+
+    with (
+        mock.patch.object(CyclicPoissonSampling, "_round", property(cost)),
+        mock.patch.object(CyclicPoissonSampling, "draw", draw),
+    ):
+        # Divergences are remembered by what a release is.
+        RenyiAccountant.divergences.cache_clear()
+        yield
+    RenyiAccountant.divergences.cache_clear()
+
+
+def _dealt_groups(self: Lots, sampling: Any) -> Any:
+    """Records are dealt to groups in turn: one that comes or goes moves all that follow to other groups."""
+    return np.arange(sampling.population) % sampling.groups
+
+
+def _sorted_groups(self: Lots, sampling: Any) -> Any:
+    """Groups are pieces of the data set in its order."""
+    return np.arange(sampling.population) * sampling.groups // sampling.population
+
+
 # ------------------------------------------------------------------------------------- all of them
 
 NOISE_MUTANTS: dict[str, Mutant] = {
@@ -332,6 +410,18 @@ RECORD_MUTANTS: dict[str, Mutant] = {
 }
 """What happens to records otherwise than declared, and otherwise than to canaries."""
 
+BANDED_MUTANTS: dict[str, Mutant] = {
+    "independent noise as banded": _with_banded(lambda noise: Gaussian(noise.noise_multiplier)),
+    "coefficients of a norm above one": _with_banded(_norm_above_one),
+    "coefficients of two bands": _with_banded(_of_two_bands),
+    "noise of earlier steps forgotten by a resume": _empty_cache,
+    "Poisson lots in banded noise": _with_lots(_poisson_lots),
+    "a round at the rate of a lot": _rate_of_all,
+    "groups dealt in turn": _with_lots(_dealt_groups, "_group_of"),
+    "groups by the order of the data": _with_lots(_sorted_groups, "_group_of"),
+}
+"""Banded noise and its lots, otherwise than declared."""
+
 MUTANTS: dict[str, Mutant] = {
     "no noise": _scaled(0.0),
     "half of the noise": _scaled(0.5),
@@ -349,4 +439,5 @@ MUTANTS: dict[str, Mutant] = {
     "users weighted by examples": _users_weighted_by_examples,
     **NOISE_MUTANTS,
     **RECORD_MUTANTS,
+    **BANDED_MUTANTS,
 }

@@ -95,7 +95,7 @@ def audited(
         setting: What is trained.
         epsilon: That the run may spend.
         seed: Of everything.
-        broken: Holds a mechanism broken while it trains.
+        broken: Holds a mechanism broken while it trains and is audited.
 
     Returns:
         One line of a table.
@@ -109,12 +109,13 @@ def audited(
         )
         strategy = setting.strategy_for(epsilon, folder, seed)
         began = time.process_time()
+        # The audit too, since what is broken may be the accounting that it asks.
         with broken or nullcontext():
             trainer(strategy, folder, setting.steps).fit(module, data)
-        trained = time.process_time()
-        canaries = strategy._releases.canaries
-        assert canaries is not None
-        result = audit(read_ledger(folder / "ledger.jsonl"), canaries.sums.scores())
+            trained = time.process_time()
+            canaries = strategy._releases.canaries
+            assert canaries is not None
+            result = audit(read_ledger(folder / "ledger.jsonl"), canaries.sums.scores())
     return {
         "name": setting.name,
         "asked": epsilon,

@@ -13,6 +13,7 @@ from dpbench.auditing.declared import (
     Checked,
     Measured,
     ReleaseGame,
+    group_sizes,
     lot_sizes,
     participation,
     release_game,
@@ -28,6 +29,7 @@ from dpbench.privacy.accounting.ledger import Ledger
 from dpbench.privacy.accounting.tradeoff import TradeOff
 from dpbench.privacy.canaries.probes import Probes
 from dpbench.privacy.canaries.scores import Flags, Floats, Scores
+from dpbench.privacy.canaries.whitening import RoundSums
 
 TOLERANCE = 0.005  # by how much noise and sensitivity may differ from the declaration without a word
 KEYS = {
@@ -157,6 +159,7 @@ class AuditResult(Bounded):
         bounds: Lower limits of ε.
         checks: Of noise, sensitivity and lots.
         not_finite: Observations that were no finite numbers.
+        rounds: Of a run with correlated noise, each of which shows a canary once; None: each release does.
     """
 
     claimed: float
@@ -172,6 +175,7 @@ class AuditResult(Bounded):
     bounds: tuple[Bound, ...]
     checks: tuple[Check, ...]
     not_finite: int
+    rounds: RoundSums | None = None
 
     @property
     def accused_by(self) -> tuple[str, ...]:
@@ -233,7 +237,9 @@ class Levels(NamedTuple):
         return cls(1 - confidence, (1 - confidence) / tests)
 
 
-TESTS = 22  # 7 bounds and 15 checks share the probability of an error
+# 7 bounds and 15 checks share the probability of an error. Of lots that take turns the sizes of groups are checked, and
+# those of lots are not.
+TESTS = 22
 
 
 def audit(ledger: Ledger, scores: Scores, confidence: float = 0.95, family: Family | None = None) -> AuditResult:
@@ -255,6 +261,11 @@ def audit(ledger: Ledger, scores: Scores, confidence: float = 0.95, family: Fami
         raise ConfigurationError(
             f"the ledger holds {len(ledger.releases)} releases and the canaries saw {scores.releases}: they are not of "
             "one run, or the run went on without canaries; train again with them from the start."
+        )
+    if not scores.observations and scores.rounds is not None:
+        raise ConfigurationError(
+            f"in correlated noise a canary is scored once in {scores.rounds.length} releases, the first time after "
+            f"{scores.rounds.fewest_releases}, and the run made {scores.releases}: train longer."
         )
     if family is None:
         family = Family(ledger.events, ledger.header.delta)
@@ -278,6 +289,7 @@ def audit(ledger: Ledger, scores: Scores, confidence: float = 0.95, family: Fami
         ),
         checks=_checks(scores, ledger, game, levels.joint),
         not_finite=scores.not_finite,
+        rounds=scores.rounds,
     )
 
 
@@ -421,7 +433,7 @@ def _checks(scores: Scores, ledger: Ledger, game: ReleaseGame | None, level: flo
         # By intervals with a tolerance, since so many observations would find rounding, too.
         _interval("noise over declared", game.noise if game else None),
         _interval("sensitivity over declared", game.move if game else None),
-        _tested("rate", lots.rate, level, scores.lots.mean / scores.releases),
+        _tested("rate", lots.rate, level, scores.lots.mean / scores.observations),
         _tested("dispersion", lots.dispersion, level, 1.0),
         _tested("correlation, lag 1", lots.lag, level, 0.0),
         _tested("shared noise", lots.shared, level, 1.0),
@@ -432,7 +444,18 @@ def _checks(scores: Scores, ledger: Ledger, game: ReleaseGame | None, level: flo
         _tested("kurtosis of the noise", noise.shape, level, 3.0),
         _tested("canary by canary", noise.canary_by_canary, level, 1.0),
         _tested("release by release", noise.release_by_release, level, 1.0),
+        *_round_checks(scores.rounds, level),
         *_probe_checks(scores.probes or Probes(), level),
+    )
+
+
+def _round_checks(rounds: RoundSums | None, level: float) -> tuple[Check, ...]:
+    """Of lots that take turns; the last one is no statistic."""
+    if rounds is None:
+        return ()
+    return (
+        _tested("sizes of groups", group_sizes(rounds), level, 1.0),
+        _at_most("draws out of turn", float(rounds.out_of_turn), 0.0),
     )
 
 

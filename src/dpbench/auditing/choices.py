@@ -59,8 +59,10 @@ def expected_scores(events: Mapping[Event, int], replace_one: bool = False, reac
     means = np.zeros(2)
     variances = np.zeros(2)
     for (sampling, queries), count in events.items():
+        if sampling.is_free:  # the first lot of a round stands for it
+            continue
         z = effective_noise_multiplier(queries)
-        q = min(1.0, sampling.rate)
+        q = min(1.0, sampling.group_rate)
         ratio = partial(
             log_likelihood_ratio,
             noise_multiplier=z,

@@ -12,9 +12,11 @@ from scipy import stats
 from dpbench.auditing.independent import clopper_pearson_upper
 from dpbench.privacy.canaries.probes import Probes
 from dpbench.privacy.canaries.scores import CorrelationSums, GameSums, Scores
+from dpbench.privacy.canaries.whitening import RoundSums
 
 MOST_RATIO = 1e3  # of measured and declared; a mechanism beyond is broken, however far
 _FEWEST_OBSERVATIONS = 30
+_FEWEST_OF_GROUP = 5  # canaries, on average, by which χ² is trusted
 _LEAST_VARIANCE = 0.05  # of the number of lots that a canary is in, for the test of its dispersion
 
 
@@ -205,10 +207,10 @@ def _counts(scores: Scores) -> NDArray[np.int64]:
 
 def _rate(scores: Scores) -> Checked | None:
     counts = _counts(scores)
-    trials = len(counts) * scores.releases
+    trials = len(counts) * scores.observations
     if not trials:
         return None
-    rate = min(1.0, scores.lots.mean / scores.releases)
+    rate = min(1.0, scores.lots.mean / scores.observations)
     drawn = int(min(counts.sum(), trials))
     return Checked(drawn / trials, rate, float(stats.binomtest(drawn, trials, rate).pvalue))
 
@@ -216,7 +218,7 @@ def _rate(scores: Scores) -> Checked | None:
 def _dispersion(scores: Scores) -> Checked | None:
     counts = _counts(scores)
     lots = scores.lots
-    if len(counts) < 2 or scores.releases < 2 or lots.variance < _LEAST_VARIANCE:
+    if len(counts) < 2 or scores.observations < 2 or lots.variance < _LEAST_VARIANCE:
         return None
     # Variance Σ cq(1 − cq) of rates that are all off by one factor c, from Σq and Σq² = Σq − Σq(1 − q).
     factor = counts.mean() / lots.mean
@@ -245,11 +247,29 @@ def _lag(sums: CorrelationSums) -> Checked | None:
 
 def _shared(scores: Scores) -> Checked | None:
     squares = scores.game.residual_squared
+    if scores.rounds is not None and scores.residuals is not None:
+        squares = scores.residuals.squared  # of each release, not of each round
     releases = scores.releases
     if scores.canaries < 2 or not releases or squares == 0:
         return None
     index = scores.correlation.across / squares
     return Checked(index, 1.0, chi_squared_p_value(index * releases, releases))
+
+
+def group_sizes(rounds: RoundSums) -> Checked | None:
+    """Test whether groups are drawn uniformly, by Pearson's χ² of the canaries in each: two-sided.
+
+    Too even are groups that records are dealt to, so that one that comes or goes moves others to another group.
+
+    Args:
+        rounds: What is known of them.
+    """
+    freedom = rounds.length - 1
+    expected = sum(rounds.members) / rounds.length
+    if not freedom or expected < _FEWEST_OF_GROUP:
+        return None
+    index = sum((count - expected) ** 2 for count in rounds.members) / expected
+    return Checked(index / freedom, 1.0, chi_squared_p_value(index, freedom))
 
 
 def statistics_noise(probes: Probes) -> Checked | None:

@@ -254,6 +254,10 @@ class Lots(TorchSampler[list[int]]):
         drawn = self._lot(step) - self._sampling.population
         return drawn[drawn >= 0]
 
+    def added_groups(self) -> NDArray[Any]:
+        """The group of each added record, where records are in groups that take turns."""
+        return self._group_of(self.sampling)[self._sampling.population :]
+
     def size(self, step: int) -> int:
         """Number of records in lot `step`, added ones too, over all ranks."""
         return len(self._lot(step))

@@ -367,13 +367,8 @@ class ReleaseEngine:
             self.noise_multiplier = self.budget.calibrated(plan, horizon)
         # At a multiplier of 1 first, since what solves for it asks the plan how the cost moves with it.
         plan = replace(plan, noise=self._noise(self.noise_multiplier, noise_factors))
-        if self.canaries is not None and not plan.noise.independent:
-            raise ConfigurationError("canaries expect noise that is independent from step to step: audit=none.")
-        if self.canaries is not None and plan.sampling.groups > 1:
-            raise ConfigurationError(
-                "canaries expect lots that are drawn independently of one another, and groups of records take turns: "
-                "audit=none, or data.sampling=poisson."
-            )
+        if self.canaries is not None:
+            self.canaries.check(plan.noise, plan.sampling)
         if plan.sampling.groups > 1 and (size_factors or not plan.noise.constant):
             raise ConfigurationError(
                 "the first of the batches that take turns states the cost of a whole round, so that noise and size "

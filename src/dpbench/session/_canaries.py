@@ -41,6 +41,7 @@ def let_canaries_in(
         trained.names,
         trained.sizes,
         lots.added_in,
+        lots.added_groups,
         LotCounts(lots.size, lots.summands),
         releases.processes,
     )

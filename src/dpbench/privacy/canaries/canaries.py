@@ -20,9 +20,12 @@ from torch import Tensor
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.canaries.run_probe import LotCounts, RunProbe
 from dpbench.privacy.canaries.scores import ScoreSums
+from dpbench.privacy.canaries.whitening import Rounds
 from dpbench.privacy.gradients.parameter import InstantiatedGradients, ParameterGradients
+from dpbench.privacy.mechanism.banded import BandedNoise
 from dpbench.privacy.mechanism.clipping import VectorGroup
 from dpbench.privacy.mechanism.mechanism import Mechanism
+from dpbench.privacy.mechanism.noise_process import Noise
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.processes import ALONE, Processes
 from dpbench.privacy.randomness import Stream, keyed_sequence
@@ -146,6 +149,7 @@ class Canaries:
         names: Of the trained parameters.
         sizes: Number of coordinates of each.
         added_in: Numbers of the added records in the lot of a release.
+        added_groups: The group of each added record, where lots are drawn from groups in turn.
         counts: Of the records in the lot of a release.
         processes: All of this training.
 
@@ -168,6 +172,7 @@ class Canaries:
         names: Sequence[str],
         sizes: Sequence[int],
         added_in: Callable[[int], NDArray[np.int64]],
+        added_groups: Callable[[], NDArray[np.int64]],
         counts: LotCounts,
         processes: Processes = ALONE,
     ) -> None:
@@ -177,6 +182,7 @@ class Canaries:
             )
         self.key = key
         self._added_in = added_in
+        self._added_groups = added_groups
         self._processes = processes
         self._recipe = recipe
         self._replace_one = sampling.neighboring_relation == "replace_one"
@@ -226,6 +232,39 @@ class Canaries:
                 continue
             group_sizes = [sizes[parameter] for parameter in group.parameters]
             self.left_out[group.name] = sum(group_sizes)
+        # Of canaries that are not among the records; the others have those that the lots give them.
+        self._group = rng.integers(sampling.groups, size=count)
+
+    @staticmethod
+    def check(noise: Noise, sampling: Sampling) -> None:
+        """Refuse noise or lots in which canaries would be scored as something else than what is accounted for.
+
+        Args:
+            noise: Of the training.
+            sampling: How its lots are drawn.
+
+        Raises:
+            ConfigurationError: The noise is correlated in a way that nobody states, or lots take turns without it.
+        """
+        is_banded = isinstance(noise, BandedNoise)
+        if not is_banded and not noise.independent:
+            raise ConfigurationError(
+                "canaries are scored in releases whose noise is independent from step to step, or whitened by the "
+                "coefficients of banded noise, and this process states none: audit=none, or strategy.noise=banded."
+            )
+        if not is_banded and sampling.groups > 1:
+            raise ConfigurationError(
+                "canaries in batches of groups that take turns are scored in banded noise only: audit=none, "
+                "strategy.noise=banded, or data.sampling=poisson."
+            )
+
+    def _follow(self, noise: Noise, sampling: Sampling) -> None:
+        """Score whitened releases from the first one on, where noise is banded."""
+        if not isinstance(noise, BandedNoise) or self.sums.rounds is not None:
+            return
+        group = self._group.copy()
+        group[self.member] = self._added_groups()
+        self.sums.rounds = Rounds(noise.coefficients, sampling.groups, group)
 
     def _slots(self, group: VectorGroup, sizes: Sequence[int]) -> list[int]:
         """How many canaries have room in each parameter of a group, with coordinates of their own."""
@@ -320,6 +359,7 @@ class Canaries:
             mechanism: With this process's sums of all other records.
             release: Number of the release.
         """
+        self._follow(mechanism.training_plan.noise, mechanism.plan.sampling)
         self._drawn = self._in_lot(release)
         self._background = self._read(mechanism)
         if self._processes.world > 1:
@@ -426,7 +466,7 @@ class Canaries:
             observed,
             self._drawn,
             noise_multiplier,
-            plan.sampling.rate,
+            plan.sampling.group_rate,
         )
 
     def _read(self, mechanism: Mechanism) -> Tensor:

@@ -10,8 +10,8 @@ from dpbench.privacy.accounting.seal import Seal
 from dpbench.privacy.canaries.scores import Scores
 
 FILE_NAME = "audit.json"  # beside the ledger
-SCHEMA = 2
-READABLE = (1, SCHEMA)  # files of schema 1 hold no residuals
+SCHEMA = 3
+READABLE = (1, 2, SCHEMA)  # files of schema 1 hold no residuals, and of 3 only those of correlated noise are
 
 
 def write_scores(
@@ -29,7 +29,7 @@ def write_scores(
         left_out: Groups that showed nothing, see `Canaries`.
     """
     data = {
-        "schema": SCHEMA,
+        "schema": SCHEMA if scores.rounds is not None else 2,
         "ledger": ledger._asdict(),
         "scores": scores.to_json(),
         "left_out": dict(left_out or {}),

@@ -158,8 +158,9 @@ class RunProbe:
             stds.append(std)
         noise = self._statistic_sums(mechanism) - self._statistics
         noise = noise.double().cpu() / torch.cat(stds)
-        squared = float(noise.square().sum())
-        self._sums.probes = probes.with_statistics(len(noise), squared)
+        whitened = torch.from_numpy(self._sums.whiten_statistics(noise.numpy()))
+        squared = float(whitened.square().sum())
+        self._sums.probes = probes.with_statistics(len(whitened), squared)
 
     def _begin(self) -> None:
         """Forget the lot before, once."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dpbench.privacy.canaries.probes import Probes
 from dpbench.privacy.canaries.residuals import Residuals, ResidualSums
+from dpbench.privacy.canaries.whitening import Rounds, RoundSums
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -142,8 +143,11 @@ class Scores:
         reach: By how much of the declared sensitivity a canary moves the sum.
         not_finite: Observations that were no finite numbers.
         lots, game, correlation: Sums.
-        residuals: Of the noise; None in files of earlier versions, and in runs that began with one.
+        residuals: Of the noise, whitened where it is correlated; None in files of earlier versions, and in runs that
+            began with one.
         probes: What the run measured of itself beside its canaries; None there, too.
+        rounds: Where lots hold records of one group each: of how many releases a canary is observed once, and all
+            that is above (but `releases` and the noise) is of these observations. None: of each release.
     """
 
     member: Flags
@@ -159,11 +163,17 @@ class Scores:
     correlation: CorrelationSums
     residuals: Residuals | None = None
     probes: Probes | None = None
+    rounds: RoundSums | None = None
 
     @property
     def canaries(self) -> int:
         """Number of canaries, m."""
         return len(self.member)
+
+    @property
+    def observations(self) -> int:
+        """How often each canary was observed."""
+        return self.releases if self.rounds is None else self.rounds.complete
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; numbers are finite and come back bit-identical."""
@@ -176,6 +186,8 @@ class Scores:
                 value = asdict(value)
             elif field.name in _LATER and value is not None:
                 value = value.to_json()
+            elif field.name == "rounds":
+                continue  # earlier versions read what they would have written
             data[field.name] = value
         return data
 
@@ -211,6 +223,9 @@ class Scores:
         probes = None
         if values["probes"] is not None:
             probes = Probes.from_json(values["probes"])
+        rounds = None
+        if values["rounds"] is not None:
+            rounds = RoundSums.from_json(values["rounds"])
         return cls(
             member=member,
             llr=llr,
@@ -225,11 +240,12 @@ class Scores:
             correlation=correlation,
             residuals=residuals,
             probes=probes,
+            rounds=rounds,
         )
 
 
 _GROUPS = ("lots", "game", "correlation")
-_LATER = ("residuals", "probes")  # which earlier versions do not write
+_LATER = ("residuals", "probes", "rounds")  # which earlier versions do not write
 _KINDS: dict[type, tuple[type, ...]] = {
     bool: (bool,),
     int: (int,),
@@ -313,6 +329,8 @@ class ScoreSums:
 
     Attributes:
         probes: What the run measured of itself; None in a run that began with an earlier version.
+        rounds: Makes one observation of the releases of a round, where lots hold records of one group each; set before
+            the first release. None: each release is one.
     """
 
     def __init__(
@@ -339,6 +357,12 @@ class ScoreSums:
         self._correlation = CorrelationSums()
         self._residuals: ResidualSums | None = ResidualSums(canaries)
         self.probes: Probes | None = Probes()
+        self.rounds: Rounds | None = None
+
+    @property
+    def observations(self) -> int:
+        """How often each canary was observed so far."""
+        return self.releases if self.rounds is None else self.rounds.complete
 
     def add(
         self,
@@ -355,7 +379,7 @@ class ScoreSums:
                 sign; so do larger numbers.
             drawn: (m,) whether the canary was in the lot; a non-member only with `replace_one`.
             noise_multiplier: Declared standard deviation of the noise on `observed`.
-            sample_rate: Declared probability of being drawn.
+            sample_rate: Declared probability of being drawn, in lots of a canary's own group where there are groups.
 
         Raises:
             ValueError: A shape is wrong, or a number out of range.
@@ -378,29 +402,63 @@ class ScoreSums:
             neginf=-LIMIT,
         )
         x = np.clip(x, -LIMIT, LIMIT)
-        self._add_scores(x, noise_multiplier, sample_rate)
-        self._drawn += in_lot
-        variance = sample_rate * (1 - sample_rate)
+        earlier = self.observations
+        if self.rounds is None:
+            residual = self._add_observation(x, in_lot, noise_multiplier, sample_rate, earlier)
+        else:
+            shown = x / noise_multiplier - self._moves(in_lot) / noise_multiplier
+            residual = self.rounds.whiten_residual(shown)
+            of_round = self.rounds.add(x, in_lot)
+            if of_round is not None:
+                self._add_observation(*of_round, noise_multiplier, sample_rate, earlier)
+        self._add_residual(residual)
+        self.releases += 1
+
+    def whiten_statistics(self, noise: Floats) -> Floats:
+        """Whiten the noise on what is released beside the gradients, where it is correlated."""
+        return noise if self.rounds is None else self.rounds.whiten_statistics(noise)
+
+    def _add_observation(
+        self,
+        x: Floats,
+        drawn: Flags,
+        z: float,
+        q: float,
+        earlier: int,
+    ) -> Floats:
+        """Add one observation of each canary.
+
+        Args:
+            x: (m,) observations, in declared sensitivities.
+            drawn: (m,) whether the canary took part.
+            z: Noise multiplier.
+            q: Sample rate.
+            earlier: Number of observations before.
+
+        Returns:
+            (m,) residuals, in declared standard deviations.
+        """
+        self._add_scores(x, z, q, earlier)
+        self._drawn += drawn
+        variance = q * (1 - q)
         lot = LotSums(
-            mean=sample_rate,
+            mean=q,
             variance=variance,
             cumulant=variance * (1 - 6 * variance),
         )
         self._lots = _plus(self._lots, lot)
-        residual = self._add_game(x, in_lot, noise_multiplier)
-        self._add_residual(residual)
-        self.releases += 1
+        return self._add_game(x, drawn, z)
 
-    def _add_scores(self, x: Floats, z: float, q: float) -> None:
-        """Add the likelihood ratios of one release.
+    def _add_scores(self, x: Floats, z: float, q: float, earlier: int) -> None:
+        """Add the likelihood ratios of one observation.
 
         Args:
             x: (m,) observations, in declared sensitivities.
             z: Noise multiplier.
             q: Sample rate.
+            earlier: Number of observations before.
         """
         sums = self._arrays
-        earlier = self.releases
         sums["llr"] += log_likelihood_ratio(
             x,
             z,
@@ -413,7 +471,7 @@ class ScoreSums:
             expected = q * self.reach / 2
         centred = x - x.mean() + expected
         repeated = sums["mean"] - self._expected
-        if earlier:  # without an earlier release nothing repeated would cancel
+        if earlier:  # without an earlier one nothing repeated would cancel
             sums["centred"] += log_likelihood_ratio(
                 centred - repeated,
                 z / _SHARPER,
@@ -421,9 +479,9 @@ class ScoreSums:
                 self.replace_one,
                 self.reach,
             )
-        releases = earlier + 1
-        sums["mean"] += (centred - sums["mean"]) / releases
-        self._expected += (expected - self._expected) / releases
+        observations = earlier + 1
+        sums["mean"] += (centred - sums["mean"]) / observations
+        self._expected += (expected - self._expected) / observations
 
     def _add_game(self, x: Floats, drawn: Flags, z: float) -> Floats:
         """Add one release to the game's sums.
@@ -509,6 +567,7 @@ class ScoreSums:
             correlation=self._correlation,
             residuals=residuals,
             probes=self.probes,
+            rounds=None if self.rounds is None else self.rounds.sums(self.member),
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -534,6 +593,7 @@ class ScoreSums:
             "correlation": asdict(self._correlation),
             "residuals": residuals,
             "probes": probes,
+            "rounds": None if self.rounds is None else self.rounds.state_dict(),
         }
 
     def _identity(self) -> dict[str, Any]:
@@ -585,6 +645,9 @@ class ScoreSums:
         self.probes = None
         if state.get("probes") is not None:
             self.probes = Probes.from_json(state["probes"])
+        self.rounds = None
+        if state.get("rounds") is not None:
+            self.rounds = Rounds.of(state["rounds"])
 
 
 def _plus(first: Any, second: Any) -> Any:

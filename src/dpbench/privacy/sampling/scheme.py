@@ -174,6 +174,11 @@ class Sampling(ABC):
         return 0
 
     @property
+    def group_rate(self) -> float:
+        """Probability of a record to be in a lot of its group; without groups, in any."""
+        return self.rate
+
+    @property
     def separation(self) -> int:
         """Least distance in steps of two lots that hold the same record."""
         return 1

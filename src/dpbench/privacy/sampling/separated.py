@@ -101,6 +101,11 @@ class SeparatedSampling(Sampling):
         return self.turn
 
     @property
+    def group_rate(self) -> float:
+        """Everybody of a group takes part."""
+        return 1.0
+
+    @property
     def separation(self) -> int:
         return self.min_separation
 

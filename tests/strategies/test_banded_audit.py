@@ -1,0 +1,127 @@
+"""Canaries in a training with correlated noise: the mechanism that is audited is the one that the ledger states."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from dpbench import DPSGD, Banded
+from dpbench.auditing.audit import AuditResult, Verdict, audit
+from dpbench.auditing.declared import statistics_noise
+from dpbench.cli import main
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.privacy.canaries.canaries import GradientCanaries
+from dpbench.privacy.canaries.scores import Scores
+from dpbench.privacy.mechanism.noise_process import Gaussian, Noise
+from dpbench.privacy.mechanism.schedules import Factors
+from tests.strategies.test_audit import scores_of, train
+from tools.audits.mutants import BANDED_MUTANTS
+
+BANDS, STEPS = 3, 41
+banded = partial(train, DPSGD, sampling="cyclic_poisson", noise=Banded(bands=BANDS, coefficients="square_root"))
+
+
+def scores(folder: Path) -> Scores:
+    return Scores.from_json(scores_of(folder)["scores"])
+
+
+def audited(folder: Path) -> AuditResult:
+    return audit(read_ledger(folder / "ledger.jsonl"), scores(folder))
+
+
+def test_a_right_run_is_consistent(tmp_path: Path) -> None:
+    banded(tmp_path, steps=STEPS, seed=2, noise_multiplier=0.8, metrics={"accuracy": 1.0})
+    result = audited(tmp_path)
+    assert result.verdict == Verdict.CONSISTENT, result.accused_by
+    bounds = {bound.name: bound.epsilon for bound in result.bounds}
+    assert result.sound is not None and result.rounds is not None
+    game = bounds["release game"]
+    assert game is not None and 0.4 * result.sound < game < result.sound
+    assert (result.releases, result.rounds.complete, result.rounds.length) == (STEPS, 13, BANDS)
+    measured = result.measured_mu
+    assert measured is not None and measured.low < result.declared_mu < measured.high
+    probes = scores(tmp_path).probes
+    assert probes is not None
+    statistics = statistics_noise(probes)
+    assert statistics is not None and statistics.p_value > 0.01  # whitened, too
+
+
+@pytest.mark.parametrize(
+    ("name", "finder"),
+    [
+        ("independent noise as banded", "noise over declared"),
+        ("coefficients of a norm above one", "noise over declared"),
+        ("Poisson lots in banded noise", "draws out of turn"),
+        ("groups by the order of the data", "sizes of groups"),
+    ],
+)
+def test_broken_runs_are_found(name: str, finder: str, tmp_path: Path) -> None:
+    """All of these, by audits of the usual size: tests/tools/test_audits.py."""
+    with BANDED_MUTANTS[name]():
+        banded(tmp_path, steps=STEPS, noise_multiplier=0.8)
+        result = audited(tmp_path)
+    assert finder in result.accused_by
+
+
+def test_cohorts_without_amplification(tmp_path: Path) -> None:
+    banded(tmp_path, steps=14, sampling="min_separation", unit="user", noise_multiplier=2.0)
+    result = audited(tmp_path)
+    assert result.verdict == Verdict.CONSISTENT, result.accused_by
+
+
+@pytest.mark.own_key
+def test_a_resumed_run_sees_the_same(tmp_path: Path) -> None:
+    banded(tmp_path / "whole", steps=14, fingerprint="f")
+    _, trainer = banded(tmp_path / "parts", steps=7, fingerprint="f")
+    trainer.save_checkpoint(tmp_path / "seven.ckpt")
+    banded(tmp_path / "parts", steps=14, fingerprint="f", checkpoint=tmp_path / "seven.ckpt")
+    assert scores_of(tmp_path / "whole") == scores_of(tmp_path / "parts")
+    assert scores_of(tmp_path / "whole")["schema"] == 3
+
+
+def test_too_short_a_run_is_refused(tmp_path: Path) -> None:
+    banded(tmp_path, steps=4)
+    with pytest.raises(ConfigurationError, match="once in 3 releases, the first time after 5, and the run made 4"):
+        audited(tmp_path)
+
+
+class Own(Gaussian):
+    @property
+    def independent(self) -> bool:
+        return False
+
+
+class OwnNoise(DPSGD):
+    def noise_process(self, noise_multiplier: float, factors: Factors) -> Noise:
+        return Own(noise_multiplier)
+
+
+def test_other_correlated_noise_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="this process states none: audit=none, or strategy.noise=banded"):
+        train(OwnNoise, tmp_path)
+
+
+def test_lots_that_take_turns_without_banded_noise_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="scored in banded noise only: audit=none"):
+        train(DPSGD, tmp_path, "min_separation", "user")
+
+
+def test_the_report_says_correlated_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    words = ["audit=gradient_canaries", "audit.canaries=100", "model=mlp", "model.hidden=[16]", "data.image_size=8"]
+    noise = ["strategy.noise=banded", "strategy.bands=2", "data.sampling=cyclic_poisson", "logger=none"]
+    assert main(["train", *words, *noise, "trainer.max_steps=8", f"hydra.run.dir={run}"]) == 0
+    assert main(["audit", str(run)]) in (0, 3)
+    text = capsys.readouterr().out
+    assert "correlated noise: canaries are scored in whitened releases, once in 2 steps, in 3 rounds" in text
+    assert "draws out of turn" in text
+
+
+def test_one_band_is_audited_as_ever(tmp_path: Path) -> None:
+    train(
+        DPSGD, tmp_path, sampling="cyclic_poisson", noise=Banded(bands=1), steps=3, audit=GradientCanaries(50, seed=1)
+    )
+    assert scores(tmp_path).rounds is None
