@@ -237,7 +237,7 @@ def test_what_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     old = write(tmp_path / "old")
     text = (old / "ledger.jsonl").read_text()
     (old / "ledger.jsonl").write_text(text.replace('"schema":1', '"schema":7'))
-    words = "written with ledger schema 7, and this version of dpbench reads schemas up to 2"
+    words = "written with ledger schema 7, and this version of dpbench reads schemas up to 3"
     assert words in refused(capsys, "account", old)
     run = write(tmp_path / "run")
     for delta in ("0", "1", "-1", "nan"):

@@ -289,7 +289,7 @@ def test_a_plain_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         net = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
         optimizer = SGD(net.parameters(), lr=0.5, momentum=0.9)
         if executor is not None:
-            monkeypatch.setattr("dpbench.callback.strategy.executor_of", lambda _: recorder)
+            monkeypatch.setattr("dpbench.callback.strategy.executor_of", lambda name, size: recorder)
         strategy = DPSGD(noise_multiplier=0.5, delta=1e-3, seed=3, ledger=str(tmp_path / name / "ledger.jsonl"))
         lots: LotLoader = loader(pictures())
         schedule = LambdaLR(optimizer, lambda step: 0.9**step)

@@ -22,7 +22,13 @@ Make = Callable[..., PrivateStrategy]
 PRIVATE: dict[str, Make] = {
     "dpsgd": DPSGD,
     "discretized": DiscretizedDPSGD,
-    "threshold": partial(DiscretizedDPSGD, discretization_values="threshold", correction_estimate="mean"),
+    "threshold": partial(
+        DiscretizedDPSGD,
+        discretization_threshold=0.01,
+        discretization_values="threshold",
+        correction_threshold=0.1,
+        correction_estimate="mean",
+    ),
     "rescaled": partial(DiscretizedDPSGD, discretization_values="rescaled"),
     "kept": partial(DiscretizedDPSGD, discretization_threshold=1.0, discretization_values="kept"),
     "corrected": partial(DPSGD, correction_threshold=0.01, correction_hypotheses="uniform"),

@@ -273,7 +273,7 @@ def relative_noise_stds(coefficients: Floats, steps: int) -> Floats:
     It grows with the steps: noise that cancels in sums over steps is larger in each of them.
 
     >>> relative_noise_stds(np.array([0.8, 0.6]), 3).round(4).tolist()
-    [1.25, 1.5625, 1.7129]
+    [1.25, 1.5625, 1.7134]
     """
     column = noise_coefficients(coefficients, steps)
     return np.sqrt(np.cumsum(column**2))
