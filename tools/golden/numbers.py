@@ -20,7 +20,7 @@ from dpbench.data.lots import LotLoader, Lots
 from dpbench.data.users import Rows
 from dpbench.privacy import native
 from dpbench.privacy.randomness import RANDOM_NUMBERS
-from dpbench.privacy.sampling import ShuffledEpochs
+from dpbench.privacy.sampling import Sampling, ShuffledEpochs
 from tools.golden import worlds
 from tools.golden.runs import kernels_are_there, trainer_for
 from tools.golden.scenarios import Scenario, fixed_keys
@@ -42,6 +42,7 @@ def numbers() -> Numbers:
     record: Numbers = {"RANDOM_NUMBERS": RANDOM_NUMBERS}
     for name, key in KEYS.items():
         record[f"lots of the {name} key"] = _lots(key)
+        record[f"lots of groups of the {name} key"] = _lots_of_groups(key)
     with fixed_keys():
         for tier in ("torch", "kernels") if kernels_are_there() else ("torch",):
             for name, key in KEYS.items():
@@ -86,14 +87,10 @@ def _alike(now: Any, then: Any) -> bool:
 
 def _lots(key: int) -> list[Any]:
     """Lots 0 and 7 of two phases by each sampling, and the microbatch of each record of a lot."""
-    schemes = [make(40, "example") for make in worlds.SAMPLINGS.values()]
-    record: list[Any] = []
+    schemes = [scheme for scheme in _schemes() if scheme.groups == 1]
+    record = []
     for scheme in (*schemes, ShuffledEpochs(40, 8)):
-        lots = Lots(scheme, key)
-        for phase in (0, 1):
-            lots.start_at(0)
-            lots.phase = phase
-            record.append([scheme.kind, phase, *(lots.lot(step).tolist() for step in (0, 7))])
+        record += _lots_of(scheme, key)
     lots = Lots(schemes[0], key)
     lots.start_at(0)
     lots.microbatches = 3
@@ -101,6 +98,29 @@ def _lots(key: int) -> list[Any]:
         share, microbatch = lots.share(1, rank, 2)
         assert microbatch is not None
         record.append(["microbatches", rank, share.tolist(), microbatch.tolist()])
+    return record
+
+
+def _lots_of_groups(key: int) -> list[Any]:
+    """Lots 0 and 7 of two phases where groups of records take turns."""
+    record = []
+    for scheme in _schemes():
+        if scheme.groups > 1:
+            record += _lots_of(scheme, key)
+    return record
+
+
+def _schemes() -> list[Sampling]:
+    return [make(40, "example") for make in worlds.SAMPLINGS.values()]
+
+
+def _lots_of(scheme: Sampling, key: int) -> list[Any]:
+    record: list[Any] = []
+    lots = Lots(scheme, key)
+    for phase in (0, 1):
+        lots.start_at(0)
+        lots.phase = phase
+        record.append([scheme.kind, phase, *(lots.lot(step).tolist() for step in (0, 7))])
     return record
 
 

@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from dpbench.data.lots import LotLoader, Lots
 from dpbench.data.users import Rows, UserDataset
 from dpbench.privacy.sampling import (
+    CyclicPoissonSampling,
     FixedSizeSampling,
     FullParticipation,
     PoissonSampling,
     Sampling,
+    SeparatedSampling,
     TruncatedPoissonSampling,
 )
 
@@ -35,6 +37,8 @@ SAMPLINGS: dict[str, Callable[[int, str], Sampling]] = {
     "truncated_poisson": lambda population, unit: TruncatedPoissonSampling(population, 0.2, population // 5, unit=unit),
     "fixed_size": lambda population, unit: FixedSizeSampling(population, population // 5, unit=unit),
     "full": lambda population, unit: FullParticipation(population, unit=unit),
+    "cyclic_poisson": lambda population, unit: CyclicPoissonSampling(population, 0.2, cycle_length=4, unit=unit),
+    "min_separation": lambda population, unit: SeparatedSampling(population, 5, unit=unit),
 }
 """Name → sampling of a population of units. Of the sparse lots every third is empty."""
 
