@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from dpbench.guards._altered_lots import LotRows
 from dpbench.guards._repeatable_step import without_assertions
 from tests.guards.coupling_worlds import (
     Batch,
@@ -944,3 +945,14 @@ def test_healthy_steps_pass_with_many_seeds(name: str) -> None:
 
 def test_there_are_many() -> None:
     assert len(HEALTHY) >= 90
+
+
+def test_altered_lots_keep_their_layout() -> None:
+    """Layers have other kernels for another one, which round otherwise; a deep network of ReLUs was refused for it."""
+    images = torch.rand(4, 3, 5, 5).to(memory_format=torch.channels_last)
+    places = np.arange(4)
+    lot = LotRows((images, torch.arange(4)), 4, places, places, None)
+    altered = [lot.without_numbers(2, exchanged=True), lot.without_numbers(2, exchanged=False)]
+    altered.append(lot.extreme(lot.replaced(np.array([0, 1])), 2))
+    for one in altered:
+        assert one.batch[0].stride() == images.stride()

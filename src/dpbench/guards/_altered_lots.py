@@ -189,11 +189,14 @@ class LotRows:
                 return x
             places = rows.to(x.device)
             if _is_float(x):
-                return x.index_copy(0, places, change(x[places]))
-            if donor is None or is_index:
+                values = change(x[places])
+            elif donor is None or is_index:
                 return x
-            shape = (len(rows), *x.shape[1:])
-            return x.index_copy(0, places, x[donor].expand(shape))
+            else:
+                values = x[donor].expand(len(rows), *x.shape[1:])
+            # In the layout of x (images are often channels last): for another one layers have other kernels, which
+            # round otherwise, and an activation near 0 that changes its sign changes a gradient by far more.
+            return x.clone().index_copy_(0, places, values)
 
         return AlteredLot(map_tensors(lot.batch, self._index_places, changed), lot.places)
 
