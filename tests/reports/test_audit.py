@@ -152,7 +152,7 @@ def continued(run: Path) -> None:
         (lambda run: [path.unlink() for path in run.iterdir()], "holds no run: train one"),
         (lambda run: (run / FILE_NAME).write_text("{"), "audit.json is damaged: train again"),
         (lambda run: (run / FILE_NAME).write_text("[1]"), "audit.json is damaged"),
-        (changed(lambda data: data.update(schema=9)), "has schema 9, .* reads schemas up to 2"),
+        (changed(lambda data: data.update(schema=9)), "has schema 9, .* reads schemas up to 3"),
         (changed(lambda data: data.pop("scores")), "is damaged.*scores is no object"),
         (changed(lambda data: data["scores"]["llr"].pop()), "is damaged.*differ in length"),
         (changed(lambda data: data.pop("ledger")), "is damaged.*no seal of a ledger"),
