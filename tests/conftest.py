@@ -78,6 +78,7 @@ def _logging_as_it_was() -> Iterator[None]:
     for handler in root.handlers[:]:
         if handler not in before and not type(handler).__module__.startswith("_pytest."):
             root.removeHandler(handler)
+            handler.close()
     root.setLevel(level)
 
 
