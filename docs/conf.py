@@ -23,7 +23,8 @@ exclude_patterns = [
     "docs/README.md",  # the same tables of contents, for who reads the files
     "docs/tutorials/**/.ipynb_checkpoints",
     "results/[!c]*/table.md",  # which stands in the README.md beside it
-    "results/attack/**attack.md",  # likewise
+    "results/correlated_noise*/table.md",  # likewise
+    "results/attack/**attack.md",
     "docs/reference/generated/api/modules.rst",  # a table of contents with one entry
     "docs/reference/generated/api/*.md",  # of builds before apidoc wrote these pages
 ]
