@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dpbench.callback.lines import LOGGER
+from dpbench.callback.lines import LOGGER, show_lines
 from dpbench.run.progress import quiet
 
 LIGHTNING = "pytorch_lightning.utilities.rank_zero"
@@ -28,5 +28,6 @@ def levels() -> Iterator[None]:
 @pytest.mark.usefixtures("levels")
 def test_lines_of_a_training_are_shown_and_lightnings_are_not() -> None:
     quiet()
+    show_lines()
     assert logging.getLogger(LOGGER).isEnabledFor(logging.INFO)
     assert not logging.getLogger(LIGHTNING).isEnabledFor(logging.INFO)

@@ -7,7 +7,12 @@ import logging
 from pytorch_lightning.utilities import rank_zero_only
 
 LOGGER = "pytorch_lightning.dpbench"
-"""Below Lightning's, which shows what is no warning; `dpbench train` silences Lightning's own lines and not these."""
+"""Below Lightning's, which, unlike others, shows what is no warning."""
+
+
+def show_lines() -> None:
+    """Show them also where Lightning's own are silenced."""
+    logging.getLogger(LOGGER).setLevel(logging.INFO)
 
 
 @rank_zero_only

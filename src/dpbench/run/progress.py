@@ -21,7 +21,6 @@ import pytorch_lightning as pl
 import yaml
 from tqdm import tqdm
 
-from dpbench.callback.lines import LOGGER
 from dpbench.privacy.mechanism.banded import BandedNoise
 from dpbench.run.runtime import warn_in_one_line
 from dpbench.runs.folder import RunFolder
@@ -51,7 +50,6 @@ def quiet() -> None:
     """Leave out what Lightning says about itself, and print warnings as one line."""
     for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric", "pytorch_lightning.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger(LOGGER).setLevel(logging.INFO)
     logging.getLogger("absl").setLevel(logging.ERROR)  # as `cli.main` does; workers of a sweep do not pass there
     for pattern in _CHATTER:
         warnings.filterwarnings("ignore", message=pattern)

@@ -20,6 +20,7 @@ from omegaconf import DictConfig
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
+from dpbench.callback.lines import show_lines
 from dpbench.callback.strategy import keep_scores
 from dpbench.canonical import digest_of
 from dpbench.code import code_hash
@@ -214,6 +215,7 @@ def _train_and_record(config: dict[str, Any], job: _Job) -> dict[str, Any]:
     code_hash()
     commit()
     quiet()
+    show_lines()
     _select_engine(config)
     private = isinstance(strategy, PrivateStrategy) and strategy.private
     run = Run(folder, config, private, job.trust or not config["run"]["resume"])
