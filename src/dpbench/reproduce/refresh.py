@@ -14,6 +14,7 @@ from dpbench.reproduce._front import write_front
 from dpbench.reproduce._outputs import keep_strips, write_montage, write_outputs
 from dpbench.reproduce._overview import points, write_overview
 from dpbench.reproduce._results import RUNS, STRIPS, of_best_trials, read_logged, refuse_other_words, with_choices
+from dpbench.reproduce._verdicts import read_verdicts, write_verdicts
 from dpbench.reproduce.tables import read_table, table_names
 
 _PAGES = ("README.md", "docs/reproduced.md", "docs/discretized_gradients.md")
@@ -50,6 +51,7 @@ def refresh(root: Path) -> list[str]:
     frame = points(with_runs, tables)
     write_overview(frame, results)
     write_front(frame, results)
+    write_verdicts(read_verdicts(), tables, with_runs, results)
     for page in _PAGES:
         _fill(root, page)
     return list(with_runs)
