@@ -1,7 +1,7 @@
 """Jobs of a sweep that differ in their seeds alone, trained in one process: `seeds=0,1,2,3`, or `executor=stack`.
 
 Each job stays an ordinary run, with a folder, a ledger, loggers and a result of its own, in a thread of its own
-(`session.stack`); the executor computes their steps together (`session.stacked`).
+(`session.turns`); the executor computes their steps together (`session.stacked`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from dpbench.errors import Interrupted
 from dpbench.run._signals import SweepInterrupted, relayed_to_threads
 from dpbench.runs.command import key_of
-from dpbench.session.stack import Stack
+from dpbench.session.turns import Turns
 
 _VARIABLES = ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")
 """By which Lightning hands a seed on."""
@@ -65,7 +65,7 @@ def launch_stacked(
         for number, words in numbered:
             tasks.append(partial(_run_job, config, context, task, number, words))
         with relayed_to_threads():
-            ended = Stack(process_state).run(tasks)
+            ended = Turns(process_state).run(tasks)
         outcomes |= dict(zip([number for number, _ in numbered], ended, strict=True))
         configure_log(config.hydra.hydra_logging, config.hydra.verbose)
         _raise_any(ended)

@@ -56,7 +56,7 @@ from dpbench.runs.metrics_log import best_validation
 from dpbench.runs.provenance import commit
 from dpbench.runs.readers import read_checkpoint
 from dpbench.runs.record import read_result, write_result
-from dpbench.session.stack import place
+from dpbench.session.turns import place
 from dpbench.strategies import PrivateStrategy
 
 

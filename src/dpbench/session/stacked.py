@@ -2,7 +2,7 @@
 
 On a GPU a small network leaves most of the device idle, and most of the time goes into launching kernels. Runs that
 differ in their seeds alone launch the same kernels on other numbers. Here the batches of such runs, which train in one
-process (`stack`), meet: `vmap` over the stacked parameters computes what all layers see, and the gradients of their
+process (`turns`), meet: `vmap` over the stacked parameters computes what all layers see, and the gradients of their
 outputs, by the kernels of one run. From there on each run is as alone: its own engine makes per-record gradients of
 what its layers saw, and its own release clips, adds up, noises and records.
 
@@ -46,7 +46,7 @@ from dpbench.records.training import (
 from dpbench.session._inputs import fill, kinds
 from dpbench.session._recordings import Call, Draws, logging_to
 from dpbench.session._repeatability import UnreadNumber, refuse_python
-from dpbench.session.stack import place
+from dpbench.session.turns import place
 
 _EAGER = "executor=stack: batches are carried out run by run, because {reason}."
 _CLOSE = 1e-3
@@ -330,7 +330,7 @@ class Stacked:
         if own_place is None:
             self._carry_out({0: request})
         else:
-            own_place.stack.meet(own_place.slot, request, self._carry_out)
+            own_place.turns.meet(own_place.slot, request, self._carry_out)
         if request.error is not None:
             self._go_eager(request.error)
             return False

@@ -2,7 +2,7 @@
 
 Much of a process is one for all of its threads: the states of random generators, filters of warnings, handlers of logs.
 So no two trainings ever run at once. A thread works while it has the turn, and hands it on where it waits for the
-others (`Stack.meet`) or ends; what is process-wide is put away then, and is back when the turn is. Each training sees
+others (`Turns.meet`) or ends; what is process-wide is put away then, and is back when the turn is. Each training sees
 the process as if it were alone in it.
 """
 
@@ -27,11 +27,11 @@ class Place(NamedTuple):
     """Where a training is among those of its process.
 
     Attributes:
-        stack: All of them.
+        turns: What all of them take.
         slot: Its number, from 0.
     """
 
-    stack: Stack
+    turns: Turns
     slot: int
 
 
@@ -40,7 +40,7 @@ def place() -> Place | None:
     return getattr(_threads, "place", None)
 
 
-class Stack:
+class Turns:
     """Trainings that take turns.
 
     Args:
