@@ -26,7 +26,7 @@ VERDICTS = "verdicts.md"
 Verdict = Literal["reproduced", "nearly", "in kind", "not seen", "contradicted", "open"]
 
 _CELL = re.compile(r"\{(?P<table>\S+) (?P<row>\S+) (?P<column>\S+)\}")
-_HEADINGS = ("item", "paper", "ours", "n", "scale", "verdict", "why", "what is missing")
+_HEADINGS = ("item", "paper", "ours", "n", "scale", "verdict", "why, and what is missing")
 
 
 class Item(BaseModel):
@@ -144,6 +144,7 @@ def _row(item: Item, cells: _Cells) -> list[str]:
     ours = _CELL.sub(figure, item.ours)
     if not pages:
         raise ConfigurationError(f"conf/verdicts.yaml: {item.item!r} names neither a cell nor a page.")
+    missing = f"missing: {item.open}" if item.open else ""
     return [
         item.item,
         item.printed,
@@ -151,8 +152,7 @@ def _row(item: Item, cells: _Cells) -> list[str]:
         _range(numbers),
         item.scale,
         f"**{item.verdict}**",
-        item.because,
-        item.open,
+        "; ".join(filter(None, [item.because, missing])),
     ]
 
 
