@@ -102,6 +102,8 @@ def test_a_row_that_cannot_be_audited_says_why(tmp_path: Path, capsys: pytest.Ca
     assert "| own/digits | 30 steps | 1437 records and the coordinates of this model" in page
     lines = pd.read_csv(tmp_path / "out" / FOLDER / "runs.csv")
     assert lines["verdict"].isna().all() and lines["why_not"].str.contains("take at most").all()
+    assert _audit(tmp_path, "rows=whole", "--keep", "--status", table=too_many) == 1
+    assert "0/1 done, 0 running, 1 failed" in capsys.readouterr().out  # it is tried again
 
 
 @pytest.mark.parametrize(
@@ -109,6 +111,7 @@ def test_a_row_that_cannot_be_audited_says_why(tmp_path: Path, capsys: pytest.Ca
     [
         ("", "", ["--replace"], "--audit writes its own lines again, and no others: leave --replace out"),
         ("", "", ["columns=private", "rows=x"], "has no row 'x'"),
+        ("", "", ["seeds=101"], "would have 202 rows, and the verdicts of at most 200 hold together: audit fewer"),
         ("strategy=dpsgd", "strategy=none", [], "is private: there is no epsilon to audit"),
         ("steps: 40", "steps: 0", [], "audit.steps must be a number from 1 on, not 0"),
         ("steps: 40", "step: 40", [], "unknown key audit.step .*Did you mean steps"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,8 @@ _TEXTS = ("table", "row", "column", "words")
 _TITLES = {"family": "family", "release_game_t": "release game", "one_run_dp": "one run, DP only"}
 """Bound → what the page calls it."""
 _BOUNDS = ("family", "release_game", "release_game_t", "one_run_dp")
+_Key = tuple[str, str, str, int]
+"""Table, row, column and seed of a line."""
 _OF_PRIVACY = {
     "unit": "unit",
     "population": "population",
@@ -98,9 +100,11 @@ def audit_tables(
     for table in _tables(name, out, config_dir):
         jobs = _private_jobs(table, part, runs, config_dir)
         earlier = _earlier_lines(folder, table)
+        _refuse_many(folder, {*map(_key, earlier), *(_key_of(table, job) for job in jobs)})
         if keep:
-            done = {(line["row"], line["column"], line["seed"]) for line in earlier if line["table"] == table.name}
-            jobs = [job for job in jobs if (job.row, job.column, job.seed) not in done]
+            # A line without steps is of a run that failed.
+            done = {_key(line) for line in earlier if pd.notna(line["steps"])}
+            jobs = [job for job in jobs if _key_of(table, job) not in done]
         with full_disk_explained(runs, out):
             if not only_status:
                 try:
@@ -148,14 +152,30 @@ def _private_jobs(table: Table, part: Part, runs: Path, config_dir: Path | None)
         ConfigurationError: There is no such row or column, or no cell is private.
     """
     selected = table.selected(part.rows, part.columns, 1 if part.seeds is None else part.seeds)
-    jobs = [job for job in table_jobs(selected, runs, part.trainer, config_dir) if _is_private(job)]
+    jobs = [job for job in table_jobs(selected, runs, part.trainer, config_dir) if _is_private(job.words)]
     if not jobs:
         raise ConfigurationError(f"no run of {table.name} that is asked for is private: there is no epsilon to audit.")
     return jobs
 
 
-def _is_private(job: Job) -> bool:
-    strategies = [word for word in job.words if key_of(word) == "strategy"]
+def _key(line: dict[str, Any]) -> _Key:
+    return line["table"], line["row"], line["column"], line["seed"]
+
+
+def _key_of(table: Table, job: Job) -> _Key:
+    return table.name, job.row, job.column, job.seed
+
+
+def _refuse_many(folder: Path, keys: Collection[_Key]) -> None:
+    if len(keys) > MOST_ROWS:
+        raise ConfigurationError(
+            f"{folder} would have {len(keys)} rows, and the verdicts of at most {MOST_ROWS} hold together: audit "
+            "fewer tables or seeds, or give another --out."
+        )
+
+
+def _is_private(words: Sequence[str]) -> bool:
+    strategies = [word for word in words if key_of(word) == "strategy"]
     return not strategies or not strategies[-1].endswith("=none")
 
 
@@ -191,19 +211,12 @@ def _write(folder: Path, table: Table, earlier: Sequence[dict[str, Any]], jobs: 
     """Write the lines of runs that are done or have failed, in place of those of the same cells, and the page."""
     labels = {(row.name, column.name): table.label_of(row, column) for row, column in table.cells}
     cells = list(labels)
-    lines: dict[tuple[str, str, str, int], dict[str, Any]] = {}
-    for line in earlier:
-        lines[line["table"], line["row"], line["column"], line["seed"]] = line
+    lines = {_key(line): line for line in earlier}
     for job in jobs:
         if job.state() in ("done", "failed"):
-            lines[table.name, job.row, job.column, job.seed] = _line(table.name, labels[job.row, job.column], job)
+            lines[_key_of(table, job)] = _line(table.name, labels[job.row, job.column], job)
     if not lines:
         return
-    if len(lines) > MOST_ROWS:
-        raise ConfigurationError(
-            f"{folder} would have {len(lines)} rows, and the verdicts of at most {MOST_ROWS} hold together: audit "
-            "fewer tables or seeds, or give another --out."
-        )
 
     def place(line: dict[str, Any]) -> tuple[str, int, int]:
         if line["table"] != table.name:
@@ -281,10 +294,28 @@ def write_page(folder: Path) -> None:
         accused=audited[audited["verdict"] != Verdict.CONSISTENT].to_dict("records"),
         above=above,
         most_rows=MOST_ROWS,
+        not_run=_not_run(runs),
         commits=", ".join(sorted(runs["commit"].dropna().astype(str).unique())),
         hours=audited["seconds"].astype(float).sum() / 3600,
     )
     write_atomically(folder / "README.md", page)
+
+
+def _not_run(runs: pd.DataFrame) -> list[str]:
+    """Say of which of the project's tables how many private cells have no line; nothing where no line is of one."""
+    tables = [read_table(name) for name in table_names()]
+    if not set(runs["table"]) & {table.name for table in tables}:
+        return []
+    texts = []
+    for table in tables:
+        if table.audit is None:
+            continue
+        cells = [(row.name, column.name) for row, column in table.cells if _is_private(table.words_of(row, column))]
+        lines = runs[runs["table"] == table.name]
+        missing = set(cells) - set(zip(lines["row"], lines["column"], strict=True))
+        if missing:
+            texts.append(f"{table.name} ({len(missing)} of {len(cells)})")
+    return texts
 
 
 def _cells(runs: pd.DataFrame) -> str:
