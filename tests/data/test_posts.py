@@ -72,6 +72,14 @@ def test_bags_of_words_by_asker(tmp_path: Path) -> None:
     assert few.batch(0, [0, 1])[1].tolist() == [[1], [0]]  # malt is the most frequent
 
 
+def test_private_rounds_read_them_too(tmp_path: Path) -> None:
+    """Who looks on while examples are read must not take SciPy's matrices, which have no length, for data sets."""
+    users = read_stackexchange(site(tmp_path), ["malt", "hops", "yeast"], num_features=5, num_tags=6)
+    expected = users.batch(0, [0, 1])
+    users.watch()
+    assert all(torch.equal(a, b) for a, b in zip(users.batch(0, [0, 1]), expected, strict=True))
+
+
 def load(root: Path, **options: Any) -> UserData:
     return load_user_data("stackexchange_tags", root, False, options, "permutation")
 

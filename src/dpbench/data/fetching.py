@@ -31,7 +31,7 @@ from dpbench.data.trees import know_as_tree
 from dpbench.errors import ConfigurationError
 
 _GETTERS = ("__getitem__", "__getitems__")
-_LIBRARIES = ("torch", "dpbench", "datasets", "builtins", "numpy", "collections", "typing", "abc", "pandas")
+_LIBRARIES = ("torch", "dpbench", "datasets", "builtins", "numpy", "scipy", "collections", "typing", "abc", "pandas")
 _DEPTH = 4  # data sets inside of data sets
 _MOST_PARTS = 100  # of a list that may hold data sets
 _NO_FAILURES = (StopIteration, GeneratorExit)

@@ -10,6 +10,7 @@ import pandas as pd
 
 from dpbench.errors import ConfigurationError, DPBenchError
 from dpbench.files import write_atomically
+from dpbench.reproduce import audited
 from dpbench.reproduce._front import write_front
 from dpbench.reproduce._outputs import keep_strips, write_montage, write_outputs
 from dpbench.reproduce._overview import points, write_overview
@@ -52,6 +53,8 @@ def refresh(root: Path) -> list[str]:
     write_overview(frame, results)
     write_front(frame, results)
     write_verdicts(read_verdicts(), tables, with_runs, results)
+    if (results / audited.FOLDER / RUNS).is_file():
+        audited.write_page(results / audited.FOLDER)
     for page in _PAGES:
         _fill(root, page)
     return list(with_runs)

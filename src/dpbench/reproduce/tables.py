@@ -234,6 +234,18 @@ class Nominal(_Definition):
     delta: Annotated[Number, Field(gt=0, lt=1)]
 
 
+class Audit(_Definition):
+    """How the private cells of a table are audited: by runs with canaries beside its own, see `reproduce.audited`.
+
+    Attributes:
+        steps: Each stops after as many; None: each is as long as the runs of its cell.
+        words: Of each, after those of its cell.
+    """
+
+    steps: Annotated[int, Field(strict=True, ge=1)] | None = None
+    words: tuple[StrictStr, ...] = ()
+
+
 def _as_seeds(seeds: Any) -> Any:
     if isinstance(seeds, list):
         return seeds
@@ -282,6 +294,7 @@ class Table(_Definition):
         last_evaluations: Over how many of the last evaluations of a run a mean stands below the table; 0: none does.
         later: Words of every run for options that came after the runs of its results, and keep what these computed;
             not among the words that the results name.
+        audit: How `--audit` audits its private cells; None: by whole runs, and not among those of `all`.
         choices: (row, column) → what was chosen there; no part of a definition, see `dpbench.reproduce._results`.
     """
 
@@ -307,6 +320,7 @@ class Table(_Definition):
     nominal: Nominal | None = None
     last_evaluations: Annotated[int, Field(strict=True, ge=0)] = 0
     later: tuple[StrictStr, ...] = ()
+    audit: Audit | None = None
     choices: dict[tuple[str, str], Variant] = {}
 
     @model_validator(mode="after")
@@ -573,6 +587,7 @@ _PARTS: dict[str, type[_Definition]] = {
     "trials": Variant,
     "series": Series,
     "nominal": Nominal,
+    "audit": Audit,
 }
 """Keys of a definition whose values have keys of their own."""
 
