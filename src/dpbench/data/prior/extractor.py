@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -13,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpbench.data.scattering import by_pieces, scattering
 from dpbench.errors import ConfigurationError, brief
 from dpbench.files import replacing
 
@@ -20,7 +22,6 @@ CHANNELS = 3
 _FORMAT = "dpbench random prior 1"
 _GROUPS = 8  # of channels, normalized together
 _CELLS = 4  # of a side: features are averages over a 4×4 grid
-_PIECE = 200  # images at once
 _SMALLEST = 1e-3  # deviation of a channel by which its features are divided
 
 
@@ -130,16 +131,15 @@ class Prior:
     sha256: str
 
     def features(self, pixels: Tensor) -> Tensor:
-        """Features of each image by itself, added up with those of its mirror image; mean square 1 in each image.
+        """Features of each image by itself, averaged with those of its mirror image; mean square 1 in each image.
 
-        They are centered and scaled by what they are on random images. An image and its mirror image have the same
-        features, so that half of the grid is enough.
+        They are centered and scaled by what they are on random images.
 
         Args:
             pixels: (N, H, W, 3) in [0, 1], of the side that the prior was trained on.
 
         Returns:
-            (N, 4, 2, 12·width), contiguous.
+            (N, 4, 4, 12·width), contiguous.
 
         Raises:
             ConfigurationError: The images have another side or number of channels.
@@ -151,17 +151,38 @@ class Prior:
                 f"the prior was trained on color images of {side}×{side} pixels, and these have {height}×{width} and "
                 f"{channels} channels: set data.image_size={side}, or train one with dpbench pretrain --image-size."
             )
-        images = pixels.permute(0, 3, 1, 2).float()
-        pieces = [self._features(piece) for piece in torch.split(images, _PIECE)]
-        return torch.cat(pieces)
+        return by_pieces(self._features, pixels)
+
+    def features_and_scattering(self, pixels: Tensor) -> Tensor:
+        """These and `data.scattering.scattering`, each with half of the sum of squares; mean square 1 in each image.
+
+        Args:
+            pixels: (N, H, W, 3) in [0, 1], of the side that the prior was trained on.
+
+        Returns:
+            (N, 1, 1, F): for linear models, which know no places.
+
+        Raises:
+            ConfigurationError: As `features`.
+        """
+
+        def both(images: Tensor) -> Tensor:
+            piece = images.permute(0, 2, 3, 1)
+            parts = [self.features(piece).flatten(1), scattering(piece).flatten(1)]
+            size = sum(part.shape[1] for part in parts)
+            scaled = [F.normalize(part, dim=1) * math.sqrt(size / len(parts)) for part in parts]
+            return torch.cat(scaled, 1)[:, None, None]
+
+        return by_pieces(both, pixels)
 
     @torch.no_grad()
     def _features(self, images: Tensor) -> Tensor:
         images = images.contiguous(memory_format=torch.channels_last)
-        sums = cells(self.network, images) + cells(self.network, images.flip(3)).flip(3)
-        half = (sums[..., : _CELLS // 2] / 2 - self.means[:, None, None]) / self.deviations[:, None, None]
-        size = half.square().mean((1, 2, 3), keepdim=True).sqrt()
-        return (half / size.clamp(min=1e-6)).permute(0, 2, 3, 1).contiguous()
+        mirrored = images.flip(3)
+        means = (cells(self.network, images) + cells(self.network, mirrored)) / 2
+        centered = (means - self.means[:, None, None]) / self.deviations[:, None, None]
+        size = centered.square().mean((1, 2, 3), keepdim=True).sqrt()
+        return (centered / size.clamp(min=1e-6)).permute(0, 2, 3, 1)
 
 
 def save(
@@ -202,9 +223,7 @@ def load(path: Path) -> Prior:
         ConfigurationError: It is missing, something else, or its training has not ended.
     """
     if not path.is_file():
-        raise ConfigurationError(
-            f"data.prior={path} does not exist: train one with dpbench pretrain --out {path}, or name its place."
-        )
+        raise ConfigurationError(f"data.prior={path} does not exist: train it with dpbench pretrain --out {path}.")
     stat = path.stat()
     return _load(path, stat.st_mtime_ns, stat.st_size)
 
@@ -218,8 +237,9 @@ def _load(path: Path, changed: int, size: int) -> Prior:
             f"the training of data.prior={path} is at step {state['step']} of {settings.steps}: end it with "
             "dpbench pretrain and the same options."
         )
-    network = Extractor(settings.width)
-    network.load_state_dict(state["network"])
+    with torch.device("meta"):  # draws no first weights
+        network = Extractor(settings.width)
+    network.load_state_dict(state["network"], assign=True)
     network.eval().requires_grad_(False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return Prior(
         settings,

@@ -197,7 +197,7 @@ def _palette(count: int, colors: int, generator: torch.Generator) -> Tensor:
 
 
 def _fields(count: int, channels: int, side: int, generator: torch.Generator) -> Tensor:
-    """Gaussian fields with a spectrum 1/f^a, stretched in a direction, of mean 0 and deviation 1; (count, channels, …)."""
+    """Gaussian fields of spectrum 1/f^a, stretched, of mean 0 and deviation 1, (count, channels, side, side)."""
     vertical = torch.fft.fftfreq(side, device=generator.device)[:, None]
     horizontal = torch.fft.rfftfreq(side, device=generator.device)
     angle = _uniform(generator, count, 1, 1) * math.pi
