@@ -240,7 +240,7 @@ def _load(path: Path, changed: int, size: int) -> Prior:
     with torch.device("meta"):  # draws no first weights
         network = Extractor(settings.width)
     network.load_state_dict(state["network"], assign=True)
-    network.eval().requires_grad_(False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    network.eval().requires_grad_(False).to(memory_format=torch.channels_last)
     return Prior(
         settings,
         network,

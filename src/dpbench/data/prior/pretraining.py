@@ -11,6 +11,7 @@ import math
 from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -101,7 +102,7 @@ class _Training:
         )
         self.losses: list[tuple[int, float, float]] = []
 
-    def run(self, state: dict[str, object] | None) -> None:
+    def run(self, state: dict[str, Any] | None) -> None:
         """All steps that are left."""
         first = 0 if state is None else self._restore(state)
         steps = self.settings.steps
@@ -131,12 +132,13 @@ class _Training:
             losses=self.losses,
         )
 
-    def _restore(self, state: dict[str, object]) -> int:
-        self.network.load_state_dict(state["network"])  # type: ignore[arg-type]
-        self.head.load_state_dict(state["head"])  # type: ignore[arg-type]
-        self.optimizer.load_state_dict(state["optimizer"])  # type: ignore[arg-type]
-        self.losses = list(state["losses"])  # type: ignore[call-overload]
-        return int(state["step"])  # type: ignore[call-overload]
+    def _restore(self, state: dict[str, Any]) -> int:
+        self.network.load_state_dict(state["network"])
+        self.head.load_state_dict(state["head"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.losses = list(state["losses"])
+        step: int = state["step"]
+        return step
 
     def _save(self, done: int) -> None:
         save(

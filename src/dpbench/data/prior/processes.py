@@ -217,8 +217,8 @@ def _fields(count: int, channels: int, side: int, generator: torch.Generator) ->
         generator=generator,
         device=generator.device,
     )
-    fields = torch.fft.irfft2(torch.view_as_complex(waves) * amplitude[:, None], s=(side, side))
-    return fields / fields.std((2, 3), keepdim=True).clamp(min=1e-6)
+    fields: Tensor = torch.fft.irfft2(torch.view_as_complex(waves) * amplitude[:, None], s=(side, side))
+    return fields / fields.std((2, 3), keepdim=True)
 
 
 def _colored(fields: Tensor) -> Tensor:
