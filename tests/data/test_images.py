@@ -210,7 +210,7 @@ def test_where_data_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_unknown_data_set() -> None:
     with pytest.raises(ConfigurationError, match="unknown data set 'imagenet'; known are digits"):
         ImageDataModule("imagenet")
-    assert set(SOURCES) == {"digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "random_noise"}
+    assert set(SOURCES) == {"digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "random_shapes", "random_noise"}
 
 
 def _mnist(root: Path, labels: list[int], images: int) -> None:

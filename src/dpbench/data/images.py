@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
@@ -20,15 +20,18 @@ from dpbench.data.inserted import Inserted, inserted_of
 from dpbench.data.lots import RecordOfRow
 from dpbench.data.module import Folder, LotDataModule, Membership, Splits
 from dpbench.data.noise import Split, labeled_noise
+from dpbench.data.prior.extractor import Prior, load
 from dpbench.data.records import Collated
 from dpbench.data.scattering import color_scattering, mirrored_scattering, scattering
-from dpbench.data.sources import NOISE, Images, Source, noise_like, source
+from dpbench.data.sources import NOISE, Images, Source, find_file, noise_like, source
 from dpbench.data.views import AugmentedImages, ImageOfView
-from dpbench.errors import ConfigurationError
+from dpbench.errors import ConfigurationError, DataError
 from dpbench.options import Count, PositiveInt
 
 Batch = tuple[Tensor, Tensor]
+Features = Callable[[Tensor], Tensor]
 Side = Annotated[int, Field(ge=1, le=4096), "a whole number of pixels from 1 to 4096"]
+FilePath = Annotated[str, Field(min_length=1), "the path of a file"]
 Size = Annotated[int, Field(ge=1, le=10_000_000), "a whole number of records from 1 to 10,000,000"]
 
 _NOTHING = Inserted()
@@ -38,6 +41,11 @@ FEATURES = {
     "color_scattering": color_scattering,
     "mirrored_scattering": mirrored_scattering,
 }
+PRIOR_FEATURES = {
+    "random_prior": Prior.features,
+    "random_prior_scattering": Prior.features_and_scattering,
+}
+"""Those of a network that `dpbench pretrain` has trained, and these beside `scattering`."""
 
 
 class InMemoryImages(Dataset[Batch]):
@@ -88,9 +96,9 @@ def normalize(
     spec: Source,
     image_size: int | None,
     scale: str = "standard",
-    features: str | None = None,
+    features: Features | None = None,
 ) -> InMemoryImages:
-    """Scale to [0, 1], resize, and then prepare as `scale` or `features` of `ImageDataModule` say: once."""
+    """Scale to [0, 1], resize, and then scale as `ImageDataModule` says, or make features of them: once."""
     pixels = images.pixels
     pixels = pixels.float().div_(255) if pixels.dtype == torch.uint8 else pixels.clone()
     if image_size is not None and (image_size, image_size) != tuple(pixels.shape[1:3]):
@@ -109,11 +117,11 @@ def _prepared(
     pixels: Tensor,
     spec: Source,
     scale: str,
-    features: str | None = None,
+    features: Features | None = None,
 ) -> Tensor:
     """Pixels in [0, 1] as networks see them; may work in place."""
     if features is not None:
-        return FEATURES[features](pixels)
+        return features(pixels)
     if scale == "symmetric":
         return pixels.mul_(2).sub_(1)
     if scale == "unit":
@@ -170,7 +178,11 @@ class ImageDataModule(LotDataModule[InMemoryImages]):
         scale: "standard" (mean 0 and deviation 1 of the data set), "per_image" (of each image alone), "symmetric"
             ([−1, 1], for generators) or "unit" ([0, 1]).
         features: "scattering", "color_scattering" or "mirrored_scattering" replaces pixels by wavelet features that
-            know no data, see `data.scattering`.
+            know no data, see `data.scattering`. "random_prior": those of a network that `dpbench pretrain` has trained
+            on images of random processes; "random_prior_scattering": both, for linear models.
+        prior: Of "random_prior" and "random_prior_scattering": the file that `dpbench pretrain` has written; a relative
+            path is looked for in the working directory, and then in the folder of the data sets.
+        prior_sha256: Of the file, so that no other one is taken; None: any. A run states it, and goes on with no other.
         train_size: Only the first so many training records; None takes all. Of "random_noise", how many there are.
         test_size: The same of the test records.
         like: Of "random_noise": the data set whose shape and classes the noise has; None is CIFAR-10.
@@ -203,6 +215,8 @@ class ImageDataModule(LotDataModule[InMemoryImages]):
         seed: int | None = 0,
         scale: str = "standard",
         features: str | None = None,
+        prior: FilePath | None = None,
+        prior_sha256: str | None = None,
         train_size: Size | None = None,
         test_size: Size | None = None,
         like: str | None = None,
@@ -228,8 +242,14 @@ class ImageDataModule(LotDataModule[InMemoryImages]):
             raise ConfigurationError(
                 f"data.like={like} is for data={NOISE}, whose images take any shape, not for {name}."
             )
-        if features not in (None, *FEATURES):
-            raise ConfigurationError(f"data.features must be null or one of {', '.join(FEATURES)}, not {features!r}.")
+        if features not in (None, *FEATURES, *PRIOR_FEATURES):
+            names = ", ".join([*FEATURES, *PRIOR_FEATURES])
+            raise ConfigurationError(f"data.features must be null or one of {names}, not {features!r}.")
+        if (prior is not None) != (features in PRIOR_FEATURES):
+            raise ConfigurationError(
+                "data.prior names the file of dpbench pretrain of which data.features=random_prior or "
+                "random_prior_scattering are made: set both, or none."
+            )
         if scale not in SCALES:
             raise ConfigurationError(f"data.scale must be {', '.join(SCALES[:-1])} or {SCALES[-1]}, not {scale!r}.")
         if features is not None and scale != "standard":
@@ -257,6 +277,8 @@ class ImageDataModule(LotDataModule[InMemoryImages]):
             )
         self.scale = scale
         self.features = features
+        self.prior = prior
+        self.prior_sha256 = prior_sha256
         self.augmentations = augmentations
         self._sizes: dict[Split, int | None] = {"train": train_size, "test": test_size}
         self._image_size = self.spec.side if image_size is None else image_size
@@ -297,7 +319,23 @@ class ImageDataModule(LotDataModule[InMemoryImages]):
         return Images(images.pixels[:size], images.labels[:size])
 
     def _normalized(self, images: Images) -> InMemoryImages:
-        return normalize(images, self.spec, self._image_size, self.scale, self.features)
+        return normalize(images, self.spec, self._image_size, self.scale, self._make_features())
+
+    def _make_features(self) -> Features | None:
+        if self.features not in PRIOR_FEATURES:
+            return None if self.features is None else FEATURES[self.features]
+        assert self.prior is not None
+        try:
+            path = find_file(self.root, self.prior)
+        except DataError as error:
+            raise DataError(f"data.prior: {error} Train it: dpbench pretrain --out {self.prior}") from error
+        prior = load(path)
+        if self.prior_sha256 not in (None, prior.sha256):
+            raise ConfigurationError(
+                f"data.prior={self.prior} has changed: its SHA-256 is {prior.sha256}, and data.prior_sha256 is "
+                f"{self.prior_sha256}. Take the file that the run began with, or begin a new run."
+            )
+        return partial(PRIOR_FEATURES[self.features], prior)
 
     def model_options(self) -> dict[str, Any]:
         """Options of a model that the data determine."""
@@ -319,7 +357,7 @@ class ImageDataModule(LotDataModule[InMemoryImages]):
     def noise_batch(self, size: int, generator: torch.Generator) -> Batch:
         """Images of uniform noise with random labels, scaled as the data are: what needs no budget to look at."""
         shape = (self._image_size, self._image_size, len(self.spec.mean))
-        prepare = partial(_prepared, spec=self.spec, scale=self.scale, features=self.features)
+        prepare = partial(_prepared, spec=self.spec, scale=self.scale, features=self._make_features())
         return labeled_noise(size, generator, shape, self.num_classes, prepare)
 
     def _made_up(self) -> tuple[InMemoryImages, InMemoryImages]:

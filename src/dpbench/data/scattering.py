@@ -59,7 +59,7 @@ def scattering(pixels: Tensor) -> Tensor:
         features = _coefficients(images, 0.0).flatten(1, 2)
         return F.group_norm(features, GROUPS).permute(0, 2, 3, 1)
 
-    return _by_pieces(normalized, pixels)
+    return by_pieces(normalized, pixels)
 
 
 def color_scattering(pixels: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ def color_scattering(pixels: Tensor) -> Tensor:
         ConfigurationError: The sides are no multiples of four.
     """
     _require(pixels, _BLOCK, "color_scattering")
-    return _by_pieces(lambda images: _color_features(images).flatten(1, 2).permute(0, 2, 3, 1), pixels)
+    return by_pieces(lambda images: _color_features(images).flatten(1, 2).permute(0, 2, 3, 1), pixels)
 
 
 def mirrored_scattering(pixels: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ def mirrored_scattering(pixels: Tensor) -> Tensor:
         left_half = sums[..., : sums.shape[-1] // 2]
         return left_half.flatten(1, 2).permute(0, 2, 3, 1)
 
-    return _by_pieces(folded, pixels)
+    return by_pieces(folded, pixels)
 
 
 def _require(pixels: Tensor, divisor: int, name: str) -> None:
@@ -124,8 +124,8 @@ def _require(pixels: Tensor, divisor: int, name: str) -> None:
         )
 
 
-def _by_pieces(features: Callable[[Tensor], Tensor], pixels: Tensor) -> Tensor:
-    """`features` (n, h, w, F) of images (n, C, H, W), a few at once; gigabytes, so that they are held only once."""
+def by_pieces(features: Callable[[Tensor], Tensor], pixels: Tensor) -> Tensor:
+    """Features (n, h, w, F) of images (n, C, H, W), a few at once; gigabytes, so that they are in memory only once."""
     images = pixels.permute(0, 3, 1, 2).float()
     output = torch.empty(len(images), *features(images[:1]).shape[1:])
     for start in range(0, len(images), _PIECE):

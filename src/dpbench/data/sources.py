@@ -17,10 +17,13 @@ import torch
 from torch import Tensor
 
 from dpbench.data.noise import NOISE_SIZES, Split, noise_split
+from dpbench.data.prior.processes import SHAPES, labeled_shapes
 from dpbench.errors import ConfigurationError, DataError, brief
 
 NOISE = "random_noise"
 """Name of the data set that is made up."""
+_SHAPES_PIECE = 500  # images at once
+_SHAPES_KEYS: dict[Split, int] = {"train": 2026, "test": 2027}
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,23 @@ def data_root(root: str | os.PathLike[str] | None) -> Path:
         cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         root = Path(cache) / "dpbench"
     return Path(root).expanduser()
+
+
+def find_file(root: Path, path: str) -> Path:
+    """Find a file of the user's: a relative path in the working directory first, and then in `root`.
+
+    Raises:
+        DataError: A relative path is in neither folder.
+    """
+    name = Path(path).expanduser()
+    places = [Path.cwd() / name, root / name]
+    for file in places:
+        if name.is_absolute() or file.exists():
+            return file
+    raise DataError(
+        f"there is no file {places[0]}, and no {places[1]}: a relative path is looked for in the working directory, "
+        "and then in the folder of the data sets (data.root, $DPBENCH_DATA)."
+    )
 
 
 def _digits(root: Path, split: Split, download: bool) -> Images:
@@ -111,6 +131,14 @@ def noise_like(
         num_classes=like.num_classes,
         side=like.side,
     )
+
+
+def _random_shapes(root: Path, split: Split, download: bool) -> Images:
+    """Objects of ten shapes before grounds of random processes: 50,000 / 10,000 color images, the same in each run."""
+    generator = torch.Generator().manual_seed(_SHAPES_KEYS[split])
+    pieces = [labeled_shapes(_SHAPES_PIECE, 32, generator) for _ in range(NOISE_SIZES[split] // _SHAPES_PIECE)]
+    pixels = torch.cat([images.mul(255).round().byte().permute(0, 2, 3, 1) for images, _ in pieces])
+    return Images(pixels, torch.cat([labels for _, labels in pieces]))
 
 
 def load_torchvision(
@@ -214,6 +242,7 @@ SOURCES: dict[str, Source] = {
         side=32,
     ),
 }
+SOURCES["random_shapes"] = Source(_random_shapes, (0.5,) * 3, (0.25,) * 3, SHAPES, side=32)
 # Noise takes the shape of another data set, so that it comes after them.
 SOURCES[NOISE] = noise_like(SOURCES["cifar10"])
 

@@ -31,7 +31,7 @@ FACTS = "privacy.json"
 _CONTENTS = re.compile(r"model\.safetensors|config\.json|privacy\.json|ledger\.jsonl|README\.md")
 _OF_A_SWEEP = "multirun.yaml"  # Hydra writes it into the folder of a sweep, beside those of its runs
 _FOREIGN = "loading these weights requires the code that defines it."
-_INPUTS = ("name", "scale", "image_size", "features")
+_INPUTS = ("name", "scale", "image_size", "features", "prior_sha256")
 _FROM_PRIVACY = (
     "epsilon",
     "delta",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import sys
@@ -19,7 +20,7 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
-from dpbench.errors import ConfigurationError, brief
+from dpbench.errors import ConfigurationError, DataError, brief
 from dpbench.runs.command import key_of
 
 ENTRY_POINT_GROUP = "dpbench.conf"
@@ -216,8 +217,21 @@ def _rounded(value: str) -> str:
         return value
 
 
+def _prior_sha256(path: str | None, root: str | None) -> str | None:
+    """Of the file of `data.prior`; None without one, or where it is missing, which the data module refuses."""
+    if path is None:
+        return None
+    from dpbench.data.sources import data_root, find_file
+
+    try:
+        return hashlib.sha256(find_file(data_root(root), path).read_bytes()).hexdigest()
+    except (DataError, OSError):
+        return None
+
+
 # Here, because whatever composes a configuration, or resolves one that another process has composed, imports this.
 OmegaConf.register_new_resolver("unless", _unless, replace=True)
+OmegaConf.register_new_resolver("prior_sha256", _prior_sha256, replace=True)
 OmegaConf.register_new_resolver("swept_settings", _swept_settings, replace=True)
 
 

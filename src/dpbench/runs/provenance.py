@@ -16,7 +16,7 @@ from dpbench.code import foreign_code
 _NOT_HASHED = ("run", "logger", "launcher", "objective")
 _NO_GRADIENTS = ("trainer", "diagnostics")  # of the trainer only the precision decides gradients
 _LENGTH = ("max_steps", "max_epochs")
-_NOT_HASHED_DATA = ("root", "download")  # of data sets that a name determines wherever they lie
+_NOT_HASHED_DATA = ("root", "download", "prior")  # where the data lie, which a name or a hash determines
 
 
 def config_hash(config: dict[str, Any]) -> str:
@@ -44,8 +44,9 @@ def _digest(content: Any) -> str:
 def _data_options(config: dict[str, Any]) -> dict[str, Any]:
     """Those that determine the data, and the folder where another one may hold other people's records."""
     options: dict[str, Any] = dict(config.get("data", {}))
-    if options.get("membership") is None:
-        options.pop("membership", None)  # as of runs that were made before there was this option
+    for name in ("membership", "prior_sha256"):
+        if options.get(name) is None:
+            options.pop(name, None)  # as of runs that were made before there was this option
     target = str(options.get("_target_", ""))
     if not target.startswith("dpbench."):  # a plug-in's
         return options

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, Subset
 from dpbench.data.held_out import Split, name_bytes, parted, parted_by_hash
 from dpbench.data.readers.table import read_table
 from dpbench.data.readers.tff_sqlite import read_tff_sqlite, splits_of
+from dpbench.data.sources import find_file
 from dpbench.data.texts import CHARACTER_TOKENS, WORDS, BagsOfWords, Sequences, read_vocabulary
 from dpbench.data.user_data import UserData, by_users
 from dpbench.data.users import Rows, UserDataset
@@ -128,7 +129,7 @@ def load_tff_sqlite(
         options: Of the data set.
         held_out_by: How users are held out, see `UserDataModule`.
     """
-    file = find_file(root, options.path)
+    file = _training_file(root, options.path)
     reading = options.reading(root)
     users = read_tff_sqlite(file, **reading)
     test_file = find_file(root, options.test_path) if options.test_path else file
@@ -180,7 +181,7 @@ def _table(
     user: str | None,
     split: Split,
 ) -> UserData:
-    file = find_file(root, options.path)
+    file = _training_file(root, options.path)
     reading = options.reading(root)
     test_users = None
     if options.test_path:
@@ -196,24 +197,10 @@ def _table(
     return data
 
 
-def find_file(root: Path, path: str | None) -> Path:
-    """Find a file of the user's: a relative path in the working directory first, and then in `root`.
-
-    Raises:
-        ConfigurationError: There is no path.
-        DataError: A relative path is in neither folder.
-    """
+def _training_file(root: Path, path: str | None) -> Path:
     if path is None:
         raise ConfigurationError("data.options.path must say which file the training data are in.")
-    name = Path(path).expanduser()
-    places = [Path.cwd() / name, root / name]
-    for file in places:
-        if name.is_absolute() or file.exists():
-            return file
-    raise DataError(
-        f"there is no file {places[0]}, and no {places[1]}: a relative path is looked for in the working directory, "
-        "and then in the folder of the data sets (data.root, $DPBENCH_DATA)."
-    )
+    return find_file(root, path)
 
 
 def held_out_users(

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from dpbench.data.noise import token_noise
+from dpbench.data.sources import find_file
 from dpbench.data.texts import (
     CHARACTER_TOKENS,
     WORDS,
@@ -33,7 +34,6 @@ from dpbench.data.texts import (
     words,
 )
 from dpbench.data.user_data import UserData, by_users
-from dpbench.data.user_sources.files import find_file
 from dpbench.data.users import UserDataset
 from dpbench.errors import DataError
 

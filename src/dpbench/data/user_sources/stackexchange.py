@@ -11,9 +11,10 @@ from pydantic import Field
 from dpbench.data.held_out import Split
 from dpbench.data.noise import tag_noise
 from dpbench.data.readers.posts import read_stackexchange
+from dpbench.data.sources import find_file
 from dpbench.data.texts import read_vocabulary
 from dpbench.data.user_data import UserData, by_users
-from dpbench.data.user_sources.files import FilePath, HeldOutShare, find_file, held_out_users
+from dpbench.data.user_sources.files import FilePath, HeldOutShare, held_out_users
 
 Size = Annotated[int, Field(ge=1, le=1_000_000), "a whole number from 1 to 1000000"]
 SizeOrAll = Annotated[int, Field(ge=0, le=1_000_000), "a whole number from 0 to 1000000"]
@@ -42,7 +43,7 @@ def load_tags(
         root: Folder of the data sets; the file is `stackexchange/SITE/Posts.xml` in it.
         download: Not used: the file has to be there.
         site: Name of the site, as its folder is called.
-        path: Another `Posts.xml`, see `find_file`.
+        path: Another `Posts.xml`, see `sources.find_file`.
         num_features: Words that are features.
         num_tags: Targets; the published model has 500. 0: as many as the site has tags.
         vocabulary: "others": the most frequent words of people who never asked a tagged question, which say nothing of

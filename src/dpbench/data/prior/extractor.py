@@ -1,0 +1,250 @@
+"""The network that is trained on random images, its file, and the frozen features that it gives of real ones."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpbench.data.scattering import by_pieces, scattering
+from dpbench.errors import ConfigurationError, brief
+from dpbench.files import replacing
+
+CHANNELS = 3
+_FORMAT = "dpbench random prior 1"
+_GROUPS = 8  # of channels, normalized together
+_CELLS = 4  # of a side: features are averages over a 4×4 grid
+_SMALLEST = 1e-3  # deviation of a channel by which its features are divided
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that a prior is made of; the same settings give the same weights on one machine and number of threads.
+
+    Attributes:
+        image_size: Side of an image, in pixels; a multiple of eight.
+        width: Channels of the first layer; the others have two, four and eight times as many.
+        steps: Steps of the training.
+        batch_size: Images of a step, each of which is seen in two views; a multiple of four.
+        learning_rate: Of AdamW, after a warmup and before a cosine.
+        seed: Of the images, the views and the first weights.
+
+    Raises:
+        ConfigurationError: One of them is out of range.
+    """
+
+    image_size: int = 32
+    width: int = 32
+    steps: int = 2500
+    batch_size: int = 256
+    learning_rate: float = 1.5e-3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.image_size < 16 or self.image_size % 8:
+            raise ConfigurationError(f"--image-size must be a multiple of eight from 16 on, not {self.image_size}.")
+        if self.width < _GROUPS or self.width % _GROUPS:
+            raise ConfigurationError(f"--width must be a multiple of {_GROUPS}, not {self.width}.")
+        if self.batch_size < 4 or self.batch_size % 4:
+            raise ConfigurationError(f"--batch-size must be a multiple of four, not {self.batch_size}.")
+        if self.steps < 1:
+            raise ConfigurationError(f"--steps must be at least 1, not {self.steps}.")
+        if not self.learning_rate > 0:
+            raise ConfigurationError(f"--learning-rate must be positive, not {self.learning_rate}.")
+
+
+class _Block(nn.Module):
+    """Two convolutions 3×3 of half the side, beside a shortcut of averages."""
+
+    def __init__(self, n_in: int, n_out: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(n_in, n_out, 3, 2, 1, bias=False),
+            nn.GroupNorm(_GROUPS, n_out),
+            nn.ReLU(),
+            nn.Conv2d(n_out, n_out, 3, 1, 1, bias=False),
+            nn.GroupNorm(_GROUPS, n_out),
+        )
+        self.shortcut = nn.Sequential(nn.AvgPool2d(2), nn.Conv2d(n_in, n_out, 1, bias=False))
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.relu(self.body(input) + self.shortcut(input))
+
+
+class Extractor(nn.Module):
+    """A residual network of seven convolutions; GroupNorm, so that it treats each image by itself.
+
+    Args:
+        width: Channels of the first layer.
+
+    Shape:
+        (N, 3, H, W) → the maps of its last two stages: (N, 4·width, H/4, W/4) and (N, 8·width, H/8, W/8).
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(CHANNELS, width, 3, 1, 1, bias=False),
+            nn.GroupNorm(_GROUPS, width),
+            nn.ReLU(),
+        )
+        self.first = _Block(width, 2 * width)
+        self.second = _Block(2 * width, 4 * width)
+        self.third = _Block(4 * width, 8 * width)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Maps of the last two stages."""
+        second = self.second(self.first(self.stem(images - 0.5)))
+        return second, self.third(second)
+
+
+def cells(network: Extractor, images: Tensor) -> Tensor:
+    """Averages of both maps over a 4×4 grid, (N, 3, H, W) → (N, 12·width, 4, 4)."""
+    maps = network(images)
+    return torch.cat([F.adaptive_avg_pool2d(values, _CELLS) for values in maps], 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Prior:
+    """A trained extractor, and what its features are on random images.
+
+    Attributes:
+        settings: Of the training.
+        network: Frozen.
+        means: Of the features of each channel, (12·width,).
+        deviations: The same.
+        sha256: Of the file.
+    """
+
+    settings: Settings
+    network: Extractor
+    means: Tensor
+    deviations: Tensor
+    sha256: str
+
+    def features(self, pixels: Tensor) -> Tensor:
+        """Features of each image by itself, averaged with those of its mirror image; mean square 1 in each image.
+
+        They are centered and scaled by what they are on random images.
+
+        Args:
+            pixels: (N, H, W, 3) in [0, 1], of the side that the prior was trained on.
+
+        Returns:
+            (N, 4, 4, 12·width), contiguous.
+
+        Raises:
+            ConfigurationError: The images have another side or number of channels.
+        """
+        side = self.settings.image_size
+        if tuple(pixels.shape[1:]) != (side, side, CHANNELS):
+            height, width, channels = pixels.shape[1:]
+            raise ConfigurationError(
+                f"the prior was trained on color images of {side}×{side} pixels, and these have {height}×{width} and "
+                f"{channels} channels: set data.image_size={side}, or train one with dpbench pretrain --image-size."
+            )
+        return by_pieces(self._features, pixels)
+
+    def features_and_scattering(self, pixels: Tensor) -> Tensor:
+        """These and `data.scattering.scattering`, each with half of the sum of squares; mean square 1 in each image.
+
+        Args:
+            pixels: (N, H, W, 3) in [0, 1], of the side that the prior was trained on.
+
+        Returns:
+            (N, 1, 1, F): for linear models, which know no places.
+
+        Raises:
+            ConfigurationError: As `features`.
+        """
+
+        def both(images: Tensor) -> Tensor:
+            piece = images.permute(0, 2, 3, 1)
+            parts = [self.features(piece).flatten(1), scattering(piece).flatten(1)]
+            size = sum(part.shape[1] for part in parts)
+            scaled = [F.normalize(part, dim=1) * math.sqrt(size / len(parts)) for part in parts]
+            return torch.cat(scaled, 1)[:, None, None]
+
+        return by_pieces(both, pixels)
+
+    @torch.no_grad()
+    def _features(self, images: Tensor) -> Tensor:
+        images = images.contiguous(memory_format=torch.channels_last)
+        mirrored = images.flip(3)
+        means = (cells(self.network, images) + cells(self.network, mirrored)) / 2
+        centered = (means - self.means[:, None, None]) / self.deviations[:, None, None]
+        size = centered.square().mean((1, 2, 3), keepdim=True).sqrt()
+        return (centered / size.clamp(min=1e-6)).permute(0, 2, 3, 1)
+
+
+def save(
+    path: Path,
+    settings: Settings,
+    step: int,
+    network: Extractor,
+    **more: Any,
+) -> None:
+    """Write a prior, or what there is of it after some steps, whole or not at all."""
+    state = {"format": _FORMAT, "settings": asdict(settings), "step": step, "network": network.state_dict(), **more}
+    with replacing(path) as new:
+        torch.save(state, new)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What `save` has written, on the CPU.
+
+    Raises:
+        ConfigurationError: It cannot be read, or is something else.
+    """
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ConfigurationError(f"{path} is no file of dpbench pretrain ({brief(error)}): train it again.") from error
+    if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
+        raise ConfigurationError(f"{path} is no file of dpbench pretrain: name one that it has written.")
+    return dict(state)
+
+
+def load(path: Path) -> Prior:
+    """Load a trained prior; the same file is read once.
+
+    Args:
+        path: Of a file that `dpbench pretrain` has written.
+
+    Raises:
+        ConfigurationError: It is missing, something else, or its training has not ended.
+    """
+    if not path.is_file():
+        raise ConfigurationError(f"data.prior={path} does not exist: train it with dpbench pretrain --out {path}.")
+    stat = path.stat()
+    return _load(path, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=2)
+def _load(path: Path, changed: int, size: int) -> Prior:
+    state = read(path)
+    settings = Settings(**state["settings"])
+    if state["step"] < settings.steps:
+        raise ConfigurationError(
+            f"the training of data.prior={path} is at step {state['step']} of {settings.steps}: end it with "
+            "dpbench pretrain and the same options."
+        )
+    with torch.device("meta"):  # draws no first weights
+        network = Extractor(settings.width)
+    network.load_state_dict(state["network"], assign=True)
+    network.eval().requires_grad_(False).to(memory_format=torch.channels_last)
+    return Prior(
+        settings,
+        network,
+        state["means"],
+        state["deviations"].clamp(min=_SMALLEST),
+        hashlib.sha256(path.read_bytes()).hexdigest(),
+    )

@@ -1,0 +1,208 @@
+"""Training of an extractor on random images: two views of one image alike, all images spread out.
+
+The loss is alignment and uniformity (Wang and Isola 2020, "Understanding Contrastive Representation Learning through
+Alignment and Uniformity on the Hypersphere"), as in DP-RandP. Images are drawn anew in each step, as a function of the
+seed and the step: no image is seen twice, and an interrupted training goes on where it was.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from dpbench.data.prior.extractor import Extractor, Prior, Settings, cells, load, read, save
+from dpbench.data.prior.processes import mixed_images
+from dpbench.data.prior.views import random_views
+from dpbench.errors import ConfigurationError
+from dpbench.files import typed
+
+_WORLD = 1.25  # side of an image that views are cut from, over that of a view
+_WARMUP = 0.05  # of all steps
+_WEIGHT_DECAY = 1e-4
+_EMBEDDING = 128
+_SAVED_EVERY = 100  # steps
+_LOGGED_EVERY = 20  # steps
+_STATISTICS_IMAGES = 4000
+_PIECE = 200  # images at once
+
+
+def pretrain(path: Path, settings: Settings, device: str = "cpu") -> Prior:
+    """Train an extractor, or go on with it, and write it to a file every hundred steps.
+
+    Args:
+        path: Of the file; a training that ended there is returned.
+        settings: Of the training.
+        device: Of torch.
+
+    Returns:
+        The trained prior.
+
+    Raises:
+        ConfigurationError: The file is another training's, or there is no such device.
+    """
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigurationError(f"--device={device} is not there: take cpu, or a machine that has it.") from error
+    state = None
+    if path.exists():
+        state = read(path)
+        _check_settings(path, state["settings"], settings)
+        if state["step"] == settings.steps:
+            return load(path)
+    _Training(settings, place, path).run(state)
+    return load(path)
+
+
+def _check_settings(path: Path, there: dict[str, object], settings: Settings) -> None:
+    different = [name for name, value in asdict(settings).items() if there.get(name) != value]
+    if different:
+        words = ", ".join(f"{name} is {there.get(name)}" for name in different)
+        raise ConfigurationError(f"{path} is of another training, whose {words}: give the same, or another --out.")
+
+
+def summary(path: Path, prior: Prior) -> str:
+    """What there is to say of a trained prior, and how it is used."""
+    _, alignment, uniformity = read(path)["losses"][-1]
+    settings = prior.settings
+    images = settings.steps * settings.batch_size
+    return (
+        f"{path}: trained on {images:,} random images (seed {settings.seed}), alignment {alignment:.3f}, uniformity "
+        f"{uniformity:.3f}, SHA-256 {prior.sha256}.\n"
+        f"Use: dpbench train data=cifar10 data.features=random_prior data.prior={typed(path)} model=mlp model.hidden=[]"
+    )
+
+
+class _Training:
+    def __init__(self, settings: Settings, device: torch.device, path: Path) -> None:
+        self.settings = settings
+        self.device = device
+        self.path = path
+        width = 8 * settings.width
+        with torch.random.fork_rng([]):
+            torch.manual_seed(settings.seed)
+            self.network = Extractor(settings.width)
+            self.head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, _EMBEDDING))
+        self.network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.head.to(device)
+        parameters = [*self.network.parameters(), *self.head.parameters()]
+        self.optimizer = torch.optim.AdamW(
+            parameters,
+            lr=settings.learning_rate,
+            weight_decay=_WEIGHT_DECAY,
+        )
+        self.losses: list[tuple[int, float, float]] = []
+
+    def run(self, state: dict[str, Any] | None) -> None:
+        """All steps that are left."""
+        first = 0 if state is None else self._restore(state)
+        steps = self.settings.steps
+        bar = tqdm(
+            range(first, steps),
+            desc="pretraining",
+            total=steps,
+            initial=first,
+            disable=None,
+        )
+        for step in bar:
+            alignment, uniformity = self._step(step)
+            done = step + 1
+            if done % _LOGGED_EVERY == 0 or done == steps:
+                self.losses.append((done, float(alignment), float(uniformity)))
+                bar.set_postfix_str(f"alignment {float(alignment):.3f}, uniformity {float(uniformity):.3f}")
+            if done % _SAVED_EVERY == 0 and done < steps:
+                self._save(done)
+        means, deviations = self._statistics()
+        save(
+            self.path,
+            self.settings,
+            steps,
+            self.network,
+            means=means,
+            deviations=deviations,
+            losses=self.losses,
+        )
+
+    def _restore(self, state: dict[str, Any]) -> int:
+        self.network.load_state_dict(state["network"])
+        self.head.load_state_dict(state["head"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.losses = list(state["losses"])
+        step: int = state["step"]
+        return step
+
+    def _save(self, done: int) -> None:
+        save(
+            self.path,
+            self.settings,
+            done,
+            self.network,
+            head=self.head.state_dict(),
+            optimizer=self.optimizer.state_dict(),
+            losses=self.losses,
+        )
+
+    def _generator(self, purpose: str, number: int) -> torch.Generator:
+        key = blake2b(f"{purpose} {self.settings.seed} {number}".encode(), digest_size=8).digest()
+        return torch.Generator(self.device).manual_seed(int.from_bytes(key, "big") >> 1)
+
+    def _step(self, step: int) -> tuple[Tensor, Tensor]:
+        generator = self._generator("step", step)
+        settings = self.settings
+        world = 8 * round(_WORLD * settings.image_size / 8)
+        images = mixed_images(settings.batch_size, world, generator)
+        views = [random_views(images, settings.image_size, generator) for _ in range(2)]
+        batch = torch.cat(views).contiguous(memory_format=torch.channels_last)
+        with torch.autocast(self.device.type, torch.bfloat16):
+            embeddings = self.head(self.network(batch)[1].mean((2, 3)))
+        alignment, uniformity = alignment_and_uniformity(*embeddings.float().chunk(2))
+        for group in self.optimizer.param_groups:
+            group["lr"] = settings.learning_rate * _rate(step, settings.steps)
+        self.optimizer.zero_grad()
+        (alignment + uniformity).backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return alignment.detach(), uniformity.detach()
+
+    @torch.no_grad()
+    def _statistics(self) -> tuple[Tensor, Tensor]:
+        """Means and deviations of features on random images that no step has seen."""
+        pieces = []
+        for number in range(_STATISTICS_IMAGES // _PIECE):
+            images = mixed_images(_PIECE, self.settings.image_size, self._generator("statistics", number))
+            pieces.append(cells(self.network, images.contiguous(memory_format=torch.channels_last)))
+        features = torch.cat(pieces)
+        return features.mean((0, 2, 3)).cpu(), features.std((0, 2, 3)).cpu()
+
+
+def alignment_and_uniformity(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean squared distance of the two views of an image, and the log of the mean Gaussian kernel among images.
+
+    Args:
+        first: Embeddings of one view of each image, (N, D), N > 1.
+        second: Those of the other view.
+
+    Returns:
+        Alignment, 0 where both views are one point; and uniformity, 0 where all images are one point and else less.
+    """
+    first = F.normalize(first, dim=1)
+    second = F.normalize(second, dim=1)
+    alignment = (first - second).square().sum(1).mean()
+    kernels = [torch.pdist(views).square().mul(-2).exp().mean().log() for views in (first, second)]
+    return alignment, (kernels[0] + kernels[1]) / 2
+
+
+def _rate(step: int, steps: int) -> float:
+    """Of the learning rate: a linear warmup, then half a cosine."""
+    warmup = max(1, round(_WARMUP * steps))
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))

@@ -1,0 +1,194 @@
+"""An extractor trained on random images: it learns, goes on where it was, and looks at each image alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dpbench.cli import main
+from dpbench.data.images import ImageDataModule
+from dpbench.data.prior import pretraining
+from dpbench.data.prior.extractor import Settings, load, read
+from dpbench.data.prior.pretraining import alignment_and_uniformity, pretrain
+from dpbench.data.scattering import scattering
+from dpbench.errors import ConfigurationError, DataError
+from dpbench.run.search_path import _prior_sha256
+
+SMALL = Settings(image_size=16, width=8, steps=4, batch_size=8)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("priors")
+
+
+@pytest.fixture(autouse=True)
+def few_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretraining, "_STATISTICS_IMAGES", 400)
+
+
+@pytest.fixture(scope="module")
+def small(folder: Path) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretraining, "_STATISTICS_IMAGES", 400)
+        pretrain(folder / "small.pt", SMALL)
+    return folder / "small.pt"
+
+
+def _weights(path: Path) -> list[torch.Tensor]:
+    return list(read(path)["network"].values())
+
+
+def test_the_same_settings_give_the_same_weights_also_after_an_interruption(
+    small: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pretraining, "_SAVED_EVERY", 2)
+    real = pretraining._Training._step
+
+    def interrupted(self, step):
+        if step == 3:
+            raise KeyboardInterrupt
+        return real(self, step)
+
+    path = tmp_path / "prior.pt"
+    monkeypatch.setattr(pretraining._Training, "_step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(path, SMALL)
+    assert read(path)["step"] == 2
+    with pytest.raises(ConfigurationError, match="is at step 2 of 4: end it with dpbench pretrain"):
+        load(path)
+    monkeypatch.setattr(pretraining._Training, "_step", real)
+    pretrain(path, SMALL)
+    assert all(torch.equal(one, two) for one, two in zip(_weights(path), _weights(small), strict=True))
+    other = tmp_path / "other.pt"
+    pretrain(other, Settings(image_size=16, width=8, steps=4, batch_size=8, seed=1))
+    assert not torch.equal(_weights(other)[0], _weights(small)[0])
+    before = path.read_bytes()
+    pretrain(path, SMALL)  # has ended
+    assert path.read_bytes() == before
+
+
+def test_random_numbers_of_the_process_are_left_alone(tmp_path: Path) -> None:
+    state = torch.get_rng_state()
+    pretrain(tmp_path / "prior.pt", SMALL)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_another_training_is_not_gone_on_with(small: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"another training, whose seed is 0: give the same, or another --out"):
+        pretrain(small, Settings(image_size=16, width=8, steps=4, batch_size=8, seed=1))
+
+
+def test_the_loss_falls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretraining, "_LOGGED_EVERY", 1)
+    path = tmp_path / "prior.pt"
+    pretrain(path, Settings(image_size=16, width=8, steps=60, batch_size=32))
+    sums = [alignment + uniformity for _, alignment, uniformity in read(path)["losses"]]
+    assert sum(sums[-5:]) / 5 < sum(sums[:5]) / 5 - 0.3
+
+
+def test_loss_by_hand() -> None:
+    points = torch.tensor([[2.0, 0.0], [0.0, 3.0], [-1.0, 0.0]])
+    alignment, uniformity = alignment_and_uniformity(points, points * 2)
+    assert float(alignment) == pytest.approx(0.0, abs=1e-6)
+    kernels = torch.tensor([-4.0, -8.0, -4.0]).exp().mean().log()  # squared distances 2, 4 and 2
+    assert float(uniformity) == pytest.approx(float(kernels), rel=1e-4)
+    turned, _ = alignment_and_uniformity(points, points[:, [1, 0]] * torch.tensor([1.0, -1.0]))
+    assert float(turned) == pytest.approx(2.0, rel=1e-4)
+
+
+def test_features_are_of_each_image_alone_and_of_its_mirror_image(small: Path) -> None:
+    prior = load(small)
+    images = torch.rand(5, 16, 16, 3, generator=torch.Generator().manual_seed(0))
+    features = prior.features(images)
+    assert features.shape == (5, 4, 4, 96) and features.is_contiguous()
+    torch.testing.assert_close(features[3:], prior.features(images[3:]), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(features, prior.features(images.flip(2)), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(features.square().mean((1, 2, 3)), torch.ones(5))
+    assert (features[0] - features[1]).abs().max() > 0.1
+    both = prior.features_and_scattering(images)
+    assert both.shape == (5, 1, 1, 4 * 4 * 96 + 4 * 4 * 243)
+    learned, fixed = torch.split(both[:, 0, 0], [1536, 3888], 1)
+    torch.testing.assert_close(learned.square().sum(1), fixed.square().sum(1))
+    direction = torch.nn.functional.cosine_similarity(fixed, scattering(images).flatten(1))
+    torch.testing.assert_close(direction, torch.ones(5))
+
+
+def test_in_the_data_module(small: Path) -> None:
+    options = {"root": str(small.parent), "prior": "small.pt", "train_size": 20, "test_size": 10, "image_size": 16}
+    data = ImageDataModule("random_noise", features="random_prior", **options)
+    assert data.model_options() == {"input_shape": (96, 4, 4), "num_classes": 10}
+    images, _ = next(iter(data.test_dataloader()))
+    assert images.shape == (10, 96, 4, 4)
+    noise, _ = data.noise_batch(3, torch.Generator().manual_seed(0))
+    assert noise.shape == (3, 96, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"features": "random_prior"}, "data.prior names the file of dpbench pretrain .*: set both, or none"),
+        ({"prior": "small.pt"}, "data.prior names the file of dpbench pretrain .*: set both, or none"),
+        ({"features": "random_prior", "prior": "none.pt"}, "no .*none.pt.* Train it: dpbench pretrain --out none.pt"),
+        ({"features": "random_prior", "prior": "/none.pt"}, "/none.pt does not exist: train it with dpbench pretrain"),
+        ({"features": "random_prior", "prior": "text.pt"}, "text.pt is no file of dpbench pretrain .*: train it again"),
+        ({"features": "random_prior", "prior": "other.pt"}, "other.pt is no file of dpbench pretrain: name one"),
+        (
+            {"features": "random_prior", "prior": "small.pt", "prior_sha256": "00"},
+            "data.prior=small.pt has changed: .* data.prior_sha256 is 00. Take the file that the run began with",
+        ),
+        (
+            {"features": "random_prior", "prior": "small.pt", "image_size": 24},
+            "trained on color images of 16×16 pixels, and these have 24×24 and 3 channels: set data.image_size=16",
+        ),
+        (
+            {"features": "random_prior", "prior": "small.pt", "like": "mnist"},
+            "trained on color images of 16×16 pixels, and these have 16×16 and 1 channels",
+        ),
+    ],
+)
+def test_refusals(small: Path, options: dict[str, object], message: str) -> None:
+    (small.parent / "text.pt").write_text("weights")
+    torch.save({"weights": torch.ones(2)}, small.parent / "other.pt")
+    settings = {"root": str(small.parent), "image_size": 16, "train_size": 4, "test_size": 4, **options}
+    with pytest.raises((ConfigurationError, DataError), match=message):
+        ImageDataModule("random_noise", **settings).setup()
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("--image-size=20", "--image-size must be a multiple of eight from 16 on, not 20"),
+        ("--width=12", "--width must be a multiple of 8, not 12"),
+        ("--batch-size=6", "--batch-size must be a multiple of four, not 6"),
+        ("--steps=0", "--steps must be at least 1, not 0"),
+        ("--learning-rate=0", "--learning-rate must be positive, not 0"),
+        ("--device=nonsense", "--device=nonsense is not there: take cpu"),
+    ],
+)
+def test_command_refuses(
+    word: str,
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["pretrain", "--out", str(tmp_path / "prior.pt"), word]) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "prior.pt").exists()
+
+
+def test_command_and_the_hash_in_a_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "prior.pt"
+    words = ["--steps=2", "--width=8", "--batch-size=8", "--image-size=16"]
+    assert main(["pretrain", "--out", str(path), *words]) == 0
+    answer = capsys.readouterr().out
+    assert "trained on 16 random images (seed 0)" in answer
+    sha256 = load(path).sha256
+    assert sha256 in answer
+    assert _prior_sha256("prior.pt", str(tmp_path)) == sha256
+    assert _prior_sha256(None, None) is None
+    assert _prior_sha256("none.pt", str(tmp_path)) is None  # refused where the data are made
