@@ -187,7 +187,7 @@ def test_truncated_mnist(tmp_path: Path, data_folder: Path) -> None:
 
 
 def _svhn(root: Path, monkeypatch: pytest.MonkeyPatch, train: int = 30, test: int = 10) -> Path:
-    """Files as SVHN's: pixels (H, W, C, N), and classes 1 to 10, of which 10 is digit 0; their md5 sums are expected."""
+    """Files as SVHN's, whose md5 sums are expected: pixels (H, W, C, N), classes 1 to 10, of which 10 is digit 0."""
     folder = root / "SVHN"
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
