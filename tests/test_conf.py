@@ -16,6 +16,8 @@ from dpbench.data import UserDataModule
 from dpbench.data.sources import SOURCES
 from dpbench.data.user_data import USER_SOURCES
 from dpbench.options import options_of
+from dpbench.reproduce._results import with_choices
+from dpbench.reproduce.tables import read_table
 from dpbench.run.config import TARGETS
 from dpbench.run.search_path import conf_dir
 from dpbench.strategies import PrivateStrategy
@@ -136,6 +138,50 @@ def test_recipes_are_what_their_tables_measured(experiment: str, table: str, row
     runs = pd.read_csv(conf_dir().parent / "results" / table / "runs.csv")
     measured = _settings(*str(runs.loc[runs["row"] == row, "words"].iloc[0]).split())
     assert _settings(f"experiment={experiment}", *words) == measured
+
+
+@pytest.mark.parametrize(
+    ("table", "recipe", "own"),
+    [
+        ("recipes/frozen", ("experiment=recipes/cifar10", "model=mlp", "model.hidden=[]", "optimizer.lr=10"), {}),
+        ("recipes/frozen_mnist", ("experiment=recipes/mnist",), {"epsilon_1": ("optimizer.lr=2",)}),
+    ],
+)
+def test_frozen_recipes_are_unchanged(table: str, recipe: tuple[str, ...], own: dict[str, tuple[str, ...]]) -> None:
+    frozen = with_choices(read_table(table), conf_dir().parent / "results")
+    for row, column in frozen.cells:
+        if row.name == "mnist_writers":
+            continue  # its records are others: compared below
+        epsilon = column.name.removeprefix("epsilon_")
+        words = [f"data={row.name}", f"strategy.target_epsilon={epsilon}", "strategy.accountant=rdp"]
+        expected = _settings(*recipe, *own.get(column.name, ()), *words)
+        here = _settings(*frozen.words_of(row, column))
+        if table == "recipes/frozen":
+            # 60 epochs of as many records as there are, to the next step; sides that the features divide.
+            steps = here["trainer"]["max_steps"]
+            assert abs(steps - 60 * _RECORDS[row.name] / 8192) < 1
+            expected["trainer"]["max_steps"] = expected["schedule"]["total_iters"] = steps
+            if row.name.endswith("mnist"):
+                expected["data"]["image_size"] = 32
+        assert here == expected, (row.name, column.name)
+
+
+_RECORDS = {"cifar10": 50_000, "cifar100": 50_000, "svhn": 73_257, "fashion_mnist": 60_000, "mnist": 60_000}
+
+
+def test_the_frozen_recipe_by_writer_has_the_same_rate_steps_and_optimizer() -> None:
+    frozen = with_choices(read_table("recipes/frozen"), conf_dir().parent / "results")
+    lines = {row.name: row for row in frozen.rows}
+    names = ("cifar10", "mnist_writers")
+    images, writers = (_settings(*frozen.words_of(lines[name], frozen.columns[0])) for name in names)
+    del images["strategy"]["max_physical_batch_size"]  # of speed alone, and not for users
+    del writers["strategy"]["max_physical_batch_size"]
+    for group in ("strategy", "optimizer", "schedule", "ema_decay", "trainer", "model"):
+        assert images[group] == writers[group], group
+    assert images["data"]["features"] == writers["data"]["options"]["features"]
+    rates = images["data"]["expected_batch_size"] / 50_000, writers["data"]["expected_batch_size"] / 539
+    assert round(rates[0], 3) == round(rates[1], 3)
+    assert (writers["records"]["local"]["batch_size"], writers["records"]["local"]["lr"]) == (None, 1)
 
 
 def _settings(*words: str) -> dict[str, Any]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from hashlib import sha256
+from hashlib import md5, sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from scipy.io import loadmat, savemat
+from torchvision.datasets import SVHN
 
 from dpbench.data import noise, sources
 from dpbench.data.images import ImageDataModule, normalize
@@ -183,13 +186,53 @@ def test_truncated_mnist(tmp_path: Path, data_folder: Path) -> None:
         ImageDataModule("mnist", root=str(tmp_path)).setup()
 
 
-@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10", "cifar100"])
+def _svhn(root: Path, monkeypatch: pytest.MonkeyPatch, train: int = 30, test: int = 10) -> Path:
+    """Files as SVHN's, whose md5 sums are expected: pixels (H, W, C, N), classes 1 to 10, of which 10 is digit 0."""
+    folder = root / "SVHN"
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    files = {}
+    for split, size in (("train", train), ("test", test)):
+        path = folder / f"{split}_32x32.mat"
+        pixels = rng.integers(0, 256, (32, 32, 3, size), dtype=np.uint8)
+        labels = (np.arange(size, dtype=np.uint8) % 10 + 1)[:, None]
+        savemat(path, {"X": pixels, "y": labels})
+        files[split] = [f"https://absent/{path.name}", path.name, md5(path.read_bytes()).hexdigest()]
+    monkeypatch.setattr(SVHN, "split_list", {**SVHN.split_list, **files})
+    return folder
+
+
+def test_svhn_has_its_pixels_and_ten_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = _svhn(tmp_path, monkeypatch)
+    data = ImageDataModule("svhn", root=str(tmp_path), expected_batch_size=8, download=False, scale="unit")
+    assert data.model_options() == {"input_shape": (3, 32, 32), "num_classes": 10}
+    assert data.sampling.population == 30 and len(data.test_set) == 10
+    raw = loadmat(folder / "train_32x32.mat")
+    assert data.train_set.labels.tolist() == (raw["y"].ravel() % 10).tolist()
+    pixels = torch.from_numpy(raw["X"]).permute(3, 0, 1, 2) / 255
+    assert torch.equal(data.train_set.pixels, pixels) and data.train_set.pixels.is_contiguous()
+
+
+def test_damaged_svhn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = _svhn(tmp_path, monkeypatch)
+    test_file = folder / "test_32x32.mat"
+    content = test_file.read_bytes()
+    for damage in (lambda: test_file.write_bytes(content[:-9]), test_file.unlink):
+        damage()
+        with pytest.raises(DataError, match="SVHN in .*test_32x32.mat is missing or has a wrong md5 sum.*delete that"):
+            ImageDataModule("svhn", root=str(tmp_path), expected_batch_size=8).setup()
+    folder = _svhn(tmp_path / "one", monkeypatch, train=1, test=1)
+    assert ImageDataModule("svhn", root=str(folder.parent), expected_batch_size=1).train_set.labels.tolist() == [1]
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10", "cifar100", "svhn"])
 def test_absent_and_offline(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*_: Any, **__: Any) -> None:
         raise OSError("no network")
 
     monkeypatch.setattr("torchvision.datasets.mnist.download_and_extract_archive", offline)
     monkeypatch.setattr("torchvision.datasets.cifar.download_and_extract_archive", offline)
+    monkeypatch.setattr("torchvision.datasets.svhn.download_url", offline)
     for download, reason in ((True, "downloading failed"), (False, "data.download is false")):
         with pytest.raises(DataError, match=reason) as caught:
             ImageDataModule(name, root=str(tmp_path), download=download).setup()
@@ -210,7 +253,16 @@ def test_where_data_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_unknown_data_set() -> None:
     with pytest.raises(ConfigurationError, match="unknown data set 'imagenet'; known are digits"):
         ImageDataModule("imagenet")
-    assert set(SOURCES) == {"digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "random_shapes", "random_noise"}
+    assert set(SOURCES) == {
+        "digits",
+        "mnist",
+        "fashion_mnist",
+        "cifar10",
+        "cifar100",
+        "svhn",
+        "random_shapes",
+        "random_noise",
+    }
 
 
 def _mnist(root: Path, labels: list[int], images: int) -> None:

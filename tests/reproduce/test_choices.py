@@ -176,6 +176,18 @@ def test_another_table_looks_up_what_was_best(tuning: Table, tmp_path: Path) -> 
     assert low[5:7] == ["+10.00 [± 0.00]", "-10.00 [± 0.00]"] and high[5:7] == ["–", "–"]
 
 
+def test_a_cell_without_candidates_keeps_its_own_words(tuning: Table, tmp_path: Path) -> None:
+    results = kept(tmp_path, tuning, runs_of(tuning, VALUES))
+    alone = "  low: {label: z = 0.1, chosen: {rows: [tight], columns: [low]}}\n  own: {words: [optimizer.lr=7]}\n"
+    rows = "  low: {label: z = 0.1, chosen: {columns: [low]}}\n  high: {label: z = 1, chosen: {columns: [high]}}\n"
+    final(tmp_path, rows, alone)
+    final(tmp_path, "  tight: {label: C = 0.1, chosen: {rows: [tight]}}\ndifference: [[any, tight], [tight, any]]\n")
+    table = with_choices(final(tmp_path, ", chosen: {rows: [tight, loose]}"), results)
+    assert list(table.choices) == [("low", "any")]
+    _, own = table.rows
+    assert table.words_of(own, table.columns[0]) == (*table.words, "optimizer.lr=7")
+
+
 def test_nothing_is_chosen_of_an_unfinished_table(tuning: Table, tmp_path: Path) -> None:
     runs = runs_of(tuning, VALUES)
     with pytest.raises(

@@ -12,7 +12,7 @@ from dpbench.reproduce import _front
 from dpbench.reproduce import _overview as overview
 from dpbench.reproduce._front import BENCHMARK, best, step_times, write_front
 from dpbench.reproduce._overview import FIELD, OURS, PAPER, points, write_overview
-from dpbench.reproduce._results import RUNS
+from dpbench.reproduce._results import RUNS, with_choices
 from dpbench.reproduce.tables import read_table, table_names
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -101,8 +101,25 @@ def test_every_method_has_a_color_and_tables_one_for_each_of_theirs(frame: pd.Da
     assert set(frame["method"].dropna()) <= set(overview.METHODS)
     compared = frame[frame["table"] == "gradient_compression_table1"]
     assert set(compared["method"]) == {"dpsgd", "discretized"}
-    assert set(frame.loc[frame["table"].str.startswith("recipes"), "is_chosen"]) == {True}
+    recipes = frame[frame["table"].str.startswith("recipes") & ~frame["table"].str.startswith("recipes_frozen")]
+    assert set(recipes["is_chosen"]) == {True}
     assert frame.loc[frame["whose"] == FIELD, "method"].isna().all()
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen_here"),
+    [
+        ("recipes/frozen", {"cifar10"}),
+        ("recipes/frozen_mnist", {"mnist"}),
+        ("recipes/published", {"cifar10", "fashion_mnist"}),
+    ],
+)
+def test_a_ring_is_where_settings_were_chosen_on_the_same_data(name: str, chosen_here: set[str]) -> None:
+    table = with_choices(read_table(name), RESULTS)
+    entries = [overview._entry(table, row, column) for row, column in table.cells]
+    assert {entry["row"] for entry in entries if entry["is_chosen"]} == chosen_here
+    others = {row.name for row in table.rows} - chosen_here
+    assert {entry["row"] for entry in entries if not entry["is_chosen"]} == others
 
 
 def test_nothing_is_written_of_nothing(frame: pd.DataFrame, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ Size = Annotated[int, Field(ge=1, le=10_000_000), "a whole number of records fro
 
 _NOTHING = Inserted()
 SCALES = ("standard", "per_image", "symmetric", "unit")
+FeaturesName = Literal["scattering", "color_scattering", "mirrored_scattering"]
 FEATURES = {
     "scattering": scattering,
     "color_scattering": color_scattering,
@@ -147,16 +148,33 @@ def standardized(pixels: Tensor) -> Tensor:
     return rows.view(pixels.shape)
 
 
-def image_options(images: InMemoryImages, spec: Source, scale: str = "standard") -> dict[str, Any]:
-    """Fields of `UserData` that labeled images determine: `model_options` and `noise_batch`."""
+def image_options(
+    images: InMemoryImages,
+    spec: Source,
+    scale: str = "standard",
+    features: str | None = None,
+    image_size: int | None = None,
+) -> dict[str, Any]:
+    """Fields of `UserData` that labeled images determine: `model_options` and `noise_batch`.
+
+    Args:
+        images: As `normalize` gives them with the other arguments.
+        spec: The data set that they are of.
+        scale: See `ImageDataModule`.
+        features: See `ImageDataModule`.
+        image_size: Side that images had before they became features; None: the data set's own.
+    """
     channels, height, width = images.input_shape
+    if features is not None:
+        height = width = spec.side if image_size is None else image_size
+        channels = len(spec.mean)
     return {
         "model_options": {"input_shape": images.input_shape, "num_classes": spec.num_classes},
         "noise_batch": partial(
             labeled_noise,
             shape=(height, width, channels),
             num_classes=spec.num_classes,
-            prepare=partial(_prepared, spec=spec, scale=scale),
+            prepare=partial(_prepared, spec=spec, scale=scale, features=features),
         ),
     }
 

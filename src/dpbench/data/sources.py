@@ -6,7 +6,7 @@ Pixel means and standard deviations are the published constants; nothing is comp
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -155,12 +155,70 @@ def load_torchvision(
     from torchvision import datasets
 
     dataset = getattr(datasets, class_name)
-    data = _open(dataset, class_name, root, split == "train", download)
+    files = [*getattr(dataset, "train_list", []), *getattr(dataset, "test_list", [])]
+    location = _Location(
+        class_name,
+        root / (getattr(dataset, "base_folder", None) or f"{class_name}/raw"),
+        files,
+    )
+    data = _open(partial(dataset, root, train=split == "train"), location, download)
     pixels = torch.as_tensor(data.data)
     if pixels.dim() == 3:
         pixels = pixels.unsqueeze(-1)
-    labels = torch.as_tensor(data.targets).long()
-    num_classes = len(data.classes)
+    return _checked(pixels, torch.as_tensor(data.targets).long(), len(data.classes), location, split)
+
+
+def load_svhn(root: Path, split: Split, download: bool) -> Images:
+    """Load a split of the street view house numbers (Netzer et al. 2011), cropped to single digits.
+
+    The 531,131 easier digits of the third file, `extra`, are not used. The class of digit 0 is 0, as in torchvision.
+
+    Raises:
+        DataError: It is absent and cannot be downloaded, or damaged.
+    """
+    from torchvision.datasets import SVHN
+
+    _, name, md5 = SVHN.split_list[split]
+    folder = root / "SVHN"
+    location = _Location("SVHN", folder, [(name, md5)])
+    data = _open(partial(SVHN, folder, split=split), location, download)
+    pixels = torch.from_numpy(data.data).permute(0, 2, 3, 1).contiguous()
+    # Of a file of one record torchvision makes a label without a dimension.
+    return _checked(pixels, torch.from_numpy(data.labels.reshape(-1)), 10, location, split)
+
+
+@dataclass(frozen=True)
+class _Location:
+    """Where torchvision looks for a data set.
+
+    Attributes:
+        name: Of torchvision's class.
+        folder: Of its files.
+        files: Name and md5 sum of each, as far as torchvision knows them.
+    """
+
+    name: str
+    folder: Path
+    files: Sequence[Sequence[str]]
+
+    def damaged_file(self) -> str | None:
+        """Which file is missing or altered; None: none whose md5 sum is known."""
+        from torchvision.datasets.utils import check_integrity
+
+        for name, md5 in self.files:
+            if not check_integrity(str(self.folder / name), md5):
+                return f"{name} is missing or has a wrong md5 sum"
+        return None
+
+
+def _checked(
+    pixels: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    location: _Location,
+    split: Split,
+) -> Images:
+    """Images with their labels, where these can be what they say."""
     flaw = ""
     if len(pixels) != len(labels):
         flaw = f"{len(pixels)} images have {len(labels)} labels"
@@ -169,59 +227,40 @@ def load_torchvision(
     elif labels.min() < 0 or labels.max() >= num_classes:
         flaw = f"labels run from {int(labels.min())} to {int(labels.max())}, not from 0 to {num_classes - 1}"
     if flaw:
-        raise _damaged(class_name, _folder_of(dataset, class_name, root), f"{split} data: {flaw}")
+        raise _damaged(location, f"{split} data: {flaw}")
     return Images(pixels, labels)
 
 
-def _folder_of(dataset: Any, name: str, root: Path) -> Path:
-    return root / (getattr(dataset, "base_folder", None) or f"{name}/raw")
-
-
-def _open(
-    dataset: Any,
-    name: str,
-    root: Path,
-    train: bool,
-    download: bool,
-) -> Any:
-    """Open a torchvision data set, downloading it only where nothing of it is there."""
-    folder = _folder_of(dataset, name, root)
+def _open(make: Callable[..., Any], location: _Location, download: bool) -> Any:
+    """Open a torchvision data set by `make(download=...)`, downloading it only where nothing of it is there."""
+    folder = location.folder
     if folder.is_dir() and any(folder.iterdir()):
         try:
-            return dataset(root, train=train, download=False)
+            return make(download=False)
         except Exception as error:
-            raise _damaged(name, folder, _damaged_file(dataset, folder) or brief(error)) from error
+            raise _damaged(location, location.damaged_file() or brief(error)) from error
     if not download:
-        raise _absent(name, folder, "data.download is false")
+        raise _absent(location, "data.download is false")
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        return dataset(root, train=train, download=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        return make(download=True)
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise _absent(name, folder, f"downloading failed ({reason})") from error
+        raise _absent(location, f"downloading failed ({reason})") from error
 
 
-def _absent(name: str, folder: Path, reason: str) -> DataError:
+def _absent(location: _Location, reason: str) -> DataError:
     return DataError(
-        f"{name} is not in {folder}, and {reason}. Copy it to that folder, point data.root or $DPBENCH_DATA at the "
-        "folder that holds it, or use data=digits, which needs no files."
+        f"{location.name} is not in {location.folder}, and {reason}. Copy it to that folder, point data.root or "
+        "$DPBENCH_DATA at the folder that holds it, or use data=digits, which needs no files."
     )
 
 
-def _damaged(name: str, folder: Path, reason: str) -> DataError:
+def _damaged(location: _Location, reason: str) -> DataError:
     return DataError(
-        f"{name} in {folder} is incomplete or damaged ({reason}): "
+        f"{location.name} in {location.folder} is incomplete or damaged ({reason}): "
         "delete that folder and let torchvision download it again, or copy an intact one there."
     )
-
-
-def _damaged_file(dataset: Any, folder: Path) -> str | None:
-    from torchvision.datasets.utils import check_integrity
-
-    for name, md5 in [*getattr(dataset, "train_list", []), *getattr(dataset, "test_list", [])]:
-        if not check_integrity(str(folder / name), md5):
-            return f"{name} is missing or has a wrong md5 sum"
-    return None
 
 
 SOURCES: dict[str, Source] = {
@@ -239,6 +278,12 @@ SOURCES: dict[str, Source] = {
         (0.5071, 0.4865, 0.4409),
         (0.2673, 0.2564, 0.2762),
         num_classes=100,
+        side=32,
+    ),
+    "svhn": Source(
+        load_svhn,
+        (0.4377, 0.4438, 0.4728),
+        (0.1980, 0.2010, 0.1970),
         side=32,
     ),
 }

@@ -18,7 +18,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from dpbench.files import write_atomically
 from dpbench.reports.figures import new_figure, write_figure
 from dpbench.reproduce._summary import summary
-from dpbench.reproduce.tables import MEASURES, Table, Variant
+from dpbench.reproduce.tables import MEASURES, Table, Variant, read_table
 from dpbench.run.search_path import conf_dir
 
 OVERVIEW = "overview"
@@ -202,13 +202,8 @@ def _field() -> list[dict[str, Any]]:
 
 def _entry(table: Table, row: Variant, column: Variant) -> dict[str, Any]:
     """What is common to our figure and the paper's figure of a cell."""
-    words = {}
-    for word in table.words_of(row, column):
-        key, _, value = word.partition("=")
-        words[key] = value
-    experiment = words.get("experiment", "")
-    data = words.get("data") or _choice_of_experiment("data", experiment) or "digits"
-    method = words.get("strategy") or _choice_of_experiment("strategy", experiment) or "dpsgd"
+    data = _group_choice("data", table, row, column) or "digits"
+    method = _group_choice("strategy", table, row, column) or "dpsgd"
     return {
         "data": data,
         "title": _TITLES.get(data, data),
@@ -221,8 +216,26 @@ def _entry(table: Table, row: Variant, column: Variant) -> dict[str, Any]:
         "column": column.name,
         "label": table.label_of(row, column),
         "method": method,
-        "is_chosen": bool(table.chosen_from) or table.name.startswith(OWN),
+        "is_chosen": _is_chosen_here(table, row, column, data),
     }
+
+
+def _is_chosen_here(table: Table, row: Variant, column: Variant, data: str) -> bool:
+    """Whether a cell's settings were chosen on the data set that it is trained on."""
+    if not table.chosen_from:
+        return table.name.startswith(OWN)
+    tuning = read_table(table.chosen_from)
+    chosen_on = _group_choice("data", tuning, *tuning.cells[0]) or "digits"
+    return table.chooses(row, column) and chosen_on == data
+
+
+def _group_choice(group: str, table: Table, row: Variant, column: Variant) -> str:
+    """The choice of a cell in a group of the configuration; "" where it leaves the default."""
+    words = {}
+    for word in table.words_of(row, column):
+        key, _, value = word.partition("=")
+        words[key] = value
+    return words.get(group) or _choice_of_experiment(group, words.get("experiment", ""))
 
 
 @cache

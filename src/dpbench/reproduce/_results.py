@@ -262,6 +262,8 @@ def of_best_trials(table: Table, runs: pd.DataFrame) -> pd.DataFrame:
 def with_choices(table: Table, results: Path, config_dir: Path | None = None) -> Table:
     """Give the cells of a table the words that did best in its tuning table.
 
+    A cell whose row and column name no candidates keeps its own words.
+
     Args:
         table: The definition; returned as it is unless it has a `chosen_from`.
         results: Where tables are kept, the tuning table's among them.
@@ -293,6 +295,8 @@ def with_choices(table: Table, results: Path, config_dir: Path | None = None) ->
     means = values.reindex(columns=list(tuning.seeds)).mean(axis=1, skipna=False)
     choices = {}
     for row, column in table.cells:
+        if not table.chooses(row, column):
+            continue
         candidates = _candidates(table, tuning, row, column)
         scores = means.reindex(list(candidates))
         missing = scores.index[scores.isna()]

@@ -327,7 +327,7 @@ class Table(_Definition):
     def _agrees_with_itself(self) -> Table:
         rows = {row.name for row in self.rows}
         columns = {column.name for column in self.columns}
-        chooses = any(line.chosen != Candidates() for line in (*self.rows, *self.columns))
+        chooses = any(self.chooses(row, column) for row, column in self.cells)
         is_open_metric = self.metric.startswith(_METRICS) and self.metric not in _METRICS
         if not (self.metric in MEASURES or is_open_metric):
             raise ValueError(
@@ -392,6 +392,11 @@ class Table(_Definition):
         figures = self.paper.get(row, {}).get(column, [])
         mean, spread, *_ = [*figures, None, None]
         return mean, spread
+
+    @staticmethod
+    def chooses(row: Variant, column: Variant) -> bool:
+        """Whether a cell chooses its words among cells of the table's `chosen_from`."""
+        return (row.chosen, column.chosen) != (Candidates(), Candidates())
 
     def words_of(self, row: Variant, column: Variant, trial: Variant = ONLY) -> tuple[str, ...]:
         """Words of a cell's runs, but for those of the run itself; later ones prevail."""

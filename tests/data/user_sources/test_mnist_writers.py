@@ -12,7 +12,7 @@ import pytest
 import torch
 from torchvision.datasets import QMNIST
 
-from dpbench.data import UserDataModule
+from dpbench.data import ImageDataModule, UserDataModule
 from dpbench.errors import ConfigurationError, DataError
 
 _NAMES = {"train": "qmnist-train-labels-idx2-int.gz", "test": "qmnist-test-labels-idx2-int.gz"}
@@ -103,6 +103,24 @@ def test_scale(digits: Digits) -> None:
     assert [round(float(one.min())) for one in noise] == [0, 0] and float(standard.min()) < -0.3
     with pytest.raises(ConfigurationError, match="data.options.scale must be unit or standard, not 'bytes'"):
         digits.load(scale="bytes")
+
+
+def test_features_are_those_of_the_same_digits_by_example(digits: Digits) -> None:
+    users = digits.load(features="mirrored_scattering", image_size=32)
+    examples = ImageDataModule(
+        "mnist",
+        root=str(digits.root),
+        expected_batch_size=2,
+        download=False,
+        image_size=32,
+        features="mirrored_scattering",
+    )
+    assert users.model_options() == {"input_shape": (81, 8, 4), "num_classes": 10} == examples.model_options()
+    assert torch.equal(users.users.examples.pixels, examples.train_set.pixels)
+    noise = [data.noise_batch(2, torch.Generator().manual_seed(0))[0] for data in (users, examples)]
+    assert torch.equal(*noise) and noise[0].shape == (2, 81, 8, 4)
+    with pytest.raises(ConfigurationError, match="takes pixels as they are: keep data.options.scale=unit"):
+        digits.load(features="scattering", scale="standard")
 
 
 def _absent(digits: Digits) -> None:

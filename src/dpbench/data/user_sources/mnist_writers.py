@@ -10,12 +10,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dpbench.data.images import image_options, normalize
+from dpbench.data.images import FeaturesName, Side, image_options, normalize
 from dpbench.data.noise import Split
 from dpbench.data.sources import SOURCES
 from dpbench.data.user_data import UserData, by_users
 from dpbench.data.users import UserDataset
-from dpbench.errors import DataError, brief
+from dpbench.errors import ConfigurationError, DataError, brief
 
 _MAGIC = bytes([0, 0, 0x0C, 2])  # of the idx format: 32-bit integers, two dimensions
 # Columns of a label.
@@ -28,6 +28,8 @@ def load_mnist_writers(
     root: Path,
     download: bool,
     scale: Literal["unit", "standard"] = "unit",
+    features: FeaturesName | None = None,
+    image_size: Side | None = None,
 ) -> UserData:
     """MNIST's 60,000 digits by their 539 writers; its 10,000 test digits are of 297 other writers.
 
@@ -38,10 +40,19 @@ def load_mnist_writers(
         root: Folder with MNIST/raw and QMNIST/raw, as torchvision names them; of QMNIST the labels only.
         download: Whether what is absent may be downloaded.
         scale: "unit" (pixels in [0, 1]) or "standard" (mean 0, deviation 1, as data=mnist).
+        features: "scattering", "color_scattering" or "mirrored_scattering" replaces pixels by wavelet features, as with
+            data=mnist; scale is then "unit".
+        image_size: Side to which images are resized; None: 28.
 
     Raises:
+        ConfigurationError: Features are asked for of pixels that are scaled.
         DataError: A file is absent or damaged, or MNIST and QMNIST are not of the same digits.
     """
+    if features is not None and scale != "unit":
+        raise ConfigurationError(
+            f"data.options.features={features} takes pixels as they are: keep data.options.scale=unit, or remove the "
+            "features."
+        )
     spec = SOURCES["mnist"]
     sides = {}
     for split in ("train", "test"):
@@ -53,7 +64,7 @@ def load_mnist_writers(
                 f"the {split} labels of MNIST and QMNIST in {root} differ, so that the writers are those of other "
                 "digits: take both as torchvision downloads them."
             )
-        sides[split] = UserDataset(normalize(images, spec, None, scale), labels[:, _WRITER])
+        sides[split] = UserDataset(normalize(images, spec, image_size, scale, features), labels[:, _WRITER])
     train = sides["train"]
     test = sides["test"]
     if both := set(train.names) & set(test.names):
@@ -63,7 +74,7 @@ def load_mnist_writers(
         test=test.examples,
         held_out="users",
         test_users=test,
-        **image_options(train.examples, spec, scale),  # type: ignore[arg-type]
+        **image_options(train.examples, spec, scale, features, image_size),  # type: ignore[arg-type]
     )
 
 
