@@ -277,7 +277,6 @@ def test_bad_input(run: Path, tmp_path: Path) -> None:
         (["data.image_size=18"], "sides that 4 divides"),
         (["module.generator_optimizer.lr=-1"], "generator_optimizer.lr must be a positive number"),
         (["strategy.max_physical_batch_size=8"], "needs automatic optimization"),
-        (["model.generator=deep"], "model.generator must be conv or mlp"),
     ],
 )
 def test_bad_settings(tmp_path: Path, words: list[str], message: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -207,11 +206,6 @@ class ConvGAN(nn.Module):
         conditional: Whether both networks are told the class.
         noise_size: Numbers of noise.
         width: Channels next to the image; a multiple of eight.
-        generator: "conv", or "mlp" for the large fully connected one of pyvacy_2019 in its place: only the
-            discriminator's parameters are noised, so that the generator's size costs no privacy.
-
-    Raises:
-        ValueError: A size is out of range, or there is no such generator.
     """
 
     def __init__(
@@ -221,7 +215,6 @@ class ConvGAN(nn.Module):
         conditional: bool = True,
         noise_size: int = 100,
         width: int = 16,
-        generator: Literal["conv", "mlp"] = "conv",
     ) -> None:
         super().__init__()
         _check_noise(noise_size)
@@ -234,12 +227,6 @@ class ConvGAN(nn.Module):
         )
         if not isinstance(width, int) or width < 8 or width % 8:
             raise ValueError(f"conv_gan needs a width that 8 divides, not {width}.")
-        if generator not in ("conv", "mlp"):
-            raise ValueError(f"model.generator must be conv or mlp, not {generator!r}.")
         classes = num_classes if conditional else 0
-        self.generator: ConvGenerator | MLPGenerator
-        if generator == "conv":
-            self.generator = ConvGenerator(input_shape, classes, noise_size, width)
-        else:
-            self.generator = MLPGenerator(input_shape, classes, noise_size)
+        self.generator = ConvGenerator(input_shape, classes, noise_size, width)
         self.discriminator = ConvDiscriminator(input_shape, classes, width)
