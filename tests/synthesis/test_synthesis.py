@@ -18,7 +18,7 @@ from dpbench.run.build import plain
 from dpbench.run.search_path import conf_dir
 from dpbench.run.train import train as run_training
 from dpbench.runs.folder import RunFolder
-from dpbench.synthesis._fidelity import accuracies, density_and_coverage, feature_network, fidelity
+from dpbench.synthesis._fidelity import accuracies, density_and_coverage, feature_network, fidelity, random_affine
 from dpbench.synthesis.evaluate import evaluate
 from dpbench.synthesis.memorization import memorization
 from dpbench.synthesis.sample import load_gan, make, sample
@@ -57,7 +57,8 @@ def test_train_sample_evaluate(run: Path, tmp_path: Path, capsys: pytest.Capture
     shown = capsys.readouterr().out
     assert "Fréchet distance (digits_cnn features)" in shown and "logistic regression" in shown
     found = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))
-    assert 0 <= found["accuracy_cnn"] <= 1 and found["images"] == 200 and found["judged_on"] == "test"
+    assert 0 <= found["accuracy_cnn"] <= 1 and 0 <= found["accuracy_cnn_augmented"] <= 1
+    assert found["images"] == 200 and found["judged_on"] == "test"
     assert main(["evaluate", str(run), "--num-samples", "200", "--json"]) == 0
     assert json.loads(capsys.readouterr().out).keys() == found.keys()
     assert main(["evaluate", str(run), "--num-samples", "200", "--split", "val"]) == 1
@@ -312,6 +313,19 @@ def test_classifiers_learn_from_synthetic_images_alone() -> None:
     images, labels = blobs(200, 2)
     wrong = accuracies((images, (labels + 1) % 4), blobs(100, 3), 4)
     assert max(wrong.values()) < 0.05
+
+
+def test_augmented_images_are_moved_a_little() -> None:
+    torch.manual_seed(0)
+    image = torch.zeros(200, 1, 28, 28)
+    image[:, :, 12:16, 6:22] = 1
+    moved = random_affine(image)
+    assert moved.shape == image.shape and moved.min() >= 0 and moved.max() <= 1
+    assert not torch.equal(moved[0], moved[1])
+    assert (moved - image).abs().amax((1, 2, 3)).min() > 0.1
+    mass = moved.sum((1, 2, 3)) / image[0].sum()
+    assert mass.min() > 0.7 and mass.max() < 1.5 and abs(float(mass.mean()) - 1) < 0.05
+    torch.testing.assert_close(random_affine(torch.full((3, 2, 8, 8), 0.5)), torch.full((3, 2, 8, 8), 0.5))
 
 
 def test_fidelity_of_the_same_and_of_other_images() -> None:

@@ -108,6 +108,9 @@ MEASURES = {
     "test/mean_squared_error": Measure("Test mean squared error", "test mean squared error", False, True),
     "val/mean_squared_error": Measure("Validation mean squared error", "validation mean squared error", False, True),
     "evaluation/accuracy_cnn": Measure("Accuracy on real images of a CNN that was trained on synthetic ones", _ON_REAL),
+    "evaluation/accuracy_cnn_augmented": Measure(
+        "Accuracy on real images of a CNN that was trained on synthetic ones with augmentation", _ON_REAL
+    ),
     "evaluation/accuracy_logistic_regression": Measure(
         "Accuracy on real images of logistic regression on synthetic ones", _ON_REAL
     ),

@@ -121,6 +121,7 @@ def _unit(images: InMemoryImages) -> tuple[Tensor, Tensor]:
 
 _LABELS = {
     "accuracy_cnn": "accuracy on real images of a CNN trained on synthetic ones",
+    "accuracy_cnn_augmented": "the same, its training images rotated, scaled, sheared and shifted",
     "accuracy_logistic_regression": "the same of logistic regression",
     "density": "density (1 is as real images)",
     "coverage": "coverage (1 is as real images)",
