@@ -152,7 +152,7 @@ def image_options(
     images: InMemoryImages,
     spec: Source,
     scale: str = "standard",
-    features: str | None = None,
+    features: Features | None = None,
     image_size: int | None = None,
 ) -> dict[str, Any]:
     """Fields of `UserData` that labeled images determine: `model_options` and `noise_batch`.
@@ -161,7 +161,7 @@ def image_options(
         images: As `normalize` gives them with the other arguments.
         spec: The data set that they are of.
         scale: See `ImageDataModule`.
-        features: See `ImageDataModule`.
+        features: As for `normalize`.
         image_size: Side that images had before they became features; None: the data set's own.
     """
     channels, height, width = images.input_shape

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dpbench.data.images import FeaturesName, Side, image_options, normalize
+from dpbench.data.images import FEATURES, FeaturesName, Side, image_options, normalize
 from dpbench.data.noise import Split
 from dpbench.data.sources import SOURCES
 from dpbench.data.user_data import UserData, by_users
@@ -54,6 +54,7 @@ def load_mnist_writers(
             "features."
         )
     spec = SOURCES["mnist"]
+    make_features = None if features is None else FEATURES[features]
     sides = {}
     for split in ("train", "test"):
         images = spec.load(root, split, download)
@@ -64,7 +65,7 @@ def load_mnist_writers(
                 f"the {split} labels of MNIST and QMNIST in {root} differ, so that the writers are those of other "
                 "digits: take both as torchvision downloads them."
             )
-        sides[split] = UserDataset(normalize(images, spec, image_size, scale, features), labels[:, _WRITER])
+        sides[split] = UserDataset(normalize(images, spec, image_size, scale, make_features), labels[:, _WRITER])
     train = sides["train"]
     test = sides["test"]
     if both := set(train.names) & set(test.names):
@@ -74,7 +75,7 @@ def load_mnist_writers(
         test=test.examples,
         held_out="users",
         test_users=test,
-        **image_options(train.examples, spec, scale, features, image_size),  # type: ignore[arg-type]
+        **image_options(train.examples, spec, scale, make_features, image_size),  # type: ignore[arg-type]
     )
 
 
