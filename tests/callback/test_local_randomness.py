@@ -95,6 +95,8 @@ def test_no_seed_of_32_bits_is_left_where_private_records_are_in_sight() -> None
         "data/fetching.py",  # items that are read twice and thrown away
         "guards/row_draws.py",  # probes
         "data/images.py",  # noise images for first bounds
+        "data/prior/pretraining.py",  # made-up images, and what is trained on them
+        "data/sources.py",  # made-up images
         "data/scattering.py",  # a test image of the transform
         "guards/_coupling.py",  # probes
         "records/record_gradients.py",  # first bounds, on noise

@@ -52,9 +52,10 @@ MEDIAN, SCATTERING = "adaptive_quantile/mnist_median", "recipes/mnist_scattering
         f"in {{{TOOLS}/figure2 centralized_10 private}} % with DP-FedAvg",
         f"({{{TOOLS}/figure4 adaptive sigma}} against {{{TOOLS}/figure4 constant sigma}} % at the paper's σ, "
         f"{{{TOOLS}/figure4 adaptive epsilon_20}} against {{{TOOLS}/figure4 constant epsilon_20}} % at its ε)",
-        f"({{{TOOLS}/table1 batch_512 sigma}} % with 512, {{{TOOLS}/table1 batch_1024 sigma}} % with 1,024; "
-        f"the paper: {{{TOOLS}/table1 batch_512 sigma paper}} and {{{TOOLS}/table1 batch_1024 sigma paper}} %)",
-        f"({{{TOOLS}/table1 batch_512 epsilon_20}} and {{{TOOLS}/table1 batch_1024 epsilon_20}} %)",
+        f"({{{TOOLS}/table1 batch_128 sigma}} % with 128, {{{TOOLS}/table1 batch_512 sigma}} % with 512, "
+        f"{{{TOOLS}/table1 batch_1024 sigma}} % with 1,024; the paper: {{{TOOLS}/table1 batch_128 sigma paper}}, "
+        f"{{{TOOLS}/table1 batch_512 sigma paper}} and {{{TOOLS}/table1 batch_1024 sigma paper}} %)",
+        f"({{{TOOLS}/table1 batch_512 epsilon_20}} % with 512, {{{TOOLS}/table1 batch_1024 epsilon_20}} % with 1,024)",
         f"[recalls] {{{TOOLS}/figure1_small dpsgd accuracy}} % (three seeds)",
         f"[recalled] in {{{TOOLS}/figure1 noise sgd}} % by SGD and in {{{TOOLS}/figure1 noise dpsgd}} % by DP-SGD",
         "[reaches] {pyvacy/mnist epsilon_3 accuracy} % at the claimed ε = 3 (today's accountant: "
@@ -103,9 +104,10 @@ def test_figures_are_those_of_the_tables(text: str, sentence: str) -> None:
         f"{{{TOOLS}/figure2 centralized_10 private mean 0}} |",
         f"({{{TOOLS}/figure4 adaptive epsilon_20 paper}}, {{{TOOLS}/figure4 constant epsilon_20 paper}}) | not seen: "
         f"{{{TOOLS}/figure4 adaptive epsilon_20}} and {{{TOOLS}/figure4 constant epsilon_20}} at ε = 20",
-        f"({{{TOOLS}/table1 batch_512 sigma paper}} with 512, {{{TOOLS}/table1 batch_1024 sigma paper}} with 1,024) | "
-        f"yes: {{{TOOLS}/table1 batch_512 sigma}} and {{{TOOLS}/table1 batch_1024 sigma}}; at a true ε of 20: "
-        f"{{{TOOLS}/table1 batch_512 epsilon_20}} and {{{TOOLS}/table1 batch_1024 epsilon_20}} (",
+        f"({{{TOOLS}/table1 batch_128 sigma paper}} with 128, {{{TOOLS}/table1 batch_512 sigma paper}} with 512, "
+        f"{{{TOOLS}/table1 batch_1024 sigma paper}} with 1,024) | yes: {{{TOOLS}/table1 batch_128 sigma}}, "
+        f"{{{TOOLS}/table1 batch_512 sigma}} and {{{TOOLS}/table1 batch_1024 sigma}}; at a true ε of 20: "
+        f"{{{TOOLS}/table1 batch_512 epsilon_20}} with 512 and {{{TOOLS}/table1 batch_1024 epsilon_20}} with 1,024 (",
         "MNIST {pyvacy/mnist epsilon_3 accuracy paper} at ε = 3 | nearly: {pyvacy/mnist epsilon_3 accuracy}, at ε",
         f"{{{SCATTERING} linear accuracy}} at ε = 2.93, {{{SCATTERING} linear_1 accuracy}} at ε = 1]",
         "{recipes/cifar10 linear accuracy} with a linear model and {recipes/cifar10 cnn accuracy} with a CNN at ε = 3]",

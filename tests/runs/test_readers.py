@@ -167,14 +167,12 @@ def test_an_error_that_says_nothing() -> None:
     assert brief(IndexError()) == "IndexError"
     assert brief(ValueError("\n  two\nlines")) == "two"
 
-    class Damaged:
-        def __init__(self, *_: object, **__: object) -> None:
-            raise IndexError
+    def damaged(download: bool) -> None:
+        raise IndexError
 
-    (folder := Path("/")).is_dir()
-    Damaged.base_folder = "."  # type: ignore[attr-defined]
+    location = sources._Location("MNIST", Path("/"), [])
     with pytest.raises(DataError, match=r"incomplete or damaged \(IndexError\)"):
-        sources._open(Damaged, "MNIST", folder, True, False)
+        sources._open(damaged, location, False)
 
 
 @pytest.mark.parametrize("content", NO_RUN)

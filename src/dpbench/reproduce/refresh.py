@@ -15,7 +15,7 @@ from dpbench.reproduce._front import write_front
 from dpbench.reproduce._outputs import keep_strips, write_montage, write_outputs
 from dpbench.reproduce._overview import points, write_overview
 from dpbench.reproduce._results import RUNS, STRIPS, of_best_trials, read_logged, refuse_other_words, with_choices
-from dpbench.reproduce._verdicts import read_verdicts, write_verdicts
+from dpbench.reproduce._verdicts import VERDICTS, read_verdicts, write_verdicts
 from dpbench.reproduce.tables import read_table, table_names
 
 _PAGES = ("README.md", "docs/reproduced.md", "docs/discretized_gradients.md")
@@ -52,7 +52,8 @@ def refresh(root: Path) -> list[str]:
     frame = points(with_runs, tables)
     write_overview(frame, results)
     write_front(frame, results)
-    write_verdicts(read_verdicts(), tables, with_runs, results)
+    if (results / VERDICTS).is_file():
+        write_verdicts(read_verdicts(), tables, with_runs, results)
     if (results / audited.FOLDER / RUNS).is_file():
         audited.write_page(results / audited.FOLDER)
     for page in _PAGES:
