@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from dpbench.errors import ConfigurationError
-from dpbench.reproduce._verdicts import VERDICTS, Item, read_verdicts, write_verdicts
+from dpbench.reproduce._verdicts import VERDICTS, Item, Verdicts, read_verdicts, write_verdicts
 from dpbench.reproduce.tables import read_table, table_names
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,8 @@ def _written(item: Item, folder: Path) -> str:
         }
     )
     tables = [table, read_table("pyvacy/optimizers")]
-    write_verdicts([item], tables, {"pyvacy/mnist": (table, runs)}, folder)
+    verdicts = Verdicts(papers={item.paper: "Waites 2019"}, items=(item,))
+    write_verdicts(verdicts, tables, {"pyvacy/mnist": (table, runs)}, folder)
     return (folder / VERDICTS).read_text(encoding="utf-8")
 
 
@@ -70,7 +71,7 @@ def test_what_no_table_has_is_refused(ours: str, message: str, tmp_path: Path) -
 
 
 def test_figures_that_are_no_cells_stand_on_the_page_that_is_named() -> None:
-    for item in read_verdicts():
+    for item in read_verdicts().items:
         figures = _NUMBER.findall(re.sub(r"\{[^}]*\}", "", item.ours)) if item.page else []
         page = (ROOT / "results" / item.page).read_text(encoding="utf-8") if item.page else ""
         missing = [figure for figure in figures if figure not in page]
@@ -78,8 +79,8 @@ def test_figures_that_are_no_cells_stand_on_the_page_that_is_named() -> None:
 
 
 def test_each_table_of_a_paper_has_a_verdict() -> None:
-    names = " ".join(item.ours for item in read_verdicts())
-    pages = {item.page for item in read_verdicts()}
+    names = " ".join(item.ours for item in read_verdicts().items)
+    pages = {item.page for item in read_verdicts().items}
     for name in table_names():
         # Choices of settings are no item of a paper, nor are variants that are ours; table2 waits for a GPU.
         if name.startswith(("recipes/", "correlated_noise/")) or re.search(
@@ -88,3 +89,11 @@ def test_each_table_of_a_paper_has_a_verdict() -> None:
             continue
         table = read_table(name)
         assert f"{{{name} " in names or f"{table.folder}/README.md" in pages, f"{name} has no verdict"
+
+
+def test_each_item_is_of_a_paper_that_is_named() -> None:
+    verdicts = read_verdicts()
+    assert {item.paper for item in verdicts.items} == set(verdicts.papers)
+    papers = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
+    for key, authors in verdicts.papers.items():
+        assert f"### {key}\n\n**{authors}**" in papers

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 import pandas as pd
 import yaml
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict
 
 from dpbench.errors import ConfigurationError
 from dpbench.files import write_atomically
@@ -57,14 +57,28 @@ class Item(BaseModel):
     page: str | None = None
 
 
-def read_verdicts() -> list[Item]:
-    """Read conf/verdicts.yaml, in its order."""
+class Verdicts(BaseModel):
+    """All of conf/verdicts.yaml.
+
+    Attributes:
+        papers: Key in docs/papers.md → authors and year, in the order of the page.
+        items: Of all papers.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    papers: dict[str, str]
+    items: tuple[Item, ...]
+
+
+def read_verdicts() -> Verdicts:
+    """Read conf/verdicts.yaml."""
     text = (conf_dir() / "verdicts.yaml").read_text(encoding="utf-8")
-    return TypeAdapter(list[Item]).validate_python(yaml.safe_load(text))
+    return Verdicts.model_validate(yaml.safe_load(text))
 
 
 def write_verdicts(
-    items: Sequence[Item],
+    verdicts: Verdicts,
     tables: Sequence[Table],
     results: Mapping[str, tuple[Table, pd.DataFrame]],
     folder: Path,
@@ -72,7 +86,7 @@ def write_verdicts(
     """Write the page.
 
     Args:
-        items: As in conf/verdicts.yaml.
+        verdicts: As in conf/verdicts.yaml.
         tables: Every table.
         results: Those with runs, and their runs, by name.
         folder: results/ of a checkout.
@@ -81,16 +95,16 @@ def write_verdicts(
         ConfigurationError: An item names a cell that no table has.
     """
     cells = _Cells(tables, results)
-    sections = {}
-    for paper in dict.fromkeys(item.paper for item in items):
+    sections = []
+    for key, authors in verdicts.papers.items():
         rows = [list(_HEADINGS)]
-        rows += [_row(item, cells) for item in items if item.paper == paper]
-        sections[paper] = markdown_rows(rows, text=len(_HEADINGS))
-    numbers = Counter(item.verdict for item in items)
+        rows += [_row(item, cells) for item in verdicts.items if item.paper == key]
+        sections.append({"key": key, "authors": authors, "table": markdown_rows(rows, text=len(_HEADINGS))})
+    numbers = Counter(item.verdict for item in verdicts.items)
     counts = [f"{numbers[verdict]} {verdict}" for verdict in get_args(Verdict)]
     page = render(
         VERDICTS,
-        total=len(items),
+        total=len(verdicts.items),
         counts=", ".join(counts),
         sections=sections,
     )
