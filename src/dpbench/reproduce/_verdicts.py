@@ -162,10 +162,10 @@ def _row(item: Item, cells: _Cells) -> list[str]:
     return [
         item.item,
         item.printed,
-        f"[{ours}]({pages[0]})",
+        ours,
         _range(numbers),
         item.scale,
-        f"**{item.verdict}**",
+        f"[{item.verdict}]({pages[0]})",
         "; ".join(filter(None, [item.because, missing])),
     ]
 
