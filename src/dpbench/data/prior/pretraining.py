@@ -80,7 +80,7 @@ def _locked(path: Path) -> Iterator[None]:
             f"another process trains {path}: wait until it ends, or choose another --out."
         ) from None
     except OSError as error:
-        raise ConfigurationError(f"{path} cannot be written: {error.strerror}.") from error
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror}. Choose another --out.") from error
     try:
         yield
     finally:
