@@ -198,6 +198,11 @@ def folder(word: str) -> Path:
     return _writable(path)
 
 
+def file(word: str) -> Path:
+    """Read the path of a file that can be written."""
+    return _file(word)
+
+
 def png(word: str) -> Path:
     """Read the path of a picture that can be written."""
     return _file(word, ".png")
@@ -208,11 +213,11 @@ def html(word: str) -> Path:
     return _file(word, ".html")
 
 
-def _file(word: str, suffix: str) -> Path:
+def _file(word: str, suffix: str | None = None) -> Path:
     path = place(word)
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{path} is a folder")
-    if path.suffix != suffix:
+    if suffix is not None and path.suffix != suffix:
         raise argparse.ArgumentTypeError(f"{path} should end in {suffix}")
     return _writable(path)
 

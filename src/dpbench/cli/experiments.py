@@ -11,7 +11,17 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from dpbench.cli import train
-from dpbench.cli.arguments import Answer, Commands, add_command, add_config_dir, add_trust, folder, own_code, place
+from dpbench.cli.arguments import (
+    Answer,
+    Commands,
+    add_command,
+    add_config_dir,
+    add_trust,
+    file,
+    folder,
+    own_code,
+    place,
+)
 from dpbench.cli.completion import add_overrides
 from dpbench.errors import ConfigurationError
 
@@ -375,7 +385,7 @@ def _add_pretrain(commands: Commands) -> None:
         epilog=_PRETRAIN,
     )
     add = parser.add_argument
-    add("--out", type=place, required=True, metavar="FILE", help="of the weights; written every hundred steps")
+    add("--out", type=file, required=True, metavar="FILE", help="of the weights; written every hundred steps")
     add("--device", default="cpu", help="of torch: cpu (default), cuda")
     add("--steps", type=int, metavar="N", help="steps of the training (default: 2500)")
     add("--batch-size", type=int, metavar="N", help="images of a step, new ones each time (default: 256)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -36,12 +36,12 @@ Size = Annotated[int, Field(ge=1, le=10_000_000), "a whole number of records fro
 
 _NOTHING = Inserted()
 SCALES = ("standard", "per_image", "symmetric", "unit")
-FeaturesName = Literal["scattering", "color_scattering", "mirrored_scattering"]
 FEATURES = {
     "scattering": scattering,
     "color_scattering": color_scattering,
     "mirrored_scattering": mirrored_scattering,
 }
+FeaturesName = Annotated[str, Field(pattern=f"^({'|'.join(FEATURES)})$"), f"one of {', '.join(FEATURES)}"]
 PRIOR_FEATURES = {
     "random_prior": Prior.features,
     "random_prior_scattering": Prior.features_and_scattering,
@@ -200,7 +200,8 @@ class ImageDataModule(LotDataModule[InMemoryImages]):
             on images of random processes; "random_prior_scattering": both, for linear models.
         prior: Of "random_prior" and "random_prior_scattering": the file that `dpbench pretrain` has written; a relative
             path is looked for in the working directory, and then in the folder of the data sets.
-        prior_sha256: Of the file, so that no other one is taken; None: any. A run states it, and goes on with no other.
+        prior_sha256: Of the file, as `dpbench pretrain` prints it; any other file is refused, and so is None. The
+            command line fills it in, and a run goes on with no other file.
         train_size: Only the first so many training records; None takes all. Of "random_noise", how many there are.
         test_size: The same of the test records.
         like: Of "random_noise": the data set whose shape and classes the noise has; None is CIFAR-10.
@@ -348,7 +349,12 @@ class ImageDataModule(LotDataModule[InMemoryImages]):
         except DataError as error:
             raise DataError(f"data.prior: {error} Train it: dpbench pretrain --out {self.prior}") from error
         prior = load(path)
-        if self.prior_sha256 not in (None, prior.sha256):
+        if self.prior_sha256 is None:
+            raise ConfigurationError(
+                "data.prior_sha256=null would let a run go on with another file of data.prior: leave it out, or give "
+                f"the SHA-256 of the file, {prior.sha256}."
+            )
+        if self.prior_sha256 != prior.sha256:
             raise ConfigurationError(
                 f"data.prior={self.prior} has changed: its SHA-256 is {prior.sha256}, and data.prior_sha256 is "
                 f"{self.prior_sha256}. Take the file that the run began with, or begin a new run."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,8 @@ from dpbench.data.prior import pretraining
 from dpbench.data.prior.extractor import Settings, load, read
 from dpbench.data.prior.pretraining import alignment_and_uniformity, pretrain
 from dpbench.data.scattering import scattering
-from dpbench.errors import ConfigurationError, DataError
+from dpbench.errors import ConfigurationError, DataError, Diverged
+from dpbench.locks import open_locked
 from dpbench.run.search_path import _prior_sha256
 
 SMALL = Settings(image_size=16, width=8, steps=4, batch_size=8)
@@ -83,6 +86,55 @@ def test_another_training_is_not_gone_on_with(small: Path) -> None:
         pretrain(small, Settings(image_size=16, width=8, steps=4, batch_size=8, seed=1))
 
 
+def test_a_training_is_not_gone_on_with_on_another_device(small: Path, tmp_path: Path) -> None:
+    path = tmp_path / "prior.pt"
+    torch.save({**read(small), "device": "cuda", "step": 2}, path)
+    with pytest.raises(ConfigurationError, match="another training, whose device is cuda: give the same, or another"):
+        pretrain(path, SMALL)
+
+
+def test_one_process_at_a_time_trains_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "a folder to be made" / "prior.pt"
+    path.parent.mkdir()
+    with (
+        open_locked(path.with_name(".prior.pt.lock")),
+        pytest.raises(ConfigurationError, match=r"another process trains .*prior.pt: wait until it ends, or choose"),
+    ):
+        pretrain(path, SMALL)
+    assert not path.exists()
+    path.parent.joinpath(".prior.pt.lock").unlink()
+    path.parent.rmdir()
+    pretrain(path, SMALL)
+    assert [entry.name for entry in path.parent.iterdir()] == ["prior.pt"]
+
+
+def test_a_training_that_diverges_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretraining, "_LOGGED_EVERY", 1)
+    monkeypatch.setattr(pretraining, "_SAVED_EVERY", 2)
+    real = pretraining._Training._step
+
+    def diverging(self, step):
+        if step == 1:
+            with torch.no_grad():
+                next(self.head.parameters()).fill_(math.inf)
+        return real(self, step)
+
+    monkeypatch.setattr(pretraining._Training, "_step", diverging)
+    with pytest.raises(Diverged, match=r"is not finite at step 2: .* train with a smaller --learning-rate"):
+        pretrain(tmp_path / "prior.pt", SMALL)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("key", ["network", "means", "deviations"])
+def test_weights_that_are_not_finite_are_refused(key: str, small: Path, tmp_path: Path) -> None:
+    state = read(small)
+    values = next(iter(state["network"].values())) if key == "network" else state[key]
+    values[(0,) * values.dim()] = math.nan
+    torch.save(state, tmp_path / "prior.pt")
+    with pytest.raises(ConfigurationError, match=r"prior.pt are not finite: train another one, with a smaller --lear"):
+        load(tmp_path / "prior.pt")
+
+
 def test_the_loss_falls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretraining, "_LOGGED_EVERY", 1)
     path = tmp_path / "prior.pt"
@@ -120,6 +172,7 @@ def test_features_are_of_each_image_alone_and_of_its_mirror_image(small: Path) -
 
 def test_in_the_data_module(small: Path) -> None:
     options = {"root": str(small.parent), "prior": "small.pt", "train_size": 20, "test_size": 10, "image_size": 16}
+    options["prior_sha256"] = load(small).sha256
     data = ImageDataModule("random_noise", features="random_prior", **options)
     assert data.model_options() == {"input_shape": (96, 4, 4), "num_classes": 10}
     images, _ = next(iter(data.test_dataloader()))
@@ -142,19 +195,26 @@ def test_in_the_data_module(small: Path) -> None:
             "data.prior=small.pt has changed: .* data.prior_sha256 is 00. Take the file that the run began with",
         ),
         (
+            {"features": "random_prior", "prior": "small.pt", "prior_sha256": None},
+            "data.prior_sha256=null would let a run go on with another file of data.prior: leave it out, or give",
+        ),
+        ({"features": "random_prior", "prior": "a_folder"}, "data.prior=.*a_folder is a folder: name the file that"),
+        (
             {"features": "random_prior", "prior": "small.pt", "image_size": 24},
-            "trained on color images of 16×16 pixels, and these have 24×24 and 3 channels: set data.image_size=16",
+            "trained on images of 16×16 pixels, and these have 24×24: set data.image_size=16",
         ),
         (
-            {"features": "random_prior", "prior": "small.pt", "like": "mnist"},
-            "trained on color images of 16×16 pixels, and these have 16×16 and 1 channels",
+            {"features": "random_prior", "prior": "small.pt", "like": "mnist", "image_size": 28},
+            "trained on color images, and the number of channels here is 1, not 3: take data.features=scattering",
         ),
     ],
 )
 def test_refusals(small: Path, options: dict[str, object], message: str) -> None:
     (small.parent / "text.pt").write_text("weights")
     torch.save({"weights": torch.ones(2)}, small.parent / "other.pt")
+    (small.parent / "a_folder").mkdir(exist_ok=True)
     settings = {"root": str(small.parent), "image_size": 16, "train_size": 4, "test_size": 4, **options}
+    settings.setdefault("prior_sha256", load(small).sha256)
     with pytest.raises((ConfigurationError, DataError), match=message):
         ImageDataModule("random_noise", **settings).setup()
 
@@ -166,8 +226,12 @@ def test_refusals(small: Path, options: dict[str, object], message: str) -> None
         ("--width=12", "--width must be a multiple of 8, not 12"),
         ("--batch-size=6", "--batch-size must be a multiple of four, not 6"),
         ("--steps=0", "--steps must be at least 1, not 0"),
-        ("--learning-rate=0", "--learning-rate must be positive, not 0"),
+        ("--learning-rate=0", "--learning-rate must be positive and at most 1, not 0"),
+        ("--learning-rate=inf", "--learning-rate must be positive and at most 1, not inf"),
+        ("--learning-rate=nan", "--learning-rate must be positive and at most 1, not nan"),
+        (f"--seed={2**63}", "--seed must be a whole number from 0 on (below 2^32), not 9223372036854775808"),
         ("--device=nonsense", "--device=nonsense is not there: take cpu"),
+        ("--device=meta", "--device=meta is not there: take cpu"),
     ],
 )
 def test_command_refuses(
@@ -192,3 +256,42 @@ def test_command_and_the_hash_in_a_configuration(tmp_path: Path, capsys: pytest.
     assert _prior_sha256("prior.pt", str(tmp_path)) == sha256
     assert _prior_sha256(None, None) is None
     assert _prior_sha256("none.pt", str(tmp_path)) is None  # refused where the data are made
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_training(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "file").touch()
+    for path, message in ((tmp_path, "is a folder"), (tmp_path / "file" / "prior.pt", "cannot be written: ")):
+        with pytest.raises(SystemExit):
+            main(["pretrain", "--out", str(path)])
+        assert message in capsys.readouterr().err
+    with pytest.raises(ConfigurationError, match=r"prior.pt cannot be written: "):
+        pretrain(tmp_path / "file" / "prior.pt", SMALL)
+
+
+@pytest.mark.parametrize("strategy", ["dpsgd", "none"])
+def test_a_run_goes_on_with_no_other_file(
+    strategy: str,
+    small: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(small, "prior.pt")
+    words = ["data=random_noise", "data.image_size=16", "data.train_size=8", "data.test_size=4", "model=mlp"]
+    words += ["data.features=random_prior", "data.prior=prior.pt", f"strategy={strategy}", "logger=none"]
+    words += ["data.expected_batch_size=4", "trainer.max_epochs=-1", "hydra.run.dir=run"]
+    assert main(["train", *words, "trainer.max_steps=1", "data.prior_sha256=null"]) == 1
+    assert "data.prior_sha256=null would let a run go on with another file" in capsys.readouterr().err
+    assert main(["train", *words, "trainer.max_steps=1"]) == 0
+    state = read(small)
+    state["network"]["stem.0.weight"] += 0.1
+    torch.save(state, "prior.pt")
+    capsys.readouterr()
+    for word in ([], ["data.prior_sha256=null"], [f"data.prior_sha256={load(Path('prior.pt')).sha256}"]):
+        assert main(["resume", "run", "trainer.max_steps=2", *word]) == 1
+        err = capsys.readouterr().err
+        assert "data.prior=prior.pt has changed" in err or "remove data.prior_sha256" in err

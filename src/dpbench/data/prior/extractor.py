@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -34,8 +35,8 @@ class Settings:
         width: Channels of the first layer; the others have two, four and eight times as many.
         steps: Steps of the training.
         batch_size: Images of a step, each of which is seen in two views; a multiple of four.
-        learning_rate: Of AdamW, after a warmup and before a cosine.
-        seed: Of the images, the views and the first weights.
+        learning_rate: Of AdamW, after a warmup and before a cosine; at most 1.
+        seed: Of the images, the views and the first weights; from 0 on, below 2^32.
 
     Raises:
         ConfigurationError: One of them is out of range.
@@ -57,8 +58,10 @@ class Settings:
             raise ConfigurationError(f"--batch-size must be a multiple of four, not {self.batch_size}.")
         if self.steps < 1:
             raise ConfigurationError(f"--steps must be at least 1, not {self.steps}.")
-        if not self.learning_rate > 0:
-            raise ConfigurationError(f"--learning-rate must be positive, not {self.learning_rate}.")
+        if not 0 < self.learning_rate <= 1:
+            raise ConfigurationError(f"--learning-rate must be positive and at most 1, not {self.learning_rate}.")
+        if not 0 <= self.seed < 2**32:
+            raise ConfigurationError(f"--seed must be a whole number from 0 on (below 2^32), not {self.seed}.")
 
 
 class _Block(nn.Module):
@@ -145,11 +148,16 @@ class Prior:
             ConfigurationError: The images have another side or number of channels.
         """
         side = self.settings.image_size
-        if tuple(pixels.shape[1:]) != (side, side, CHANNELS):
-            height, width, channels = pixels.shape[1:]
+        height, width, channels = pixels.shape[1:]
+        if channels != CHANNELS:
             raise ConfigurationError(
-                f"the prior was trained on color images of {side}×{side} pixels, and these have {height}×{width} and "
-                f"{channels} channels: set data.image_size={side}, or train one with dpbench pretrain --image-size."
+                f"the prior was trained on color images, and the number of channels here is {channels}, not "
+                f"{CHANNELS}: take data.features=scattering, or a data set of color images."
+            )
+        if (height, width) != (side, side):
+            raise ConfigurationError(
+                f"the prior was trained on images of {side}×{side} pixels, and these have {height}×{width}: set "
+                f"data.image_size={side}, or train one with dpbench pretrain --image-size."
             )
         return by_pieces(self._features, pixels)
 
@@ -205,7 +213,14 @@ def read(path: Path) -> dict[str, Any]:
         ConfigurationError: It cannot be read, or is something else.
     """
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        return _state(path, path.read_bytes())
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _state(path: Path, content: bytes) -> dict[str, Any]:
+    try:
+        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:
         raise ConfigurationError(f"{path} is no file of dpbench pretrain ({brief(error)}): train it again.") from error
     if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
@@ -220,8 +235,10 @@ def load(path: Path) -> Prior:
         path: Of a file that `dpbench pretrain` has written.
 
     Raises:
-        ConfigurationError: It is missing, something else, or its training has not ended.
+        ConfigurationError: It is missing, something else, its training has not ended, or its numbers are not finite.
     """
+    if path.is_dir():
+        raise ConfigurationError(f"data.prior={path} is a folder: name the file that dpbench pretrain has written.")
     if not path.is_file():
         raise ConfigurationError(f"data.prior={path} does not exist: train it with dpbench pretrain --out {path}.")
     stat = path.stat()
@@ -230,12 +247,18 @@ def load(path: Path) -> Prior:
 
 @lru_cache(maxsize=2)
 def _load(path: Path, changed: int, size: int) -> Prior:
-    state = read(path)
+    content = path.read_bytes()  # once, so that the hash is that of the weights
+    state = _state(path, content)
     settings = Settings(**state["settings"])
     if state["step"] < settings.steps:
         raise ConfigurationError(
             f"the training of data.prior={path} is at step {state['step']} of {settings.steps}: end it with "
             "dpbench pretrain and the same options."
+        )
+    numbers = [*state["network"].values(), state["means"], state["deviations"]]
+    if not all(values.isfinite().all() for values in numbers):
+        raise ConfigurationError(
+            f"weights of data.prior={path} are not finite: train another one, with a smaller --learning-rate."
         )
     with torch.device("meta"):  # draws no first weights
         network = Extractor(settings.width)
@@ -246,5 +269,5 @@ def _load(path: Path, changed: int, size: int) -> Prior:
         network,
         state["means"],
         state["deviations"].clamp(min=_SMALLEST),
-        hashlib.sha256(path.read_bytes()).hexdigest(),
+        hashlib.sha256(content).hexdigest(),
     )

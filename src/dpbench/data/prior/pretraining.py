@@ -8,6 +8,8 @@ seed and the step: no image is seen twice, and an interrupted training goes on w
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
@@ -21,8 +23,9 @@ from tqdm import tqdm
 from dpbench.data.prior.extractor import Extractor, Prior, Settings, cells, load, read, save
 from dpbench.data.prior.processes import mixed_images
 from dpbench.data.prior.views import random_views
-from dpbench.errors import ConfigurationError
+from dpbench.errors import ConfigurationError, Diverged
 from dpbench.files import typed
+from dpbench.locks import open_locked
 
 _WORLD = 1.25  # side of an image that views are cut from, over that of a view
 _WARMUP = 0.05  # of all steps
@@ -38,7 +41,7 @@ def pretrain(path: Path, settings: Settings, device: str = "cpu") -> Prior:
     """Train an extractor, or go on with it, and write it to a file every hundred steps.
 
     Args:
-        path: Of the file; a training that ended there is returned.
+        path: Of the file; a training that ended there is returned. Its folder is made if it is not there.
         settings: Of the training.
         device: Of torch.
 
@@ -46,25 +49,55 @@ def pretrain(path: Path, settings: Settings, device: str = "cpu") -> Prior:
         The trained prior.
 
     Raises:
-        ConfigurationError: The file is another training's, or there is no such device.
+        ConfigurationError: The file is another training's, is being written by another process or cannot be written,
+            or there is no such device.
+        Diverged: The loss is not finite.
     """
     try:
         place = torch.device(device)
-        torch.empty(0, device=place)
+        torch.Generator(place)  # "meta" has tensors, but no random numbers
     except (RuntimeError, AssertionError) as error:
         raise ConfigurationError(f"--device={device} is not there: take cpu, or a machine that has it.") from error
-    state = None
-    if path.exists():
-        state = read(path)
-        _check_settings(path, state["settings"], settings)
-        if state["step"] == settings.steps:
-            return load(path)
-    _Training(settings, place, path).run(state)
+    with _locked(path):
+        state = None
+        if path.exists():
+            state = read(path)
+            _check_settings(path, state, settings, place)
+        if state is None or state["step"] < settings.steps:
+            _Training(settings, place, path).run(state)
     return load(path)
 
 
-def _check_settings(path: Path, there: dict[str, object], settings: Settings) -> None:
-    different = [name for name, value in asdict(settings).items() if there.get(name) != value]
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Lock a file for the training of this process; saving replaces the file, so that another one beside it is held."""
+    beside = path.with_name(f".{path.name}.lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = open_locked(beside)
+    except BlockingIOError:
+        raise ConfigurationError(
+            f"another process trains {path}: wait until it ends, or choose another --out."
+        ) from None
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror}. Choose another --out.") from error
+    try:
+        yield
+    finally:
+        beside.unlink(missing_ok=True)
+        lock.close()
+
+
+def _check_settings(
+    path: Path,
+    state: dict[str, Any],
+    settings: Settings,
+    device: torch.device,
+) -> None:
+    there = {**state["settings"], "device": state.get("device")}
+    # A GPU draws other images than a CPU; all GPUs draw the same.
+    wanted = {**asdict(settings), "device": device.type}
+    different = [name for name, value in wanted.items() if there.get(name) != value]
     if different:
         words = ", ".join(f"{name} is {there.get(name)}" for name in different)
         raise ConfigurationError(f"{path} is of another training, whose {words}: give the same, or another --out.")
@@ -118,6 +151,11 @@ class _Training:
             done = step + 1
             if done % _LOGGED_EVERY == 0 or done == steps:
                 self.losses.append((done, float(alignment), float(uniformity)))
+                if not math.isfinite(float(alignment + uniformity)):
+                    raise Diverged(
+                        f"the loss of the pretraining is not finite at step {done}: remove {typed(self.path)}, if it "
+                        "is there, and train with a smaller --learning-rate."
+                    )
                 bar.set_postfix_str(f"alignment {float(alignment):.3f}, uniformity {float(uniformity):.3f}")
             if done % _SAVED_EVERY == 0 and done < steps:
                 self._save(done)
@@ -127,6 +165,7 @@ class _Training:
             self.settings,
             steps,
             self.network,
+            device=self.device.type,
             means=means,
             deviations=deviations,
             losses=self.losses,
@@ -146,6 +185,7 @@ class _Training:
             self.settings,
             done,
             self.network,
+            device=self.device.type,
             head=self.head.state_dict(),
             optimizer=self.optimizer.state_dict(),
             losses=self.losses,
