@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,12 +11,14 @@ import pandas as pd
 import pytest
 
 from dpbench.cli import main
+from dpbench.files import write_json
+from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.reproduce import audited
-from dpbench.reproduce._jobs import Job
-from dpbench.reproduce.audited import FOLDER, read_lines
+from dpbench.reproduce._jobs import ATTEMPT, Job
+from dpbench.reproduce.audited import FOLDER, read_lines, write_page
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.record import read_result
-from tests.support.cli import dpbench
+from tests.support.cli import PRIVATE, TINY, dpbench
 from tools.audits.mutants import MUTANTS
 
 TABLE = """
@@ -85,13 +88,109 @@ def test_the_first_steps_of_a_run_are_audited_as_it_plans_them(
 
 
 @pytest.mark.parametrize("broken", ["half of the noise", "no clipping"])
-def test_a_broken_mechanism_is_accused(in_process: list[str], tmp_path: Path, broken: str) -> None:
+def test_a_broken_mechanism_is_accused(
+    in_process: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], broken: str
+) -> None:
     with MUTANTS[broken]():
-        assert _audit(tmp_path, "rows=whole") == 0
+        assert _audit(tmp_path, "rows=whole") == 3
     lines = read_lines(tmp_path / "out" / FOLDER / "runs.csv")
     assert lines["verdict"].isin(["VIOLATED", "NOT AS DECLARED"]).all() and lines["accused_by"].notna().all()
     page = (tmp_path / "out" / FOLDER / "README.md").read_text(encoding="utf-8")
     assert f"1 at this level: own/digits, 30 steps ({lines['accused_by'][0]})" in page
+    printed = f"{lines['verdict'][0]}: own/digits, whole, private, seed 3 ({lines['accused_by'][0]}); to audit it again"
+    assert printed in capsys.readouterr().out
+    # Neither a mended mechanism nor another definition takes the accusation away; other cells are audited.
+    assert len(in_process) == 1
+    longer = TABLE.replace("trainer.max_steps=30", "trainer.max_steps=31")
+    assert _audit(tmp_path, table=longer) == 3
+    assert in_process[1:] == ["planned, private, with_canaries, seed 3"]
+    assert printed in capsys.readouterr().out
+    path = tmp_path / "out" / FOLDER / "runs.csv"
+    lines = read_lines(path)
+    assert lines["row"].tolist() == ["whole", "planned"] and lines["steps_of_the_row"].tolist() == [30, 2000]
+    assert _audit(tmp_path, "--status", "rows=planned") == 0
+    # Removed by hand, it is another matter.
+    lines[lines["row"] == "planned"].to_csv(path, index=False)
+    assert _audit(tmp_path, "--keep", table=longer) == 0
+    assert read_lines(path)["verdict"].tolist() == ["CONSISTENT", "CONSISTENT"]
+
+
+def test_a_run_that_shows_nothing_takes_no_verdict_away_and_hides_no_other(
+    in_process: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _audit(tmp_path, "rows=whole") == 0
+    path = tmp_path / "out" / FOLDER / "runs.csv"
+    verdict = read_lines(path)
+    for row in ("whole", "planned"):
+        if row == "planned":
+            assert _audit(tmp_path, "rows=planned") == 0
+            read_lines(path).head(1).to_csv(path, index=False)
+        (ledger,) = (tmp_path / "runs" / "own_digits").glob(f"{row}-*/ledger.jsonl")
+        ledger.write_bytes(ledger.read_bytes()[:-200])
+    capsys.readouterr()
+    assert _audit(tmp_path, "seeds=3,4") == 1
+    text = capsys.readouterr().out
+    assert text.count("not audited: ") == 2 and "not audited: planned, private, with_canaries, seed 3: planned-" in text
+    lines = read_lines(path)
+    pd.testing.assert_frame_equal(lines.head(1), verdict, check_dtype=False)
+    assert lines["row"].tolist() == ["whole", "whole", "planned", "planned"]
+    assert lines["verdict"].fillna("").tolist() == ["CONSISTENT", "CONSISTENT", "", "CONSISTENT"]
+    assert "Restore the ledger, or delete this folder" in lines["why_not"][2] and str(tmp_path) not in path.read_text()
+
+    def fails(jobs: Sequence[Job], _: Sequence[str]) -> None:
+        for job in jobs:
+            job.path.mkdir(parents=True, exist_ok=True)
+            write_json(job.path / ATTEMPT, {"threads": 1, "error": "killed"})
+
+    monkeypatch.setattr(audited, "sweep", fails)
+    shutil.rmtree(tmp_path / "runs")
+    assert _audit(tmp_path) == 1
+    lines = read_lines(path)
+    assert lines["verdict"].fillna("").tolist() == ["CONSISTENT", "CONSISTENT", "", "CONSISTENT"]
+    assert lines["why_not"][2] == "killed"
+
+
+def test_a_run_that_was_killed_behind_its_last_step_makes_no_further_one(tmp_path: Path) -> None:
+    stop = ["+callbacks.stop_after._target_=dpbench.callback.stop_after.StopAfter", "+callbacks.stop_after.steps=2"]
+    words = [*TINY, *PRIVATE, *stop, "trainer.max_steps=9"]
+    dpbench(tmp_path, "train", *words, "hydra.run.dir=run")
+    run = RunFolder(tmp_path / "run")
+    run.result.unlink()
+    dpbench(tmp_path, "resume", "run")
+    assert read_result(run)["steps"] == 2
+    assert len(read_ledger(run.ledger).releases) == 2
+
+
+def test_all_tables_are_looked_at_before_the_first_one_trains(
+    in_process: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "own" / "digits.yaml"
+    folder.parent.mkdir()
+    folder.write_text(TABLE, encoding="utf-8")
+    other = folder.with_name("other.yaml")
+    other.write_text(TABLE.replace("whole:", "entire:"), encoding="utf-8")
+    monkeypatch.setattr(audited, "table_names", lambda: [str(folder), str(other)])
+    where = ["--out", str(tmp_path / "out"), "--runs", str(tmp_path / "runs")]
+    assert main(["reproduce", "all", "--audit", "rows=whole", *where]) == 1
+    assert "own/other has no row 'whole'" in capsys.readouterr().err
+    assert main(["reproduce", "all", "--audit", "seeds=60", *where]) == 1
+    assert "would have 240 rows" in capsys.readouterr().err
+    assert not in_process
+
+
+def test_the_page_names_tables_that_are_not_audited(in_process: list[str], tmp_path: Path) -> None:
+    assert _audit(tmp_path, "rows=whole") == 0
+    folder = tmp_path / "out" / FOLDER
+    lines = read_lines(folder / "runs.csv")
+    lines["table"] = "recipes/mnist"
+    lines.to_csv(folder / "runs.csv", index=False)
+    write_page(folder)
+    page = (folder / "README.md").read_text(encoding="utf-8")
+    (run,) = re.findall("Private cells that were not run: (.*)", page)
+    (without,) = re.findall("definitions have no `audit:`: (.*)", page)
+    assert "recipes/mnist (2 of 2)" in run and "recipes/frozen" not in run
+    assert "recipes/frozen" in without and "recipes/mnist," not in without
+    assert "gradient_compression/figure1" not in without  # none of its cells is private
 
 
 def test_a_row_that_cannot_be_audited_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ class StopAfter(pl.Callback):
 
     With `trainer.max_steps` a training is planned anew: noise for a target epsilon, schedules and the coefficients of
     banded noise follow from its number of steps. A training that this callback stops makes the same releases as the
-    whole one up to there, and its ledger states what they cost.
+    whole one up to there, and its ledger states what they cost. Resumed behind the last of them, it makes no more.
 
     Args:
         steps: After how many the training stops.
@@ -22,6 +22,10 @@ class StopAfter(pl.Callback):
 
     def __init__(self, steps: PositiveInt) -> None:
         self.steps = steps
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Stop at once, if the steps are made: by a run that was killed behind the last of them, and goes on."""
+        self._stop(trainer)
 
     def on_train_batch_end(
         self,
@@ -32,5 +36,8 @@ class StopAfter(pl.Callback):
         batch_idx: int,
     ) -> None:
         """Stop, if the steps are made."""
+        self._stop(trainer)
+
+    def _stop(self, trainer: pl.Trainer) -> None:
         if trainer.global_step >= self.steps:
             trainer.should_stop = True

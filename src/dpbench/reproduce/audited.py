@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from dpbench.auditing import Verdict
-from dpbench.errors import ConfigurationError
+from dpbench.errors import ConfigurationError, DPBenchError
 from dpbench.files import write_atomically
 from dpbench.reports.audit import audit_run, read_scores
 from dpbench.reports.markdown import markdown_rows
@@ -35,7 +35,7 @@ JOINT_CONFIDENCE = 1 - (1 - CONFIDENCE) / MOST_ROWS
 _WITH_CANARIES = "with_canaries"
 _WORDS = ("audit=gradient_canaries", "++trainer.limit_val_batches=0", "++trainer.limit_test_batches=0")
 _STOP_AFTER = ("+callbacks.stop_after._target_=dpbench.callback.stop_after.StopAfter",)
-_TEXTS = ("table", "row", "column", "words")
+_TEXTS = ("table", "row", "column", "words", "verdict")
 _TITLES = {"family": "family", "release_game_t": "release game", "one_run_dp": "one run, DP only"}
 """Bound → what the page calls it."""
 _BOUNDS = ("family", "release_game", "release_game_t", "one_run_dp")
@@ -73,8 +73,10 @@ def audit_tables(
     only_status: bool = False,
     keep: bool = False,
     config_dir: Path | None = None,
-) -> tuple[str, bool]:
+) -> tuple[str, int]:
     """Train each private cell of a table once with canaries, and write what they tell beside what the ledgers claim.
+
+    A cell whose line accuses it is not audited again: a second audit could take the accusation away by chance.
 
     Args:
         name: PAPER/TABLE, the path of a definition, or "all".
@@ -86,7 +88,8 @@ def audit_tables(
         config_dir: Further configuration, as `dpbench train --config-dir` takes it.
 
     Returns:
-        What to print, and whether no run has failed.
+        What to print, and the exit status: 3 if a cell is accused, else 1 if a run has failed or cannot be audited,
+        else 0.
 
     Raises:
         ConfigurationError: There is no such table, row or column, it has no private cell or is one of trials, or there
@@ -95,28 +98,40 @@ def audit_tables(
     """
     refuse_unknown_choices((*part.sweep, *part.trainer), config_dir)
     folder = out / FOLDER
+    tables = _tables(name, out, config_dir)
+    # Of all tables before the first of them trains: what is refused costs no hours.
+    jobs_by_table = [_private_jobs(table, part, runs, config_dir) for table in tables]
+    keys = {_key_of(table, job) for table, jobs in zip(tables, jobs_by_table, strict=True) for job in jobs}
+    earlier = _earlier_lines(folder, tables)
+    _refuse_many(folder, {*map(_key, earlier), *keys})
+    # A line without steps is of a run that failed.
+    done = {_key(line) for line in earlier if _is_accused(line) or (keep and pd.notna(line["steps"]))}
     texts = []
-    succeeded = True
-    for table in _tables(name, out, config_dir):
-        jobs = _private_jobs(table, part, runs, config_dir)
-        earlier = _earlier_lines(folder, table)
-        _refuse_many(folder, {*map(_key, earlier), *(_key_of(table, job) for job in jobs)})
-        if keep:
-            # A line without steps is of a run that failed.
-            done = {_key(line) for line in earlier if pd.notna(line["steps"])}
-            jobs = [job for job in jobs if _key_of(table, job) not in done]
+    failed = False
+    for table, all_jobs in zip(tables, jobs_by_table, strict=True):
+        jobs = [job for job in all_jobs if _key_of(table, job) not in done]
+        not_audited = []
         with full_disk_explained(runs, out):
             if not only_status:
                 try:
                     sweep(jobs, part.sweep)
                 finally:
                     # Also of a sweep that was interrupted: what has ended is on the page.
-                    _write(folder, table, earlier, jobs)
+                    not_audited = _write(folder, table, jobs)
         texts.append(f"{table.name}: {status(jobs)}")
-        succeeded = succeeded and all(job.state() != "failed" for job in jobs)
+        texts.extend(f"  not audited: {text}" for text in not_audited)
+        failed = failed or bool(not_audited) or any(job.state() == "failed" for job in jobs)
+    accused = [line for line in _earlier_lines(folder, tables) if _is_accused(line) and _key(line) in keys]
+    for line in accused:
+        texts.append(
+            f"{line['verdict']}: {line['table']}, {line['row']}, {line['column']}, seed {line['seed']} "
+            f"({line['accused_by']}); to audit it again, first remove its line from {folder / RUNS}"
+        )
     if not only_status:
         texts.append(f"written to {folder}")
-    return "\n".join(texts), succeeded
+    if accused:
+        return "\n".join(texts), 3
+    return "\n".join(texts), 1 if failed else 0
 
 
 def _tables(name: str, out: Path, config_dir: Path | None) -> list[Table]:
@@ -191,79 +206,119 @@ def read_lines(path: Path) -> pd.DataFrame:
     return read_csv(path, [*_TEXTS, "seed", *_BOUNDS], "restore {path}, or move it away", (*_TEXTS, "*"))
 
 
-def _earlier_lines(folder: Path, table: Table) -> list[dict[str, Any]]:
-    """Lines that are there, but for those of this table whose definition is another one now."""
+def _is_accused(line: dict[str, Any]) -> bool:
+    return pd.notna(line["verdict"]) and line["verdict"] != Verdict.CONSISTENT
+
+
+def _earlier_lines(folder: Path, tables: Sequence[Table]) -> list[dict[str, Any]]:
+    """Lines that are there, but for those of these tables whose definition is another one now, unless they accuse."""
     path = folder / RUNS
     if not path.is_file():
         return []
+    names = {table.name for table in tables}
     words = {}
-    for row, column in table.cells:
-        words[row.name, column.name] = " ".join(table.words_of(row, column, table.trials[0]))
+    for table in tables:
+        for row, column in table.cells:
+            words[table.name, row.name, column.name] = " ".join(table.words_of(row, column, table.trials[0]))
     lines = []
     for line in read_lines(path).to_dict("records"):
-        prefix = f"{words.get((line['row'], line['column']))} seed="
-        if line["table"] != table.name or line["words"].startswith(prefix):
+        prefix = f"{words.get((line['table'], line['row'], line['column']))} seed="
+        if line["table"] not in names or line["words"].startswith(prefix) or _is_accused(line):
             lines.append({str(name): value for name, value in line.items()})
     return lines
 
 
-def _write(folder: Path, table: Table, earlier: Sequence[dict[str, Any]], jobs: Sequence[Job]) -> None:
-    """Write the lines of runs that are done or have failed, in place of those of the same cells, and the page."""
+def _write(folder: Path, table: Table, jobs: Sequence[Job]) -> list[str]:
+    """Write the lines of runs that are done or have failed, in place of those of the same cells, and the page.
+
+    Returns:
+        Of each run that is done and was not audited, which one it is, and why.
+    """
     labels = {(row.name, column.name): table.label_of(row, column) for row, column in table.cells}
     cells = list(labels)
-    lines = {_key(line): line for line in earlier}
+    lines = {_key(line): line for line in _earlier_lines(folder, [table])}
+    not_audited = []
     for job in jobs:
-        if job.state() in ("done", "failed"):
-            lines[_key_of(table, job)] = _line(table.name, labels[job.row, job.column], job)
+        state = job.state()
+        if state not in ("done", "failed"):
+            continue
+        line = _line(table.name, labels[job.row, job.column], job)
+        if line["verdict"] is None and state == "done":
+            not_audited.append(f"{job.name}: {line['why_not']}")
+        key = _key(line)
+        # A run that shows nothing takes no verdict away.
+        if line["verdict"] is not None or key not in lines or pd.isna(lines[key]["verdict"]):
+            lines[key] = line
     if not lines:
-        return
+        return not_audited
 
     def place(line: dict[str, Any]) -> tuple[str, int, int]:
         if line["table"] != table.name:
             return line["table"], 0, 0  # in their order already
-        return table.name, cells.index((line["row"], line["column"])), int(line["seed"])
+        cell = line["row"], line["column"]
+        # A line that accuses stays also where the definition has lost its cell.
+        return table.name, cells.index(cell) if cell in cells else len(cells), int(line["seed"])
 
     ordered: list[Any] = sorted(lines.values(), key=place)
     frame = pd.DataFrame(ordered)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / RUNS, frame.to_csv(index=False))
     write_page(folder)
+    return not_audited
 
 
 def _line(table: str, label: str, job: Job) -> dict[str, Any]:
     """One line of runs.csv, of a run that is done or has failed."""
-    record = job.result() or {}
-    audit = value_at(record, "privacy.audit") or {}
     line: dict[str, Any] = {
         "table": table,
         "row": job.row,
         "column": job.column,
         "label": label,
         "seed": job.seed,
-        "steps": value_at(record, "steps"),
+        "steps": None,
         "steps_of_the_row": job.steps,
     }
-    line |= {name: value_at(record, f"privacy.{key}") for name, key in _OF_PRIVACY.items()}
-    line |= dict.fromkeys(("canaries", *_BOUNDS, "verdict_alone", "verdict", "accused_by", "why_not"))
-    if "verdict" in audit:
-        scores, _, _ = read_scores(job.run)
-        line["canaries"] = scores.canaries
-        for name, limit in audit["audited"].items():
-            if name in _BOUNDS:
-                line[name] = math.inf if limit is None else limit
-        line["verdict_alone"] = audit["verdict"]
-        line["verdict"], line["accused_by"] = _joint_verdict(job, audit["verdict"])
-    else:
-        line["why_not"] = audit.get("why_not") or audit.get("damage") or job.attempt().get("error")
-    line |= {name: value_at(record, key) for name, key in _PROVENANCE.items()}
-    line["date"] = date.fromtimestamp(job.run.result.stat().st_mtime).isoformat() if record else None
+    line |= dict.fromkeys((*_OF_PRIVACY, "canaries", *_BOUNDS, "verdict_alone", "verdict", "accused_by", "why_not"))
+    line |= dict.fromkeys((*_PROVENANCE, "date"))
+    try:
+        line |= _results(job)
+    except DPBenchError as error:
+        # A damaged file of one run is the matter of its line alone. The page names no folder of this machine.
+        line["why_not"] = str(error).replace(str(job.path), job.path.name)
     line["words"] = " ".join(job.words)
     return line
 
 
+def _results(job: Job) -> dict[str, Any]:
+    """What a line of runs.csv says of what a run did, and of its audit.
+
+    Raises:
+        DPBenchError: A file of the run is damaged.
+    """
+    record = job.result() or {}
+    audit = value_at(record, "privacy.audit") or {}
+    results: dict[str, Any] = {"steps": value_at(record, "steps")}
+    results |= {name: value_at(record, f"privacy.{key}") for name, key in _OF_PRIVACY.items()}
+    if "verdict" in audit:
+        scores, _, _ = read_scores(job.run)
+        results["canaries"] = scores.canaries
+        for name, limit in audit["audited"].items():
+            if name in _BOUNDS:
+                results[name] = math.inf if limit is None else limit
+        results["verdict_alone"] = audit["verdict"]
+        results["verdict"], results["accused_by"] = _joint_verdict(job, audit["verdict"])
+    else:
+        results["why_not"] = audit.get("why_not") or audit.get("damage") or job.attempt().get("error")
+    results |= {name: value_at(record, key) for name, key in _PROVENANCE.items()}
+    if record:
+        results["date"] = date.fromtimestamp(job.run.result.stat().st_mtime).isoformat()
+    return results
+
+
 def _joint_verdict(job: Job, verdict: str) -> tuple[str, str]:
     """The verdict that holds together with those of other rows, and what it rests on."""
-    # What a run is not accused of at 95 % it is not accused of at a higher confidence.
+    # Guesses and thresholds follow from the confidence: what is consistent at 95 % could be accused at a higher one.
+    # To ask only of those that are accused at 95 % leaves accusations out and adds none, so the error stays below 5 %.
     if verdict == Verdict.CONSISTENT:
         return verdict, ""
     result = audit_run(job.path, JOINT_CONFIDENCE).result
@@ -283,6 +338,7 @@ def write_page(folder: Path) -> None:
     for name, title in _TITLES.items():
         limits = audited[name].astype(float)
         above[title] = f"{(limits > sound).sum()} of {limits.notna().sum()}"
+    not_run, without_audit = _not_run(runs)
     page = render(
         "audited_tables.md",
         cells=_cells(runs),
@@ -294,28 +350,34 @@ def write_page(folder: Path) -> None:
         accused=audited[audited["verdict"] != Verdict.CONSISTENT].to_dict("records"),
         above=above,
         most_rows=MOST_ROWS,
-        not_run=_not_run(runs),
+        not_run=not_run,
+        without_audit=without_audit,
         commits=", ".join(sorted(runs["commit"].dropna().astype(str).unique())),
         hours=audited["seconds"].astype(float).sum() / 3600,
     )
     write_atomically(folder / "README.md", page)
 
 
-def _not_run(runs: pd.DataFrame) -> list[str]:
-    """Say of which of the project's tables how many private cells have no line; nothing where no line is of one."""
+def _not_run(runs: pd.DataFrame) -> tuple[list[str], list[str]]:
+    """Say which private cells of the project's tables have no line; nothing where no line is of one of them.
+
+    Returns:
+        Tables with how many there are, and names of those that `all` leaves out and nobody has audited.
+    """
     tables = [read_table(name) for name in table_names()]
+    not_run: list[str] = []
+    without_audit: list[str] = []
     if not set(runs["table"]) & {table.name for table in tables}:
-        return []
-    texts = []
+        return not_run, without_audit
     for table in tables:
-        if table.audit is None:
-            continue
         cells = [(row.name, column.name) for row, column in table.cells if _is_private(table.words_of(row, column))]
         lines = runs[runs["table"] == table.name]
         missing = set(cells) - set(zip(lines["row"], lines["column"], strict=True))
-        if missing:
-            texts.append(f"{table.name} ({len(missing)} of {len(cells)})")
-    return texts
+        if missing and table.audit is None and lines.empty:
+            without_audit.append(table.name)
+        elif missing:
+            not_run.append(f"{table.name} ({len(missing)} of {len(cells)})")
+    return not_run, without_audit
 
 
 def _cells(runs: pd.DataFrame) -> str:
