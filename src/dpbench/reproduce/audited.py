@@ -207,7 +207,7 @@ def read_lines(path: Path) -> pd.DataFrame:
 
 
 def _is_accused(line: dict[str, Any]) -> bool:
-    return pd.notna(line["verdict"]) and line["verdict"] != Verdict.CONSISTENT
+    return bool(pd.notna(line["verdict"])) and line["verdict"] != Verdict.CONSISTENT
 
 
 def _earlier_lines(folder: Path, tables: Sequence[Table]) -> list[dict[str, Any]]:
@@ -221,10 +221,11 @@ def _earlier_lines(folder: Path, tables: Sequence[Table]) -> list[dict[str, Any]
         for row, column in table.cells:
             words[table.name, row.name, column.name] = " ".join(table.words_of(row, column, table.trials[0]))
     lines = []
-    for line in read_lines(path).to_dict("records"):
+    for record in read_lines(path).to_dict("records"):
+        line = {str(name): value for name, value in record.items()}
         prefix = f"{words.get((line['table'], line['row'], line['column']))} seed="
         if line["table"] not in names or line["words"].startswith(prefix) or _is_accused(line):
-            lines.append({str(name): value for name, value in line.items()})
+            lines.append(line)
     return lines
 
 
