@@ -13,9 +13,10 @@ import pytest
 from dpbench.cli import main
 from dpbench.files import write_json
 from dpbench.privacy.accounting.ledger import read_ledger
-from dpbench.reproduce import audited
+from dpbench.reproduce import audited, tables
 from dpbench.reproduce._jobs import ATTEMPT, Job
 from dpbench.reproduce.audited import FOLDER, read_lines, write_page
+from dpbench.reproduce.tables import Variant, read_table
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.record import read_result
 from tests.support.cli import PRIVATE, TINY, dpbench
@@ -191,6 +192,21 @@ def test_the_page_names_tables_that_are_not_audited(in_process: list[str], tmp_p
     assert "recipes/mnist (2 of 2)" in run and "recipes/frozen" not in run
     assert "recipes/frozen" in without and "recipes/mnist," not in without
     assert "gradient_compression/figure1" not in without  # none of its cells is private
+
+
+def test_an_experiment_says_whether_its_cells_are_private(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "experiment"
+    folder.mkdir()
+    (folder / "plain.yaml").write_text("defaults: [{override /strategy: none}]\n", encoding="utf-8")
+    definition = tmp_path / "own" / "digits.yaml"
+    definition.parent.mkdir()
+    words = "words: [data=digits, "
+    definition.write_text(TABLE.replace(words, "words: [experiment=plain, data=digits, "), encoding="utf-8")
+    table = read_table(str(definition))
+    without_strategy = table.model_copy(update={"columns": (Variant(name="private"),)})
+    monkeypatch.setattr(tables, "conf_dir", lambda: tmp_path)
+    assert not audited._private_cells(without_strategy)
+    assert audited._private_cells(table) == {("whole", "private"), ("planned", "private")}
 
 
 def test_a_row_that_cannot_be_audited_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from dpbench.files import write_atomically
 from dpbench.reports.figures import new_figure, write_figure
 from dpbench.reproduce._summary import summary
-from dpbench.reproduce.tables import MEASURES, Table, Variant, read_table
+from dpbench.reproduce.tables import MEASURES, Table, Variant, group_choice, read_table
 from dpbench.run.search_path import conf_dir
 
 OVERVIEW = "overview"
@@ -202,8 +201,8 @@ def _field() -> list[dict[str, Any]]:
 
 def _entry(table: Table, row: Variant, column: Variant) -> dict[str, Any]:
     """What is common to our figure and the paper's figure of a cell."""
-    data = _group_choice("data", table, row, column) or "digits"
-    method = _group_choice("strategy", table, row, column) or "dpsgd"
+    data = group_choice("data", table, row, column) or "digits"
+    method = group_choice("strategy", table, row, column) or "dpsgd"
     return {
         "data": data,
         "title": _TITLES.get(data, data),
@@ -225,30 +224,8 @@ def _is_chosen_here(table: Table, row: Variant, column: Variant, data: str) -> b
     if not table.chosen_from:
         return table.name.startswith(OWN)
     tuning = read_table(table.chosen_from)
-    chosen_on = _group_choice("data", tuning, *tuning.cells[0]) or "digits"
+    chosen_on = group_choice("data", tuning, *tuning.cells[0]) or "digits"
     return table.chooses(row, column) and chosen_on == data
-
-
-def _group_choice(group: str, table: Table, row: Variant, column: Variant) -> str:
-    """The choice of a cell in a group of the configuration; "" where it leaves the default."""
-    words = {}
-    for word in table.words_of(row, column):
-        key, _, value = word.partition("=")
-        words[key] = value
-    return words.get(group) or _choice_of_experiment(group, words.get("experiment", ""))
-
-
-@cache
-def _choice_of_experiment(group: str, name: str) -> str:
-    """The choice of an experiment's file in a group; "" where it leaves the default."""
-    path = conf_dir() / "experiment" / f"{name}.yaml"
-    if not path.is_file():
-        return ""
-    experiment = yaml.safe_load(path.read_text(encoding="utf-8"))
-    for choice in experiment["defaults"]:
-        if f"override /{group}" in choice:
-            return str(choice[f"override /{group}"])
-    return ""
 
 
 def write_overview(frame: pd.DataFrame, folder: Path) -> None:

@@ -18,8 +18,7 @@ from dpbench.reports.markdown import markdown_rows
 from dpbench.reproduce._jobs import Job, status, sweep, table_jobs, value_at
 from dpbench.reproduce._results import RUNS, with_choices
 from dpbench.reproduce.reproduction import Part, full_disk_explained, refuse_unknown_choices
-from dpbench.reproduce.tables import Audit, Table, Variant, read_table, table_names
-from dpbench.runs.command import key_of
+from dpbench.reproduce.tables import Audit, Table, Variant, group_choice, read_table, table_names
 from dpbench.runs.numbers import ABSENT, MOST_AUDITED, epsilon_text
 from dpbench.runs.readers import read_csv
 from dpbench.runs.record import CONFIDENCE
@@ -167,7 +166,8 @@ def _private_jobs(table: Table, part: Part, runs: Path, config_dir: Path | None)
         ConfigurationError: There is no such row or column, or no cell is private.
     """
     selected = table.selected(part.rows, part.columns, 1 if part.seeds is None else part.seeds)
-    jobs = [job for job in table_jobs(selected, runs, part.trainer, config_dir) if _is_private(job.words)]
+    private = _private_cells(selected)
+    jobs = [job for job in table_jobs(selected, runs, part.trainer, config_dir) if (job.row, job.column) in private]
     if not jobs:
         raise ConfigurationError(f"no run of {table.name} that is asked for is private: there is no epsilon to audit.")
     return jobs
@@ -189,9 +189,13 @@ def _refuse_many(folder: Path, keys: Collection[_Key]) -> None:
         )
 
 
-def _is_private(words: Sequence[str]) -> bool:
-    strategies = [word for word in words if key_of(word) == "strategy"]
-    return not strategies or not strategies[-1].endswith("=none")
+def _private_cells(table: Table) -> set[tuple[str, str]]:
+    """Names of row and column of each cell that trains with privacy."""
+    cells = set()
+    for row, column in table.cells:
+        if group_choice("strategy", table, row, column) != "none":
+            cells.add((row.name, column.name))
+    return cells
 
 
 def read_lines(path: Path) -> pd.DataFrame:
@@ -371,9 +375,9 @@ def _not_run(runs: pd.DataFrame) -> tuple[list[str], list[str]]:
     if not set(runs["table"]) & {table.name for table in tables}:
         return not_run, without_audit
     for table in tables:
-        cells = [(row.name, column.name) for row, column in table.cells if _is_private(table.words_of(row, column))]
+        cells = _private_cells(table)
         lines = runs[runs["table"] == table.name]
-        missing = set(cells) - set(zip(lines["row"], lines["column"], strict=True))
+        missing = cells - set(zip(lines["row"], lines["column"], strict=True))
         if missing and table.audit is None and lines.empty:
             without_audit.append(table.name)
         elif missing:

@@ -7,9 +7,11 @@ import math
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import (
@@ -451,6 +453,28 @@ def select_cell(frame: pd.DataFrame, row: Variant, column: Variant) -> pd.DataFr
     if frame.empty:
         return frame
     return frame[(frame["row"] == row.name) & (frame["column"] == column.name)]
+
+
+def group_choice(group: str, table: Table, row: Variant, column: Variant) -> str:
+    """The choice of a cell in a group of the configuration; "" where it leaves the default."""
+    words = {}
+    for word in table.words_of(row, column):
+        key, _, value = word.partition("=")
+        words[key] = value
+    return words.get(group) or _choice_of_experiment(group, words.get("experiment", ""))
+
+
+@cache
+def _choice_of_experiment(group: str, name: str) -> str:
+    """The choice of an experiment's file in a group; "" where it leaves the default."""
+    path = conf_dir() / "experiment" / f"{name}.yaml"
+    if not path.is_file():
+        return ""
+    experiment = yaml.safe_load(path.read_text(encoding="utf-8"))
+    for choice in experiment["defaults"]:
+        if f"override /{group}" in choice:
+            return str(choice[f"override /{group}"])
+    return ""
 
 
 @dataclass(frozen=True)

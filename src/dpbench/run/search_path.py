@@ -217,9 +217,9 @@ def _rounded(value: str) -> str:
         return value
 
 
-def _prior_sha256(path: str | None, root: str | None) -> str | None:
-    """Of the file of `data.prior`; None without one, or where it is missing, which the data module refuses."""
-    if path is None:
+def _prior_sha256(path: Any, root: str | None) -> str | None:
+    """Of the file of `data.prior`; None without one, or where it is missing or no path: the data module refuses it."""
+    if not isinstance(path, str):
         return None
     from dpbench.data.sources import data_root, find_file
 

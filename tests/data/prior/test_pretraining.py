@@ -188,7 +188,10 @@ def test_in_the_data_module(small: Path) -> None:
         ({"prior": "small.pt"}, "data.prior names the file of dpbench pretrain .*: set both, or none"),
         ({"features": "random_prior", "prior": "none.pt"}, "no .*none.pt.* Train it: dpbench pretrain --out none.pt"),
         ({"features": "random_prior", "prior": "/none.pt"}, "/none.pt does not exist: train it with dpbench pretrain"),
-        ({"features": "random_prior", "prior": "text.pt"}, "text.pt is no file of dpbench pretrain .*: train it again"),
+        (
+            {"features": "random_prior", "prior": "text.pt"},
+            "text.pt is damaged, or no file of dpbench pretrain: train it again",
+        ),
         ({"features": "random_prior", "prior": "other.pt"}, "other.pt is no file of dpbench pretrain: name one"),
         (
             {"features": "random_prior", "prior": "small.pt", "prior_sha256": "00"},
@@ -295,3 +298,9 @@ def test_a_run_goes_on_with_no_other_file(
         assert main(["resume", "run", "trainer.max_steps=2", *word]) == 1
         err = capsys.readouterr().err
         assert "data.prior=prior.pt has changed" in err or "remove data.prior_sha256" in err
+
+
+def test_a_list_is_no_file_of_a_prior(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["data=random_noise", "data.features=random_prior", "data.prior=[prior.pt]"]
+    assert main(["train", *words, "trainer.max_steps=1"]) == 1
+    assert "data.prior must be the path of a file" in capsys.readouterr().err

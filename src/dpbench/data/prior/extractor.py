@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpbench.data.scattering import by_pieces, scattering
-from dpbench.errors import ConfigurationError, brief
+from dpbench.errors import ConfigurationError
 from dpbench.files import replacing
 
 CHANNELS = 3
@@ -222,7 +222,8 @@ def _state(path: Path, content: bytes) -> dict[str, Any]:
     try:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:
-        raise ConfigurationError(f"{path} is no file of dpbench pretrain ({brief(error)}): train it again.") from error
+        # PyTorch's own words on a file that is torn are a paragraph on its archive's format.
+        raise ConfigurationError(f"{path} is damaged, or no file of dpbench pretrain: train it again.") from error
     if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
         raise ConfigurationError(f"{path} is no file of dpbench pretrain: name one that it has written.")
     return dict(state)
