@@ -689,7 +689,7 @@ def dealt(
         Positions of the share, in the order of the lot.
 
     >>> dealt(np.array([3, 5, 8, 9]), np.array([1, 9, 4, 5]), 0, 2), dealt(np.array([3, 5]), np.array([1, 9]), 1, 2)
-    (array([5, 3]), array([3]))
+    (array([3, 5]), array([3]))
     """
     rank_of = np.empty(len(lot), dtype=np.int64)
     totals = np.zeros(world)
