@@ -216,7 +216,10 @@ def test_tables_with_results_keep_who_was_held_out() -> None:
         table = read_table(name)
         holds_out = any(word.startswith(("data.val_size=", "data.val_users=")) for word in table.words)
         in_experiment = any("stackexchange_tags" in word for word in table.words)
-        is_newer = name.startswith("correlated_noise/") or name in ("three_tools/table1_tuning", "recipes/random_prior_tuning")
+        is_newer = name.startswith("correlated_noise/") or name in (
+            "three_tools/table1_tuning",
+            "recipes/random_prior_tuning",
+        )
         assert table.later == (later if holds_out and not in_experiment and not is_newer else ())
         held_out += holds_out
     assert held_out > 10
