@@ -38,7 +38,7 @@ def replacing(path: Path) -> Iterator[Path]:
         else:
             os.replace(new, path)
     except OSError as error:
-        if error.filename == str(new):  # nobody has heard of that name
+        if error.filename in (None, str(new)):  # a full disk names no file, and nobody has heard of the new one
             error.filename, error.filename2 = str(path), None
         raise
     finally:

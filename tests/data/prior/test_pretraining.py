@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import shutil
 from pathlib import Path
 
@@ -192,6 +194,7 @@ def test_in_the_data_module(small: Path) -> None:
             {"features": "random_prior", "prior": "text.pt"},
             "text.pt is damaged, or no file of dpbench pretrain: train it again",
         ),
+        ({"features": "random_prior", "prior": "part.pt"}, "part.pt is no file of dpbench pretrain: name one"),
         ({"features": "random_prior", "prior": "other.pt"}, "other.pt is no file of dpbench pretrain: name one"),
         (
             {"features": "random_prior", "prior": "small.pt", "prior_sha256": "00"},
@@ -215,6 +218,7 @@ def test_in_the_data_module(small: Path) -> None:
 def test_refusals(small: Path, options: dict[str, object], message: str) -> None:
     (small.parent / "text.pt").write_text("weights")
     torch.save({"weights": torch.ones(2)}, small.parent / "other.pt")
+    torch.save({"format": read(small)["format"]}, small.parent / "part.pt")
     (small.parent / "a_folder").mkdir(exist_ok=True)
     settings = {"root": str(small.parent), "image_size": 16, "train_size": 4, "test_size": 4, **options}
     settings.setdefault("prior_sha256", load(small).sha256)
@@ -272,6 +276,22 @@ def test_a_place_that_cannot_be_written_is_refused_before_training(
         assert message in capsys.readouterr().err
     with pytest.raises(ConfigurationError, match=r"prior.pt cannot be written: "):
         pretrain(tmp_path / "file" / "prior.pt", SMALL)
+
+
+def test_a_full_disk_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def full(path: Path, content: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    path = tmp_path / "prior.pt"
+    words = ["--steps=1", "--width=8", "--batch-size=8", "--image-size=16"]
+    assert main(["pretrain", "--out", str(path), *words]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == f"dpbench: error: {path}: No space left on device"
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("strategy", ["dpsgd", "none"])

@@ -21,6 +21,7 @@ from dpbench.files import replacing
 
 CHANNELS = 3
 _FORMAT = "dpbench random prior 1"
+_KEYS = {"settings", "step", "network", "losses"}
 _GROUPS = 8  # of channels, normalized together
 _CELLS = 4  # of a side: features are averages over a 4×4 grid
 _SMALLEST = 1e-3  # deviation of a channel by which its features are divided
@@ -202,8 +203,10 @@ def save(
 ) -> None:
     """Write a prior, or what there is of it after some steps, whole or not at all."""
     state = {"format": _FORMAT, "settings": asdict(settings), "step": step, "network": network.state_dict(), **more}
+    content = io.BytesIO()
+    torch.save(state, content)
     with replacing(path) as new:
-        torch.save(state, new)
+        new.write_bytes(content.getbuffer())  # a full disk is an OSError here, and a RuntimeError in torch.save
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -224,7 +227,7 @@ def _state(path: Path, content: bytes) -> dict[str, Any]:
     except Exception as error:
         # PyTorch's own words on a file that is torn are a paragraph on its archive's format.
         raise ConfigurationError(f"{path} is damaged, or no file of dpbench pretrain: train it again.") from error
-    if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
+    if not isinstance(state, Mapping) or state.get("format") != _FORMAT or not _KEYS <= state.keys():
         raise ConfigurationError(f"{path} is no file of dpbench pretrain: name one that it has written.")
     return dict(state)
 
