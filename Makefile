@@ -103,6 +103,7 @@ bench-users: $(VENV)/.ready-bench $(PEERS)/.ready ## Time a round of users again
 
 results: $(VENV)/.ready ## Tables, figures and pages again from the committed runs
 	$(BIN)/python -m dpbench.reproduce.refresh
+	$(BIN)/python -m tools.correlated_gain --results results
 
 test-slow: $(VENV)/.ready-dev ## Run the slow tests
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m "slow and not cluster and not long" --durations 40

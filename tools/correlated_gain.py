@@ -1,18 +1,20 @@
 """`python -m tools.correlated_gain`: what banded noise gains over independent noise at equal ε, as predicted.
 
-Prints, for each ε and number of epochs, the expected root mean square error of the iterates of SGD with b bands and
-cyclic Poisson batches, over that with independent noise and Poisson batches of the same expected size. It knows nothing
-of a network: gradients are taken not to follow the noise.
+For each ε and number of epochs: the expected root mean square error of the iterates of SGD with b bands and cyclic
+Poisson batches, over that with independent noise and Poisson batches of the same expected size. It knows nothing of a
+network: gradients are taken not to follow the noise.
+
+python -m tools.correlated_gain --epsilon 8 --epochs 1 5                  of any training
+python -m tools.correlated_gain --results results                         beside what was measured: a page and pictures
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import get_args
 
@@ -21,10 +23,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dpbench.files import write_atomically
 from dpbench.privacy.accounting.calibration import TrainingSetting, solved
 from dpbench.privacy.mechanism.factorization import (
     ErrorKind,
-    Floats,
     bands_to_try,
     choose_bands,
     coefficients_for,
@@ -32,55 +34,97 @@ from dpbench.privacy.mechanism.factorization import (
     optimizer_workload,
 )
 from dpbench.reports.figures import new_figure, write_figure
+from dpbench.reproduce.tables import Table, read_table, table_names
 
 _COLORS = ("#3060a8", "#508850", "#c04030", "#806090", "#a07020")
-_ROW = re.compile(r"epoch_(?P<epochs>[\d.]+)_epsilon_(?P<epsilon>[\d.]+)")
-_COLUMNS = ("population", "batch_size", "delta", "accountant", "momentum", "weight_decay", "learning_rate", "error")
+_GROUP = "correlated_noise/"
+_FOLDER = "correlated_noise"
+_EPSILON = re.compile(r"(, )?ε = [\d.]+")  # in a row's label
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a prediction is for.
+
+    Attributes:
+        epsilon: ε.
+        delta: δ.
+        steps: Number of steps.
+        population: Number of records.
+        batch_size: Expected records in a batch.
+        momentum: Of SGD, also the next two.
+        weight_decay: λ.
+        learning_rate: Matters with weight decay only.
+        in_turn: Whether groups of records take turns and nothing is amplified (min_separation), with either noise.
+    """
+
+    epsilon: float
+    delta: float
+    steps: int
+    population: int
+    batch_size: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    learning_rate: float = 1.0
+    in_turn: bool = False
+
+    @property
+    def epochs(self) -> float:
+        """Passes over the data."""
+        return round(self.steps * self.batch_size / self.population, 1)
 
 
 @dataclass(frozen=True)
 class Gain:
-    """Prediction for one budget and duration.
+    """Prediction for one setting.
 
     Attributes:
-        epsilon: ε.
-        epochs: Passes over the data.
-        steps: Number of steps.
+        setting: What it is for.
         noise_multipliers: z that meets ε, by bands.
         ratios: Expected error over that of independent noise, by bands.
         best: Bands of the least error.
     """
 
-    epsilon: float
-    epochs: float
-    steps: int
-    noise_multipliers: Mapping[int, float]
-    ratios: Mapping[int, float]
+    setting: Setting
+    noise_multipliers: dict[int, float]
+    ratios: dict[int, float]
     best: int
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table, and write it and its picture where a folder is named."""
+    """Print predictions, or write them beside what was measured."""
     options = _parser().parse_args(arguments)
+    if options.results is not None:
+        write_page(options.results)
+        return
     gains = []
     for epsilon in options.epsilon:
         for epochs in options.epochs:
-            gain = predicted_gain(epsilon, epochs, options)
+            setting = Setting(
+                epsilon=epsilon,
+                delta=options.delta,
+                steps=max(1, round(epochs * options.population / options.batch_size)),
+                population=options.population,
+                batch_size=options.batch_size,
+                momentum=options.momentum,
+                weight_decay=options.weight_decay,
+                learning_rate=options.learning_rate,
+            )
+            gain = predicted_gain(setting, options.accountant, options.error)
             gains.append(gain)
             print(_line(gain), flush=True)
     if options.output is not None:
         options.output.mkdir(parents=True, exist_ok=True)
-        _write_table(options.output / "predicted.csv", gains, options)
+        write_predictions(options.output / "predicted.csv", {"": gains})
         write_figure(options.output / "predicted.png", gain_figure(gains))
-        if options.measured is not None:
-            differences = measured_differences(options.measured)
-            write_figure(options.output / "measured.png", measured_figure(gains, differences, options.bands))
-            page = measured_page(gains, differences, options)
-            (options.output / "README.md").write_text(page, encoding="utf-8")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, prog="python -m tools.correlated_gain")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.correlated_gain",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--population", type=int, default=60_000)
     parser.add_argument("--batch-size", type=float, default=1024, help="expected")
     parser.add_argument("--epsilon", type=float, nargs="+", default=[1.0, 3.0, 8.0])
@@ -91,97 +135,90 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--learning-rate", type=float, default=1.0, help="matters with weight decay only")
     parser.add_argument("--error", choices=get_args(ErrorKind), default="mean", help="over all iterates, or the last")
     parser.add_argument("--accountant", default="pld")
-    parser.add_argument("--output", type=Path, help="folder for predicted.csv, pictures and the page")
-    parser.add_argument("--measured", type=Path, help="results of a table with columns independent and banded")
-    parser.add_argument("--bands", type=int, default=8, help="of the table")
+    parser.add_argument("--output", type=Path, help="folder for predicted.csv and predicted.png")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="FOLDER",
+        help=f"with tables {_GROUP}…: write FOLDER/{_FOLDER}, and nothing else",
+    )
     return parser
 
 
-def predicted_gain(epsilon: float, epochs: float, options: argparse.Namespace) -> Gain:
+def predicted_gain(setting: Setting, accountant: str = "rdp", error: ErrorKind = "mean") -> Gain:
     """The error with each number of bands, at equal ε.
 
     Args:
-        epsilon: ε.
-        epochs: Passes over the data.
-        options: Of the command.
+        setting: What it is for.
+        accountant: Of the noise multipliers.
+        error: Over all iterates, or of the last.
     """
-    sample_rate = options.batch_size / options.population
-    steps = max(1, round(epochs / sample_rate))
-    workload = optimizer_workload(steps, options.learning_rate, options.momentum, options.weight_decay)
+    sample_rate = setting.batch_size / setting.population
+    groups = math.floor(1 / sample_rate + 1e-9)
+    workload = optimizer_workload(setting.steps, setting.learning_rate, setting.momentum, setting.weight_decay)
     noises = {}
-    for bands in bands_to_try(min(steps, math.floor(1 / sample_rate))):
-        # A record's group is sampled once in a round of b steps, at b times the rate.
-        setting = TrainingSetting(
-            sample_rate=min(1.0, bands * sample_rate),
-            steps=math.ceil(steps / bands),
-            epsilon=epsilon,
-            delta=options.delta,
+    for bands in bands_to_try(min(setting.steps, groups)):
+        # A record's group is sampled once in a round: of b steps at b times the rate, or whole where none is amplified.
+        round_steps = groups if setting.in_turn else bands
+        training = TrainingSetting(
+            sample_rate=1.0 if setting.in_turn else min(1.0, bands * sample_rate),
+            steps=math.ceil(setting.steps / round_steps),
+            epsilon=setting.epsilon,
+            delta=setting.delta,
         )
-        noise_multiplier = solved(setting, options.accountant).noise_multiplier
+        noise_multiplier = solved(training, accountant).noise_multiplier
         assert noise_multiplier is not None
         noises[bands] = noise_multiplier
-    best = choose_bands(noises.__getitem__, workload, list(noises), options.error)
-    return Gain(
-        epsilon=epsilon,
-        epochs=epochs,
-        steps=steps,
-        noise_multipliers=noises,
-        ratios=_ratios(noises, workload, options.error),
-        best=best.bands,
-    )
-
-
-def _ratios(
-    noises: Mapping[int, float],
-    workload: Floats,
-    error: ErrorKind,
-) -> dict[int, float]:
+    best = choose_bands(noises.__getitem__, workload, list(noises), error)
     independent = expected_error(np.ones(1), workload, noises[1], error)
     ratios = {}
     coefficients = np.ones(1)
     for bands, noise_multiplier in noises.items():
         coefficients = coefficients_for(workload, bands, error, start=coefficients)
         ratios[bands] = expected_error(coefficients, workload, noise_multiplier, error) / independent
-    return ratios
+    return Gain(setting, noises, ratios, best.bands)
 
 
 def _line(gain: Gain) -> str:
+    setting = gain.setting
     ratios = [f"{bands}: {ratio:.3f}" for bands, ratio in gain.ratios.items()]
     return (
-        f"ε={gain.epsilon:g} epochs={gain.epochs:g} steps={gain.steps}: ratio {gain.ratios[gain.best]:.3f} with "
-        f"{gain.best} bands, noise_multiplier {gain.noise_multipliers[1]:.3f} → "
+        f"ε={setting.epsilon:g} epochs={setting.epochs:g} steps={setting.steps}: ratio {gain.ratios[gain.best]:.3f} "
+        f"with {gain.best} bands, noise_multiplier {gain.noise_multipliers[1]:.3f} → "
         f"{gain.noise_multipliers[gain.best]:.3f}; by bands {', '.join(ratios)}"
     )
 
 
-def _write_table(path: Path, gains: Sequence[Gain], options: argparse.Namespace) -> None:
-    """A line for each ε, number of epochs and bands, with the options that they are for."""
-    shared = {name: getattr(options, name) for name in _COLUMNS}
-    with path.open("w", encoding="utf-8", newline="") as file:
-        columns = [*_COLUMNS, "epsilon", "epochs", "steps", "bands", "noise_multiplier", "ratio", "best"]
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
+def write_predictions(path: Path, gains_of: Mapping[str, Sequence[Gain]]) -> None:
+    """A line for each table, setting and number of bands.
+
+    Args:
+        path: Of the file.
+        gains_of: Predictions by the name of their table.
+    """
+    rows = []
+    for table, gains in gains_of.items():
         for gain in gains:
             for bands, ratio in gain.ratios.items():
-                row = {
-                    "epsilon": gain.epsilon,
-                    "epochs": gain.epochs,
-                    "steps": gain.steps,
+                row = {"table": table} if table else {}
+                row |= asdict(gain.setting)
+                row |= {
                     "bands": bands,
                     "noise_multiplier": f"{gain.noise_multipliers[bands]:.5g}",
                     "ratio": f"{ratio:.4f}",
                     "best": int(bands == gain.best),
                 }
-                writer.writerow(shared | row)
+                rows.append(row)
+    write_atomically(path, pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
 
 
 def gain_figure(gains: Sequence[Gain]) -> Figure:
     """A panel for each number of epochs: the ratio against the bands, a line for each ε, its best bands marked."""
-    durations = sorted({gain.epochs for gain in gains})
+    durations = sorted({gain.setting.epochs for gain in gains})
     figure = new_figure(3 * len(durations), 3.4)
     panels = figure.subplots(1, len(durations), sharey=True, squeeze=False)[0]
     for axes, epochs in zip(panels, durations, strict=True):
-        _draw(axes, [gain for gain in gains if gain.epochs == epochs])
+        _draw(axes, [gain for gain in gains if gain.setting.epochs == epochs])
         plural = "" if epochs == 1 else "s"
         axes.set_title(f"{epochs:g} epoch{plural}", fontsize=10)
     panels[0].set_ylabel("error ÷ that of independent noise")
@@ -190,75 +227,136 @@ def gain_figure(gains: Sequence[Gain]) -> Figure:
     return figure
 
 
-def measured_differences(folder: Path) -> pd.DataFrame:
-    """Accuracies with both kinds of noise, in percent.
+@dataclass(frozen=True)
+class Comparison:
+    """One row of a table: what is predicted, and what was measured.
+
+    Attributes:
+        label: Of the row.
+        duration: What it says besides ε, such as "3 epochs"; empty where all rows are alike.
+        bands: Of the column with banded noise.
+        gain: The prediction.
+        accuracies: Columns independent and banded, in percent; a line for each seed that has both.
+    """
+
+    label: str
+    duration: str
+    bands: int
+    gain: Gain
+    accuracies: pd.DataFrame
+
+    @property
+    def differences(self) -> pd.Series[float]:
+        """Banded − independent, in points."""
+        return self.accuracies["banded"] - self.accuracies["independent"]
+
+
+def comparisons(table: Table, runs: pd.DataFrame) -> list[Comparison]:
+    """Rows of a table with columns independent and banded, and what is predicted of each.
 
     Args:
-        folder: Results of a table with rows epoch_E_epsilon_X and columns independent and banded.
-
-    Returns:
-        A line for each epochs, epsilon and seed that has both, with independent, banded and their difference.
+        table: The definition.
+        runs: As in its runs.csv.
     """
-    runs = pd.read_csv(folder / "runs.csv")
-    settings = runs["row"].str.extract(_ROW).astype(float)
-    accuracies = pd.concat([settings, runs[["column", "seed", "value"]]], axis=1)
-    accuracies["value"] *= 100
-    pairs = accuracies.pivot_table(index=["epochs", "epsilon", "seed"], columns="column", values="value")
-    pairs = pairs.dropna(subset=["independent", "banded"])
-    pairs["difference"] = pairs["banded"] - pairs["independent"]
-    return pairs.reset_index()
+    compared = []
+    for row in table.rows:
+        of_row = runs[runs["row"] == row.name]
+        accuracies = of_row.pivot_table(index="seed", columns="column", values="value") * 100
+        accuracies = accuracies.reindex(columns=["independent", "banded"]).dropna()
+        if accuracies.empty:
+            continue
+        run = of_row[of_row["column"] == "banded"].iloc[0]
+        words = dict(word.split("=", 1) for word in run["words"].split())
+        setting = Setting(
+            epsilon=float(words["strategy.target_epsilon"]),
+            delta=float(run["delta"]),
+            steps=int(run["steps"]),
+            population=int(run["population"]),
+            batch_size=float(words["data.expected_batch_size"]),
+            momentum=float(words.get("optimizer.momentum", 0)),
+            in_turn=words["data.sampling"] == "min_separation",
+        )
+        compared.append(
+            Comparison(
+                label=row.label,
+                duration=_EPSILON.sub("", row.label),
+                bands=int(words["strategy.bands"]),
+                gain=predicted_gain(setting),
+                accuracies=accuracies,
+            )
+        )
+    return compared
 
 
-def measured_page(
-    gains: Sequence[Gain],
-    differences: pd.DataFrame,
-    options: argparse.Namespace,
-) -> str:
-    """The page of results: prediction and measurement in one table, in Markdown.
+def write_page(results: Path) -> None:
+    """Write predictions beside the measurements of all tables of correlated noise: README.md, pictures, predicted.csv.
 
     Args:
-        gains: Predictions for the settings of the table.
-        differences: See `measured_differences`.
-        options: Of the command.
+        results: The folder of results.
     """
-    bands = options.bands
+    folder = results / _FOLDER
+    folder.mkdir(exist_ok=True)
+    compared_in = {}
+    for name in table_names():
+        table = read_table(name)
+        path = results / table.folder / "runs.csv"
+        # A table that only chooses has no pairs to show.
+        if name.startswith(_GROUP) and table.chosen_from and path.is_file():
+            compared_in[name] = comparisons(table, pd.read_csv(path))
+            write_figure(folder / f"{_picture(name)}.png", measured_figure(compared_in[name]))
+    gains_of = {name: [comparison.gain for comparison in compared] for name, compared in compared_in.items()}
+    write_predictions(folder / "predicted.csv", gains_of)
+    write_atomically(folder / "README.md", measured_page(compared_in))
+
+
+def _picture(name: str) -> str:
+    return name.removeprefix(_GROUP)
+
+
+def measured_page(compared_in: Mapping[str, Sequence[Comparison]]) -> str:
+    """The page of results: prediction and measurement in one table for each of them, in Markdown.
+
+    Args:
+        compared_in: Rows by the name of their table.
+    """
     lines = [
         "# Correlated noise: predicted and measured",
         "",
-        "Made by `python -m tools.correlated_gain` from",
-        f"[{options.measured.name}](../{options.measured.name}/README.md):",
-        f"batches of {options.batch_size:g} of {options.population:,} records, SGD without momentum.",
-        "",
-        f"| | noise multiplier, independent → {bands} bands | error of the iterates, {bands} bands | best bands | "
-        "accuracy, independent | banded | paired difference | n |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for gain in gains:
-        of_setting = (differences["epochs"] == gain.epochs) & (differences["epsilon"] == gain.epsilon)
-        seeds = differences[of_setting]
-        cells = [
-            f"{gain.epochs:g} epoch{'' if gain.epochs == 1 else 's'}, ε = {gain.epsilon:g}",
-            f"{gain.noise_multipliers[1]:.3f} → {gain.noise_multipliers[bands]:.3f}",
-            f"× {gain.ratios[bands]:.2f}",
-            f"{gain.best} (× {gain.ratios[gain.best]:.2f})",
-            _spread(seeds["independent"]),
-            _spread(seeds["banded"]),
-            _spread(seeds["difference"], sign="+"),
-            str(len(seeds)),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    lines += [
+        "Made by `make results` (`python -m tools.correlated_gain --results results`) from the runs of the tables.",
         "",
         "Predicted: root mean square error that noise leaves in the iterates, over that of independent noise at the",
-        f"same ε ({options.accountant}) and δ = {options.delta:g}, if gradients did not follow the noise.",
-        "Measured: test accuracy in percent, mean ± standard deviation over n seeds; the learning rate of each cell",
-        "was chosen on validation data.",
-        "",
-        "![predicted](predicted.png)",
-        "",
-        "![measured](measured.png)",
+        "same ε (by RDP), if gradients did not follow the noise. Measured: test accuracy in percent, mean ± standard",
+        "deviation over n seeds; the settings of each cell were chosen on validation data.",
         "",
     ]
+    for name, compared in compared_in.items():
+        table = read_table(name)
+        setting = compared[0].gain.setting
+        bands = compared[0].bands
+        lines += [
+            f"## {table.title}",
+            "",
+            f"[{table.folder}](../{table.folder}/README.md): batches of {setting.batch_size:g} of "
+            f"{setting.population:,} records, δ = {setting.delta:g}.",
+            "",
+            f"| | noise multiplier, independent → {bands} bands | error of the iterates, {bands} bands | best bands | "
+            "accuracy, independent | banded | paired difference | n |",
+            "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        ]
+        for comparison in compared:
+            gain = comparison.gain
+            cells = [
+                comparison.label,
+                f"{gain.noise_multipliers[1]:.3f} → {gain.noise_multipliers[bands]:.3f}",
+                f"× {gain.ratios[bands]:.2f}",
+                f"{gain.best} (× {gain.ratios[gain.best]:.2f})",
+                _spread(comparison.accuracies["independent"]),
+                _spread(comparison.accuracies["banded"]),
+                _spread(comparison.differences, sign="+"),
+                str(len(comparison.accuracies)),
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+        lines += ["", f"![predicted and measured]({_picture(name)}.png)", ""]
     return "\n".join(lines)
 
 
@@ -271,38 +369,33 @@ def _spread(values: pd.Series[float], sign: str = "") -> str:
     return f"{mean} ± {values.std():.2f}"
 
 
-def measured_figure(
-    gains: Sequence[Gain],
-    differences: pd.DataFrame,
-    bands: int,
-) -> Figure:
-    """Prediction on the left, measured differences on the right, against ε; a color for each number of epochs.
+def measured_figure(compared: Sequence[Comparison]) -> Figure:
+    """Prediction on the left, measured differences on the right, against ε; a color for each duration.
 
     Args:
-        gains: Predictions for the settings of the table.
-        differences: See `measured_differences`.
-        bands: Of the table.
+        compared: Rows of one table.
     """
     figure = new_figure(8, 3.6)
     predicted, measured = figure.subplots(1, 2)
-    for number, epochs in enumerate(sorted({gain.epochs for gain in gains})):
+    for number, duration in enumerate(dict.fromkeys(comparison.duration for comparison in compared)):
         color = _COLORS[number % len(_COLORS)]
-        of_epochs = [gain for gain in gains if gain.epochs == epochs]
-        label = f"{epochs:g} epoch{'' if epochs == 1 else 's'}"
-        budgets = [gain.epsilon for gain in of_epochs]
-        ratios = [gain.ratios[bands] for gain in of_epochs]
-        predicted.plot(budgets, ratios, "o-", color=color, label=label)
-        of_seeds = differences[differences["epochs"] == epochs]
-        measured.plot(of_seeds["epsilon"], of_seeds["difference"], ".", color=color, alpha=0.4)
-        means = of_seeds.groupby("epsilon")["difference"].mean()
-        measured.plot(means.index, means, "o-", color=color)
+        lines = [comparison for comparison in compared if comparison.duration == duration]
+        budgets = [comparison.gain.setting.epsilon for comparison in lines]
+        ratios = [comparison.gain.ratios[comparison.bands] for comparison in lines]
+        predicted.plot(budgets, ratios, "o-", color=color, label=duration)
+        for comparison in lines:
+            differences = comparison.differences
+            seeds = [comparison.gain.setting.epsilon] * len(differences)
+            measured.plot(seeds, differences, ".", color=color, alpha=0.4)
+        measured.plot(budgets, [comparison.differences.mean() for comparison in lines], "o-", color=color)
+    bands = compared[0].bands
     predicted.axhline(1.0, color="#808080", linewidth=0.8, linestyle=":")
     predicted.set_ylabel(f"error with {bands} bands ÷ independent")
     predicted.set_title("predicted error of the iterates", fontsize=10)
     measured.axhline(0.0, color="#808080", linewidth=0.8, linestyle=":")
     measured.set_ylabel("banded − independent, points")
     measured.set_title("measured test accuracy (dots: seeds)", fontsize=10)
-    budgets = sorted({gain.epsilon for gain in gains})
+    budgets = sorted({comparison.gain.setting.epsilon for comparison in compared})
     for axes in (predicted, measured):
         axes.set_xscale("log")
         axes.set_xticks(budgets, [f"{epsilon:g}" for epsilon in budgets], minor=False)
@@ -311,17 +404,18 @@ def measured_figure(
         axes.grid(axis="y", alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     handles, labels = predicted.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
+    if any(labels):
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
     return figure
 
 
 def _draw(axes: Axes, gains: Sequence[Gain]) -> None:
     ticks: set[int] = set()
-    for number, gain in enumerate(sorted(gains, key=lambda gain: gain.epsilon)):
+    for number, gain in enumerate(sorted(gains, key=lambda gain: gain.setting.epsilon)):
         color = _COLORS[number % len(_COLORS)]
         bands = list(gain.ratios)
         ticks |= {value for value in bands if value & (value - 1) == 0}
-        axes.plot(bands, list(gain.ratios.values()), "-", color=color, label=f"ε = {gain.epsilon:g}")
+        axes.plot(bands, list(gain.ratios.values()), "-", color=color, label=f"ε = {gain.setting.epsilon:g}")
         axes.plot(gain.best, gain.ratios[gain.best], "o", color=color)
         axes.annotate(
             f"{gain.ratios[gain.best]:.2f}",

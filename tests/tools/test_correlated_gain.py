@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
+from dpbench.privacy.accounting.calibration import TrainingSetting, solved
 from tools.correlated_gain import main
 
 
@@ -18,28 +20,42 @@ def test_the_command_prints_and_writes_what_bands_gain(tmp_path: Path, capsys: p
     assert (tmp_path / "predicted.png").stat().st_size > 1000
     with (tmp_path / "predicted.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    for epochs in ("2.0", "4.0"):
-        ratios = {int(row["bands"]): float(row["ratio"]) for row in rows if row["epochs"] == epochs}
+    for steps in ("20", "40"):
+        ratios = {int(row["bands"]): float(row["ratio"]) for row in rows if row["steps"] == steps}
         assert list(ratios) == [1, 2, 3, 4, 6, 8]  # no more than batches of an epoch
         assert ratios[1] == 1
-        best = [int(row["bands"]) for row in rows if row["epochs"] == epochs and row["best"] == "1"]
+        best = [int(row["bands"]) for row in rows if row["steps"] == steps and row["best"] == "1"]
         assert best == [min(ratios, key=lambda bands: ratios[bands])]
         assert min(ratios.values()) < 0.9
 
 
-def test_the_page_pairs_the_seeds_of_a_table(tmp_path: Path) -> None:
-    """A seed that has one of both only is left out."""
-    table = tmp_path / "own_table"
+WORDS = "data.expected_batch_size=100 strategy.target_epsilon=8 strategy.bands=4 strategy.target_epsilon=8"
+
+
+@pytest.mark.parametrize("sampling", ["cyclic_poisson", "min_separation"])
+def test_the_page_pairs_the_seeds_of_a_table(sampling: str, tmp_path: Path) -> None:
+    """A seed that has one of both only is left out; a row without pairs, too."""
+    table = tmp_path / "correlated_noise_mnist"
     table.mkdir()
-    lines = ["row,column,seed,metric,value"]
-    for seed, independent, banded in ((1, 0.90, 0.92), (2, 0.91, 0.95)):
-        lines.append(f"epoch_2_epsilon_8,independent,{seed},test/accuracy,{independent}")
-        lines.append(f"epoch_2_epsilon_8,banded,{seed},test/accuracy,{banded}")
-    lines.append("epoch_2_epsilon_8,banded,3,test/accuracy,0.5")
+    lines = ["row,column,seed,metric,value,delta,population,steps,words"]
+    banded = f"1e-3,1000,20,{WORDS} data.sampling={sampling}"
+    for seed, of_independent, of_banded in ((1, 0.90, 0.92), (2, 0.91, 0.95)):
+        lines.append(f"epoch_1_epsilon_8,independent,{seed},test/accuracy,{of_independent},1e-3,1000,20,{WORDS}")
+        lines.append(f"epoch_1_epsilon_8,banded,{seed},test/accuracy,{of_banded},{banded}")
+    lines.append(f"epoch_1_epsilon_8,banded,3,test/accuracy,0.5,{banded}")
+    lines.append(f"epoch_1_epsilon_1,banded,3,test/accuracy,0.5,{banded}")
     (table / "runs.csv").write_text("\n".join(lines), encoding="utf-8")
-    words = "--population 1000 --batch-size 100 --epsilon 8 --epochs 2 --delta 1e-3 --accountant rdp --bands 4 --output"
-    main([*words.split(), str(tmp_path), "--measured", str(table)])
-    page = (tmp_path / "README.md").read_text(encoding="utf-8")
-    assert "| 2 epochs, ε = 8 |" in page
-    assert "| 90.50 ± 0.71 | 93.50 ± 2.12 | +3.00 ± 1.41 | 2 |" in page
-    assert (tmp_path / "measured.png").stat().st_size > 1000
+    main(["--results", str(tmp_path)])
+    folder = tmp_path / "correlated_noise"
+    (row,) = [line for line in (folder / "README.md").read_text(encoding="utf-8").splitlines() if "ε = " in line]
+    assert row.startswith("| 1 epoch, ε = 8 |")
+    assert row.endswith("| 90.50 ± 0.71 | 93.50 ± 2.12 | +3.00 ± 1.41 | 2 |")
+    assert (folder / "mnist.png").stat().st_size > 1000
+    predicted = pd.read_csv(folder / "predicted.csv").set_index("bands")
+    noises = predicted["noise_multiplier"]
+    if sampling == "min_separation":  # one cost for all bands: two participations of everybody
+        expected = solved(TrainingSetting(sample_rate=1.0, steps=2, epsilon=8, delta=1e-3)).noise_multiplier
+        assert noises.to_numpy() == pytest.approx(expected, rel=1e-4)
+        assert (predicted["ratio"].diff().dropna() < 0).all()
+    else:
+        assert noises.loc[4] > 1.2 * noises.loc[1]
