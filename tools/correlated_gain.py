@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
@@ -200,7 +200,7 @@ def write_predictions(path: Path, gains_of: Mapping[str, Sequence[Gain]]) -> Non
     for table, gains in gains_of.items():
         for gain in gains:
             for bands, ratio in gain.ratios.items():
-                row = {"table": table} if table else {}
+                row: dict[str, Any] = {"table": table} if table else {}
                 row |= asdict(gain.setting)
                 row |= {
                     "bands": bands,
