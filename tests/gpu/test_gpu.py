@@ -38,7 +38,7 @@ from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum
 from dpbench.privacy.mechanism.noise import add_gaussian_noise
 from dpbench.privacy.randomness import keyed_generator
-from dpbench.session.executors import REFERENCE, Eager, Executor
+from dpbench.session.executor import REFERENCE, Executor
 from dpbench.session.graphs import Graphs
 from dpbench.strategies import DPSGD
 
@@ -191,7 +191,7 @@ def test_a_repeated_graph_makes_the_release_of_an_eager_lot(
     name: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = []
-    executors = (Eager(), GraphsLikeEager())
+    executors = (Executor(), GraphsLikeEager())
     for executor in executors:
         monkeypatch.setattr("dpbench.callback.strategy.executor_of", lambda name, size, executor=executor: executor)
         torch.manual_seed(0)
@@ -261,7 +261,7 @@ class WaitsOfSteps(pl.Callback):
 
 def test_padded_lots_make_the_releases_of_eager_ones(device: str, tmp_path: Path) -> None:
     """One recording (or two, with a logged loss), noise and update by graphs, and few waits."""
-    executors = (Eager(), GraphsLikeEager())
+    executors = (Executor(), GraphsLikeEager())
     waits = WaitsOfSteps()
     weights = []
     for executor in executors:

@@ -12,13 +12,14 @@ import torch
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import check_own_randomness, read_ledger
-from dpbench.session.executors import REFERENCE, Eager, executor_of, keyed_by
+from dpbench.session.executor import REFERENCE, Executor
+from dpbench.session.executors import executor_of, keyed_by
 from dpbench.session.graphs import Graphs
 from dpbench.strategies import DPSGD
 from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for, weights_of
 
 
-class Other(Eager):
+class Other(Executor):
     """Another executor, that happens to round as the reference does."""
 
     name = "other"

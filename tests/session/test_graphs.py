@@ -27,7 +27,7 @@ from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.canaries.canaries import GradientCanaries
-from dpbench.session.executors import REFERENCE
+from dpbench.session.executor import REFERENCE
 from dpbench.session.graphs import Graphs
 from dpbench.strategies import DPSGD, AdaptiveQuantileClipping, AutomaticClipping, DiscretizedDPSGD
 from tests.strategies.worlds import Classifier as World

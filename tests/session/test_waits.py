@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dpbench.privacy.mechanism import noise
 from dpbench.privacy.native import kernels
 from dpbench.run.progress import RunProgress
-from dpbench.session.executors import Eager
+from dpbench.session.executor import Executor
 from dpbench.strategies import DPSGD
 from tests.session.test_graphs import Recorder
 from tests.session.test_padding import classifier, loader
@@ -82,7 +82,7 @@ def waits_of_steps(
 @pytest.mark.parametrize(
     ("executor", "most"),
     [
-        (Eager, 2),  # whether all records are finite, and the checksum of the ledger
+        (Executor, 2),  # whether all records are finite, and the checksum of the ledger
         (Recorder, 2),
     ],
 )

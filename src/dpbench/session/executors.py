@@ -1,4 +1,4 @@
-"""How the arithmetic of a step is carried out: for speed alone, never in a plan, in ε or in a run's name.
+"""Executors by name, and the keys of their runs.
 
 Executors may round differently, and the same noise on two roundings of a sum would reveal their difference. So the
 name of the executor is part of the keys of noise, lots and replays (`keyed_by`).
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -18,92 +18,19 @@ from dpbench.errors import ConfigurationError
 from dpbench.privacy.releases import ReleaseEngine
 from dpbench.records.source import RecordSource
 from dpbench.records.training import Training, TrainingStep
+from dpbench.session.executor import REFERENCE, Executor
 from dpbench.session.graphs import Graphs
 from dpbench.session.stacked import Stacked
 
 ExecutorName = Literal["auto", "eager", "graph", "stack"]
 """Of an executor; "auto" takes graphs on a GPU."""
 
-REFERENCE = "eager"
-"""Whose keys are those of the seed alone."""
 
-
-class Executor(Protocol):
-    """Carries out what a session asks for, on any device.
-
-    Guarantee: that of the session. The sum that it releases is that of the reference, but for rounding; each release
-    is in the ledger before its sum is used.
-
-    Attributes:
-        name: In keys: another one wherever its sums come to round otherwise.
-    """
-
-    name: str
-
-    def attach(
-        self,
-        training: Training,
-        releases: ReleaseEngine,
-        source: RecordSource,
-        optimizer: Optimizer,
-    ) -> None:
-        """Take note of a training and of the optimizer of its private part; `step` and `backward` are called next."""
-
-    def detach(self) -> None:
-        """Let go of it, also after an error."""
-
-    def own_step(self, own: TrainingStep) -> TrainingStep:
-        """Carry out the module's step, which a source calls in its own."""
-
-    def step(self, step: TrainingStep) -> TrainingStep:
-        """Carry out a source's step."""
-
-    def backward(self, backward: Callable[..., None]) -> Callable[..., None]:
-        """Carry out a source's backward pass."""
-
-    def release(self, releases: ReleaseEngine) -> list[Tensor]:
-        """Make the sums of a lot private; see `ReleaseEngine.release`."""
-
-
-class Eager:
-    """Operation by operation, as PyTorch meets them: the reference, for every network and device."""
-
-    name = REFERENCE
-
-    def attach(
-        self,
-        training: Training,
-        releases: ReleaseEngine,
-        source: RecordSource,
-        optimizer: Optimizer,
-    ) -> None:
-        """Nothing needs to be known."""
-
-    def detach(self) -> None:
-        """Nothing was kept."""
-
-    def own_step(self, own: TrainingStep) -> TrainingStep:
-        """The module's step as it is."""
-        return own
-
-    def step(self, step: TrainingStep) -> TrainingStep:
-        """The step as it is."""
-        return step
-
-    def backward(self, backward: Callable[..., None]) -> Callable[..., None]:
-        """The backward pass as it is."""
-        return backward
-
-    def release(self, releases: ReleaseEngine) -> list[Tensor]:
-        """As `ReleaseEngine.release`."""
-        return releases.release()
-
-
-class Auto:
+class Auto(Executor):
     """Graphs on a GPU, and eager elsewhere: what no graph can hold of a training, graphs leave to Python."""
 
     def __init__(self) -> None:
-        self._chosen: Executor = Eager()
+        self._chosen = Executor()
         self.name = self._chosen.name
 
     def attach(
@@ -114,7 +41,7 @@ class Auto:
         optimizer: Optimizer,
     ) -> None:
         """Choose by where the module is."""
-        self._chosen = Graphs() if training.device.type == "cuda" else Eager()
+        self._chosen = Graphs() if training.device.type == "cuda" else Executor()
         self.name = self._chosen.name
         self._chosen.attach(training, releases, source, optimizer)
 
@@ -151,7 +78,7 @@ def executor_of(name: str, stack_size: int = 1) -> Executor:
     """
     executors: dict[str, Callable[[], Executor]] = {
         "auto": Auto,
-        "eager": Eager,
+        REFERENCE: Executor,
         "graph": Graphs,
         "stack": partial(Stacked, stack_size),
     }

@@ -15,8 +15,8 @@ not: a resumed run rounds as the uninterrupted one does. Other modules have a re
 second occurrence on; these round as eager lots do.
 
 Noise and update have graphs of their own (`_noise_graph`, `_update_graph`): guards and hooks of users look at the
-gradients between release and update. Checksum and ledger are as for `executors.Eager`. A lot in which a record is not
-finite is made once more, eagerly: nothing of it was released.
+gradients between release and update. Checksum and ledger are those of the reference (`executor.Executor`). A lot in
+which a record is not finite is made once more, eagerly: nothing of it was released.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ from dpbench.session._recordings import (
 )
 from dpbench.session._repeatability import UnreadNumber, fingerprint, refuse_python, without_collectives
 from dpbench.session._update_graph import UpdateGraphs
+from dpbench.session.executor import Executor
 
 _SIGHTINGS = 2
 """Of a size, before it is recorded: a size that comes once would pay for nothing."""
@@ -94,7 +95,7 @@ class _Lot(NamedTuple):
     padding: Padding | None
 
 
-class Graphs:
+class Graphs(Executor):
     """Records the sums of a lot, and repeats them for others.
 
     Guarantee: that of the session. A record moves the sums as it does eagerly: the same operations are carried out.
@@ -165,10 +166,6 @@ class Graphs:
         self._outcome = None
         self._compared = None
         self._was_doubted = False
-
-    def own_step(self, own: TrainingStep) -> TrainingStep:
-        """The module's step as it is."""
-        return own
 
     def step(self, step: TrainingStep) -> TrainingStep:
         """Repeat a recording of the lot, where there is one."""

@@ -59,7 +59,8 @@ from dpbench.session._doubts import (
 )
 from dpbench.session._memory import is_out_of_memory
 from dpbench.session._physical_batch import physical_batch_size
-from dpbench.session.executors import Executor, keyed_by
+from dpbench.session.executor import Executor
+from dpbench.session.executors import keyed_by
 
 _SEPARATE_BY_NOW = (
     "the records of this batch cannot be rows of one batch, unlike those of earlier batches. Set "

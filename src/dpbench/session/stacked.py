@@ -46,6 +46,7 @@ from dpbench.records.training import (
 from dpbench.session._inputs import fill, kinds
 from dpbench.session._recordings import Call, Draws, logging_to
 from dpbench.session._repeatability import UnreadNumber, refuse_python
+from dpbench.session.executor import Executor
 from dpbench.session.turns import place
 
 _EAGER = "executor=stack: batches are carried out run by run, because {reason}."
@@ -129,7 +130,7 @@ class Request:
         self.error: str | None = None
 
 
-class Stacked:
+class Stacked(Executor):
     """Carries out the steps of runs together.
 
     Guarantee: that of the session. What a layer of a run sees, and the gradient of its output, are computed from the
@@ -225,18 +226,6 @@ class Stacked:
             return self._result(request)
 
         return stacked
-
-    def step(self, step: TrainingStep) -> TrainingStep:
-        """The source's step as it is."""
-        return step
-
-    def backward(self, backward: Callable[..., None]) -> Callable[..., None]:
-        """The backward pass as it is."""
-        return backward
-
-    def release(self, releases: ReleaseEngine) -> list[Tensor]:
-        """As `ReleaseEngine.release`."""
-        return releases.release()
 
     # ------------------------------------------------------------------------------------- one step
 

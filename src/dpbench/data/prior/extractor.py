@@ -227,7 +227,7 @@ def _state(path: Path, content: bytes) -> dict[str, Any]:
     except Exception as error:
         # PyTorch's own words on a file that is torn are a paragraph on its archive's format.
         raise ConfigurationError(f"{path} is damaged, or no file of dpbench pretrain: train it again.") from error
-    if not isinstance(state, Mapping) or state.get("format") != _FORMAT or not _KEYS <= state.keys():
+    if not isinstance(state, Mapping) or state.get("format") != _FORMAT or _KEYS - state.keys():
         raise ConfigurationError(f"{path} is no file of dpbench pretrain: name one that it has written.")
     return dict(state)
 
