@@ -6,10 +6,47 @@ import warnings
 from typing import Any
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from benchmarks.plain import Step, laid_out
 from benchmarks.workloads import Workload
+from dpbench.models.wide_resnet import standardized
+
+
+class StandardizedConv2d(nn.Conv2d):
+    """A convolution whose own forward standardizes its weight: Opacus knows no parametrizations.
+
+    Args:
+        layer: A convolution with `WeightStandardization`, whose tensors it takes over.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__(
+            layer.in_channels,
+            layer.out_channels,
+            layer.kernel_size,
+            layer.stride,
+            layer.padding,
+        )
+        self.weight = layer.parametrizations.weight.original
+        self.bias = layer.bias
+        self.gain = layer.parametrizations.weight[0].gain
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(N, channels, H, W) → (N, channels, H, W)."""
+        weight = standardized(self.weight, self.gain)
+        return F.conv2d(input, weight, self.bias, self.stride, self.padding)
+
+
+def without_parametrizations(network: nn.Module) -> nn.Module:
+    """The network, with the same weights, with `StandardizedConv2d` for convolutions with weight standardization."""
+    for module in list(network.modules()):
+        for name, layer in list(module.named_children()):
+            if parametrize.is_parametrized(layer):
+                setattr(module, name, StandardizedConv2d(layer))
+    return network
 
 
 def opacus(workload: Workload, mode: str, device: str, layout: torch.memory_format) -> Step:
@@ -30,7 +67,8 @@ def opacus(workload: Workload, mode: str, device: str, layout: torch.memory_form
     from opacus.validators import ModuleValidator
 
     # Its own DPLSTM and DPMultiheadAttention for torch's, with the same weights; other networks are as they were.
-    plain = ModuleValidator.fix(workload.model()).to(device, memory_format=layout)
+    network = without_parametrizations(workload.model())
+    plain = ModuleValidator.fix(network).to(device, memory_format=layout)
     x, y = (data.to(device) for data in workload.data())
     x = laid_out(x, layout)
     sgd = torch.optim.SGD(plain.parameters(), lr=0.01)

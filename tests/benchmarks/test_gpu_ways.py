@@ -16,10 +16,11 @@ from benchmarks import pages
 from benchmarks.__main__ import main
 from benchmarks.gpu_ways import WAYS
 from benchmarks.methods import GPU_METHODS, builder, methods_on_gpu, together
+from benchmarks.opacus_ import opacus, without_parametrizations
 from benchmarks.users import plain
 from benchmarks.users.tasks import TASKS
 from benchmarks.workloads import GPU_WORKLOADS, WORKLOADS, with_smaller_lots, workload_named
-from dpbench.models import SmallAlexNet
+from dpbench.models import SmallAlexNet, WideResNet
 
 SLOW = ("seeds/flat", "compiled/flat")  # and without a compiler the last one fails
 
@@ -65,6 +66,18 @@ def test_views_of_a_record_are_clipped_together() -> None:
     rows, labels = workload.data()
     assert len(rows) == 8 and labels[:4].unique().numel() == 1
     builder("ours/flat", workload, "cpu")()()
+
+
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
+def test_opacus_trains_the_same_network_with_weight_standardization(mode: str) -> None:
+    build = partial(WideResNet, (3, 8, 8), 10, depth=10, width=1)
+    workload = replace(workload_named("wide_resnet b256"), build=build, input_shape=(3, 8, 8), batch=4)
+    x, _ = workload.data()
+    network = workload.model()
+    outputs = network(x)
+    assert torch.equal(without_parametrizations(network)(x), outputs)
+    step = opacus(workload, mode, "cpu", torch.contiguous_format)
+    step()
 
 
 def test_several_users_at_once_make_a_round() -> None:

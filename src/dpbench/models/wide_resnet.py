@@ -12,11 +12,27 @@ from dpbench.models.shapes import require
 _EPS = 1e-4  # of the standardization in the authors' program
 
 
-class WeightStandardization(nn.Module):
-    """Computes a convolution's weight with mean 0 and norm `gain` for each output channel, from another tensor.
+def standardized(weight: Tensor, gain: Tensor) -> Tensor:
+    """The weight of a convolution with mean 0 and norm `gain` for each output channel.
 
     ŵ = gain · (w − mean(w)) / √max(n · var(w), 1e-4), over the n numbers of an output channel (Qiao et al. 2019; as
-    scaled by Brock et al. 2021). It is a parametrization (`torch.nn.utils.parametrize`).
+    scaled by Brock et al. 2021).
+
+    Args:
+        weight: (channels, ...).
+        gain: (channels,).
+    """
+    rows = weight.flatten(1)
+    centered = rows - rows.mean(1, keepdim=True)
+    squares = centered.square().sum(1, keepdim=True)  # n · var
+    scaled = centered * squares.clamp(min=_EPS).rsqrt() * gain[:, None]
+    return scaled.view_as(weight)
+
+
+class WeightStandardization(nn.Module):
+    """Computes a convolution's weight from another tensor: `standardized`, with a gain that is trained.
+
+    It is a parametrization (`torch.nn.utils.parametrize`).
 
     Args:
         channels: Output channels of the convolution.
@@ -28,11 +44,7 @@ class WeightStandardization(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """The standardized weight, in the weight's shape (channels, ...)."""
-        rows = weight.flatten(1)
-        centered = rows - rows.mean(1, keepdim=True)
-        squares = centered.square().sum(1, keepdim=True)  # n · var
-        standardized = centered * squares.clamp(min=_EPS).rsqrt() * self.gain[:, None]
-        return standardized.view_as(weight)
+        return standardized(weight, self.gain)
 
 
 def _convolution(n_in: int, n_out: int, kernel: int, stride: int = 1) -> nn.Conv2d:
