@@ -18,7 +18,7 @@ from dpbench.reproduce._results import RUNS, STRIPS, of_best_trials, read_logged
 from dpbench.reproduce._verdicts import VERDICTS, read_verdicts, write_verdicts
 from dpbench.reproduce.tables import read_table, table_names
 
-_PAGES = ("README.md", "docs/reproduced.md", "docs/discretized_gradients.md")
+_PAGES = ("README.md", "docs/reproduced.md", "docs/discretized_gradients.md", "docs/random_prior.md")
 _PLACE = re.compile(r"(<!-- table (?P<name>\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
