@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from dpbench.privacy.canaries.scores import Scores
 from dpbench.privacy.mechanism.noise_process import Gaussian, Noise
 from dpbench.privacy.mechanism.schedules import Factors
 from tests.strategies.test_audit import scores_of, train
-from tools.audits.mutants import BANDED_MUTANTS
+from tools.audits.mutants import BANDED_MUTANTS, MUTANTS
 
 BANDS, STEPS = 3, 41
 banded = partial(train, DPSGD, sampling="cyclic_poisson", noise=Banded(bands=BANDS, coefficients="square_root"))
@@ -104,9 +105,18 @@ def test_other_correlated_noise_is_refused(tmp_path: Path) -> None:
         train(OwnNoise, tmp_path)
 
 
-def test_lots_that_take_turns_without_banded_noise_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="scored in banded noise only: audit=none"):
-        train(DPSGD, tmp_path, "min_separation", "user")
+@pytest.mark.parametrize("noise", [None, Banded(bands=1)])
+@pytest.mark.parametrize("mutant", [None, "half of the noise"])
+def test_independent_noise_on_lots_that_take_turns(mutant: str | None, noise: Banded | None, tmp_path: Path) -> None:
+    options = {} if noise is None else {"noise": noise}
+    with MUTANTS[mutant]() if mutant else nullcontext():
+        train(DPSGD, tmp_path, "min_separation", "user", steps=14, noise_multiplier=2.0, **options)
+    result = audited(tmp_path)
+    assert result.rounds is not None and result.rounds.length > 1
+    if mutant is None:
+        assert result.verdict == Verdict.CONSISTENT, result.accused_by
+    else:
+        assert "noise over declared" in result.accused_by
 
 
 def test_the_report_says_correlated_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,7 +126,7 @@ def test_the_report_says_correlated_noise(tmp_path: Path, capsys: pytest.Capture
     assert main(["train", *words, *noise, "trainer.max_steps=8", f"hydra.run.dir={run}"]) == 0
     assert main(["audit", str(run)]) in (0, 3)
     text = capsys.readouterr().out
-    assert "correlated noise: canaries are scored in whitened releases, once in 2 steps, in 3 rounds" in text
+    assert "canaries are scored once in 2 steps, in 3 rounds; in whitened releases where noise is correlated" in text
     assert "draws out of turn" in text
 
 

@@ -264,7 +264,7 @@ def audit(ledger: Ledger, scores: Scores, confidence: float = 0.95, family: Fami
         )
     if not scores.observations and scores.rounds is not None:
         raise ConfigurationError(
-            f"in correlated noise a canary is scored once in {scores.rounds.length} releases, the first time after "
+            f"a canary is scored once in {scores.rounds.length} releases, the first time after "
             f"{scores.rounds.fewest_releases}, and the run made {scores.releases}: train longer."
         )
     if family is None:

@@ -368,7 +368,7 @@ class ReleaseEngine:
         # At a multiplier of 1 first, since what solves for it asks the plan how the cost moves with it.
         plan = replace(plan, noise=self._noise(self.noise_multiplier, noise_factors))
         if self.canaries is not None:
-            self.canaries.check(plan.noise, plan.sampling)
+            self.canaries.check(plan.noise)
         if plan.sampling.groups > 1 and (size_factors or not plan.noise.constant):
             raise ConfigurationError(
                 "the first of the batches that take turns states the cost of a whole round, so that noise and size "

@@ -236,35 +236,29 @@ class Canaries:
         self._group = rng.integers(sampling.groups, size=count)
 
     @staticmethod
-    def check(noise: Noise, sampling: Sampling) -> None:
-        """Refuse noise or lots in which canaries would be scored as something else than what is accounted for.
+    def check(noise: Noise) -> None:
+        """Refuse noise in which canaries would be scored as something else than what is accounted for.
 
         Args:
             noise: Of the training.
-            sampling: How its lots are drawn.
 
         Raises:
-            ConfigurationError: The noise is correlated in a way that nobody states, or lots take turns without it.
+            ConfigurationError: The noise is correlated in a way that nobody states.
         """
-        is_banded = isinstance(noise, BandedNoise)
-        if not is_banded and not noise.independent:
+        if not isinstance(noise, BandedNoise) and not noise.independent:
             raise ConfigurationError(
                 "canaries are scored in releases whose noise is independent from step to step, or whitened by the "
                 "coefficients of banded noise, and this process states none: audit=none, or strategy.noise=banded."
             )
-        if not is_banded and sampling.groups > 1:
-            raise ConfigurationError(
-                "canaries in batches of groups that take turns are scored in banded noise only: audit=none, "
-                "strategy.noise=banded, or data.sampling=poisson."
-            )
 
     def _follow(self, noise: Noise, sampling: Sampling) -> None:
-        """Score whitened releases from the first one on, where noise is banded."""
-        if not isinstance(noise, BandedNoise) or self.sums.rounds is not None:
+        """Score rounds, in whitened releases, from the first release on, where groups of records take turns."""
+        if sampling.groups == 1 or self.sums.rounds is not None:
             return
+        coefficients = noise.coefficients if isinstance(noise, BandedNoise) else (1.0,)
         group = self._group.copy()
         group[self.member] = self._added_groups()
-        self.sums.rounds = Rounds(noise.coefficients, sampling.groups, group)
+        self.sums.rounds = Rounds(coefficients, sampling.groups, group)
 
     def _slots(self, group: VectorGroup, sizes: Sequence[int]) -> list[int]:
         """How many canaries have room in each parameter of a group, with coordinates of their own."""
