@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -163,3 +164,10 @@ def test_pages_are_written_again_with_their_pictures(
     shutil.rmtree(again / "samples")  # as older versions wrote it
     refresh.refresh(tmp_path / "checkout")
     assert (again / "samples.png").read_bytes() == drawn
+
+
+def test_a_job_with_code_of_ones_own_is_the_run_of_its_line(jobs: list[Job]) -> None:
+    job = replace(jobs[0], foreign_code={"dpbench.synthesis.samples": "0f", "own": "1e"})
+    line = {"seed": job.seed, "config_hash": job.config_hash, "code_hash": job.code_hash}
+    assert _identity(vars(job)) == _identity({**line, "foreign_code": "dpbench.synthesis.samples=0f own=1e"})
+    assert _identity(vars(job)) != _identity(line)

@@ -11,6 +11,7 @@ import pandas as pd
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from dpbench.code import sources_text
 from dpbench.files import replacing, write_atomically
 from dpbench.reports.figures import new_figure, write_figure
 from dpbench.reproduce._jobs import Job
@@ -244,7 +245,10 @@ def _place(folder: Path, row: object, column: object) -> Path:
 
 
 def _identity(run: Mapping[Any, Any]) -> str:
+    """What a run was made by: of a job, or of a line of runs.csv."""
     foreign = run.get(FOREIGN)
+    if isinstance(foreign, Mapping):
+        foreign = sources_text(foreign)
     own_code = f" {foreign}" if isinstance(foreign, str) and foreign else ""
     return f"{int(run['seed'])} {run['config_hash']} {run['code_hash']}{own_code}"
 
