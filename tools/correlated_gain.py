@@ -93,8 +93,11 @@ class Gain:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print predictions, or write them beside what was measured."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
     if options.results is not None:
+        if not options.results.is_dir():
+            parser.error(f"--results: there is no folder {options.results}.")
         write_page(options.results)
         return
     gains = []
