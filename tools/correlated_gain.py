@@ -192,15 +192,15 @@ def _line(gain: Gain) -> str:
     )
 
 
-def write_predictions(path: Path, gains_of: Mapping[str, Sequence[Gain]]) -> None:
+def write_predictions(path: Path, gains_by_table: Mapping[str, Sequence[Gain]]) -> None:
     """A line for each table, setting and number of bands.
 
     Args:
         path: Of the file.
-        gains_of: Predictions by the name of their table.
+        gains_by_table: Predictions by the name of their table.
     """
     rows = []
-    for table, gains in gains_of.items():
+    for table, gains in gains_by_table.items():
         for gain in gains:
             for bands, ratio in gain.ratios.items():
                 row: dict[str, Any] = {"table": table} if table else {}
@@ -299,28 +299,30 @@ def write_page(results: Path) -> None:
     """
     folder = results / _FOLDER
     folder.mkdir(exist_ok=True)
-    compared_in = {}
+    by_table = {}
     for name in table_names():
         table = read_table(name)
         path = results / table.folder / "runs.csv"
         # A table that only chooses has no pairs to show.
         if name.startswith(_GROUP) and table.chosen_from and path.is_file():
-            compared_in[name] = comparisons(table, pd.read_csv(path))
-            write_figure(folder / f"{_picture(name)}.png", measured_figure(compared_in[name]))
-    gains_of = {name: [comparison.gain for comparison in compared] for name, compared in compared_in.items()}
-    write_predictions(folder / "predicted.csv", gains_of)
-    write_atomically(folder / "README.md", measured_page(compared_in))
+            compared = comparisons(table, pd.read_csv(path))
+            if compared:  # a table may have runs of one column only, so far
+                by_table[name] = compared
+                write_figure(folder / f"{_picture(name)}.png", measured_figure(compared))
+    gains_by_table = {name: [comparison.gain for comparison in compared] for name, compared in by_table.items()}
+    write_predictions(folder / "predicted.csv", gains_by_table)
+    write_atomically(folder / "README.md", measured_page(by_table))
 
 
 def _picture(name: str) -> str:
     return name.removeprefix(_GROUP)
 
 
-def measured_page(compared_in: Mapping[str, Sequence[Comparison]]) -> str:
+def measured_page(by_table: Mapping[str, Sequence[Comparison]]) -> str:
     """The page of results: prediction and measurement in one table for each of them, in Markdown.
 
     Args:
-        compared_in: Rows by the name of their table.
+        by_table: Rows by the name of their table.
     """
     lines = [
         "# Correlated noise: predicted and measured",
@@ -332,7 +334,7 @@ def measured_page(compared_in: Mapping[str, Sequence[Comparison]]) -> str:
         "deviation over n seeds; the settings of each cell were chosen on validation data.",
         "",
     ]
-    for name, compared in compared_in.items():
+    for name, compared in by_table.items():
         table = read_table(name)
         setting = compared[0].gain.setting
         bands = compared[0].bands

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,11 +75,16 @@ def test_cohorts_without_amplification(tmp_path: Path) -> None:
 
 
 @pytest.mark.own_key
-def test_a_resumed_run_sees_the_same(tmp_path: Path) -> None:
-    banded(tmp_path / "whole", steps=14, fingerprint="f")
-    _, trainer = banded(tmp_path / "parts", steps=7, fingerprint="f")
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"noise": Banded(bands=1), "sampling": "min_separation", "unit": "user"}],
+    ids=["banded", "independent"],
+)
+def test_a_resumed_run_sees_the_same(options: dict[str, Any], tmp_path: Path) -> None:
+    banded(tmp_path / "whole", steps=14, fingerprint="f", **options)
+    _, trainer = banded(tmp_path / "parts", steps=7, fingerprint="f", **options)
     trainer.save_checkpoint(tmp_path / "seven.ckpt")
-    banded(tmp_path / "parts", steps=14, fingerprint="f", checkpoint=tmp_path / "seven.ckpt")
+    banded(tmp_path / "parts", steps=14, fingerprint="f", checkpoint=tmp_path / "seven.ckpt", **options)
     assert scores_of(tmp_path / "whole") == scores_of(tmp_path / "parts")
     assert scores_of(tmp_path / "whole")["schema"] == 3
 
@@ -108,7 +114,7 @@ def test_other_correlated_noise_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("noise", [None, Banded(bands=1)])
 @pytest.mark.parametrize("mutant", [None, "half of the noise"])
 def test_independent_noise_on_lots_that_take_turns(mutant: str | None, noise: Banded | None, tmp_path: Path) -> None:
-    options = {} if noise is None else {"noise": noise}
+    options: dict[str, Any] = {} if noise is None else {"noise": noise}
     with MUTANTS[mutant]() if mutant else nullcontext():
         train(DPSGD, tmp_path, "min_separation", "user", steps=14, noise_multiplier=2.0, **options)
     result = audited(tmp_path)
@@ -119,14 +125,14 @@ def test_independent_noise_on_lots_that_take_turns(mutant: str | None, noise: Ba
         assert "noise over declared" in result.accused_by
 
 
-def test_the_report_says_correlated_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_says_that_releases_are_whitened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     words = ["audit=gradient_canaries", "audit.canaries=100", "model=mlp", "model.hidden=[16]", "data.image_size=8"]
     noise = ["strategy.noise=banded", "strategy.bands=2", "data.sampling=cyclic_poisson", "logger=none"]
     assert main(["train", *words, *noise, "trainer.max_steps=8", f"hydra.run.dir={run}"]) == 0
     assert main(["audit", str(run)]) in (0, 3)
     text = capsys.readouterr().out
-    assert "canaries are scored once in 2 steps, in 3 rounds; in whitened releases where noise is correlated" in text
+    assert "a canary is scored once in 2 steps; complete rounds: 3; releases are whitened" in text
     assert "draws out of turn" in text
 
 

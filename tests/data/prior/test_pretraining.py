@@ -194,7 +194,10 @@ def test_in_the_data_module(small: Path) -> None:
             {"features": "random_prior", "prior": "text.pt"},
             "text.pt is damaged, or no file of dpbench pretrain: train it again",
         ),
-        ({"features": "random_prior", "prior": "part.pt"}, "part.pt is no file of dpbench pretrain: name one"),
+        *(
+            ({"features": "random_prior", "prior": f"{name}.pt"}, f"{name}.pt is no file of dpbench pretrain: name one")
+            for name in ("without_keys", "without_means", "without_a_number", "with_a_list")
+        ),
         ({"features": "random_prior", "prior": "other.pt"}, "other.pt is no file of dpbench pretrain: name one"),
         (
             {"features": "random_prior", "prior": "small.pt", "prior_sha256": "00"},
@@ -218,7 +221,11 @@ def test_in_the_data_module(small: Path) -> None:
 def test_refusals(small: Path, options: dict[str, object], message: str) -> None:
     (small.parent / "text.pt").write_text("weights")
     torch.save({"weights": torch.ones(2)}, small.parent / "other.pt")
-    torch.save({"format": read(small)["format"]}, small.parent / "part.pt")
+    whole = read(small)
+    torch.save({"format": whole["format"]}, small.parent / "without_keys.pt")
+    torch.save({key: value for key, value in whole.items() if key != "means"}, small.parent / "without_means.pt")
+    torch.save({**whole, "step": math.nan}, small.parent / "without_a_number.pt")
+    torch.save({**whole, "settings": [1, 2]}, small.parent / "with_a_list.pt")
     (small.parent / "a_folder").mkdir(exist_ok=True)
     settings = {"root": str(small.parent), "image_size": 16, "train_size": 4, "test_size": 4, **options}
     settings.setdefault("prior_sha256", load(small).sha256)

@@ -22,6 +22,8 @@ from dpbench.files import replacing
 CHANNELS = 3
 _FORMAT = "dpbench random prior 1"
 _KEYS = {"settings", "step", "network", "losses"}
+_KEYS_WHILE_TRAINED = {"head", "optimizer"}
+_KEYS_AT_THE_END = {"means", "deviations"}
 _GROUPS = 8  # of channels, normalized together
 _CELLS = 4  # of a side: features are averages over a 4×4 grid
 _SMALLEST = 1e-3  # deviation of a channel by which its features are divided
@@ -227,9 +229,18 @@ def _state(path: Path, content: bytes) -> dict[str, Any]:
     except Exception as error:
         # PyTorch's own words on a file that is torn are a paragraph on its archive's format.
         raise ConfigurationError(f"{path} is damaged, or no file of dpbench pretrain: train it again.") from error
-    if not isinstance(state, Mapping) or state.get("format") != _FORMAT or _KEYS - state.keys():
+    if not _is_prior(state):
         raise ConfigurationError(f"{path} is no file of dpbench pretrain: name one that it has written.")
     return dict(state)
+
+
+def _is_prior(state: object) -> bool:
+    """Whether it has everything that `save` writes."""
+    if not isinstance(state, Mapping) or state.get("format") != _FORMAT or not state.keys() >= _KEYS:
+        return False
+    if not isinstance(state["settings"], Mapping) or type(state["step"]) is not int:
+        return False
+    return state.keys() >= _KEYS_WHILE_TRAINED or state.keys() >= _KEYS_AT_THE_END
 
 
 def load(path: Path) -> Prior:
