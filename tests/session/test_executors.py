@@ -12,7 +12,7 @@ import torch
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import check_own_randomness, read_ledger
-from dpbench.session.executor import REFERENCE, Executor
+from dpbench.session.executor import REFERENCE, Executor, SessionParts
 from dpbench.session.executors import executor_of, keyed_by
 from dpbench.session.graphs import Graphs
 from dpbench.strategies import DPSGD
@@ -61,7 +61,7 @@ def test_auto_takes_graphs_on_a_gpu(device: str, name: str) -> None:
     training: Any = SimpleNamespace(device=torch.device(device), module=module, inform=print)
     nothing: Any = None
     executor = executor_of("auto")
-    executor.attach(training, nothing, nothing, torch.optim.SGD(module.parameters()))
+    executor.attach(SessionParts(training, nothing, nothing, torch.optim.SGD(module.parameters())))
     assert executor.name == name
     assert (keyed_by(5, executor) == 5) is (device == "cpu")
     executor.detach()

@@ -442,7 +442,7 @@ def test_sums_that_differ_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     class Wrong(Recorder):
         def _repeat(self, recording: Any, batch: Any) -> bool:
             is_repeated = super()._repeat(recording, batch)
-            self._total.mul_(1.1)
+            self._sums_of_lot.total.mul_(1.1)
             return is_repeated
 
     with pytest.warns(UserWarning, match="a replayed batch had different sums from an eager one"):

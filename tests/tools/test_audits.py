@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from scipy.stats import binom
 
 from tools.audits.__main__ import BROKEN, SETTINGS
 from tools.audits.mutants import MUTANTS, NOISE_MUTANTS, RECORD_MUTANTS
@@ -61,11 +62,14 @@ def test_forty_right_runs_are_tried() -> None:
 
 
 @pytest.mark.long  # ten seconds each
-@pytest.mark.parametrize(("name", "setting", "epsilon"), RIGHT, ids=[name for name, _, _ in RIGHT])
-def test_a_right_run_is_not_accused(name: str, setting: Setting, epsilon: float) -> None:
-    """A verdict is wrong in one run of twenty at most: these seeds are none."""
-    row = audited(setting, epsilon, seed=1000 + len(name))
-    assert row["verdict"] == "CONSISTENT", (row["violated"], row["failed"])
+def test_few_right_runs_are_accused() -> None:
+    """A verdict is wrong in one run of twenty at most; which ones changes with the code, which keys the noise."""
+    accused = {}
+    for seed, (name, setting, epsilon) in enumerate(RIGHT, start=1000):
+        row = audited(setting, epsilon, seed=seed)
+        if row["verdict"] != "CONSISTENT":
+            accused[name] = (row["violated"], row["failed"])
+    assert len(accused) <= binom.isf(0.001, len(RIGHT), 0.05), accused
 
 
 def test_the_page() -> None:

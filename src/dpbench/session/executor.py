@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -13,6 +14,23 @@ from dpbench.records.training import Training, TrainingStep
 
 REFERENCE = "eager"
 """Of the executor whose keys are those of the seed alone."""
+
+
+@dataclass(frozen=True)
+class SessionParts:
+    """Of a session, what its executor works with.
+
+    Attributes:
+        training: The present one.
+        releases: Take the sums of a lot, and make them private.
+        source: Of records; its step and backward pass make the sums.
+        optimizer: Of the private part.
+    """
+
+    training: Training
+    releases: ReleaseEngine
+    source: RecordSource
+    optimizer: Optimizer
 
 
 class Executor:
@@ -28,18 +46,36 @@ class Executor:
     """
 
     name = REFERENCE
+    _parts: SessionParts | None = None
 
-    def attach(
-        self,
-        training: Training,
-        releases: ReleaseEngine,
-        source: RecordSource,
-        optimizer: Optimizer,
-    ) -> None:
-        """Take note of a training and of the optimizer of its private part; `step` and `backward` are called next."""
+    def attach(self, parts: SessionParts) -> None:
+        """Take note of a session's parts; `step` and `backward` are called next."""
+        self._parts = parts
 
     def detach(self) -> None:
-        """Let go of it, also after an error."""
+        """Let go of them, also after an error."""
+        self._parts = None
+
+    @property
+    def parts(self) -> SessionParts:
+        """Of the session that it is attached to."""
+        assert self._parts is not None
+        return self._parts
+
+    @property
+    def training(self) -> Training:
+        """The present one."""
+        return self.parts.training
+
+    @property
+    def releases(self) -> ReleaseEngine:
+        """Of the session."""
+        return self.parts.releases
+
+    @property
+    def source(self) -> RecordSource:
+        """Of records."""
+        return self.parts.source
 
     def own_step(self, own: TrainingStep) -> TrainingStep:
         """Carry out the module's step, which a source calls in its own."""
@@ -53,6 +89,6 @@ class Executor:
         """Carry out a source's backward pass."""
         return backward
 
-    def release(self, releases: ReleaseEngine) -> list[Tensor]:
+    def release(self) -> list[Tensor]:
         """Make the sums of a lot private; see `ReleaseEngine.release`."""
-        return releases.release()
+        return self.releases.release()

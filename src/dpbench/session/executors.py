@@ -11,14 +11,11 @@ from functools import partial
 from typing import Literal
 
 from torch import Tensor
-from torch.optim import Optimizer
 
 from dpbench.canonical import digest_of
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.releases import ReleaseEngine
-from dpbench.records.source import RecordSource
-from dpbench.records.training import Training, TrainingStep
-from dpbench.session.executor import REFERENCE, Executor
+from dpbench.records.training import TrainingStep
+from dpbench.session.executor import REFERENCE, Executor, SessionParts
 from dpbench.session.graphs import Graphs
 from dpbench.session.stacked import Stacked
 
@@ -33,20 +30,16 @@ class Auto(Executor):
         self._chosen = Executor()
         self.name = self._chosen.name
 
-    def attach(
-        self,
-        training: Training,
-        releases: ReleaseEngine,
-        source: RecordSource,
-        optimizer: Optimizer,
-    ) -> None:
+    def attach(self, parts: SessionParts) -> None:
         """Choose by where the module is."""
-        self._chosen = Graphs() if training.device.type == "cuda" else Executor()
+        super().attach(parts)
+        self._chosen = Graphs() if parts.training.device.type == "cuda" else Executor()
         self.name = self._chosen.name
-        self._chosen.attach(training, releases, source, optimizer)
+        self._chosen.attach(parts)
 
     def detach(self) -> None:
         """Have the chosen one let go."""
+        super().detach()
         self._chosen.detach()
 
     def own_step(self, own: TrainingStep) -> TrainingStep:
@@ -61,9 +54,9 @@ class Auto(Executor):
         """As the chosen one."""
         return self._chosen.backward(backward)
 
-    def release(self, releases: ReleaseEngine) -> list[Tensor]:
+    def release(self) -> list[Tensor]:
         """As the chosen one."""
-        return self._chosen.release(releases)
+        return self._chosen.release()
 
 
 def executor_of(name: str, stack_size: int = 1) -> Executor:

@@ -29,12 +29,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from dpbench.data.octaves import is_checked
-from dpbench.privacy.releases import ReleaseEngine
-from dpbench.records.source import RecordSource, RepeatableSums
+from dpbench.records.source import RepeatableSums
 from dpbench.records.training import NotRepeatable, Training, TrainingStep, loss_of, masks_padding, replaced_methods
 from dpbench.session._inputs import Inputs, Padding, fill, kinds
 from dpbench.session._noise_graph import NoiseGraphs
@@ -50,7 +48,7 @@ from dpbench.session._recordings import (
 )
 from dpbench.session._repeatability import UnreadNumber, fingerprint, refuse_python, without_collectives
 from dpbench.session._update_graph import UpdateGraphs
-from dpbench.session.executor import Executor
+from dpbench.session.executor import Executor, SessionParts
 
 _SIGHTINGS = 2
 """Of a size, before it is recorded: a size that comes once would pay for nothing."""
@@ -95,6 +93,18 @@ class _Lot(NamedTuple):
     padding: Padding | None
 
 
+class _Buffers(NamedTuple):
+    """Where the sums of a lot lie that a recording makes, the same for all.
+
+    Attributes:
+        total: Flat, of parameters and statistics.
+        all_finite: Whether each record's gradient was.
+    """
+
+    total: Tensor
+    all_finite: Tensor
+
+
 class Graphs(Executor):
     """Records the sums of a lot, and repeats them for others.
 
@@ -115,10 +125,10 @@ class Graphs(Executor):
         self._states: Counter[Any] = Counter()
         self._inputs = Inputs()
         self._paddings: dict[int, Padding] = {}
-        self._training: Training | None = None
+        self._buffers: _Buffers | None = None
         self._is_eager = True
         self._pads = False
-        self._outcome: Outcome | None = None  # of the open lot, whose sums are in `_total`
+        self._outcome: Outcome | None = None  # of the open lot, whose sums are in `_buffers`
         self._loss: Tensor | None = None  # that was returned for it
         self._lot: int | None = None  # for which the step was called
         self._compared: Tensor | None = None  # sums of a graph, for a lot that is made eagerly, too
@@ -127,25 +137,19 @@ class Graphs(Executor):
         self.noise = NoiseGraphs()
         self.update = UpdateGraphs()
 
-    def attach(
-        self,
-        training: Training,
-        releases: ReleaseEngine,
-        source: RecordSource,
-        optimizer: Optimizer,
-    ) -> None:
+    def attach(self, parts: SessionParts) -> None:
         """Take note of a training, and take over the updates of its optimizer."""
-        self._training = training
-        self._releases = releases
-        self._source = source
+        super().attach(parts)
+        training = parts.training
         self._is_eager = False
         self._pads = masks_padding(training.module)
         self._begin_lot(None)
         if not self.needs_gpu or training.device.type == "cuda":
-            self.update.attach(optimizer, training.device, training.inform)
+            self.update.attach(parts.optimizer, training.device, training.inform)
 
     def detach(self) -> None:
         """Let go of it, and of the memory of its graphs."""
+        super().detach()
         self._recordings.clear()
         self._sightings.clear()
         self._states.clear()
@@ -155,11 +159,9 @@ class Graphs(Executor):
         self.update.detach()
         self._begin_lot(None)
         self._loss = None
-        self._training = None
+        self._buffers = None
         self._pool = None
         self._is_eager = True
-        for name in ("_releases", "_source", "_total", "_all_finite"):
-            self.__dict__.pop(name, None)
 
     def _begin_lot(self, number: int | None) -> None:
         self._lot = number
@@ -172,7 +174,7 @@ class Graphs(Executor):
 
         @functools.wraps(step)
         def repeated(batch: Any, *arguments: Any, **options: Any) -> Any:
-            number = self._releases.num_releases
+            number = self.releases.num_releases
             if number == self._lot:  # by a hook, say, which looks at a part of the lot
                 return step(batch, *arguments, **options)
             self._begin_lot(number)
@@ -183,7 +185,7 @@ class Graphs(Executor):
             if lot is None or recording is None or not self._repeat(recording, lot):
                 return step(batch, *arguments, **options)
             if recording.is_recorded and is_checked(number + 1):
-                repeated_sums = self._total.clone()
+                repeated_sums = self._sums_of_lot.total.clone()
                 self._put_back()
                 if lot.padding is None:
                     self._compared = repeated_sums
@@ -192,7 +194,7 @@ class Graphs(Executor):
                     self._loss = loss_of(output)
                     return output
                 self._repeat(self._unrecorded(lot, lot.padding), lot)
-                self._compare(self._total, repeated_sums)
+                self._compare(self._sums_of_lot.total, repeated_sums)
             return self._result(lot)
 
         return repeated
@@ -205,35 +207,34 @@ class Graphs(Executor):
             if self._outcome is None or not follows(loss, self._loss):
                 backward(loss, *arguments, **options)
                 if self._compared is not None and follows(loss, self._loss):
-                    self._compare(self._releases.mechanism.total, self._compared)
+                    self._compare(self.releases.mechanism.total, self._compared)
                 self._compared = None
                 if self._was_doubted:
                     self._blame_padding()
                 return
             records = self._outcome.records
             self._repeatable.complete(records[0])
-            self._releases.add_sums(self._total, records)
+            self.releases.add_sums(self._sums_of_lot.total, records)
 
         return added
 
-    def release(self, releases: ReleaseEngine) -> list[Tensor]:
+    def release(self) -> list[Tensor]:
         """As `ReleaseEngine.release`, with the noise of a graph."""
         if self._is_eager:
-            return releases.release()
-        return releases.release(self.noise.add)
+            return self.releases.release()
+        return self.releases.release(self.noise.add)
 
     # ------------------------------------------------------------------------------------- repeat
 
     def _repeat(self, recording: Recording, lot: _Lot) -> bool:
         """Make the sums of a lot by a recording; False where they do not hold."""
-        assert self._training is not None
-        self._draws = Draws(self._training.device)
+        self._draws = Draws(self.training.device)
         try:
             fill(recording.inputs, lot.leaves)
             if lot.padding is not None:
                 lot.padding.count(_rows(lot.leaves))
             self._outcome = recording.repeat()
-            is_valid = bool(self._all_finite)
+            is_valid = bool(self._sums_of_lot.all_finite)
         except NotRepeatable as error:  # of a step that was not looked at yet
             self._give_up(str(error))
             return False
@@ -271,16 +272,15 @@ class Graphs(Executor):
 
     def _blame_padding(self) -> None:
         """Pad no lot any longer, where all records of one were finite whose padded sums did not hold."""
-        assert self._training is not None
-        records, finite = self._releases.mechanism.records_of_lot
+        records, finite = self.releases.mechanism.records_of_lot
         if finite == records and self._pads:
             self._pads = False
             self._recordings.clear()
-            self._training.inform(_NOT_PADDED)
+            self.training.inform(_NOT_PADDED)
 
     def _result(self, lot: _Lot) -> Any:
         """What the step would return, after it has logged what it would log: copies, which nothing overwrites."""
-        assert self._training is not None and self._outcome is not None
+        assert self._outcome is not None
         outcome = self._outcome
         copy = _copy
         rows = _rows(lot.leaves)
@@ -291,7 +291,7 @@ class Graphs(Executor):
             arguments, options = tree_map(copy, (call.arguments, call.options))
             if lot.padding is not None and options.get("batch_size") == lot.padding.rows:
                 options["batch_size"] = rows
-            getattr(self._training.module, call.method)(*arguments, **options)
+            getattr(self.training.module, call.method)(*arguments, **options)
         output = tree_map(copy, outcome.output)
         self._loss = loss_of(output).requires_grad_()
         return output
@@ -299,8 +299,13 @@ class Graphs(Executor):
     # ------------------------------------------------------------------------------------- record
 
     @property
+    def _sums_of_lot(self) -> _Buffers:
+        assert self._buffers is not None
+        return self._buffers
+
+    @property
     def _repeatable(self) -> RepeatableSums:
-        source = self._source
+        source = self.source
         assert isinstance(source, RepeatableSums)
         return source
 
@@ -312,8 +317,7 @@ class Graphs(Executor):
         options: dict[str, Any],
     ) -> _Lot | None:
         """The lot of a batch, padded where that can be; None where it is carried out eagerly."""
-        assert self._training is not None
-        device = self._training.device
+        device = self.training.device
         leaves, structure = tree_flatten(batch)
         if not all(isinstance(leaf, Tensor) and leaf.device == device for leaf in leaves):
             self._go_eager("a batch holds other things than tensors on the model's device, which Python reads")
@@ -330,8 +334,7 @@ class Graphs(Executor):
 
     def _recording_of(self, lot: _Lot) -> Recording | None:
         """The recording of a lot like this one; None where it is carried out eagerly."""
-        assert self._training is not None
-        device = self._training.device
+        device = self.training.device
         is_settled = self._repeatable.is_settled
         unrecorded = None
         if lot.padding is None:
@@ -350,7 +353,7 @@ class Graphs(Executor):
             torch.get_autocast_dtype(device.type),
         )
         try:
-            state = fingerprint(self._training)
+            state = fingerprint(self.training)
         except NotRepeatable as error:
             self._go_eager(str(error))
             return None
@@ -386,10 +389,9 @@ class Graphs(Executor):
 
     def _may_repeat(self) -> bool:
         """Whether this lot may be repeated; what stands in the way of all lots is said once."""
-        assert self._training is not None
-        source = self._source
-        releases = self._releases
-        if self.needs_gpu and self._training.device.type != "cuda":
+        source = self.source
+        releases = self.releases
+        if self.needs_gpu and self.training.device.type != "cuda":
             self._go_eager("there is no GPU")
             return False
         if not isinstance(source, RepeatableSums):
@@ -413,11 +415,10 @@ class Graphs(Executor):
             reason: Why.
             is_wrong: Whether lots were made otherwise than they should have been.
         """
-        assert self._training is not None
         self._is_eager = True
         self._recordings.clear()
         self._inputs.clear()
-        say = self._training.warn if is_wrong else self._training.inform
+        say = self.training.warn if is_wrong else self.training.inform
         say(_EAGER.format(reason=reason))
 
     def _rewind(self) -> None:
@@ -426,10 +427,9 @@ class Graphs(Executor):
         torch.clear_autocast_cache()
 
     def _inputs_of(self, lot: _Lot) -> list[Tensor]:
-        assert self._training is not None
-        if "_total" not in self.__dict__:
-            self._total = torch.zeros_like(self._releases.mechanism.total)
-            self._all_finite = torch.ones((), dtype=torch.bool, device=self._training.device)
+        if self._buffers is None:  # before anything is recorded
+            total = torch.zeros_like(self.releases.mechanism.total)
+            self._buffers = _Buffers(total, torch.ones((), dtype=torch.bool, device=self.training.device))
         if lot.padding is None:
             return self._inputs.of_one_size(lot.leaves)
         return self._inputs.of_all_sizes(lot.leaves, lot.padding.rows)
@@ -455,8 +455,7 @@ class Graphs(Executor):
         Raises:
             NotRepeatable: The step is not made of kernels alone.
         """
-        assert self._training is not None
-        device = self._training.device
+        device = self.training.device
         inputs = self._inputs_of(lot)
         fill(inputs, lot.leaves)
         if lot.padding is not None:
@@ -472,7 +471,7 @@ class Graphs(Executor):
                 return compute()
 
         if not is_known:
-            refuse_python(self._training, look)
+            refuse_python(self.training, look)
         elif torch.backends.cudnn.benchmark:
             with aside(device):  # cuDNN tries its kernels for each size
                 compute()
@@ -497,29 +496,28 @@ class Graphs(Executor):
         inputs: Sequence[Tensor],
         arguments: Sequence[Any],
     ) -> Outcome:
-        """The step and its backward pass, whose sums go into `_total`."""
-        assert self._training is not None
+        """The step and its backward pass, whose sums go into `_buffers`."""
         calls: list[Call] = []
         padding = lot.padding
         present = None
-        self._all_finite.fill_(True)
+        self._sums_of_lot.all_finite.fill_(True)
         if padding is None:
             self._rewind()
         else:
             present = padding.present()
             self._repeatable.rewind(padding.rows, padding.counted)
             torch.clear_autocast_cache()
-        logging = logging_to(calls, self._training)
-        masked = _masked(self._training, present)
-        apart = self._releases.sums_apart(self._total, self._all_finite, present)
+        logging = logging_to(calls, self.training)
+        masked = _masked(self.training, present)
+        apart = self.releases.sums_apart(self._sums_of_lot.total, self._sums_of_lot.all_finite, present)
         batch = tree_unflatten([buffer.detach() for buffer in inputs], lot.structure)
-        with without_collectives(self._training), logging, masked, apart:
+        with without_collectives(self.training), logging, masked, apart:
             output = lot.step(batch, *arguments, **lot.options)
             loss = loss_of(output)
             if not isinstance(loss, Tensor):
                 raise NotRepeatable("training_step gave no loss")
             self._backward(loss)
-            records = self._releases.mechanism.records_of_lot
+            records = self.releases.mechanism.records_of_lot
         torch.clear_autocast_cache()
         output, calls = tree_map(_detached, (output, calls))
         return Outcome(output, calls, records)

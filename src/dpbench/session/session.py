@@ -59,7 +59,7 @@ from dpbench.session._doubts import (
 )
 from dpbench.session._memory import is_out_of_memory
 from dpbench.session._physical_batch import physical_batch_size
-from dpbench.session.executor import Executor
+from dpbench.session.executor import Executor, SessionParts
 from dpbench.session.executors import keyed_by
 
 _SEPARATE_BY_NOW = (
@@ -194,7 +194,7 @@ class PrivateSession:
         self._optimizer = private_optimizer(training.optimizers, trained.parameters, name)
         self._trained = trained
         own_step = training.own_step
-        self._executor.attach(training, self.releases, self.source, self._optimizer)
+        self._attach_executor()
         training.mount(self._step_of(own_step), self._wrapped_backward())
         for guard in self.guards:
             guard.on_attach()
@@ -361,10 +361,13 @@ class PrivateSession:
             f"(phase {releases.phase} of the ledger)."
         )
 
+    def _attach_executor(self) -> None:
+        self._executor.attach(SessionParts(self.training, self.releases, self.source, self.optimizer))
+
     def _begin_anew(self) -> None:
         """Have executor and guards take note that the source computes otherwise from this lot on."""
         self._executor.detach()
-        self._executor.attach(self.training, self.releases, self.source, self.optimizer)
+        self._attach_executor()
         for guard in self.guards:
             guard.on_change()
 
@@ -517,7 +520,7 @@ class PrivateSession:
             guard.on_release()
         self.is_open = False
         parameters = self.trained.parameters
-        gradients = self._executor.release(self.releases)
+        gradients = self._executor.release()
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient.to(parameter.dtype) if parameter.requires_grad else None
         self.released = True

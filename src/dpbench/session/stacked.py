@@ -26,18 +26,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from dpbench.data.octaves import is_checked
 from dpbench.errors import brief
 from dpbench.guards.step_state import PLAIN
 from dpbench.privacy.gradients.engine import PerRecordEngine
-from dpbench.privacy.releases import ReleaseEngine
-from dpbench.records.source import ChosenGradients, RecordSource, RepeatableSums
+from dpbench.records.source import ChosenGradients, RepeatableSums
 from dpbench.records.training import (
     NotRepeatable,
-    Training,
     TrainingStep,
     loss_of,
     masks_padding,
@@ -46,7 +43,7 @@ from dpbench.records.training import (
 from dpbench.session._inputs import fill, kinds
 from dpbench.session._recordings import Call, Draws, logging_to
 from dpbench.session._repeatability import UnreadNumber, refuse_python
-from dpbench.session.executor import Executor
+from dpbench.session.executor import Executor, SessionParts
 from dpbench.session.turns import place
 
 _EAGER = "executor=stack: batches are carried out run by run, because {reason}."
@@ -149,22 +146,15 @@ class Stacked(Executor):
         self.pads = False
         self.steps = 0
         self._size = size
-        self._training: Training | None = None
         self._is_eager = True
         self._was_looked_at = False
         self._lot: int | None = None
         self._taps: dict[Any, list[Tensor]] = {}
 
     @property
-    def training(self) -> Training:
-        """The present one."""
-        assert self._training is not None
-        return self._training
-
-    @property
     def _engine(self) -> PerRecordEngine:
-        assert isinstance(self._source, ChosenGradients)
-        engine = self._source.engine
+        assert isinstance(self.source, ChosenGradients)
+        engine = self.source.engine
         assert isinstance(engine, PerRecordEngine)
         return engine
 
@@ -178,24 +168,16 @@ class Stacked(Executor):
     @property
     def metrics(self) -> list[str]:
         """Names of the metrics of records that are released."""
-        metrics = self._releases.recipe.metrics
+        metrics = self.releases.recipe.metrics
         return [] if metrics is None else list(metrics.bounds)
 
     def unrecorded(self) -> AbstractContextManager[None]:
         """Within, the run's engine keeps nothing of what its layers see."""
         return self._engine.paused()
 
-    def attach(
-        self,
-        training: Training,
-        releases: ReleaseEngine,
-        source: RecordSource,
-        optimizer: Optimizer,
-    ) -> None:
+    def attach(self, parts: SessionParts) -> None:
         """Take note of a training; each run makes its own updates."""
-        self._training = training
-        self._releases = releases
-        self._source = source
+        super().attach(parts)
         self._is_eager = False
         self._was_looked_at = False
         self._lot = None
@@ -203,18 +185,16 @@ class Stacked(Executor):
 
     def detach(self) -> None:
         """Let go of it."""
-        self._training = None
+        super().detach()
         self._is_eager = True
         self._taps.clear()
-        for name in ("_releases", "_source"):
-            self.__dict__.pop(name, None)
 
     def own_step(self, own: TrainingStep) -> TrainingStep:
         """Carry out the module's step together with those of other runs."""
 
         @functools.wraps(own)
         def stacked(batch: Any, *arguments: Any, **options: Any) -> Any:
-            number = self._releases.num_releases
+            number = self.releases.num_releases
             is_first_call = number != self._lot  # a hook may look at a part of the lot
             self._lot = number
             request = None
@@ -241,7 +221,7 @@ class Stacked(Executor):
         if obstacle is not None:
             self._go_eager(obstacle)
             return None
-        source = self._source
+        source = self.source
         assert isinstance(source, RepeatableSums) and isinstance(source, ChosenGradients)
         records = _rows_of(tree_flatten(batch)[0])
         rows = source.padded_rows
@@ -267,7 +247,7 @@ class Stacked(Executor):
     def _obstacle(self, batch: Any) -> str | None:
         """Why batches cannot be stacked; None where they can."""
         training = self.training
-        source = self._source
+        source = self.source
         if not isinstance(source, RepeatableSums) or not isinstance(source, ChosenGradients):
             return f"{type(source).__name__} make their sums by Python"
         if source.obstacle is not None:
@@ -290,7 +270,7 @@ class Stacked(Executor):
             NotRepeatable: Its Python may not run once for several runs.
             UnsupportedModuleError: The engine does not agree with autograd.
         """
-        source = self._source
+        source = self.source
         assert isinstance(source, RepeatableSums)
         engine = self._engine
         losses: list[Tensor] = []
@@ -323,7 +303,7 @@ class Stacked(Executor):
         if request.error is not None:
             self._go_eager(request.error)
             return False
-        if is_checked(self._releases.num_releases + 1):
+        if is_checked(self.releases.num_releases + 1):
             gap = self._gap(request, batch)
             if gap > _CLOSE:
                 self._go_eager(_OTHER_STEP.format(gap=gap))
