@@ -148,19 +148,25 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def predicted_gain(setting: Setting, accountant: str = "rdp", error: ErrorKind = "mean") -> Gain:
+def predicted_gain(
+    setting: Setting,
+    accountant: str = "rdp",
+    error: ErrorKind = "mean",
+    bands_of_table: int = 1,
+) -> Gain:
     """The error with each number of bands, at equal ε.
 
     Args:
         setting: What it is for.
         accountant: Of the noise multipliers.
         error: Over all iterates, or of the last.
+        bands_of_table: Shown whether or not it is a number that is tried.
     """
     sample_rate = setting.batch_size / setting.population
     groups = math.floor(1 / sample_rate + 1e-9)
     workload = optimizer_workload(setting.steps, setting.learning_rate, setting.momentum, setting.weight_decay)
     noises = {}
-    for bands in bands_to_try(min(setting.steps, groups)):
+    for bands in sorted({*bands_to_try(min(setting.steps, groups)), bands_of_table}):
         # A record's group is sampled once in a round: of b steps at b times the rate, or whole where none is amplified.
         round_steps = groups if setting.in_turn else bands
         training = TrainingSetting(
@@ -279,12 +285,13 @@ def comparisons(table: Table, runs: pd.DataFrame) -> list[Comparison]:
             momentum=float(words.get("optimizer.momentum", 0)),
             in_turn=words["data.sampling"] == "min_separation",
         )
+        bands = int(words["strategy.bands"])
         compared.append(
             Comparison(
                 label=row.label,
                 duration=_EPSILON.sub("", row.label),
-                bands=int(words["strategy.bands"]),
-                gain=predicted_gain(setting),
+                bands=bands,
+                gain=predicted_gain(setting, bands_of_table=bands),
                 accuracies=accuracies,
             )
         )

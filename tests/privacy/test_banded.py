@@ -679,6 +679,20 @@ def test_bands_of_the_least_error(tmp_path: Path) -> None:
     assert chosen[0] < chosen[1]
 
 
+@pytest.mark.parametrize(
+    ("sampling", "bands"),
+    [
+        (CyclicPoissonSampling(2000, 0.02, cycle_length=5), 5),
+        (SeparatedSampling(2000, min_separation=7), 7),
+    ],
+)
+def test_as_many_bands_as_groups_where_their_number_is_given(tmp_path: Path, sampling: Sampling, bands: int) -> None:
+    """Then bands cost nothing, and each cancels more."""
+    horizon = TrainingLength(60)
+    releases = made(tmp_path, z=None, target=8.0, sampling=sampling, banded=Banded(), horizon=horizon)
+    assert len(releases.mechanism.training_plan.noise.to_dict()["coefficients"]) == bands
+
+
 def test_a_resumed_run_keeps_its_bands(tmp_path: Path) -> None:
     options: dict[str, Any] = {"z": None, "target": 8.0, "sampling": CYCLIC, "banded": Banded()}
     first = made(tmp_path, horizon=TrainingLength(20), **options)

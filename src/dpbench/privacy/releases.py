@@ -303,7 +303,8 @@ class ReleaseEngine:
             events = [(groups.at(step), 1.0) for step in range(planned)]
             return self.budget.scale_for(Counter(events), sampling.record_changes)
 
-        most = min(planned, math.floor(1 / sampling.rate + 1e-9))
+        groups_at_most = sampling.groups if sampling.groups > 1 else math.floor(1 / sampling.rate + 1e-9)
+        most = min(planned, groups_at_most)
         best = choose_bands(noise_multiplier_of, workload(planned), bands_to_try(most), banded.error_kind)
         return banded.of_bands(best.bands, steps, workload)
 

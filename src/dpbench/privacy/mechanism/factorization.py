@@ -280,10 +280,10 @@ def relative_noise_stds(coefficients: Floats, steps: int) -> Floats:
 
 
 def bands_to_try(most: int) -> list[int]:
-    """1, 2, 3, 4, 6, 8, 12, 16, ... up to `most`.
+    """1, 2, 3, 4, 6, 8, 12, 16, ... up to `most`, and that, which is the best where nothing is amplified.
 
     >>> bands_to_try(9)
-    [1, 2, 3, 4, 6, 8]
+    [1, 2, 3, 4, 6, 8, 9]
     """
     bands = [1]
     power = 2
@@ -293,6 +293,8 @@ def bands_to_try(most: int) -> list[int]:
         if between <= most:
             bands.append(between)
         power *= 2
+    if bands[-1] < most:
+        bands.append(most)
     return bands
 
 
