@@ -282,7 +282,10 @@ def with_choices(table: Table, results: Path, config_dir: Path | None = None) ->
         )
     # What was chosen on a seed is no independent test on that seed.
     if shared := set(table.seeds) & set(tuning.seeds):
-        raise ConfigurationError(f"{table.name} and {tuning.name}, where it chooses, share the seeds {sorted(shared)}.")
+        raise ConfigurationError(
+            f"{table.name} and {tuning.name}, where it chooses, share the seeds {sorted(shared)}: give one of them "
+            "others."
+        )
     path = results / tuning.folder / RUNS
     first = f"run it first (dpbench reproduce {tuning.command})"
     if not path.is_file():
