@@ -65,9 +65,9 @@ MEDIAN, SCATTERING = "adaptive_quantile/mnist_median", "recipes/mnist_scattering
         "{pyvacy/gan epsilon_0.3 steps_1} % at ε = 0.3 ({pyvacy/gan epsilon_0.3 waits} % where the generator waits); "
         "with the paper's own networks {pyvacy/gan epsilon_1 mlp} % at ε = 1",
         "it [reads] {pyvacy/gan_augmented epsilon_10 steps_3600} % at ε = 10, and {pyvacy/gan epsilon_10 steps_1} % ",
-        "[has] {recipes/random_prior both epsilon_1} % on CIFAR-10 at ε = 1 (three seeds) with the learning rate that a "
-        "first grid gives on made-up images, {recipes/random_prior both_wide epsilon_1} % with that of a wider one, and "
-        "{recipes/random_prior scattering epsilon_1} % without the latter",
+        "[has] {recipes/random_prior both epsilon_1} % on CIFAR-10 at ε = 1 (three seeds) with the learning rate that "
+        "a first grid gives on made-up images, {recipes/random_prior both_wide epsilon_1} % with that of a wider one, "
+        "and {recipes/random_prior scattering epsilon_1} % without the latter",
         *(
             f"{{{COMPRESSION} sigma_0.7 {column}}}, {{{COMPRESSION} sigma_1.0 {column}}}, "
             f"{{{COMPRESSION} sigma_1.1 {column}}} and {{{COMPRESSION} sigma_1.3 {column}}} % {between}"

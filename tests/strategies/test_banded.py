@@ -127,8 +127,29 @@ def test_a_plain_loop(tmp_path: Path) -> None:
     assert plan is not None and plan.noise.process == "banded"
 
 
-def test_without_a_seed_it_is_resumed_by_its_keys(tmp_path: Path) -> None:
-    """Weights, lots and noise are those of a run that was not killed; the keys are gone when it is over."""
+@pytest.mark.filterwarnings("ignore:records take turns in 4 groups")
+def test_groups_without_a_seed_are_not_drawn_again_within_a_round(tmp_path: Path) -> None:
+    """With independent noise too: the rest of a round is free only where its groups are those of its beginning."""
+
+    class Save(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+            trainer.save_checkpoint(tmp_path / f"{trainer.global_step}.ckpt")
+
+    def lots() -> LotLoader:
+        return LotLoader.cyclic_poisson(pictures(), 12, cycle_length=4)
+
+    fit(tmp_path, strategy_of(seed=1), steps=6, lots=lots(), trainer={"more": [Save()]})
+    resume: dict[str, Any] = {"ckpt_path": tmp_path / "6.ckpt", "weights_only": False}
+    with pytest.raises(ConfigurationError, match="begin anew at a multiple of 4 only"):
+        fit(tmp_path, strategy_of(seed=1), steps=8, lots=lots(), **resume)
+
+
+@pytest.mark.parametrize(("seed", "lot_seed"), [(None, None), (1, None), (None, 1)])
+def test_without_a_seed_it_is_resumed_by_its_keys(tmp_path: Path, seed: int | None, lot_seed: int | None) -> None:
+    """Weights, lots and noise are those of a run that was not killed; the keys are gone when it is over.
+
+    One of both without a seed is enough: groups that are drawn again within a band would hold a record once more.
+    """
 
     class Stop(pl.Callback):
         def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
@@ -138,10 +159,10 @@ def test_without_a_seed_it_is_resumed_by_its_keys(tmp_path: Path) -> None:
                 raise RuntimeError("crash")
 
     def lots() -> LotLoader:
-        return LotLoader.cyclic_poisson(pictures(), 12)
+        return LotLoader.cyclic_poisson(pictures(), 12, seed=lot_seed)
 
     keys = tmp_path / "noise_keys.json"
-    options: dict[str, Any] = {"seed": None, **BANDED}
+    options: dict[str, Any] = {"seed": seed, **BANDED}
     with pytest.warns(UserWarning, match="holds the keys of its noise"), pytest.raises(RuntimeError, match="crash"):
         fit(tmp_path, strategy_of(**options), steps=11, lots=lots(), trainer={"more": [Stop()]})
     assert keys.exists()
@@ -150,7 +171,7 @@ def test_without_a_seed_it_is_resumed_by_its_keys(tmp_path: Path) -> None:
     fit(tmp_path, strategy_of(**options), steps=11, lots=lots(), **resume)
     ledger = read_ledger(tmp_path / "ledger.jsonl")
     assert [release.checksum for _, release in ledger.releases][:8] == before and len(ledger.releases) == 11
-    assert ledger.secure and ledger.damage is None and len(ledger.headers) == 1
+    assert ledger.secure is (seed is lot_seed is None) and ledger.damage is None and len(ledger.headers) == 1
     assert not keys.exists()
     with pytest.raises(ConfigurationError, match="noise_keys.json, beside its ledger"):
         fit(tmp_path, strategy_of(**options), steps=14, lots=lots(), **resume)

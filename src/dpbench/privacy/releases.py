@@ -119,6 +119,7 @@ class ReleaseEngine:
         self._banded = banded
         self._coefficients: tuple[float, ...] = ()
         self._keys_file: Path | None = None
+        self._are_all_seeded = seed is not None
         self.num_releases = 0
         self.phase = 0
         self.noise_multiplier = noise_multiplier
@@ -232,11 +233,12 @@ class ReleaseEngine:
             )
         return len(self._coefficients) or None
 
-    def keep_keys(self, ledger: Path) -> int | None:
-        """Keep the keys of a run without a seed in a file, where its noise has to be drawn again to be resumed.
+    def keep_keys(self, ledger: Path, are_lots_seeded: bool = True) -> int | None:
+        """Keep the keys that no seed says in a file, where noise and groups have to be drawn again to be resumed.
 
         Args:
             ledger: Beside which the file lies until `forget_keys`.
+            are_lots_seeded: Whether the lots have a seed of their own.
 
         Returns:
             Key of the lots; None where a seed says it, or nobody has to know it.
@@ -245,8 +247,9 @@ class ReleaseEngine:
             ConfigurationError: The file cannot be read or written.
         """
         self._keys_file = None
+        self._are_all_seeded = self.seed is not None and are_lots_seeded
         is_correlated = len(self._coefficients) > 1 and self.recipe.private
-        if self.seed is not None or not is_correlated:
+        if self._are_all_seeded or not is_correlated:
             return None
         path = ledger.with_name(KEYS_FILE)
         keys = None
@@ -261,7 +264,9 @@ class ReleaseEngine:
         if keys is None:
             return None
         self._keys_file = path
-        self.key, lot_key = keys
+        noise_key, lot_key = keys
+        if self.seed is None:
+            self.key = noise_key
         return int(lot_key)
 
     def forget_keys(self, is_over: bool) -> Path | None:
@@ -480,20 +485,25 @@ class ReleaseEngine:
             plan: Of the training.
             phase: Of the ledger, at the checkpoint.
         """
-        has_keys = self.seed is not None or self._keys_file is not None
-        is_drawn_again = has_keys and self.phase == phase
-        if self.num_releases == 0 or is_drawn_again:
+        if self.num_releases == 0:
             return
-        if not plan.noise.independent:
+        has_keys = self._keys_file is not None
+        is_same_phase = self.phase == phase
+        is_noise_again = is_same_phase and (has_keys or self.seed is not None)
+        # With a seed for the noise alone, records are in other groups from here on.
+        are_groups_again = is_same_phase and (has_keys or self._are_all_seeded)
+        in_groups = plan.sampling.cycle > 1
+        if not plan.noise.independent and not (is_noise_again and (are_groups_again or not in_groups)):
             raise ConfigurationError(
                 "the noise of a step depends on that of earlier ones, which cannot be drawn again without the seed and "
                 f"the settings of the run (without a seed: {KEYS_FILE}, beside its ledger): resume it as it was, or "
                 "start a new run."
             )
-        if self.num_releases % plan.sampling.cycle:
+        if self.num_releases % plan.sampling.cycle and not are_groups_again:
             raise ConfigurationError(
                 f"the checkpoint had made {self.num_releases} releases, and batches of {plan.sampling.kind!r} sampling "
-                f"begin anew at a multiple of {plan.sampling.cycle} only: resume from such a checkpoint."
+                f"begin anew at a multiple of {plan.sampling.cycle} only: resume from such a checkpoint. (With a seed of "
+                "the loader and of the strategy a training goes on from every checkpoint.)"
             )
 
     def _replay_key(self) -> str | None:
