@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from scipy.stats import t as student_t
 
 from dpbench.files import write_atomically
 from dpbench.privacy.accounting.calibration import TrainingSetting, solved
@@ -338,7 +339,8 @@ def measured_page(by_table: Mapping[str, Sequence[Comparison]]) -> str:
         "",
         "Predicted: root mean square error that noise leaves in the iterates, over that of independent noise at the",
         "same ε (by RDP), if gradients did not follow the noise. Measured: test accuracy in percent, mean ± standard",
-        "deviation over n seeds; the settings of each cell were chosen on validation data.",
+        "deviation over n seeds, and of the paired difference half the 95 % interval of its mean; the settings of each",
+        "cell were chosen on validation data.",
         "",
     ]
     for name, compared in by_table.items():
@@ -364,7 +366,7 @@ def measured_page(by_table: Mapping[str, Sequence[Comparison]]) -> str:
                 f"{gain.best} (× {gain.ratios[gain.best]:.2f})",
                 _spread(comparison.accuracies["independent"]),
                 _spread(comparison.accuracies["banded"]),
-                _spread(comparison.differences, sign="+"),
+                _gap(comparison.differences),
                 str(len(comparison.accuracies)),
             ]
             lines.append(f"| {' | '.join(cells)} |")
@@ -372,13 +374,18 @@ def measured_page(by_table: Mapping[str, Sequence[Comparison]]) -> str:
     return "\n".join(lines)
 
 
-def _spread(values: pd.Series[float], sign: str = "") -> str:
-    if values.empty:
-        return "–"
-    mean = f"{values.mean():{sign}.2f}"
-    if len(values) == 1:
+def _spread(values: pd.Series[float]) -> str:
+    mean = f"{values.mean():.2f}"
+    return mean if len(values) == 1 else f"{mean} ± {values.std():.2f}"
+
+
+def _gap(differences: pd.Series[float]) -> str:
+    """Their mean with half its 95 % interval, as the tables have it."""
+    mean = f"{differences.mean():+.2f}"
+    if len(differences) == 1:
         return mean
-    return f"{mean} ± {values.std():.2f}"
+    half = student_t.ppf(0.975, len(differences) - 1) * differences.sem()
+    return f"{mean} [± {half:.2f}]"
 
 
 def measured_figure(compared: Sequence[Comparison]) -> Figure:

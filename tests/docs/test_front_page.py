@@ -92,7 +92,9 @@ MEDIAN, SCATTERING = "adaptive_quantile/mnist_median", "recipes/mnist_scattering
         f"(by RDP {{{SCATTERING} linear_1 accuracy epsilon_rdp}} and {{{SCATTERING} linear accuracy epsilon_rdp}})",
         "[gets] {recipes/cifar10 linear accuracy} %, or {recipes/cifar10 linear_pld accuracy} % with noise by PLD, and "
         "a CNN on them {recipes/cifar10 cnn accuracy} %",
-        "[has] {recipes/frozen mnist epsilon_1} % on MNIST at ε = 1 and {recipes/frozen mnist epsilon_3} % at 3",
+        "[has] {recipes/frozen mnist epsilon_1} % on MNIST at ε = 1 and {recipes/frozen mnist epsilon_3} % at 3 "
+        "(one seed; {recipes/frozen mnist_writers epsilon_1} and {recipes/frozen mnist_writers epsilon_3} % where a "
+        "record is a writer)",
     ],
 )  # fmt: skip
 def test_figures_are_those_of_the_tables(text: str, sentence: str) -> None:

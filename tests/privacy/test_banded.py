@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -548,6 +549,28 @@ def test_bands_out_of_range(tmp_path: Path) -> None:
         Banded(bands=3, coefficients=(1.0, 0.5))
     with pytest.raises(ConfigurationError, match="the first one positive"):
         Banded(bands=2, coefficients=(0.0, 0.5))
+    with pytest.raises(ConfigurationError, match="cycle_length must be a whole number"):
+        CYCLIC.in_groups(True)
+
+
+@pytest.mark.parametrize("coefficients", [None, 5, ["a", 1.0, 2.0]])
+def test_coefficients_that_are_no_numbers(coefficients: Any) -> None:
+    with pytest.raises(ConfigurationError, match="or a list of numbers, not"):
+        Banded(bands=3, coefficients=coefficients)
+
+
+@pytest.mark.parametrize("of", [np.array, torch.tensor, list])
+def test_coefficients_are_plain_numbers(of: Callable[[list[float]], Any]) -> None:
+    banded = Banded(bands=3, coefficients=of([1.0, 0.5, 0.25]))
+    assert banded.coefficients == (1.0, 0.5, 0.25)
+
+
+@pytest.mark.parametrize(("steps", "length"), [(100, 100), (1e9, 10_000), (math.inf, 10_000)])
+def test_noise_that_grows_without_bound_is_refused(steps: float, length: int) -> None:
+    """In float32 nothing new would be added to it: the guarantee is of noise that is."""
+    with pytest.raises(ConfigurationError, match=f"in {length} steps, and rounding swallows what is new"):
+        Banded(bands=2, coefficients=(1.0, 1.2)).of_bands(2, steps)
+    assert Banded(bands=2, coefficients=(1.0, 1.0)).of_bands(2, steps) == pytest.approx((0.5**0.5, 0.5**0.5))
 
 
 def test_cyclic_lots_take_independent_noise(tmp_path: Path) -> None:

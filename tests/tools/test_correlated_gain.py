@@ -49,7 +49,7 @@ def test_the_page_pairs_the_seeds_of_a_table(sampling: str, tmp_path: Path) -> N
     folder = tmp_path / "correlated_noise"
     (row,) = [line for line in (folder / "README.md").read_text(encoding="utf-8").splitlines() if "ε = " in line]
     assert row.startswith("| 1 epoch, ε = 8 |")
-    assert row.endswith("| 90.50 ± 0.71 | 93.50 ± 2.12 | +3.00 ± 1.41 | 2 |")
+    assert row.endswith("| 90.50 ± 0.71 | 93.50 ± 2.12 | +3.00 [± 12.71] | 2 |")
     assert (folder / "mnist.png").stat().st_size > 1000
     predicted = pd.read_csv(folder / "predicted.csv").set_index("bands")
     noises = predicted["noise_multiplier"]

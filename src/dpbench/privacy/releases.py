@@ -502,8 +502,8 @@ class ReleaseEngine:
         if self.num_releases % plan.sampling.cycle and not are_groups_again:
             raise ConfigurationError(
                 f"the checkpoint had made {self.num_releases} releases, and batches of {plan.sampling.kind!r} sampling "
-                f"begin anew at a multiple of {plan.sampling.cycle} only: resume from such a checkpoint. (With a seed of "
-                "the loader and of the strategy a training goes on from every checkpoint.)"
+                f"begin anew at a multiple of {plan.sampling.cycle} only: resume from such a checkpoint. (With a seed "
+                "of the loader and of the strategy a training goes on from every checkpoint.)"
             )
 
     def _replay_key(self) -> str | None:

@@ -39,6 +39,12 @@ of them, which is the last one's; "square_root": the closed form for running sum
 _FIXED = "banded noise needs sensitivity and noise that are the same in each step, and here "
 
 
+_LARGEST_STD = 1e3
+"""Of a step's noise over that of independent noise; optimized coefficients stay below ten."""
+_STEPS_TRIED = 10_000
+"""Of a training that is longer, or has no end."""
+
+
 def running_sums(steps: int) -> Floats:
     """Workload of SGD without momentum and decay, see `optimizer_workload`."""
     return np.ones(steps)
@@ -64,7 +70,7 @@ class Banded:
 
     Attributes:
         bands: b; 1 is independent noise. "auto" takes the number that leaves the least error of iterates at the
-            target_epsilon.
+            target_epsilon, with coefficients that are optimized for it.
         coefficients: c_0 to c_{b−1}, the first column of C, which is scaled to norm 1; or what they are to make small,
             see `CoefficientsName`.
 
@@ -85,6 +91,13 @@ class Banded:
                     f"coefficients must be mean, max, square_root or a list of numbers, not {self.coefficients!r}."
                 )
             return
+        try:
+            coefficients = tuple(float(value) for value in self.coefficients)
+        except (TypeError, ValueError):
+            raise ConfigurationError(
+                f"coefficients must be mean, max, square_root or a list of numbers, not {self.coefficients!r}."
+            ) from None
+        object.__setattr__(self, "coefficients", coefficients)
         if len(self.coefficients) != self.bands:
             raise ConfigurationError(
                 f"banded noise with {len(self.coefficients)} coefficients has as many bands, not {self.bands!r}."
@@ -111,17 +124,36 @@ class Banded:
             workload: Number of steps → what an optimizer makes of a step's release.
 
         Raises:
-            ConfigurationError: They are optimized for a training, which has no end.
+            ConfigurationError: They are optimized for a training, which has no end; or they are given, and their noise
+                grows until rounding swallows what is new in it.
         """
         if bands == 1:
             return (1.0,)
         if not isinstance(self.coefficients, str):
             norm = math.hypot(*self.coefficients)
-            return tuple(value / norm for value in self.coefficients)
+            coefficients = tuple(value / norm for value in self.coefficients)
+            _refuse_growth(coefficients, steps)
+            return coefficients
         if self.coefficients == "square_root":
             return tuple(square_root_coefficients(bands).tolist())
         planned = planned_steps(steps)
         return tuple(coefficients_for(workload(planned), bands, self.coefficients).tolist())
+
+
+def _refuse_growth(coefficients: tuple[float, ...], steps: float) -> None:
+    """Refuse coefficients whose inverse grows so that float32 cannot hold the noise of a step beside earlier noise.
+
+    Raises:
+        ConfigurationError: By how much it grows.
+    """
+    tried = int(min(steps, _STEPS_TRIED))
+    with np.errstate(all="ignore"):  # what overflows has grown
+        largest = float(relative_noise_stds(np.array(coefficients), tried)[-1])
+    if not largest <= _LARGEST_STD:
+        raise ConfigurationError(
+            f"with these coefficients the noise grows to {largest:.3g} times its standard deviation in {tried} steps, "
+            "and rounding swallows what is new in it: take coefficients that fall, such as those of coefficients=mean."
+        )
 
 
 def banded_noise(noise_multiplier: float, coefficients: tuple[float, ...]) -> Noise:
@@ -163,7 +195,8 @@ class BandedNoise(Noise):
 
     The recursion is carried out in the precision of the sums: C·n differs from w by 10^-7 of it, a function of earlier
     noise alone, so that a record's shift is off by as little. A release is the sum plus n_t, in float64, rounded to the
-    grid of `noise`.
+    grid of `noise`; n_t is kept in float32, so that a cell has its Gaussian probability but for some 10^-5 of it, where
+    independent noise has 10^-6.
 
     Attributes:
         noise_multiplier: z.

@@ -80,9 +80,10 @@ class CyclicPoissonSampling(Sampling):
             )
         if self.cycle_length > 1:
             return self
+        in_groups = replace(self, cycle_length=groups)  # refuses what is no number of groups
         if groups == 1:
             return PoissonSampling(self.population, self.sample_rate, unit=self.unit)
-        return replace(self, cycle_length=groups)
+        return in_groups
 
     def at(self, step: int) -> Sampling:
         return replace(self, turn=step % self.cycle_length)
