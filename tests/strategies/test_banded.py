@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -166,8 +167,14 @@ def test_without_a_seed_it_is_resumed_by_its_keys(tmp_path: Path, seed: int | No
     with pytest.warns(UserWarning, match="holds the keys of its noise"), pytest.raises(RuntimeError, match="crash"):
         fit(tmp_path, strategy_of(**options), steps=11, lots=lots(), trainer={"more": [Stop()]})
     assert keys.exists()
-    before = [release.checksum for _, release in read_ledger(tmp_path / "ledger.jsonl").releases]
+    own = keys.read_bytes()
+    keys.write_text(json.dumps({"noise": "1", "lots": "2"}), encoding="utf-8")
     resume: dict[str, Any] = {"ckpt_path": tmp_path / "mid.ckpt", "weights_only": False}
+    other_keys = pytest.raises(ConfigurationError, match="cannot be drawn again")
+    with pytest.warns(UserWarning, match="holds the keys of its noise"), other_keys:
+        fit(tmp_path, strategy_of(**options), steps=11, lots=lots(), **resume)
+    keys.write_bytes(own)
+    before = [release.checksum for _, release in read_ledger(tmp_path / "ledger.jsonl").releases]
     fit(tmp_path, strategy_of(**options), steps=11, lots=lots(), **resume)
     ledger = read_ledger(tmp_path / "ledger.jsonl")
     assert [release.checksum for _, release in ledger.releases][:8] == before and len(ledger.releases) == 11

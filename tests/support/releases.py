@@ -49,7 +49,7 @@ def made(
     bands = releases.choose_bands(sampling, horizon.total_steps)
     if bands is not None:
         sampling = sampling.in_groups(bands)
-    releases.keep_keys(folder / "ledger.jsonl")
+    releases.keep_keys(folder / "ledger.jsonl", are_lots_seeded=True)
     releases.begin(sampling, summands, trained, groups, {}, horizon, size_factors)
     releases.open_ledger(folder / "ledger.jsonl", horizon)
     return releases

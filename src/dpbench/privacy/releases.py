@@ -119,7 +119,8 @@ class ReleaseEngine:
         self._banded = banded
         self._coefficients: tuple[float, ...] = ()
         self._keys_file: Path | None = None
-        self._are_all_seeded = seed is not None
+        self._are_all_seeded = False
+        self._kept_lot_key: int | None = None
         self.num_releases = 0
         self.phase = 0
         self.noise_multiplier = noise_multiplier
@@ -233,7 +234,7 @@ class ReleaseEngine:
             )
         return len(self._coefficients) or None
 
-    def keep_keys(self, ledger: Path, are_lots_seeded: bool = True) -> int | None:
+    def keep_keys(self, ledger: Path, are_lots_seeded: bool) -> int | None:
         """Keep the keys that no seed says in a file, where noise and groups have to be drawn again to be resumed.
 
         Args:
@@ -247,6 +248,7 @@ class ReleaseEngine:
             ConfigurationError: The file cannot be read or written.
         """
         self._keys_file = None
+        self._kept_lot_key = None
         self._are_all_seeded = self.seed is not None and are_lots_seeded
         is_correlated = len(self._coefficients) > 1 and self.recipe.private
         if self._are_all_seeded or not is_correlated:
@@ -264,10 +266,10 @@ class ReleaseEngine:
         if keys is None:
             return None
         self._keys_file = path
-        noise_key, lot_key = keys
+        noise_key, self._kept_lot_key = keys
         if self.seed is None:
             self.key = noise_key
-        return int(lot_key)
+        return self._kept_lot_key
 
     def forget_keys(self, is_over: bool) -> Path | None:
         """Delete the file of `keep_keys` where the training is over, or nothing was released.
@@ -304,13 +306,13 @@ class ReleaseEngine:
         _ = sampling.in_groups(2)  # refuses lots that know no groups
 
         def noise_multiplier_of(bands: int) -> float:
-            groups = sampling.in_groups(bands)
-            events = [(groups.at(step), 1.0) for step in range(planned)]
+            lots = sampling.in_groups(bands)
+            events = [(lots.at(step), 1.0) for step in range(planned)]
             return self.budget.scale_for(Counter(events), sampling.record_changes)
 
-        groups_at_most = sampling.groups if sampling.groups > 1 else math.floor(1 / sampling.rate + 1e-9)
-        most = min(planned, groups_at_most)
-        best = choose_bands(noise_multiplier_of, workload(planned), bands_to_try(most), banded.error_kind)
+        groups = sampling.groups if sampling.groups > 1 else math.floor(1 / sampling.rate + 1e-9)
+        tried = bands_to_try(min(planned, groups))
+        best = choose_bands(noise_multiplier_of, workload(planned), tried, banded.error_kind)
         return banded.of_bands(best.bands, steps, workload)
 
     def _noise(self, noise_multiplier: float, factors: Factors) -> Noise:
@@ -488,18 +490,17 @@ class ReleaseEngine:
         if self.num_releases == 0:
             return
         has_keys = self._keys_file is not None
-        is_same_phase = self.phase == phase
-        is_noise_again = is_same_phase and (has_keys or self.seed is not None)
         # With a seed for the noise alone, records are in other groups from here on.
-        are_groups_again = is_same_phase and (has_keys or self._are_all_seeded)
-        in_groups = plan.sampling.cycle > 1
-        if not plan.noise.independent and not (is_noise_again and (are_groups_again or not in_groups)):
+        has_seeds = self._are_all_seeded if plan.sampling.cycle > 1 else self.seed is not None
+        if self.phase == phase and (has_keys or has_seeds):
+            return
+        if not plan.noise.independent:
             raise ConfigurationError(
                 "the noise of a step depends on that of earlier ones, which cannot be drawn again without the seed and "
                 f"the settings of the run (without a seed: {KEYS_FILE}, beside its ledger): resume it as it was, or "
                 "start a new run."
             )
-        if self.num_releases % plan.sampling.cycle and not are_groups_again:
+        if self.num_releases % plan.sampling.cycle:
             raise ConfigurationError(
                 f"the checkpoint had made {self.num_releases} releases, and batches of {plan.sampling.kind!r} sampling "
                 f"begin anew at a multiple of {plan.sampling.cycle} only: resume from such a checkpoint. (With a seed "
@@ -519,7 +520,7 @@ class ReleaseEngine:
         rounding = (torch.__version__, kernels, RANDOM_NUMBERS)
         facts = [
             self.fingerprint,
-            self.key,
+            self.key if self._kept_lot_key is None else [self.key, self._kept_lot_key],
             device.type,
             list(self._names),
             mechanism.training_plan.digest,

@@ -248,7 +248,7 @@ class PrivateSession:
         # Noise that is correlated among steps wants lots that keep a record's participations apart.
         workload = partial(_workload_of, self.optimizer)
         lots.bands = releases.choose_bands(lots.sampling, horizon.total_steps, workload)
-        lot_key = releases.keep_keys(ledger, lots.seed is not None)
+        lot_key = releases.keep_keys(ledger, are_lots_seeded=lots.seed is not None)
         # Canaries enlarge the population, so that they join before the sampling is read.
         let_canaries_in(self._audit, releases, lots, trained)
         sampling = lots.sampling

@@ -37,8 +37,6 @@ CoefficientsName = Literal["mean", "max", "square_root"]
 of them, which is the last one's; "square_root": the closed form for running sums."""
 
 _FIXED = "banded noise needs sensitivity and noise that are the same in each step, and here "
-
-
 _LARGEST_STD = 1e3
 """Of a step's noise over that of independent noise; optimized coefficients stay below ten."""
 _STEPS_TRIED = 10_000
