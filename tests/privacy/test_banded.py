@@ -727,6 +727,18 @@ def test_a_resumed_run_keeps_its_bands(tmp_path: Path) -> None:
     assert 1 < len(state["coefficients"]) <= 10
 
 
+def test_a_resumed_run_that_is_too_long_for_its_coefficients_is_refused(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"sampling": CYCLIC, "banded": Banded(bands=2, coefficients=[1.0, 1.2])}
+    first = made(tmp_path, horizon=TrainingLength(12), **options)
+    release(first, rows(0))
+    state = first.state_dict()
+    first.budget.close()
+    with pytest.raises(ConfigurationError, match="in 100 steps, and rounding swallows"):
+        made(tmp_path, horizon=TrainingLength(100, 1), start=state, **options)
+    second = made(tmp_path, horizon=TrainingLength(14, 1), start=state, **options)
+    assert second.mechanism.training_plan.noise == first.mechanism.training_plan.noise
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

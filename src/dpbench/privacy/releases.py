@@ -211,9 +211,10 @@ class ReleaseEngine:
         self._coefficients = ()
         before = tuple(self.memory.get("coefficients", ()))
         banded = self._banded
-        kept = banded is not None and before and banded.coefficients == self.memory["coefficients_for"]
-        if banded is not None and kept and banded.bands in ("auto", len(before)):
-            # They depend on the planned length, which a run that goes on may change.
+        # Optimized ones depend on the planned length, which a run that goes on may change.
+        purpose = None if banded is None else banded.coefficients
+        is_kept = before and isinstance(purpose, str) and purpose == self.memory["coefficients_for"]
+        if banded is not None and is_kept and banded.bands in ("auto", len(before)):
             self._coefficients = before
         elif banded is not None:
             bands = banded.bands
