@@ -10,7 +10,7 @@ PEERS ?= .venv-peers
 PAGE = OMP_NUM_THREADS=1 $(BIN)/python -m tools.pages $@ # writes the page that has the target's name
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-long test-cluster results combinations layers zoo audits attacks claims-attacked notebooks guards map strategies adaptive bench bench-quick bench-growth bench-users crash two-processes golden site site-check check format clean
+.PHONY: help demo tracking test test-slow test-long test-cluster test-plugins results combinations layers zoo audits attacks claims-attacked notebooks guards map strategies adaptive bench bench-quick bench-growth bench-users crash two-processes golden site site-check check format clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -19,7 +19,7 @@ demo: $(VENV)/.ready ## Train a network privately on real digits (two minutes, n
 	$(BIN)/dpbench train experiment=demo
 
 test: $(VENV)/.ready-dev ## Run the tests (under ten minutes on two cores)
-	$(PYTEST) -n $(WORKERS) --dist worksteal -m "not slow and not long"
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m "not slow and not long" --durations 10
 
 combinations: $(VENV)/.ready-dev ## Train every combination of pieces and write docs/combinations.md (two minutes)
 	$(PAGE)
@@ -101,19 +101,28 @@ bench-growth: $(VENV)/.ready-bench ## How time and memory grow with lot size and
 bench-users: $(VENV)/.ready-bench $(PEERS)/.ready ## Time a round of users against pfl-research and Flower (half an hour, quiet machine)
 	$(BIN)/python -m benchmarks users --peers $(PEERS)
 
+tracking: $(VENV)/.ready ## Bounds that track quantiles of known data: results/adaptive_quantile_figure2 (seconds)
+	$(BIN)/python -m tools.results.tracking
+
 results: $(VENV)/.ready ## Tables, figures and pages again from the committed runs
-	$(BIN)/python -m dpbench.reproduce.refresh
+	$(BIN)/python -m tools.results.refresh
 	$(BIN)/python -m tools.correlated_gain --results results
 
-test-slow: $(VENV)/.ready-dev ## Run the slow tests
-	$(PYTEST) -n $(WORKERS) --dist worksteal -m "slow and not cluster and not long" --durations 40
+SLOW = $(shell grep -rl "mark.slow" tests --include="*.py") # to collect all the others takes a minute
 
-test-long: $(VENV)/.ready-dev ## Run what takes minutes for one statement: every combination, 600 audits (half an hour; not in CI)
+test-slow: $(VENV)/.ready-dev ## Run the slow tests
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m "slow and not cluster and not long" --durations 10 $(SLOW)
+
+test-long: $(VENV)/.ready-dev ## Run what takes minutes for one statement: every combination, 600 audits (more than an hour; not in CI)
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m "long"
 
 test-cluster: $(VENV)/.ready-cluster ## Run sweeps and tables through a Slurm and a Ray of this machine (ten minutes; installs Debian's Slurm)
 	tests/cluster/install.sh
 	$(PYTEST) -m cluster tests/cluster
+
+test-plugins: $(VENV)/.ready-dev ## Install the plug-ins, and run their tests (ten minutes; not in CI)
+	$(PIP) --no-deps --editable plugins/dpbench-stacked
+	$(PYTEST) -n $(WORKERS) --dist worksteal plugins/dpbench-stacked/tests
 
 KILLS ?= 200
 RUNS ?= 100
@@ -139,6 +148,7 @@ check: $(VENV)/.ready-dev ## Lint, format check, types, who imports whom, and th
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	@$(BIN)/python -m tools.size
 	@$(MAKE) --no-print-directory site-check
 
 format: $(VENV)/.ready-dev ## Format the code

@@ -7,6 +7,7 @@ python -m benchmarks startup                              what a command takes b
 python -m benchmarks growth                               against lot size and width (twelve minutes)
 python -m benchmarks busy                                 a run beside other work (five minutes)
 python -m benchmarks users                                a round of local training by users (twenty minutes)
+python -m benchmarks axis                                 share of a step that the record axis takes (three minutes)
 python -m benchmarks networks                             T5, OPT, Swin, BERT with LoRA (two minutes)
 python -m benchmarks gpu                                  on a GPU (parts: steps, triton, large, rounds)
 python -m benchmarks gpu --device cpu                     all of it, tried with lots of 16 records
@@ -28,7 +29,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from benchmarks import busy, machine, networks, pages, rounds, rows, startup
+from benchmarks import axis, busy, machine, networks, pages, rounds, rows, startup
 from benchmarks.methods import GPU_METHODS, METHODS, QUICK, TRITON, methods_for, methods_on_gpu
 from benchmarks.rows import Row
 from benchmarks.timing import measure_steps
@@ -81,6 +82,9 @@ def _run(options: argparse.Namespace, path: Path) -> int:
     match options.what:
         case "quick":
             _quick(options)
+            return 0
+        case "axis":
+            print("\n".join(axis.shares(options.workloads or axis.WORKLOADS)))
             return 0
         case "networks":
             print(networks.write_page(path.with_suffix(".md"), options.repeats, options.wait, _say))
@@ -145,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parts = ("steps", "quick", "startup", "growth", "busy", "users", "networks", "gpu", "report")
+    parts = ("steps", "quick", "startup", "growth", "busy", "users", "networks", "axis", "gpu", "report")
     parser.add_argument("what", nargs="?", choices=parts, default="steps")
     parser.add_argument(
         "--workloads",

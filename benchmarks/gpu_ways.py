@@ -19,7 +19,6 @@ from dpbench.privacy.mechanism.clipping import clip_factors
 from dpbench.privacy.randomness import keyed_generator
 
 _LR = 0.01
-_MEETINGS = 500  # steps, after which few lots have a size that is new
 _ROOM = 4  # standard deviations of a Poisson lot's size that a graph has room for
 
 
@@ -200,17 +199,8 @@ def seeds(workload: Workload, device: str) -> Step:
     return step
 
 
-def session(workload: Workload, device: str, executor: str) -> Step:
-    """Steps of a loop, once lots of most sizes were met."""
-    step, _ = loop(workload, device, executor)
-    for _ in range(_MEETINGS if device == "cuda" else 3):
-        step()
-    return step
-
-
 WAYS: dict[str, Callable[[Workload, str], Step]] = {
-    "loop/flat": lambda workload, device: session(workload, device, "eager"),
-    "loop/flat graph": lambda workload, device: session(workload, device, "graph"),
+    "loop/flat": lambda workload, device: loop(workload, device, "eager")[0],
     "graph/plain": plain_graph,
     "graph/flat": private_graph,
     "bf16/plain": plain_mixed,

@@ -70,7 +70,6 @@ GPU_METHODS = (
     "harness/flat",
     "harness/flat graph",
     "loop/flat",
-    "loop/flat graph",
     "graph/plain",
     "graph/flat",
     "bf16/plain",

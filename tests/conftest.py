@@ -8,7 +8,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from dpbench.privacy.releases import ReleaseEngine
-from tests.refusals.recorder import pytest_runtest_call  # noqa: F401  pytest finds it here
-from tests.support import caches
+from tests.refusals.recorder import pytest_collection_modifyitems, pytest_runtest_call  # noqa: F401  pytest finds them
+from tests.support import caches, finished_runs
 
 torch.set_num_threads(1)  # also for fixtures of modules, which are made before those of a test
 os.environ.setdefault("WANDB_MODE", "offline")
@@ -117,6 +117,15 @@ def _no_ink(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
             save(figure, file, **options)
 
     monkeypatch.setattr(Figure, "savefig", without_ink)
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A function that trains a run of a kind once for all processes of the tests, see `finished_runs.RUNS`."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    return lambda kind: finished_runs.trained(kind, folder / "trained")
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from itertools import zip_longest
 from typing import Any
 
 import pandas as pd
@@ -23,7 +24,9 @@ from dpbench.run.search_path import conf_dir
 from dpbench.strategies import PrivateStrategy
 from tests.support.configs import GROUPS, STRATEGIES, composed
 
-CHOICES = [f"{group}={name}" for group, names in GROUPS.items() for name in names]
+CHOICES = {group: [f"{group}={name}" for name in names] for group, names in GROUPS.items()}
+ALONE = ("debug", "experiment", "hparams_search", "launcher", "module")
+"""Groups whose files set keys of other groups, so that each is composed by itself."""
 PLUGINS = {
     "joblib": "hydra_plugins.hydra_joblib_launcher",
     "submitit": "hydra_plugins.hydra_submitit_launcher",
@@ -40,9 +43,15 @@ GIVEN = {  # what the harness passes beside the file
 }
 
 
-@pytest.mark.parametrize("choice", CHOICES)
-def test_composes_and_targets_bind(choice: str) -> None:
-    cfg = composed(choice)
+def bundles() -> list[str]:
+    """Words that together name every file once: one of each group at a time."""
+    together = zip_longest(*(choices for group, choices in CHOICES.items() if group not in ALONE), fillvalue="")
+    return [*(choice for group in ALONE for choice in CHOICES[group]), *map(" ".join, together)]
+
+
+@pytest.mark.parametrize("choices", bundles())
+def test_composes_and_targets_bind(choices: str) -> None:
+    cfg = composed(*choices.split())
     for group, given in GIVEN.items():
         options: Any = OmegaConf.to_container(cfg[group], resolve=True)
         if not options["_target_"]:
@@ -140,6 +149,7 @@ def test_recipes_are_what_their_tables_measured(experiment: str, table: str, row
     assert _settings(f"experiment={experiment}", *words) == measured
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("table", "recipe", "own"),
     [

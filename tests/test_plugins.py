@@ -57,6 +57,7 @@ def test_its_runs_stand_in_tables(runs: Path, site: str) -> None:
     assert "test/error" in out and "RadiusDPSGD" in out and "NonPrivate" in out
 
 
+@pytest.mark.long
 def test_its_tables_are_reproduced(runs: Path, site: str) -> None:
     listing, _ = dpbench_in_a_process(runs, "reproduce", "list", PYTHONPATH=site)
     assert "waves/radius" in listing and "gradient_compression/table1" in listing
@@ -66,7 +67,7 @@ def test_its_tables_are_reproduced(runs: Path, site: str) -> None:
     assert "test/error after the last step: mean" in page
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_resumes_bit_by_bit(runs: Path, site: str) -> None:
     words = ["train", *WAVES, "hydra.run.dir=cut"]
     command = [str(int(signal.SIGTERM)), "13", "1", *words]
@@ -97,7 +98,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_its_options_are_checked(runs: Path, site: str) -> None:
     """All by one process: most of the time of each would be spent on imports."""
     program = f"from dpbench.cli import main\nfor word in {list(REFUSED)}: assert main(['train', *{WAVES}, word]) == 1"
@@ -108,7 +109,7 @@ def test_its_options_are_checked(runs: Path, site: str) -> None:
         assert line.startswith("dpbench: error: ") and message in line
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_sweeper_chooses_on_records_that_are_held_out(runs: Path, site: str) -> None:
     words = ["train", "-m", *WAVES, "hydra/sweeper=better_of_two", "hydra.sweep.dir=chosen"]
     _, err = dpbench_in_a_process(runs, *words, status=1, PYTHONPATH=site)

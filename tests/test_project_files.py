@@ -52,9 +52,8 @@ def instructions() -> list[tuple[str, str]]:
     return [(line.partition(" ")[0], line.partition(" ")[2]) for line in lines]
 
 
-@pytest.mark.parametrize("path", YAML, ids=lambda path: path.name)
-def test_files_are_yaml(path: Path) -> None:
-    assert isinstance(loaded(path), dict)
+def test_files_are_yaml() -> None:
+    assert [path.name for path in YAML if not isinstance(loaded(path), dict)] == []
 
 
 def test_jobs_have_what_a_code_host_asks_for() -> None:
@@ -141,7 +140,7 @@ def test_the_image_is_given_what_it_copies() -> None:
     assert all((ROOT / name).exists() for name in allowed)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_image_works(tmp_path: Path) -> None:
     """By Docker where there is one; else its steps, without what they would download."""
     if shutil.which("docker") and subprocess.run(["docker", "info"], capture_output=True).returncode == 0:

@@ -36,10 +36,12 @@ def test_make_targets_and_pictures_exist() -> None:
 PAGES = [path for pattern in ("*.md", "docs/**/*.md", "results/**/*.md") for path in sorted(ROOT.glob(pattern))]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
-    for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
-        assert (page.parent / link).exists(), link
+def test_links_lead_somewhere() -> None:
+    broken = []
+    for page in PAGES:
+        links = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
+        broken += [f"{page.relative_to(ROOT)}: {link}" for link in links if not (page.parent / link).exists()]
+    assert not broken
 
 
 def commands() -> list[str]:
@@ -53,8 +55,7 @@ def commands() -> list[str]:
 @pytest.mark.parametrize("command", commands())
 def test_commands_compose(command: str) -> None:
     words = shlex.split(command, comments=True)[2:]
-    is_sweep = any(word.startswith("seeds=") for word in words)
-    if is_sweep or {"-m", "--help", "--cfg"} & set(words):
+    if {"-m", "--help", "--cfg"} & set(words):
         words = [word for word in words if "," not in word and not word.startswith("-") and word != "job"]
     composed(*words)
 

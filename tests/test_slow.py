@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.cli import dpbench_in_a_process
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[1]
 
 

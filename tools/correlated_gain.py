@@ -22,24 +22,20 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from scipy.signal import lfilter
 from scipy.stats import t as student_t
+from scipy.stats import ttest_1samp
 
 from dpbench.files import write_atomically
 from dpbench.privacy.accounting.calibration import TrainingSetting, solved
-from dpbench.privacy.mechanism.factorization import (
-    ErrorKind,
-    bands_to_try,
-    choose_bands,
-    coefficients_for,
-    expected_error,
-    optimizer_workload,
-)
+from dpbench.privacy.mechanism.factorization import ErrorKind, Floats, coefficients_for, expected_error
 from dpbench.reports.figures import new_figure, write_figure
 from dpbench.reproduce.tables import Table, read_table, table_names
 
 _COLORS = ("#3060a8", "#508850", "#c04030", "#806090", "#a07020")
 _GROUP = "correlated_noise/"
 _FOLDER = "correlated_noise"
+_LEVEL = 0.05  # of all tests of a table together
 _EPSILON = re.compile(r"(, )?ε = [\d.]+")  # in a row's label
 
 
@@ -165,9 +161,9 @@ def predicted_gain(
     """
     sample_rate = setting.batch_size / setting.population
     groups = math.floor(1 / sample_rate + 1e-9)
-    workload = optimizer_workload(setting.steps, setting.learning_rate, setting.momentum, setting.weight_decay)
+    workload = _workload(setting)
     noises = {}
-    for bands in sorted({*bands_to_try(min(setting.steps, groups)), bands_of_table}):
+    for bands in sorted({*_bands_to_try(min(setting.steps, groups)), bands_of_table}):
         # A record's group is sampled once in a round: of b steps at b times the rate, or whole where none is amplified.
         round_steps = groups if setting.in_turn else bands
         training = TrainingSetting(
@@ -179,14 +175,36 @@ def predicted_gain(
         noise_multiplier = solved(training, accountant).noise_multiplier
         assert noise_multiplier is not None
         noises[bands] = noise_multiplier
-    best = choose_bands(noises.__getitem__, workload, list(noises), error)
     independent = expected_error(np.ones(1), workload, noises[1], error)
     ratios = {}
     coefficients = np.ones(1)
     for bands, noise_multiplier in noises.items():
         coefficients = coefficients_for(workload, bands, error, start=coefficients)
         ratios[bands] = expected_error(coefficients, workload, noise_multiplier, error) / independent
-    return Gain(setting, noises, ratios, best.bands)
+    return Gain(setting, noises, ratios, min(ratios, key=lambda bands: ratios[bands]))
+
+
+def _workload(setting: Setting) -> Floats:
+    """How far a unit of gradient in one step has moved the parameters after this one and the following steps, (n,).
+
+    For SGD at a constant learning rate, where the gradients of later steps are the same with and without it.
+    """
+    impulse = np.zeros(setting.steps)
+    impulse[0] = setting.learning_rate
+    decay = setting.learning_rate * setting.weight_decay
+    # m_t = μ m_{t-1} + g_t + λ θ_{t-1}, and θ_t = θ_{t-1} - η m_t, as power series in the delay.
+    moved: Floats = lfilter([1.0], [1.0, decay - 1.0 - setting.momentum, setting.momentum], impulse)
+    return moved
+
+
+def _bands_to_try(most: int) -> list[int]:
+    """1, 2, 3, 4, 6, 8, 12, 16, ... up to `most`, and that, which is the best where nothing is amplified."""
+    tried = {1, most}
+    power = 2
+    while power <= most:
+        tried |= {power, min(3 * power // 2, most)}
+        power *= 2
+    return sorted(tried)
 
 
 def _line(gain: Gain) -> str:
@@ -370,8 +388,23 @@ def measured_page(by_table: Mapping[str, Sequence[Comparison]]) -> str:
                 str(len(comparison.accuracies)),
             ]
             lines.append(f"| {' | '.join(cells)} |")
-        lines += ["", f"![predicted and measured]({_picture(name)}.png)", ""]
+        lines += ["", _tested_together(compared), "", f"![predicted and measured]({_picture(name)}.png)", ""]
     return "\n".join(lines)
+
+
+def _tested_together(compared: Sequence[Comparison]) -> str:
+    """A sentence on all differences of a table: their mean, and those that Holm's method tells from zero."""
+    p_values = [(float(ttest_1samp(line.differences, 0.0).pvalue), line.label) for line in compared]
+    different = []
+    for place, (p_value, label) in enumerate(sorted(p_values)):
+        if not p_value * (len(compared) - place) <= _LEVEL:
+            break
+        different.append(label)
+    mean = np.mean([line.differences.mean() for line in compared])
+    return (
+        f"Mean of the differences: {mean:+.2f} points. Tested together at {100 * _LEVEL:g} % (Holm; smallest p: "
+        f"{min(p_values)[0]:.3f}), told from zero: {'; '.join(different) or 'none'}."
+    )
 
 
 def _spread(values: pd.Series[float]) -> str:

@@ -238,6 +238,7 @@ _TAIL = """
 Hugging Face's BERT, DistilBERT, GPT-2 and networks like them work as they are. Several learning rates (backbone and
 head) are one optimizer with parameter groups:
 `torch.optim.SGD([{"params": self.body.parameters(), "lr": 1e-3}, {"params": self.head.parameters(), "lr": 0.1}])`.
-`torch.compile` works on the network or the module (compiled anew for a few batch sizes, a minute in all), gradient
-checkpointing with `use_reentrant=False`.\
+`torch.compile` works on the network or the module, but a step on several records runs uncompiled, since
+[each of its operators](guards.md#whose-is-which-number-the-record-axis) is followed. Gradient checkpointing works with
+`use_reentrant=False`.\
 """

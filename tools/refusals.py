@@ -1,35 +1,35 @@
-"""The catalogue of refusals: what each test sees refused, with the kind of the error and the key words of its line.
+"""The catalogue of refusals: every `raise` of a user-correctable error, with key words of its line and a test of it.
 
-`python -m tools.refusals write` runs the tests that have no entry yet, or were not seen, and adds them; with tests or
-files behind it, it writes theirs again. `tests/refusals/recorder.py` watches them and compares.
+`python -m tools.refusals write` brings the catalogue up to date with the source; with tests or files behind it, it also
+runs these and enters what they see refused. `tests/refusals/recorder.py` watches the tests.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from dpbench import errors
 
 ROOT = Path(__file__).parents[1]
+SOURCE = Path(errors.__file__).parent
 CATALOGUE = ROOT / "tests" / "refusals" / "catalogue.tsv"
 RECORD = "DPBENCH_REFUSALS"
 """Environment variable: a file to which tests write what they see refused, instead of comparing it."""
-NOT_SEEN = "not seen"
-"""Kind of an entry whose test did not run where the catalogue was written, or sees its refusal in another process."""
-_HEAD = ("test", "error", "cause", "remedy")
-_KINDS = {
-    name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.DPBenchError)
-}
+UNSEEN = "unseen"
+"""In the place of the test of a refusal that no test sees."""
+_HEAD = ("function", "error", "cause", "remedy", "test")
+_BASE = "DPBenchError"
 _MOST_WORDS = 6
 _SHORTEST = 5
 _WORD = re.compile(r"[A-Za-z_][A-Za-z_.=]*[A-Za-z_=]")
@@ -42,35 +42,190 @@ _COMMON = frozenset(_COMMON_WORDS.split())
 
 
 class Refusal(NamedTuple):
-    """One refusal that a test sees.
+    """A `raise` in the source, known by what it says and not by its place.
 
     Attributes:
-        error: Name of its class.
-        cause: Key words of the first part of its line, which says what is wrong.
-        remedy: Key words of the rest, which says what to do.
+        function: Qualified name of the function, without its module.
+        error: Name of the error's class.
+        cause: Key words of the message's constant text up to the remedy.
+        remedy: Key words of its rest, which says what to do.
     """
 
+    function: str
     error: str
-    cause: tuple[str, ...]
-    remedy: tuple[str, ...]
+    cause: str
+    remedy: str
 
-    @classmethod
-    def of(cls, error: str, message: str) -> Refusal:
-        """The refusal that an error states.
-
-        >>> Refusal.of("ConfigurationError", "seed must not be negative, got -3: leave out seed=-3, or give another.")
-        Refusal(error='ConfigurationError', cause=('negative',), remedy=('seed=',))
-        """
-        cause, remedy = parts(message)
-        return cls(error, key_words(cause), key_words(remedy))
-
-    def is_in(self, error: str, message: str) -> bool:
-        """Whether an error is still of this kind, and its line has these words."""
-        return error == self.error and {*self.cause, *self.remedy} <= set(_words(message))
+    def __str__(self) -> str:
+        return f"{self.function}: {self.error} with {f'{self.cause} {self.remedy}'.strip()!r}"
 
 
-Catalogue = dict[str, list[Refusal]]
-"""Node of a test → what it sees refused, in its order."""
+Catalogue = dict[Refusal, str]
+"""Refusal → a test that sees it, or UNSEEN."""
+
+
+# ------------------------------------------------------------------------------------- the source
+
+
+class Raise(NamedTuple):
+    """A `raise` of a call or a name in one file.
+
+    Attributes:
+        function: Qualified name of the function.
+        error: Name of the class that is raised, or of another file's function that makes the error.
+        message: Constant text of the message.
+        lines: First and last line.
+    """
+
+    function: str
+    error: str
+    message: str
+    lines: tuple[int, int]
+
+
+class _File(NamedTuple):
+    """What one file says of errors.
+
+    Attributes:
+        raises: Its `raise` statements.
+        bases: Class → names of its bases.
+        makers: Function → name of what it returns.
+    """
+
+    raises: tuple[Raise, ...]
+    bases: dict[str, list[str]]
+    makers: dict[str, str]
+
+
+@functools.cache
+def _read_source(path: Path) -> _File:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    bases = {}
+    makers = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            bases[node.name] = [ast.unparse(base) for base in node.bases]
+        elif isinstance(node, ast.FunctionDef) and isinstance(node.returns, ast.Name):
+            makers[node.name] = node
+    raises = tuple(_raises_below(tree, "", _assigned(tree), makers))
+    return _File(raises, bases, {name: _returned(maker) for name, maker in makers.items()})
+
+
+def _raises_below(
+    node: ast.AST,
+    function: str,
+    texts: Mapping[str, ast.expr],
+    makers: Mapping[str, ast.FunctionDef],
+) -> Iterator[Raise]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.ClassDef):
+            name = f"{function}.{child.name}".strip(".")
+            yield from _raises_below(child, name, {**texts, **_assigned(child)}, makers)
+            continue
+        if isinstance(child, ast.Raise) and child.exc is not None:
+            error, message = _raised(child.exc, texts, makers)
+            yield Raise(function, error, message, (child.lineno, child.end_lineno or child.lineno))
+        yield from _raises_below(child, function, texts, makers)
+
+
+def _raised(
+    raised: ast.expr,
+    texts: Mapping[str, ast.expr],
+    makers: Mapping[str, ast.FunctionDef],
+) -> tuple[str, str]:
+    """Name and constant text of an error, that of the function of this file included that makes it."""
+    if not isinstance(raised, ast.Call):
+        return ast.unparse(raised).rpartition(".")[2], ""
+    name = ast.unparse(raised.func).rpartition(".")[2]
+    values = [*raised.args, *(keyword.value for keyword in raised.keywords)]
+    message = " ".join(_text(value, texts) for value in values)
+    maker = makers.get(name)
+    if maker is None:
+        return name, message
+    end = maker.body[-1]
+    if isinstance(end, ast.Return) and end.value is not None:
+        message = f"{message} {_raised(end.value, {**texts, **_assigned(maker)}, {})[1]}"
+    return _returned(maker), message
+
+
+def _returned(maker: ast.FunctionDef) -> str:
+    return "" if maker.returns is None else ast.unparse(maker.returns)
+
+
+def _assigned(scope: ast.AST) -> dict[str, ast.expr]:
+    """Name → what a module or a function assigns to it."""
+    return {
+        node.targets[0].id: node.value
+        for node in _statements(scope)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+
+
+def _statements(scope: ast.AST) -> Iterator[ast.AST]:
+    """Walk a scope without the functions and classes in it."""
+    for child in ast.iter_child_nodes(scope):
+        if not isinstance(child, ast.FunctionDef | ast.ClassDef):
+            yield child
+            yield from _statements(child)
+
+
+def _text(node: ast.expr, texts: Mapping[str, ast.expr]) -> str:
+    """The constant text of an expression, {} for what is known only at runtime."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=values):
+            return "".join(_text(value, texts) for value in values)
+        case ast.FormattedValue(value=value):
+            return _text(value, texts)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _text(left, texts) + _text(right, texts)
+        case ast.IfExp(body=body, orelse=orelse):
+            return f"{_text(body, texts)} {_text(orelse, texts)}"
+        case ast.Name(id=name) if name in texts:
+            return _text(texts[name], {})
+    return "{}"
+
+
+def refusals(source: Path = SOURCE) -> list[Refusal]:
+    """List the refusals of the source; two with the same words in functions of one name are one."""
+    files = [_read_source(path) for path in sorted(source.rglob("*.py"))]
+    errors_below = {_BASE}
+    before = 0
+    while len(errors_below) > before:
+        before = len(errors_below)
+        for file in files:
+            errors_below |= {name for name, bases in file.bases.items() if errors_below.intersection(bases)}
+    made = {name: error for file in files for name, error in file.makers.items() if error in errors_below}
+    listed: dict[Refusal, None] = {}
+    for file in files:
+        for one in file.raises:
+            error = made.get(one.error, one.error)
+            if error in errors_below:
+                listed[_refusal(one, error)] = None
+    return list(listed)
+
+
+def _refusal(one: Raise, error: str) -> Refusal:
+    cause, remedy = parts(one.message)
+    return Refusal(one.function, error, " ".join(key_words(cause)), " ".join(key_words(remedy)))
+
+
+def refusal_of(error: BaseException) -> Refusal | None:
+    """Find the `raise` of an error that was caught; None if it is not in the source, or was in another process."""
+    traceback = error.__traceback__
+    if traceback is None:
+        return None
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    path = Path(traceback.tb_frame.f_code.co_filename)
+    if not path.is_relative_to(SOURCE):
+        return None
+    for one in _read_source(path).raises:
+        first, last = one.lines
+        if first <= traceback.tb_lineno <= last:
+            return _refusal(one, type(error).__name__)
+    return None
 
 
 def parts(message: str) -> tuple[str, str]:
@@ -84,14 +239,11 @@ def parts(message: str) -> tuple[str, str]:
 
 def key_words(text: str) -> tuple[str, ...]:
     """The names of options and classes in a text, and its longest words, in their order; no paths and no numbers."""
-    candidates = [word for word in dict.fromkeys(_words(text)) if _is_name(word) or _is_long(word)]
+    words = dict.fromkeys(_WORD.findall(_PATH.sub(" ", text)))
+    candidates = [word for word in words if _is_name(word) or _is_long(word)]
     ranked = sorted(candidates, key=lambda word: (not _is_name(word), -len(word)))
     chosen = set(ranked[:_MOST_WORDS])
     return tuple(word for word in candidates if word in chosen)
-
-
-def _words(text: str) -> list[str]:
-    return _WORD.findall(_PATH.sub(" ", text))
 
 
 def _is_name(word: str) -> bool:
@@ -111,18 +263,14 @@ def read(path: Path = CATALOGUE) -> Catalogue:
     if not path.exists():
         return catalogue
     for line in path.read_text(encoding="utf-8").splitlines()[1:]:
-        test, error, cause, remedy = line.split("\t")
-        entries = catalogue.setdefault(test, [])
-        entries.append(Refusal(error, tuple(cause.split()), tuple(remedy.split())))
+        *refusal, test = line.split("\t")
+        catalogue[Refusal(*refusal)] = test
     return catalogue
 
 
 def text_of(catalogue: Catalogue) -> str:
-    """The table: a line for each refusal, sorted by test."""
-    rows = [_HEAD]
-    for test in sorted(catalogue):
-        for refusal in catalogue[test]:
-            rows.append((test, refusal.error, " ".join(refusal.cause), " ".join(refusal.remedy)))
+    """The table: a line for each refusal, sorted by function."""
+    rows = [_HEAD, *sorted((*refusal, test) for refusal, test in catalogue.items())]
     return "".join("\t".join(row) + "\n" for row in rows)
 
 
@@ -135,20 +283,9 @@ def function_of(test: str) -> str:
     return test.partition("[")[0]
 
 
-def refusing_tests(root: Path = ROOT) -> Iterator[str]:
-    """The tests in whose text `pytest.raises` names an error that users can correct."""
-    for test, function in _test_functions(root):
-        if any(_raises_ours(node) for node in ast.walk(function)):
-            yield test
-
-
 def all_tests(root: Path = ROOT) -> set[str]:
-    """Every test function."""
-    return {test for test, _ in _test_functions(root)}
-
-
-def _test_functions(root: Path) -> Iterator[tuple[str, ast.FunctionDef]]:
-    """Node and syntax of each function of a test, and of each method of a class of tests."""
+    """Every test function, and every method of a class of tests."""
+    tests = set()
     for path in sorted((root / "tests").rglob("test_*.py")):
         file = path.relative_to(root).as_posix()
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
@@ -160,117 +297,166 @@ def _test_functions(root: Path) -> Iterator[tuple[str, ast.FunctionDef]]:
                 functions = [node]
             for function in functions:
                 if isinstance(function, ast.FunctionDef) and function.name.startswith("test_"):
-                    yield f"{place}::{function.name}", function
-
-
-def _raises_ours(node: ast.AST) -> bool:
-    if not isinstance(node, ast.Call) or not node.args or ast.unparse(node.func) not in ("pytest.raises", "raises"):
-        return False
-    return any(isinstance(word, ast.Name) and word.id in _KINDS for word in ast.walk(node.args[0]))
+                    tests.add(f"{place}::{function.name}")
+    return tests
 
 
 # ------------------------------------------------------------------------------------- compare and write
 
 
-def difference(test: str, seen: Sequence[tuple[str, str]], catalogue: Catalogue) -> str | None:
-    """Say how the refusals of a test differ from its entries; None if they do not.
+class Seen(NamedTuple):
+    """What one test saw refused.
 
-    Of a function without any entry nothing is said here: `uncatalogued` names it.
+    Attributes:
+        test: Its node.
+        is_slow: Whether `make test` leaves it out.
+        refusals: In any order.
+    """
+
+    test: str
+    is_slow: bool
+    refusals: frozenset[Refusal]
+
+
+def difference(test: str, seen: Iterable[Refusal], catalogue: Catalogue) -> str | None:
+    """Name a refusal for which the catalogue names this test, and that it did not see; None if it saw all of them."""
+    missing = sorted({refusal for refusal, witness in catalogue.items() if witness == test} - {*seen})
+    if not missing:
+        return None
+    return (
+        f"{test} does not see a refusal for which the catalogue of refusals names it, {missing[0]}: "
+        f"if that is meant, run `python -m tools.refusals write '{function_of(test)}'`."
+    )
+
+
+def outdated(catalogue: Catalogue, present: Sequence[Refusal], tests: set[str]) -> str | None:
+    """Say where the catalogue is not that of the source and the tests; None if it is."""
+    remedy = "run `python -m tools.refusals write TEST`, with a test that sees it."
+    for refusal, test in sorted(carried(catalogue, present, tests).items()):
+        if refusal not in catalogue:
+            return f"the catalogue of refusals has no entry for {refusal}: {remedy}"
+        if catalogue[refusal] != test:
+            return f"{catalogue[refusal]} is gone, the test of {refusal}: {remedy}"
+    gone = sorted(catalogue.keys() - {*present})
+    return f"the source has no more {gone[0]}: run `python -m tools.refusals write`." if gone else None
+
+
+def carried(catalogue: Catalogue, present: Sequence[Refusal], tests: set[str]) -> Catalogue:
+    """The catalogue of another state of the source and the tests.
+
+    A refusal whose function has another name, or that has other words, keeps its test; so does one whose test is in
+    another file. What is new is unseen.
 
     Args:
-        test: Its node.
-        seen: (name of the error's class, message), in their order.
-        catalogue: The committed one, by test.
+        catalogue: The catalogue of the state before.
+        present: Refusals of the source.
+        tests: Functions of tests that there are.
     """
+    by_name: dict[str, set[str]] = {}
+    for test in tests:
+        by_name.setdefault(test.partition("::")[2], set()).add(test)
+    remaining = set(present)
+    gone = [refusal for refusal in catalogue if refusal not in remaining]
+    carried = {}
+    for refusal in present:
+        earlier = refusal
+        if refusal not in catalogue:
+            alike = [one for one in gone if one[1:] == refusal[1:]] or [one for one in gone if one[:2] == refusal[:2]]
+            if not alike:
+                carried[refusal] = UNSEEN
+                continue
+            earlier = alike[0]
+            gone.remove(earlier)
+        carried[refusal] = _moved(catalogue[earlier], tests, by_name)
+    return carried
+
+
+def _moved(test: str, tests: set[str], by_name: Mapping[str, set[str]]) -> str:
+    """The node of a test where it is now; UNSEEN if it is gone."""
     function = function_of(test)
-    remedy = f"if that is meant, run `python -m tools.refusals write '{function}'`."
-    if test not in catalogue:
-        is_new_case = bool(seen) and function not in catalogue and function in map(function_of, catalogue)
-        return f"the catalogue of refusals has no entry for {test}: {remedy}" if is_new_case else None
-    entries = catalogue[test]
-    if entries[0].error == NOT_SEEN:
-        return None
-    if len(seen) != len(entries):
-        return f"{test} sees {len(seen)} refusals, where the catalogue has {len(entries)}: {remedy}"
-    for entry, (error, message) in zip(entries, seen, strict=True):
-        if not entry.is_in(error, message):
-            return (
-                f"{test} is refused by another line than the catalogue's {entry.error} with "
-                f"{' '.join((*entry.cause, *entry.remedy))!r}, by {error} with {message!r}: {remedy}"
-            )
-    return None
+    if test == UNSEEN or function in tests:
+        return test
+    namesakes = by_name.get(function.partition("::")[2], set())
+    if len(namesakes) != 1:
+        return UNSEEN
+    (namesake,) = namesakes
+    return test.replace(function, namesake)
 
 
-def uncatalogued(catalogue: Catalogue) -> list[str]:
-    """Tests with refusals that have no entry."""
-    catalogued = {function_of(test) for test in catalogue}
-    return [test for test in refusing_tests() if test not in catalogued]
+def updated(catalogue: Catalogue, records: Sequence[Seen]) -> Catalogue:
+    """The catalogue after some tests ran: a test that did not see its refusal gives way to one that did.
 
-
-def updated(catalogue: Catalogue, records: Iterable[tuple[str, list[tuple[str, str]]]]) -> Catalogue:
-    """The catalogue with the records of some tests in the place of their entries, and without tests that are gone."""
-    by_test = dict(records)
-    recorded = {function_of(test) for test in by_test}
-    present = all_tests()
+    Args:
+        catalogue: Refusals of the source.
+        records: The tests that ran.
+    """
+    witnesses: dict[Refusal, list[Seen]] = {}
+    for record in records:
+        for refusal in record.refusals:
+            witnesses.setdefault(refusal, []).append(record)
+    ran = {UNSEEN} | {function_of(record.test) for record in records}
     entries = {}
-    for test, refusals in catalogue.items():
-        if function_of(test) in present - recorded:
-            entries[test] = refusals
-    for test, seen in by_test.items():
-        if seen and function_of(test) in present:
-            entries[test] = [Refusal.of(error, message) for error, message in seen]
-    for test in uncatalogued(entries):
-        entries[test] = [Refusal(NOT_SEEN, (), ())]
+    for refusal, test in catalogue.items():
+        seen = witnesses.get(refusal, [])
+        entries[refusal] = test
+        if function_of(test) in ran and all(record.test != test for record in seen):
+            seen.sort(key=lambda record: (record.is_slow, len(record.test), record.test))
+            entries[refusal] = seen[0].test if seen else UNSEEN
     return entries
 
 
 def write(chosen: Sequence[str], recorded: Path | None = None) -> None:
-    """Run tests, and write their entries.
+    """Bring the catalogue up to date.
 
     Args:
-        chosen: Tests or files; none: the tests without an entry.
+        chosen: Tests or files to run beside the tests of refusals that have changed.
         recorded: What a run of tests under `RECORD` has left; None: run them.
     """
-    catalogue = read()
+    before = read()
+    catalogue = carried(before, refusals(), all_tests())
     if recorded is not None:
         _save(updated(catalogue, _records(recorded)))
         return
-    unseen = {function_of(test) for test, entries in catalogue.items() if entries[0].error == NOT_SEEN}
-    words = list(chosen) or sorted({*uncatalogued(catalogue), *unseen})
-    if not words:
-        print("every test with a refusal has its entry, and was seen")
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        record = Path(folder) / "records.jsonl"
-        environment = {**os.environ, RECORD: str(record)}
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "not long and not cluster", *words]
-        process = subprocess.run(command, cwd=ROOT, env=environment, check=False)
-        records = _records(record) if record.exists() else []
-    _save(updated(catalogue, records))
-    if process.returncode:
+    changed = {function_of(test) for refusal, test in catalogue.items() if before.get(refusal) != test}
+    words = [*chosen, *sorted(changed - {UNSEEN})]
+    records: list[Seen] = []
+    status = 0
+    if words:
+        with tempfile.TemporaryDirectory() as folder:
+            record = Path(folder) / "records.jsonl"
+            environment = {**os.environ, RECORD: str(record)}
+            command = [sys.executable, "-m", "pytest", "-q", "-m", "not long and not cluster", *words]
+            status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+            records = _records(record) if record.exists() else []
+    catalogue = updated(catalogue, records)
+    _save(catalogue)
+    for refusal, test in sorted(catalogue.items()):
+        if test == UNSEEN and before.get(refusal) != UNSEEN:
+            print(f"new, and seen by no test that ran: {refusal}")
+    if status:
         raise SystemExit("some tests failed: what they saw is not in the catalogue.")
 
 
-def _records(path: Path) -> list[tuple[str, list[tuple[str, str]]]]:
+def _records(path: Path) -> list[Seen]:
     records = []
     for line in path.read_text(encoding="utf-8").splitlines():
-        test, seen = json.loads(line)
-        records.append((test, [(error, message) for error, message in seen]))
+        test, is_slow, seen = json.loads(line)
+        records.append(Seen(test, is_slow, frozenset(Refusal(*refusal) for refusal in seen)))
     return records
 
 
 def _save(catalogue: Catalogue) -> None:
     CATALOGUE.write_text(text_of(catalogue), encoding="utf-8")
-    count = sum(map(len, catalogue.values()))
-    print(f"{count} refusals of {len(catalogue)} tests in {CATALOGUE.relative_to(ROOT)}")
+    unseen = list(catalogue.values()).count(UNSEEN)
+    print(f"{len(catalogue)} refusals, {unseen} of them unseen, in {CATALOGUE.relative_to(ROOT)}")
 
 
 def main() -> None:
     """Write the catalogue."""
     parser = argparse.ArgumentParser(prog="python -m tools.refusals", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    writing = commands.add_parser("write", help="run tests, and write their entries")
-    writing.add_argument("tests", nargs="*", metavar="TEST", help="tests or files; none: the tests without an entry")
+    writing = commands.add_parser("write", help="bring the catalogue up to date, and run tests that changes concern")
+    writing.add_argument("tests", nargs="*", metavar="TEST", help="tests or files whose refusals are entered")
     writing.add_argument(
         "--record",
         type=Path,

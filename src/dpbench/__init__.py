@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dpbench.callback.check import check
     from dpbench.callback.loop import PrivateLoop
     from dpbench.data.lots import LotLoader
     from dpbench.data.users import UserDataset
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from dpbench.models.trainable import train_only
     from dpbench.privacy.mechanism.banded import Banded
     from dpbench.records.local_training import LocalTraining
+    from dpbench.records.step_state import independent
     from dpbench.records.users import Users
     from dpbench.strategies import (
         DPSGD,
@@ -48,7 +50,9 @@ __all__ = [
     "Users",
     "VectorGroups",
     "__version__",
+    "check",
     "fix",
+    "independent",
     "train_only",
 ]
 
@@ -59,7 +63,9 @@ _ELSEWHERE = {
     "PrivateLoop": "dpbench.callback.loop",
     "UserDataset": "dpbench.data.users",
     "Users": "dpbench.records.users",
+    "check": "dpbench.callback.check",
     "fix": "dpbench.models.fixing",
+    "independent": "dpbench.records.step_state",
     "train_only": "dpbench.models.trainable",
 }
 

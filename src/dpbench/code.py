@@ -29,7 +29,6 @@ _KNOWN = {  # by code_hash() and versions()
 }
 COMPUTING = (
     "__init__.py", "canonical.py", "code.py", "errors.py", "files.py", "locks.py", "optimizers.py", "options.py",
-    "renamed.py",
     "callback", "data", "guards", "models", "modules", "privacy", "records", "run", "runs", "session", "strategies",
 )  # fmt: skip
 """What computes inside a run, and imports nothing of the rest: whatever may change a result is hashed."""

@@ -19,6 +19,10 @@ class UnsupportedModuleError(DPBenchError, ValueError):
     """A layer mixes records, or its per-record gradients cannot be computed exactly."""
 
 
+class CarriedRecordsError(UnsupportedModuleError):
+    """A loss depends on records of earlier batches."""
+
+
 class OutOfMemory(DPBenchError, RuntimeError):
     """A piece of a batch did not fit into the memory of its device; nothing of the batch was released."""
 

@@ -74,6 +74,7 @@ def test_other_signals_tell_members_too(overfitted: Path, signal: str) -> None:
     assert {entry["signal"] for entry in setting["attacks"]} == {signal}
 
 
+@pytest.mark.slow
 def test_private_runs_stay_below_what_their_ledgers_allow(private: Path) -> None:
     facts = json.loads((private / "runs" / "attack.json").read_text())
     assert [setting["verdict"] for setting in facts] == ["CONSISTENT", "CONSISTENT"]
@@ -92,6 +93,7 @@ def test_private_runs_stay_below_what_their_ledgers_allow(private: Path) -> None
     assert (private / "runs" / "attack.png").stat().st_size > 10_000
 
 
+@pytest.mark.long
 def test_a_mechanism_without_noise_is_refuted_by_its_members(tmp_path: Path) -> None:
     """The ledger says noise that nobody adds: the whole pipeline, down to the exit status, sees it."""
     words = ["--train", "6", "--out", "runs", *MEMORIZING, "strategy=dpsgd", "strategy.target_epsilon=0.2"]
@@ -141,6 +143,7 @@ def test_a_damaged_attack_is_named_in_the_report(private: Path, tmp_path: Path, 
     assert "attack.json is damaged" in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_the_same_command_trains_only_what_is_missing(private: Path) -> None:
     results = sorted((private / "runs").glob("*/result.json"))
     before = {path: path.stat().st_mtime_ns for path in results}
@@ -159,6 +162,7 @@ def test_a_folder_of_other_settings_is_left_alone(private: Path) -> None:
     assert "holds a run of other settings: name another folder, --out FOLDER" in err
 
 
+@pytest.mark.long
 def test_users_are_recognized_by_all_their_examples(tmp_path: Path) -> None:
     words = ["data=digits_users", "records=users", "model=mlp", "model.hidden=[16]", "data.expected_batch_size=5"]
     words += ["strategy.delta=5e-3", "trainer.max_steps=3", "logger=none"]
@@ -189,6 +193,7 @@ def test_clear_errors(private: Path, words: list[str], message: str) -> None:
     assert "Traceback" not in err
 
 
+@pytest.mark.long
 def test_records_that_are_members_of_all_runs_have_no_difference(tmp_path: Path) -> None:
     words = ["--train", "4", *TINY, "strategy.delta=1e-4", "trainer.max_steps=1", "data.train_size=12"]
     (setting,) = facts_of(tmp_path, *words, "data.expected_batch_size=4")
@@ -267,6 +272,7 @@ def test_what_is_no_game_is_refused_before_any_run_starts(tmp_path: Path, words:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.long
 def test_the_discriminator_of_a_gan_recognizes_its_records(tmp_path: Path) -> None:
     words = ["experiment=digits_gan", "model=mlp_gan", "strategy.delta=1e-4", "trainer.max_steps=2", "logger=none"]
     (setting,) = facts_of(tmp_path, "--train", "4", *words, "data.test_size=100")
@@ -278,6 +284,7 @@ def test_the_discriminator_of_a_gan_recognizes_its_records(tmp_path: Path) -> No
     assert "signal=label shifts images" in err
 
 
+@pytest.mark.long
 def test_a_generator_that_draws_its_records_gives_them_away(
     tmp_path: Path,
     overfitted: Path,

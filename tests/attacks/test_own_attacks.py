@@ -202,9 +202,9 @@ def test_settings_are_part_of_the_key_wherever_they_lie(
     keys: list[Any] = []
     add_noise = Mechanism.add_noise
 
-    def watched(self: Mechanism, of: Any, add: Any) -> None:
+    def watched(self: Mechanism, of: Any) -> None:
         keys.append(tuple(of(0)))
-        add_noise(self, of, add)
+        add_noise(self, of)
 
     monkeypatch.setattr(Mechanism, "add_noise", watched)
     for name, value in (("one", 1.0), ("other", 3.0), ("again", 1.0)):

@@ -18,8 +18,11 @@ import pytest
 from tools.refusals import all_tests
 
 ROOT = Path(__file__).parents[2]
-COUPLED = "tests/guards/test_coupled_steps.py::test_coupled_steps_are_refused"
-PROBED = "tests/strategies/test_coupling.py::test_a_loop_has_the_same_probe"
+COUPLED = "tests/guards/test_coupled_steps.py::test_coupled_steps_are_not_separable"
+IN_A_LOOP = "tests/strategies/test_coupling.py::test_a_loop_is_watched_alike"
+MOVES_MORE = (
+    r"distance in lot 5: +(1\.0[2-9]|1\.[1-9]|[2-9]|\d\d)"  # than the bound: coupled records are run one by one
+)
 
 
 class Attack(NamedTuple):
@@ -40,10 +43,11 @@ class Attack(NamedTuple):
 
 ATTACKS: dict[str, Attack] = {
     "c01_probe_extreme_record.py": Attack(
-        (COUPLED, PROBED),
-        ("Plain +accepted 6 of 6", "MaxNormalized +accepted 0 of 6", "FirstRow +accepted 0", "ClampMean +accepted 0"),
+        (COUPLED, IN_A_LOOP),
+        ("Plain +accepted 6 of 6", "MaxNormalized +accepted 6 of 6", "ClampMean .*distance in lot 5"),
+        (MOVES_MORE,),
     ),
-    "c02_probe_only_32.py": Attack((COUPLED,), ("depends on the contents of the other records",)),
+    "c02_probe_only_32.py": Attack((COUPLED,), ("Batch64 .*distance in lot 5",), (MOVES_MORE,)),
     "c03_tail_of_pure_noise.py": Attack(
         ("tests/privacy/test_tails.py::test_what_samplers_of_24_bits_leave_uncovered",),
         (r"largest \|z\| of 4e\+08: (5\.[89]|[6-9])",),
@@ -80,7 +84,7 @@ ATTACKS: dict[str, Attack] = {
         ("PICKLE-EXECUTED", "MODULE-IMPORTED"),
     ),
     "c12_networks.py": Attack(
-        ("tests/guards/test_healthy_steps.py::test_healthy_steps_pass",),
+        ("tests/guards/test_healthy_steps.py::test_healthy_steps_are_separable_or_run_record_by_record",),
         (r"bf16-mixed conv +worst 1\.0000",),
         ("VIOLATION",),
     ),
@@ -112,7 +116,7 @@ ATTACKS: dict[str, Attack] = {
         ("max_batch_size=88",),
     ),
     "c24_timing.py": Attack(()),  # a text: docs/guarantee.md, and a line at the start of a training by user
-    "c25_loop.py": Attack((COUPLED, PROBED), ("depends on the contents of the other records",)),
+    "c25_loop.py": Attack((COUPLED, IN_A_LOOP), ("accepted, epsilon",)),
     "c26_accumulated_noise.py": Attack(  # imports a program that is kept back
         ("tests/auditing/test_fresh.py::test_each_fault_is_found_by_the_test_that_is_due",),
     ),

@@ -99,7 +99,7 @@ def accused(epsilon: int, runs: int) -> Counter[Verdict]:
     return Counter(audited(world, seed).verdict for seed in range(runs))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_few_correct_runs_are_accused() -> None:
     assert accused(4, runs=6)[Verdict.CONSISTENT] >= 5
 

@@ -35,7 +35,7 @@ def scores(epsilon: int, seed: int, noise: float = 1.0) -> LabelScores:
     return LabelScores(members, others, 0.5, 0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("epsilon", [1, 4, 10])
 def test_no_more_correct_runs_are_flagged_than_may_be(epsilon: int) -> None:
     book = ledger(epsilon)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import re
 import statistics
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pandas as pd
 import pytest
 import torch
 
-from benchmarks import busy, machine, optimizers, pages, rows, startup, timing
+from benchmarks import axis, busy, machine, optimizers, pages, rows, startup, timing
 from benchmarks.__main__ import main
 from benchmarks.methods import METHODS, QUICK, methods_for
 from benchmarks.opacus_ import opacus
@@ -247,7 +248,7 @@ def test_start_up_tells_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "| `dpbench account RUN`, CPU seconds | 1.5 | – | – | not measured |" in lines
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_start_up_is_measured() -> None:
     for one in startup.measure(1, 0.0, lambda text: None):
         assert one["error"] is None and one["wall_ms"] > 100 and one["cpu_ms"] > 100
@@ -277,7 +278,7 @@ def test_every_workload_has_a_limit_and_every_point_a_model() -> None:
 
 @pytest.mark.filterwarnings("ignore")  # Opacus' own
 @pytest.mark.parametrize(
-    "name", ["mnist_cnn b256", pytest.param("small_alexnet b128", marks=pytest.mark.slow), "lstm b128"]
+    "name", ["mnist_cnn b256", pytest.param("small_alexnet b128", marks=pytest.mark.long), "lstm b128"]
 )
 def test_all_start_from_the_same_loss_and_move(name: str) -> None:
     """Same network, same records: what is timed is the same work."""
@@ -305,7 +306,7 @@ def test_attention_is_measured_against_that_of_opacus() -> None:
     assert ours == pytest.approx(alone, rel=1e-5) and theirs == pytest.approx(alone, rel=0.5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_real_measurement(tmp_path: Path) -> None:
     ours = "ours/flat,ours/flat pure,harness/flat"
     chosen = f"plain/channels_last,plain/channels_last drawn,{ours},opacus/hooks default malloc"
@@ -323,6 +324,7 @@ def test_a_real_measurement(tmp_path: Path) -> None:
     assert next(r for r in table if r["method"] == "plain/channels_last")["ratio_to_limit"] == 1
 
 
+@pytest.mark.long
 def test_a_worker_that_dies_ends_its_method_only() -> None:
     """In a process of its own, which takes the process that forks with it."""
     program = """
@@ -373,7 +375,7 @@ def test_what_does_not_fit_into_memory_is_measured_afterwards(monkeypatch: pytes
     assert all(one["reference_wall_ms"] == 7.0 for one in found)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_optimizer_costs_are_measured_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert optimizers.main(["--steps", "1", "--turns", "1", "--out", str(tmp_path)]) == 0
     table = pd.read_csv(tmp_path / "costs.csv")
@@ -411,3 +413,9 @@ def test_the_table_of_a_busy_machine_compares_with_the_default_alone(
     assert "| spinning (PyTorch's default) | 5.0 (1.00) | 20.0 (4.00) | 20.0 (4.00) |" in lines
     assert "| one thread | 10.0 (2.00) | 10.0 (2.00) | 10.0 (2.00) |" in lines
     assert len(rows.read(path)) == 12
+
+
+def test_the_share_of_the_record_axis() -> None:
+    (line,) = axis.shares(["mlp lot 16"], seconds=0.5)
+    found = re.fullmatch(r"mlp lot 16: (\S+) ms with the record axis, (\S+) ms without: \S+% of a step", line)
+    assert found is not None and float(found[1]) > 0 and float(found[2]) > 0

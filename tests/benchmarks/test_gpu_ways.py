@@ -27,7 +27,7 @@ SLOW = ("seeds/flat", "compiled/flat")  # and without a compiler the last one fa
 
 # torch.compile looks at `.grad` of whatever it traces.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.slow) if way in SLOW else way for way in WAYS])
+@pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.long) if way in SLOW else way for way in WAYS])
 def test_each_way_makes_steps(way: str) -> None:
     step = builder(way, WORKLOADS["mlp b256"], "cpu")()
     try:
@@ -85,7 +85,7 @@ def test_several_users_at_once_make_a_round() -> None:
     plain.together(TASKS["mlp_2nn 5x20"], 3, 2, "cpu")()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["gpu", "--device", "cpu", "--parts", "steps", "--workloads", "mlp b256", "--out", str(tmp_path)]
     assert main([*words, "--methods", "plain/channels_last,ours/flat,graph/flat"]) == 0

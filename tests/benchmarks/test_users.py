@@ -175,7 +175,7 @@ def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no method 'ours/flat'; known: limit; naive; ours" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_real_measurement_goes_on_where_a_peer_is_missing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks", "users", "--workloads", LSTM, "--users", "2", "--repeats", "1"]
     options = ["--wait", "0", "--peers", str(tmp_path / "nowhere"), "--out", str(tmp_path)]
@@ -194,7 +194,7 @@ def test_a_real_measurement_goes_on_where_a_peer_is_missing(tmp_path: Path) -> N
 PEERS = ROOT / ".venv-peers"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not (PEERS / "bin" / "python").exists(), reason="no environment of peers (make bench-users)")
 def test_peers_make_rounds(tmp_path: Path) -> None:
     methods = [rounds.PFL, rounds.EVALUATED, rounds.FLOWER, rounds.PRIVATE]

@@ -90,19 +90,19 @@ def test_no_seed_of_32_bits_is_left_where_private_records_are_in_sight() -> None
             if isinstance(node, ast.Attribute) and node.attr in ("manual_seed", "manual_seed_all", "seed_everything"):
                 calls.add(str(path.relative_to(package)))
     assert calls <= {
+        "guards/_number_of_records.py",  # a step that is run and thrown away
         "privacy/randomness.py",
+        "privacy/record_axis/mode.py",  # compared with a step's own generator
         "data/blank.py",  # made-up rows, by which memory is measured
-        "data/fetching.py",  # items that are read twice and thrown away
-        "guards/row_draws.py",  # probes
         "data/images.py",  # noise images for first bounds
         "data/prior/pretraining.py",  # made-up images, and what is trained on them
         "data/sources.py",  # made-up images
         "data/scattering.py",  # a test image of the transform
-        "guards/_coupling.py",  # probes
         "records/record_gradients.py",  # first bounds, on noise
-        "guards/step_state.py",  # probes
+        "records/step_state.py",  # put back
         "records/users.py",  # first bounds, on noise
         "reproduce/tracking.py",  # pictures
+        "run/check.py",  # a step that is run and thrown away
         "synthesis/_fidelity.py",
         "synthesis/memorization.py",
         "synthesis/sample.py",  # of a trained generator

@@ -110,22 +110,19 @@ def test_the_share_is_that_which_was_asked_for() -> None:
     assert set(parted_by_hash(names, 0.1)[0].tolist()) <= more  # thresholds are nested
 
 
+@pytest.mark.slow
 def test_who_it_is_depends_on_no_process_and_no_kind_of_name() -> None:
     """Neither Python's own hashes, which are salted, nor how a file gives a name."""
     program = (
         "from dpbench.data.held_out import name_bytes, parted_by_hash\n"
         "print(parted_by_hash(map(name_bytes, [str(n) for n in range(40)]), 0.3)[0].tolist())"
     )
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}  # that of this process is another one
     command = [sys.executable, "-c", program]
-    said = {
-        subprocess.run(
-            command, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
-        ).stdout.strip()
-        for seed in ("1", "2")
-    }
-    assert said == {str(parted_by_hash(map(name_bytes, range(40)), 0.3)[0].tolist())}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(parted_by_hash(map(name_bytes, range(40)), 0.3)[0].tolist())
     known = [1, 11, 16, 19, 21, 22, 23, 24, 31, 39]
-    assert said == {str(known)}
+    assert done.stdout.strip() == str(known)
 
 
 def test_twins_go_the_same_way() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import UserDict
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from dpbench.data.collation import refuse_refilling, rows_of
 from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.errors import ConfigurationError
 
@@ -125,6 +123,22 @@ def lots_of(one: LotLoader) -> list[Any]:
 def test_records_that_are_mixed_before_the_step(collate: Callable[[list[Any]], Any], workers: int) -> None:
     with pytest.raises(ConfigurationError, match="builds rows of a record from other records"):
         lots_of(loader(PICTURES, collate, num_workers=workers))
+
+
+def with_numbers(records: list[Any]) -> Any:
+    return {**default_collate(records), "lengths": [len(record["text"]) for record in records]}
+
+
+def with_mixed_numbers(records: list[Any]) -> Any:
+    lengths = [len(record["text"]) for record in records]
+    return {**with_numbers(records), "shares": [length / sum(lengths) for length in lengths]}
+
+
+def test_lists_with_an_entry_for_each_record() -> None:
+    texts = [{"x": torch.rand(3), "text": "a" * (number % 7)} for number in range(60)]
+    assert len(lots_of(loader(texts, with_numbers))) > 1
+    with pytest.raises(ConfigurationError, match="builds rows of a record from other records"):
+        lots_of(loader(texts, with_mixed_numbers))
 
 
 def test_mixed_texts() -> None:
@@ -238,10 +252,6 @@ def filled_and_sorted(records: list[Any]) -> Any:
     return {"x": x[order], "y": y[order]}
 
 
-def with_blanks(records: list[Any]) -> Any:
-    return default_collate([(torch.zeros(3, 4), torch.tensor(0)) if record is None else record for record in records])
-
-
 @pytest.mark.parametrize(
     "collate",
     [
@@ -256,7 +266,9 @@ def with_blanks(records: list[Any]) -> Any:
 @pytest.mark.parametrize("mark", [False, True])
 def test_unusable_records_that_are_filled_up_with_others(collate: Callable[[list[Any]], Any], mark: bool) -> None:
     one = loader(Damaged(mark), collate)
-    with pytest.raises(ConfigurationError, match="replaces some records by others|from other records"):
+    with pytest.raises(
+        ConfigurationError, match="returns None for an item|from other records|puts a record into a batch twice"
+    ):
         [lots_of(one) for _ in range(10)]
 
 
@@ -270,10 +282,9 @@ class Twins(Dataset[Any]):
         return PICTURES[0] if position < 10 else PICTURES[position]
 
 
-@pytest.mark.parametrize("collate", [plain, augmented, shuffled, with_blanks])
-def test_honest_twins_and_empty_records_pass(collate: Callable[[list[Any]], Any]) -> None:
-    data = Damaged() if collate is with_blanks else Twins()
-    one = loader(data, collate)
+@pytest.mark.parametrize("collate", [plain, augmented, shuffled])
+def test_honest_twins_pass(collate: Callable[[list[Any]], Any]) -> None:
+    one = loader(Twins(), collate)
     assert sum(len(lots_of(one)) for _ in range(10)) == 30
 
 
@@ -283,14 +294,27 @@ def four_of_each(records: list[Any]) -> dict[str, Tensor]:
     return {"x": x, "record": torch.arange(len(records)).repeat_interleave(4)}
 
 
-def four_of_each_filled(records: list[Any]) -> dict[str, Tensor]:
-    x, y = filled_with_first(records)
-    return four_of_each(list(zip(x, y, strict=True)))
-
-
 def test_equal_rows_of_one_record_are_no_other_records() -> None:
     one = loader(PICTURES, four_of_each, record_of_row="record")
     assert sum(len(lots_of(one)) for _ in range(10)) == 30
-    damaged = Damaged()
-    with pytest.raises(ConfigurationError, match="replaces some records by others"):
-        refuse_refilling(four_of_each_filled, [damaged[i] for i in range(20)], partial(rows_of, "record"))
+
+
+def three_channels(records: list[Any]) -> Any:
+    return torch.stack([torch.cat([image, image, image]) for image, _ in records])
+
+
+def dense(records: list[Any]) -> Any:
+    return torch.stack([image.to_dense() for image in records])
+
+
+class Sparse(Dataset[Any]):
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, position: int) -> Any:
+        return (torch.eye(4) * (position + 1)).to_sparse()
+
+
+def test_a_record_may_be_joined_with_itself_and_be_sparse() -> None:
+    for data, collate in ((PICTURES, three_channels), (Sparse(), dense)):
+        assert sum(len(lots_of(loader(data, collate))) for _ in range(3)) == 9

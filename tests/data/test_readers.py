@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import lzma
-import sqlite3
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,114 +11,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from hypothesis import given
-from hypothesis import strategies as st
+from PIL import Image
 
-from dpbench.data import UserDataModule, UserDataset, read_tff_sqlite, read_user_table
+from dpbench.data import UserDataModule, UserDataset, read_user_table
 from dpbench.data.readers.table import read_table
-from dpbench.data.readers.tff_sqlite import parse_example
 from dpbench.data.texts import Sequences, labeled_words
 from dpbench.data.user_data import UserData, load_user_data
 from dpbench.errors import ConfigurationError, DataError
 
-
-def example_class(packed: bool) -> Any:
-    """tf.train.Example as Google's protobuf writes it."""
-    field = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name=f"example{packed}.proto", package=f"p{packed}", syntax="proto3")
-
-    def message(name: str, *fields: tuple[str, int, int, str]) -> Any:
-        made = file.message_type.add(name=name)
-        for label, number, kind, type_name in fields:
-            added = made.field.add(name=label, number=number, type=kind, label=field.LABEL_REPEATED)
-            if type_name:
-                added.type_name = f".p{packed}.{type_name}"
-            elif kind != field.TYPE_BYTES:
-                added.options.packed = packed
-        return made
-
-    message("Bytes", ("value", 1, field.TYPE_BYTES, ""))
-    message("Floats", ("value", 1, field.TYPE_FLOAT, ""))
-    message("Ints", ("value", 1, field.TYPE_INT64, ""))
-    feature = message("Feature")
-    for number, (name, of) in enumerate([("bytes", "Bytes"), ("floats", "Floats"), ("ints", "Ints")], 1):
-        feature.field.add(
-            name=name, number=number, type=field.TYPE_MESSAGE, label=field.LABEL_OPTIONAL, type_name=f".p{packed}.{of}"
-        )
-    entry = message("Entry")
-    entry.field.add(name="key", number=1, type=field.TYPE_STRING, label=field.LABEL_OPTIONAL)
-    entry.field.add(
-        name="value", number=2, type=field.TYPE_MESSAGE, label=field.LABEL_OPTIONAL, type_name=f".p{packed}.Feature"
-    )
-    message("Features", ("feature", 1, field.TYPE_MESSAGE, "Entry"))
-    example = message("Example")
-    example.field.add(
-        name="features", number=1, type=field.TYPE_MESSAGE, label=field.LABEL_OPTIONAL, type_name=f".p{packed}.Features"
-    )
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"p{packed}.Example"))
-
-
-EXAMPLES = {packed: example_class(packed) for packed in (True, False)}
-
-
-def serialized(features: dict[str, list[Any]], packed: bool = True) -> bytes:
-    made = EXAMPLES[packed]()
-    for name, values in features.items():
-        entry = made.features.feature.add(key=name)
-        kind = "bytes" if isinstance(values[0], bytes) else "floats" if isinstance(values[0], float) else "ints"
-        getattr(entry.value, kind).value.extend(values)
-    return bytes(made.SerializeToString())
-
-
-FLOATS = st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=40)
-INTS = st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=40)
-BYTES = st.lists(st.binary(max_size=300), min_size=1, max_size=4)
-
-
-@given(st.dictionaries(st.text(max_size=200), st.one_of(FLOATS, INTS, BYTES), max_size=4), st.booleans())
-def test_examples_are_read_as_protobuf_wrote_them(features: dict[str, list[Any]], packed: bool) -> None:
-    found = parse_example(serialized(features, packed))
-    assert {name: list(value) for name, value in found.items()} == features
-
-
-@given(st.binary(max_size=60))
-def test_what_is_no_example_is_a_value_error(message: bytes) -> None:
-    with contextlib.suppress(ValueError):
-        parse_example(message)
-
-
-def test_a_message_cut_short_is_noticed() -> None:
-    message = serialized({"pixels": [0.5] * 50, "label": [300]})
-    for end in range(1, len(message)):
-        with pytest.raises(ValueError):  # noqa: PT011  whichever part ends early
-            parse_example(message[:end])
-
-
 PIXELS = np.arange(7 * 4, dtype=np.float32).reshape(7, 2, 2) / 28
 OWNERS = ["ann", "bob", "ann", "cat", "bob", "ann", "bob"]
-
-
-def write_sqlite(path: Path, rows: list[tuple[str, str, bytes]], counts: dict[tuple[str, str], int]) -> Path:
-    with sqlite3.connect(path) as database:
-        database.execute("CREATE TABLE examples (split_name TEXT, client_id TEXT, serialized_example_proto BLOB)")
-        database.execute("CREATE TABLE client_metadata (client_id TEXT, split_name TEXT, num_examples INTEGER)")
-        database.executemany("INSERT INTO examples VALUES (?, ?, ?)", rows)
-        database.executemany("INSERT INTO client_metadata VALUES (?, ?, ?)", [(*key, n) for key, n in counts.items()])
-    database.close()
-    return path
-
-
-def digits_sqlite(path: Path) -> Path:
-    rows = [
-        ("train", owner, serialized({"pixels": PIXELS[i].ravel().tolist(), "label": [i]}))
-        for i, owner in enumerate(OWNERS)
-    ]
-    rows.append(("test", "dan", serialized({"pixels": [1.0] * 4, "label": [9]})))
-    counts = {("ann", "train"): 3, ("bob", "train"): 3, ("cat", "train"): 1, ("eve", "train"): 0, ("dan", "test"): 1}
-    return write_sqlite(path, rows, counts)
+ROWS = list(enumerate(zip(OWNERS, PIXELS, strict=True)))
 
 
 PLAIN = {"pixels": [1, 2, 2], "label": []}
@@ -133,55 +35,42 @@ def same_users(users: UserDataset) -> None:
         np.testing.assert_allclose(pixels.reshape(-1, 2, 2), PIXELS[own], rtol=1e-6)
 
 
-def test_tff_sqlite(tmp_path: Path) -> None:
-    path = digits_sqlite(tmp_path / "emnist.sqlite")
-    users = read_tff_sqlite(path, features=PLAIN)
-    assert users.names == ["ann", "bob", "cat", "eve"] and users.sizes.tolist() == [3, 3, 1, 0]
-    same_users(users)
-    assert users.batch(1, [0])[0].shape == (1, 1, 2, 2)
-    (tmp_path / "emnist.sqlite.lzma").write_bytes(lzma.compress(path.read_bytes()))
-    same_users(read_tff_sqlite(tmp_path / "emnist.sqlite.lzma", features=["pixels", "label"]))
-    assert read_tff_sqlite(path, "test", features=PLAIN).names == ["dan"]
-    assert [tuple(part.shape) for part in read_tff_sqlite(path).batch(0, [0])] == [(1,), (1, 4)]  # label, pixels
+def table(**columns: Any) -> pd.DataFrame:
+    return pd.DataFrame(columns)
 
 
-def test_tff_sqlite_of_texts(tmp_path: Path) -> None:
-    texts = ["To be", "or not", "to be"]
-    rows = [("train", "ham", serialized({"snippets": [text.encode()]})) for text in texts]
-    path = write_sqlite(tmp_path / "s.sqlite", rows, {("ham", "train"): 3})
-    assert read_tff_sqlite(path).batch(0, [0, 2]) == [("To be", "to be")]
-    characters = read_tff_sqlite(path, text="characters", sequence_length=9)
+def test_texts() -> None:
+    spoken = table(user="ham", snippets=["To be", "or not", "to be"])
+    assert UserDataset.from_frame(spoken).batch(0, [0, 2]) == [("To be", "to be")]
+    characters = UserDataset.from_frame(spoken, text="characters", sequence_length=9)
     assert isinstance(characters.examples, Sequences)
     assert characters.batch(0, [0])[0].tolist() == [[88, *range_of("To be"), 89, 0, 0]]
-    known = read_tff_sqlite(path, text="words", vocabulary=["be", "to"], sequence_length=3)
+    known = UserDataset.from_frame(spoken, text="words", vocabulary=["be", "to"], sequence_length=3)
     assert known.batch(0, [0])[1].tolist() == [[2, 1, 10_003]]
     with pytest.raises(ConfigurationError, match="text=words needs a vocabulary"):
-        read_tff_sqlite(path, text="words")
+        UserDataset.from_frame(spoken, text="words")
 
 
-def test_tff_sqlite_of_texts_with_tags(tmp_path: Path) -> None:
-    said = [("why hops hops", "Beer ?", "beer|hops"), ("malt", "x", "odd")]
-    rows = [
-        ("train", "ann", serialized({"tokens": [a.encode()], "title": [b.encode()], "tags": [c.encode()]}))
-        for a, b, c in said
-    ]
-    path = write_sqlite(
-        tmp_path / "so.sqlite", [*rows, ("train", "bob", rows[0][2])], {("ann", "train"): 2, ("bob", "train"): 1}
+def test_texts_with_tags(tmp_path: Path) -> None:
+    tagged = table(
+        user=["ann", "ann", "bob"],
+        tokens=["why hops hops", "malt", "why hops hops"],
+        title=["Beer ?", "x", "Beer ?"],
+        tags=["beer|hops", "odd", "beer|hops"],
     )
     words = {"vocabulary": ["hops", "beer"], "tags": ["hops", "malt", "beer"]}
-    users = read_tff_sqlite(path, text="tags", features=["tokens", "title", "tags"], **words)
-    features, targets = users.batch(0, [0, 1])
-    assert torch.allclose(features, torch.tensor([[2 / 5, 1 / 5], [0, 0]])) and targets.tolist() == [
-        [1, 0, 1],
-        [0, 0, 0],
-    ]
+    names = ["tokens", "title", "tags"]
+    features, targets = UserDataset.from_frame(tagged, text="tags", features=names, **words).batch(0, [0, 1])
+    assert torch.allclose(features, torch.tensor([[2 / 5, 1 / 5], [0, 0]]))
+    assert targets.tolist() == [[1, 0, 1], [0, 0, 0]]
     files = {name: str(tmp_path / name) for name in words}
     for name, known in words.items():
         (tmp_path / name).write_text("\n".join(known))
-    data = load("tff_sqlite", tmp_path, path="so.sqlite", text="tags", features=["tokens", "title", "tags"], **files)
+    tagged.to_csv(tmp_path / "so.csv", index=False)
+    data = load("user_table", tmp_path, path="so.csv", text="tags", features=names, **files)
     assert data.model_options == {"num_features": 2, "num_tags": 3} and data.held_out == "users"
     with pytest.raises(ConfigurationError, match="text=tags needs a vocabulary, all tags, and features"):
-        read_tff_sqlite(path, text="tags", vocabulary=["hops"])
+        UserDataset.from_frame(tagged, text="tags", vocabulary=["hops"])
 
 
 def range_of(text: str) -> list[int]:
@@ -222,15 +111,40 @@ def without_pyarrow(*_: Any, **__: Any) -> Any:
     raise ImportError("Unable to find a usable engine; tried using: 'pyarrow', 'fastparquet'.")
 
 
-def test_images_of_whole_numbers(tmp_path: Path) -> None:
+def test_images_of_whole_numbers() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (2, 4, 5, 3))
-    rows = [("train", "ann", serialized({"image": own.ravel().tolist(), "label": [i]})) for i, own in enumerate(pixels)]
-    path = write_sqlite(tmp_path / "c.sqlite", rows, {("ann", "train"): 2})
-    last = read_tff_sqlite(path, features={"image": [4, 5, 3], "label": []}, images="channels_last").batch(0, [0, 1])[0]
+    flat = table(user="ann", image=[own.ravel().tolist() for own in pixels], label=[0, 1])
+    shapes = {"image": [4, 5, 3], "label": []}
+    last = UserDataset.from_frame(flat, features=shapes, images="channels_last").batch(0, [0, 1])[0]
     assert last.dtype == torch.float32 and last.shape == (2, 3, 4, 5)
     np.testing.assert_allclose(last.permute(0, 2, 3, 1) * 255, pixels, rtol=1e-5)
-    first = read_tff_sqlite(path, features={"image": [3, 4, 5], "label": []}, images="channels_first")
+    first = UserDataset.from_frame(flat, features={"image": [3, 4, 5], "label": []}, images="channels_first")
     np.testing.assert_allclose(first.batch(0, [1])[0] * 255, pixels[1:].reshape(1, 3, 4, 5), rtol=1e-5)
+
+
+def test_json_lines(tmp_path: Path) -> None:
+    lines = [json.dumps({"writer": name, "pixels": row.tolist(), "label": i}) for i, (name, row) in ROWS]
+    (tmp_path / "t.jsonl").write_text("\n".join([*lines, ""]))
+    same_users(read_user_table(tmp_path / "t.jsonl", user="writer"))
+    data = load("table", tmp_path, path="t.jsonl", features=["pixels", "label"], images="gray", held_out=0.3)
+    assert data.model_options["num_classes"] == 7 and set(data.train.names) < {f"({line!r},)" for line in lines}
+    (tmp_path / "t.jsonl").write_text(lines[0] + "\n{cut")
+    with pytest.raises(DataError, match=r"t\.jsonl cannot be read as a table"):
+        read_user_table(tmp_path / "t.jsonl", user="writer")
+
+
+def test_classes_that_are_words(tmp_path: Path) -> None:
+    words = table(user=list("abc"), x=[1.0, 2.0, 3.0], y=[4.0, 5.0, 6.0], kind=["good", "bad", "good"])
+    options = {"features": [["x", "y"], "kind"], "classes": ["bad", "good"]}
+    assert UserDataset.from_frame(words, **options).batch(0, [0])[1].tolist() == [1]
+    assert UserDataset.from_frame(words, None, **options).names[1] == "('b', 2, 5, 'bad')"
+    words.to_csv(tmp_path / "t.csv", index=False)
+    data = load("user_table", tmp_path, path="t.csv", **options)
+    assert data.model_options["num_classes"] == 2
+    with pytest.raises(DataError, match=r"row 1 has kind 'bad', which is not among classes=\['ok', 'good'\]"):
+        load("user_table", tmp_path, path="t.csv", **{**options, "classes": ["ok", "good"]})
+    with pytest.raises(ConfigurationError, match="the words of the last feature, which is no column"):
+        load("user_table", tmp_path, path="t.csv", **{**options, "features": ["kind", ["x", "y"]]})
 
 
 class HuggingFace:
@@ -265,19 +179,13 @@ def load(name: str, root: Path, **options: Any) -> UserData:
 
 
 def test_every_format_is_a_data_set_of_a_name(tmp_path: Path) -> None:
-    digits_sqlite(tmp_path / "d.sqlite")
-    data = load("tff_sqlite", tmp_path, path="d.sqlite", features=PLAIN)
-    assert data.held_out == "users" and len(data.test) == 1  # type: ignore[arg-type]
-    assert data.model_options == {"input_shape": (1, 2, 2), "num_classes": 10}
-    same_users(data.train)
-    write_sqlite(
-        tmp_path / "test.sqlite",
-        [("test", "bob", serialized({"pixels": [0.0] * 4, "label": [1]}))],
-        {("bob", "test"): 1},
-    )
-    data = load("tff_sqlite", tmp_path, path="d.sqlite", test_path="test.sqlite", features=PLAIN, num_classes=12)
+    frame().to_parquet(tmp_path / "d.parquet")
+    frame()[OWNERS.index("bob") :][:1].to_parquet(tmp_path / "test.parquet")
+    options = {"user": "writer", "features": PLAIN, "test_path": "test.parquet", "num_classes": 12}
+    data = load("user_table", tmp_path, path="d.parquet", **options)
     assert data.held_out == "rows" and data.model_options == {"input_shape": (1, 2, 2), "num_classes": 12}
     assert data.test_users is not None and data.test_users.names == ["bob"]
+    same_users(data.train)
     frame().to_parquet(tmp_path / "t.parquet")
     pd.DataFrame({"user": list("abc"), "x": [1, 2, 3], "y": [4.0, 5, 6], "label": [0, 1, 2]}).to_csv(tmp_path / "t.csv")
     data = load("user_table", tmp_path, path="t.csv", features=[["x", "y"], "label"])
@@ -286,9 +194,8 @@ def test_every_format_is_a_data_set_of_a_name(tmp_path: Path) -> None:
     assert data.held_out == "users" and len(data.train) == 2 and data.test_users is not None
     assert not set(data.train.names) & set(data.test_users.names)
     assert len(data.test) == data.test_users.sizes.sum() == 7 - data.train.sizes.sum()  # type: ignore[arg-type]
-    texts = [("train", name, serialized({"text": [b"abc"]})) for name in "aabbcc"]
-    write_sqlite(tmp_path / "t.sqlite", texts, {(name, "train"): 2 for name in "abc"})
-    data = load("tff_sqlite", tmp_path, path="t.sqlite", text="characters")
+    table(user=list("aabbcc"), text="abc").to_csv(tmp_path / "texts.csv", index=False)
+    data = load("user_table", tmp_path, path="texts.csv", text="characters")
     assert data.model_options == {"vocabulary_size": 90} and data.train.batch(0, [0])[0].shape == (1, 80)
 
 
@@ -363,16 +270,15 @@ def test_labeled_texts(tmp_path: Path) -> None:
     by_list = load("table", tmp_path, vocabulary="words", **chosen)
     assert by_list.train.examples[0][0].tolist() == [2, 10_001, 2, 1]
     with pytest.raises(ConfigurationError, match="text=labels needs features: those that are texts, then"):
-        read_tff_sqlite(tmp_path / "t.sqlite", text="labels")
+        read_table(tmp_path / "t.csv", None, text="labels", features=["text"])
 
 
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        ("tff_sqlite", {}, "data.options.path must say which file"),
-        ("tff_sqlite", {"path": "none.sqlite"}, r"there is no file .*none\.sqlite"),
+        ("table", {}, "data.options.path must say which file"),
         ("user_table", {"path": "none.csv"}, r"there is no file .*none\.csv"),
-        ("user_table", {"path": "one.txt"}, r"one\.txt is neither \.csv nor \.parquet"),
+        ("user_table", {"path": "one.txt"}, r"one\.txt is neither \.csv, \.jsonl nor \.parquet"),
         ("user_table", {"path": "one.csv"}, r"one\.csv has one user: none can be held out"),
         ("user_table", {"path": "one.csv", "features": ["z"]}, r"has no column 'z'; it has user, a, b\."),
         ("user_table", {"path": "one.csv", "features": [["a", "z"], "b"]}, r"has no column 'z'; it has user, a, b\."),
@@ -388,8 +294,8 @@ def test_labeled_texts(tmp_path: Path) -> None:
         ("user_table", {"path": "one.csv", "images": "grey"}, "images must be channels_first, channels_last, gray"),
         ("user_table", {"path": "one.csv", "held_out": 1.0}, "held_out must be a share between 0 and 1"),
         ("user_table", {"path": "one.csv", "features": 3}, r"features must be names of features, or \{name: shape\}"),
-        ("user_table", {"path": "one.csv", "text": "characters"}, r"feature 'a' of user '1' is no text, but int64"),
-        ("user_table", {"path": "one.csv", "images": "gray"}, r"feature 'a' of user '1' is no image \(gray\)"),
+        ("user_table", {"path": "one.csv", "text": "characters"}, r"feature 'a' is no text, but int64"),
+        ("user_table", {"path": "one.csv", "images": "gray"}, r"feature 'a' is no image \(gray\)"),
         ("table", {"path": "cell.csv", "features": [["a"], "b"]}, r"column 'a' is not numeric \(row 1: 'abc'\)"),
         ("table", {"path": "cell.csv", "features": [["b"], "a"]}, r"column 'a' is not numeric \(row 1: 'abc'\)"),
         ("table", {"path": "cell.csv", "ranges": {"a": [0, 1]}}, r"column 'a' is not numeric \(row 1: 'abc'\)"),
@@ -400,7 +306,7 @@ def test_labeled_texts(tmp_path: Path) -> None:
         ("table", {"path": "two.csv", "features": [["a"], "b"], "num_classes": 2}, "labels run from 3 to 4, not from"),
         ("table", {"path": "words.csv", "text": "labels", "features": ["a", "b"]}, "feature 'b' is no label but"),
         ("table", {"path": "words.csv", "features": ["a", "b"]}, r"'x'\): .*; texts are read by data\.options"),
-        ("table", {"path": "words.csv", "features": [["a"], "b"]}, "number its categories, or remove the column"),
+        ("table", {"path": "words.csv", "features": [["a"], "b"]}, "number its categories .*, or remove the column"),
     ],
 )
 def test_wrong_options(name: str, options: dict[str, Any], says: str, tmp_path: Path) -> None:
@@ -413,58 +319,72 @@ def test_wrong_options(name: str, options: dict[str, Any], says: str, tmp_path: 
         load(name, tmp_path, **options)
 
 
-def test_damaged_sqlite(tmp_path: Path) -> None:
-    good = serialized({"pixels": [0.5] * 4, "label": [1]})
-    ann = {("ann", "train"): 2}
+@pytest.mark.parametrize(
+    ("columns", "reading", "says"),
+    [
+        ({"user": ["ann"], "label": [1]}, {"features": ["image"]}, "has no column 'image'; it has user, label"),
+        (
+            {"user": ["ann"], "pixels": [[0.5] * 4]},
+            {"features": {"pixels": [1, 3]}},
+            r"'pixels' has shape \(4,\), which is not \(1, 3\)",
+        ),
+        ({"user": ["ann"], "pixels": [[b"\xff"]]}, {}, "'pixels' of row 0 is"),
+        ({"user": ["ann"], "text": [b"\xff"]}, {}, "'text' of row 0 is no UTF-8 text"),
+    ],
+)
+def test_what_no_example_is_made_of(columns: Any, reading: Any, says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        UserDataset.from_frame(table(**columns), **reading)
 
-    def reads(
-        rows: list[tuple[str, str, bytes]], counts: dict[tuple[str, str], int], says: str, **reading: Any
-    ) -> None:
-        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.sqlite"
-        write_sqlite(path, rows, counts)
-        with pytest.raises(DataError, match=says):
-            read_tff_sqlite(path, **reading)
 
-    reads([("train", "ann", good), ("train", "ann", good[:-3])], ann, "example 1 of user 'ann' is no tf.train.Example")
-    reads([("train", "ann", good)], ann, r"user 'ann' has 1 examples in split 'train', and 2 by client_metadata")
-    reads([("train", "bob", good)], ann, "user 'bob' has examples in split 'train', but no client_metadata")
-    reads([], {("ann", "test"): 0}, "has no split 'train'; it has test")
-    reads([], {("ann", "train"): 0}, "contains no examples")
-    reads(
-        [("train", "ann", good)] * 2,
-        ann,
-        "user 'ann' have no feature 'image'; they have label, pixels",
-        features=["image"],
-    )
-    reads(
-        [("train", "ann", good)] * 2,
-        ann,
-        r"'pixels' of user 'ann' has shape \(4,\), which is not \(1, 3\)",
-        features={"pixels": [1, 3]},
-    )
-    other = serialized({"pixels": [0.5] * 5, "label": [1]})
-    reads(
-        [("train", "ann", good), ("train", "ann", other)], ann, r"'pixels' of user 'ann', example 1 is .* shape \(4,\)"
-    )
-    bob = {("ann", "train"): 1, ("bob", "train"): 1}
-    reads(
-        [("train", "ann", good), ("train", "bob", other)],
-        bob,
-        r"user 'bob' have the shapes .*\(5,\), those of user 'ann' .*\(4,\)",
-    )
-    reads(
-        [("train", "ann", good), ("train", "ann", serialized({"label": [1]}))],
-        ann,
-        "'ann', example 1 has no feature 'pixels'",
-    )
-    for name, content in {"a.sqlite": b"no database" * 100, "b.sqlite": b"", "c.sqlite.lzma": b"no archive"}.items():
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(DataError, match=rf"{name} cannot be read as an SQLite file of TensorFlow Federated"):
-            read_tff_sqlite(tmp_path / name)
-    whole = lzma.compress(digits_sqlite(tmp_path / "d.sqlite").read_bytes())
-    (tmp_path / "cut.sqlite.lzma").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match="cannot be read as an SQLite"):
-        read_tff_sqlite(tmp_path / "cut.sqlite.lzma")
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Ten images of two classes, of several sizes."""
+    rng = np.random.default_rng(0)
+    for i in range(10):
+        path = tmp_path / "photos" / ("cat" if i % 2 else "dog") / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (8 + i % 3, 9, 3), dtype=np.uint8)).save(path)
+    (tmp_path / "photos" / "cat" / "notes.txt").write_text("no image")
+    return tmp_path / "photos"
+
+
+def test_a_folder_of_images(photos: Path) -> None:
+    options = {"path": str(photos), "image_size": 8, "held_out": 0.3}
+    data = load_user_data("image_folder", photos, False, options)
+    assert data.model_options == {"input_shape": (3, 8, 8), "num_classes": 2} and data.held_out == "users"
+    assert data.test_users is not None and len(data.train) + len(data.test_users) == 10
+    image, label = data.train.examples[0]
+    assert image.shape == (3, 8, 8) and image.min() >= 0 and image.max() <= 1 and label in (0, 1)
+    (photos / "dog" / "0.png").rename(photos / "dog" / "z.png")  # names of files decide nothing
+    (photos / ".cache").mkdir()
+    again = load_user_data("image_folder", photos, False, options)
+    assert again.test_users is not None and set(again.test_users.names) == set(data.test_users.names)
+    gray = load_user_data("image_folder", photos, False, {**options, "grayscale": True, "classes": ["dog", "cat"]})
+    assert gray.model_options["input_shape"] == (1, 8, 8)
+    assert gray.train.examples[0][0].shape == (1, 8, 8) and gray.train.examples[0][1] == 0
+
+
+@pytest.mark.parametrize(
+    ("spoil", "options", "says"),
+    [
+        (lambda photos: None, {"classes": ["dog", "bird"]}, "classes and folders differ in bird, cat"),
+        (lambda photos: (photos / "dog" / "0.png").write_bytes(b"cut"), {}, r"0\.png cannot be read as an image"),
+        (shutil.rmtree, {}, "there is no folder"),
+        (lambda photos: None, {"classes": ["dog", "cat", "dog"]}, "names a folder twice"),
+        (
+            lambda photos: Image.fromarray(np.zeros((4, 4), np.uint16)).save(photos / "dog" / "deep.png"),
+            {},
+            "deep.png cannot be read as an image .mode I;16, more than 8 bits a channel",
+        ),
+        (lambda photos: shutil.rmtree(photos / "dog"), {}, "a folder of images for each class, two or more: it has 1"),
+        (lambda photos: [path.unlink() for path in photos.rglob("*.png")], {}, "contains no images"),
+    ],
+)
+def test_damaged_folders_of_images(photos: Path, spoil: Any, options: dict[str, Any], says: str) -> None:
+    spoil(photos)
+    with pytest.raises(DataError, match=says):
+        load_user_data("image_folder", photos, False, {"path": str(photos), **options})
 
 
 @pytest.mark.parametrize(
@@ -510,3 +430,44 @@ def test_no_row_of_a_table_changes_the_name_of_another(suffix: str, cell: str, t
         table = read_table(path, None, features=[["a", "b"], "label"])
         named.append(set(table.names))
     assert named[0] < named[1] and len(named[1] - named[0]) == 1
+
+
+def test_names_of_rows_do_not_depend_on_other_rows(tmp_path: Path) -> None:
+    pixels = np.zeros((3, 1500))
+    pixels[:, 700] = [0.1, 0.2, 0.3]
+    images = table(pixels=[row.tolist() for row in pixels], label=1)
+    images.to_parquet(tmp_path / "all.parquet")
+    images[1:].to_parquet(tmp_path / "fewer.parquet")
+    every, fewer = (read_table(tmp_path / f"{name}.parquet", None).names for name in ("all", "fewer"))
+    assert set(fewer) < set(every)
+    blank = table(x=[1.0, 2.0, 3.0], y=[0, 1, 0], z=[7, 7, None])
+    options = {"features": [["x"], "y"]}
+    names = set(UserDataset.from_frame(blank, None, **options).names)
+    assert set(UserDataset.from_frame(blank[:2], None, **options).names) < names
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "says"),
+    [
+        ("t.csv", "a,b,label\n1,2,0,9\n3,4,1,9\n", {}, "rows have more cells than the first line has names"),
+        ("t.csv", "a,b\n1,2\n", {"features": [["a"], "a"]}, "names a feature twice"),
+        ("t.csv", "a,b\n1,x\n", {"features": [["a"], "b"], "classes": ["x", "x"]}, "names a class twice"),
+        ("t.jsonl", '{"a": 1}\n5\n', {}, "a line is no object: 5"),
+        ("t.jsonl", '{"a": [1, [2]]}\n', {}, "feature 'a' of row 0 is"),
+        ("t.jsonl", '{"user": "x"}\n', {"user": "user"}, "has no column beside 'user'"),
+    ],
+)
+def test_rows_that_are_none(tmp_path: Path, name: str, content: str, options: dict[str, Any], says: str) -> None:
+    (tmp_path / name).write_text(content)
+    reading = {**options}
+    with pytest.raises((ConfigurationError, DataError), match=says):
+        read_table(tmp_path / name, reading.pop("user", None), **reading)
+
+
+def test_words_are_read_as_they_are_written(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,label\n1,01\n2,true\n")
+    users = read_table(tmp_path / "t.csv", None, features=[["a"], "label"], classes=["true", "01"])
+    assert [int(users.examples[i][1]) for i in range(2)] == [1, 0]
+    lines = ['{"user": 7, "t": "two\u2028lines"}', '{"user": 8.5, "t": "b"}']
+    (tmp_path / "t.jsonl").write_text("\n".join(lines), encoding="utf-8-sig")
+    assert read_user_table(tmp_path / "t.jsonl").names == ["7", "8.5"]

@@ -21,7 +21,7 @@ CLAIMS = "results/claims/table.html"
 
 playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]

@@ -6,6 +6,9 @@ import importlib
 import json
 import os
 import re
+import runpy
+import sqlite3
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +18,7 @@ import h5py
 import numpy as np
 import pytest
 
+from dpbench.data import read_user_table
 from dpbench.data.user_data import USER_SOURCES, UserData, load_user_data, user_source
 from dpbench.errors import ConfigurationError
 from tests.support.cli import dpbench_in_a_process
@@ -26,7 +30,7 @@ OWNERS = ["ann", "bob", "ann", "cat", "bob", "ann", "bob"]
 
 
 def block(kind: str) -> str:
-    (code,) = re.findall(rf"```{kind}\n(.*?)```", PAGE, re.S)
+    (code,) = re.findall(rf"```{re.escape(kind)}\n(.*?)```", PAGE, re.S)
     return str(code)
 
 
@@ -74,6 +78,33 @@ def test_the_page_reads_both_formats(folder: Path) -> None:
     assert user_source("leaf").options == {"train": "train", "test": "test"}
 
 
+def test_the_program_of_the_page_makes_a_table_of_sqlite(tmp_path: Path) -> None:
+    program = tmp_path / "tff_to_parquet.py"
+    program.write_text(block("python title=tff_to_parquet.py"), encoding="utf-8")
+    example = runpy.run_path(str(program))["Example"]
+
+    def message(position: int) -> bytes:
+        features = example()
+        features.features.feature.add(key="pixels").value.floats.value.extend(IMAGES[position])
+        features.features.feature.add(key="label").value.ints.value.append(position)
+        features.features.feature.add(key="title").value.bytes.value.append(b"a picture")
+        return bytes(features.SerializeToString())
+
+    with sqlite3.connect(tmp_path / "emnist.sqlite") as database:
+        database.execute("CREATE TABLE examples (split_name TEXT, client_id TEXT, serialized_example_proto BLOB)")
+        rows = [("train", owner, message(position)) for position, owner in enumerate(OWNERS)]
+        database.executemany("INSERT INTO examples VALUES (?, ?, ?)", [*rows, ("test", "dan", message(0))])
+    database.close()
+    words = [sys.executable, program, "emnist.sqlite", "train", "train.parquet"]
+    subprocess.run(words, cwd=tmp_path, check=True)
+    users = read_user_table(tmp_path / "train.parquet", features={"pixels": [1, 28, 28], "label": []})
+    assert users.names == ["ann", "bob", "cat"]
+    images, labels = users.batch(0, [0, 1, 2])
+    assert labels.tolist() == [0, 2, 5]
+    np.testing.assert_allclose(images.flatten(1), IMAGES[[0, 2, 5]], rtol=1e-6)
+
+
+@pytest.mark.long
 def test_the_configuration_of_the_page_trains(folder: Path) -> None:
     (folder / "mine" / "data").mkdir(parents=True)
     (folder / "mine" / "data" / "leaf.yaml").write_text(block("yaml"), encoding="utf-8")
@@ -84,7 +115,7 @@ def test_the_configuration_of_the_page_trains(folder: Path) -> None:
     assert "epsilon" in out
 
 
-@pytest.mark.parametrize("name", ["leaf_json", "tff_hdf5"])
+@pytest.mark.parametrize("name", ["leaf_json", "tff_hdf5", "tff_sqlite"])
 def test_the_old_names_lead_to_the_page(name: str) -> None:
     with pytest.raises(ConfigurationError, match=r"docs/howto/federated_files\.md"):
         user_source(name)

@@ -17,34 +17,20 @@ from nbformat import NotebookNode
 
 from tools.notebooks import FOLDER, executed, main, problems, read, tutorials
 
-TUTORIALS = [pytest.param(path, id=path.stem) for path in tutorials()]
+
+def test_what_is_committed_may_be_read() -> None:
+    assert {path.stem: problems(read(path)) for path in tutorials()} == {path.stem: [] for path in tutorials()}
 
 
-@pytest.mark.parametrize("path", TUTORIALS)
-def test_what_is_committed_may_be_read(path: Path) -> None:
-    assert problems(read(path)) == []
+def test_links_lead_somewhere() -> None:
+    cells = [(path, cell) for path in tutorials() for cell in read(path).cells if cell.cell_type == "markdown"]
+    links = [(path, link) for path, cell in cells for link in re.findall(r"\]\(([^)#:]+)\)", cell.source)]
+    broken = [f"{path.stem}: {link}" for path, link in links if not (FOLDER / link).exists()]
+    assert links and not broken
 
 
-@pytest.mark.parametrize("path", TUTORIALS)
-def test_links_lead_somewhere(path: Path) -> None:
-    text = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
-    for link in re.findall(r"\]\(([^)#:]+)\)", text):
-        assert (FOLDER / link).exists(), link
-
-
-_IN_CI = (
-    "private_classifier",
-    "by_user",
-)  # the first steps; each of the others takes a minute, `make notebooks` runs them all
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.stem in _IN_CI else pytest.mark.long)
-        for path in tutorials()
-    ],
-)
+@pytest.mark.long  # each takes a minute or two
+@pytest.mark.parametrize("path", tutorials(), ids=lambda path: path.stem)
 def test_tutorial_runs(path: Path, tmp_path: Path) -> None:
     """From an empty folder; an error of a cell, also of what it asserts, ends it."""
     written = read(path)

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,20 +23,17 @@ from dpbench.models import MLP, ConvGAN
 from dpbench.privacy.accounting.seal import seal_of
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.numbers import membership_text
-from tests.support.cli import TINY, dpbench
+from tests.support.cli import dpbench
 
 FILES = {"model.safetensors", "config.json", "privacy.json", "ledger.jsonl", "README.md"}
-SMALL = [*TINY, "trainer.max_steps=6", "strategy.noise_multiplier=2"]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(trained: Callable[[str], Path]) -> Path:
     """A run with noise of the operating system, one with noise from a seed, and one without privacy."""
-    folder = tmp_path_factory.mktemp("runs")
-    for name, *words in (("secure", "strategy.secure=true"), ("seeded",), ("bare", "strategy=none")):
-        small = [word for word in SMALL if name != "bare" or not word.startswith("strategy")]
-        dpbench(folder, "train", *small, *words, f"hydra.run.dir={name}")
-    return folder
+    for kind in ("secure", "seeded", "not_private"):
+        run = trained(kind)
+    return run.parent
 
 
 def card_of(out: Path) -> tuple[dict[str, Any], str]:
@@ -79,7 +77,7 @@ def test_the_card_says_what_is_known(runs: Path, tmp_path: Path) -> None:
 
 
 def test_inputs_of_features_have_no_scale(runs: Path) -> None:
-    network = load_network(RunFolder(runs / "bare"))
+    network = load_network(RunFolder(runs / "not_private"))
     assert build_file(network)["inputs"]["scale"] == "standard"
     featured = network.config | {"data": network.config["data"] | {"features": "scattering"}}
     inputs = build_file(replace(network, config=featured))["inputs"]
@@ -124,7 +122,7 @@ def test_a_card_tells_of_the_sweep(runs: Path, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_run_without_privacy_is_labelled(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", str(runs / "bare"), "--out", str(tmp_path / "model")]) == 0
+    assert main(["export", str(runs / "not_private"), "--out", str(tmp_path / "model")]) == 0
     assert "NOT private" in capsys.readouterr().out
     front, text = card_of(tmp_path / "model")
     assert "not-private" in front["tags"] and "WITHOUT privacy" in text and "its ε is infinite" in text
@@ -173,7 +171,7 @@ def test_a_folder_of_somebody_else_stays(runs: Path, tmp_path: Path, capsys: pyt
     assert "holds no run of dpbench" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_of_a_gan_the_generator_is_exported(tmp_path: Path) -> None:
     small = ["experiment=digits_gan", "logger=none", "trainer.max_steps=6", "model.width=8", "model.noise_size=8"]
     dpbench(tmp_path, "train", *small, "ema_decay=0.9", "hydra.run.dir=gan")

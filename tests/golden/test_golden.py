@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,10 @@ def test_changed_numbers_ask_for_random_numbers_to_be_raised() -> None:
 # ------------------------------------------------------------------------------------- ledgers of this schema
 
 
-@pytest.mark.parametrize("name", LEDGERS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.long if name == "plan_scheduled" else ()) for name in LEDGERS],  # a minute
+)
 def test_a_committed_ledger_costs_the_same_for_ever(name: str) -> None:
     path = compare.FOLDER / "ledgers" / f"{name}.jsonl"
     then, now = compare.read("ledgers/facts.json")[name], facts_of(path)
@@ -117,7 +121,7 @@ def outcomes() -> dict[str, Any]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_other_epsilons_events_and_weights_are_said(outcomes: dict[str, Any]) -> None:
     killed, straight = with_twins([Scenario.named(next(iter(outcomes)))])
     chosen = [killed, straight]
@@ -167,19 +171,25 @@ def test_a_change_of_the_source_is_seen(name: str, outcomes: dict[str, Any], tmp
     assert bool(list(wrong_weights([straight], outcomes, before))) == differs
 
 
-def test_the_revision_that_raised_random_numbers_is_known() -> None:
-    revision = compare.last_raise()
-    if revision is None:
+def test_the_base_is_a_commit_with_the_random_numbers_of_today() -> None:
+    if not compare.has_history():
         pytest.skip("needs the history of a git checkout")
-    assert compare.random_numbers(revision) is not None
-    parent = compare.git("rev-parse", f"{revision}~1").decode().strip()
-    assert compare.random_numbers(parent) != compare.random_numbers(revision)
-    matched = compare.revision_to_match()
-    assert matched is not None and compare.git("ls-tree", matched, "--", "tests/golden/numbers.json")
-    assert compare.random_numbers(matched) == compare.random_numbers("HEAD")
+    then = json.loads(compare.git("show", f"{compare.base()}:tests/golden/numbers.json"))
+    assert then["RANDOM_NUMBERS"] == compare.read("numbers.json")["RANDOM_NUMBERS"]
+
+
+def test_a_base_without_golden_runs_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "has_history", lambda: True)
+    (line,) = compare.other_weights([], {}, "0" * 40, print)
+    assert "is no revision with golden runs" in line and "python -m tools.golden base" in line
 
 
 @pytest.mark.slow
-def test_golden_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """All of them: against the committed values, one another, and the revision that raised `RANDOM_NUMBERS` last."""
+def test_golden_runs() -> None:
+    """All of them, against the committed values and one another; ledgers are read above."""
+    assert list(compare.problems(is_whole=False)) == []
+
+
+@pytest.mark.long
+def test_golden_runs_have_the_weights_of_the_base() -> None:
     assert list(compare.problems()) == []

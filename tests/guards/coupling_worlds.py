@@ -1,22 +1,17 @@
-"""Training steps by the dozen, and a probe of coupled records for them without a training around it."""
+"""Training steps by the dozen, and the verdict of the record axis on them without a training around it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import pytorch_lightning as pl
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from dpbench.guards._coupling import CouplingProbe
-from dpbench.privacy.gradients.engine import PerRecordEngine
-from dpbench.records.source import Lot
-from dpbench.strategies import DPSGD
-from tests.guards.plain_training import plain_training
+from dpbench.privacy.record_axis.verdict import Verdict
+from dpbench.records.tagging import watch
 
 Batch = Any
 Step = Callable[["Steps", Batch], Any]
@@ -33,49 +28,27 @@ class Steps(pl.LightningModule):
         return self.step(self, batch)
 
 
-def _saying(groups: NDArray[np.int64]) -> Callable[[Any], Any]:
-    return lambda batch: groups
-
-
-def probe(
+def verdicts(
     module: Steps,
     batches: Sequence[Batch],
-    record_of: Sequence[NDArray[np.int64] | None] | None = None,
-    limit: int | None = None,
-    trains: bool = True,
+    records: Sequence[int],
+    rows_of_record: int = 1,
     autocast: bool = False,
-) -> CouplingProbe:
-    """Probe lot after lot, with an ordinary step between two: what it keeps is there for the next.
-
-    Raises:
-        UnsupportedModuleError: As a training would be refused.
-    """
-    engine = PerRecordEngine(module)
-    one = CouplingProbe(plain_training(module), engine, "mean")
-    recipe = DPSGD(noise_multiplier=1.0, delta=1e-5).recipe
+) -> list[Verdict]:
+    """The record axis on batch after batch, with an ordinary step between two: what it keeps is there for the next."""
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
-    try:
-        for release, batch in enumerate(batches):
-            groups = None if record_of is None else record_of[release]
-            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-                one.check(
-                    lambda b: module.training_step(b, 0),
-                    batch,
-                    Lot(release, groups, None if groups is None else _saying(groups), limit, recipe, 1.0),
-                )
-                engine.recording = False
-                if trains:
-                    output = module.training_step(batch, 0)
-                    loss = output["loss"] if isinstance(output, dict) else output
-                    optimizer.zero_grad()
-                    loss.backward()
-                    nn.utils.clip_grad_norm_(module.parameters(), 1.0)
-                    optimizer.step()
-            module.lots += 1
-            assert not engine.recording
-    finally:
-        engine.close()
-    return one
+    seen = []
+    for batch, count in zip(batches, records, strict=True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            output, verdict = watch(lambda b: module.training_step(b, 0), batch, count, module, rows_of_record)
+        seen.append(verdict)
+        loss = output["loss"] if isinstance(output, dict) else output
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        optimizer.step()
+        module.lots += 1
+    return seen
 
 
 def lots_of(records: Callable[[torch.Generator, int], Batch], sizes: Sequence[int], seed: int) -> list[Batch]:

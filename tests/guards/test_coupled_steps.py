@@ -1,10 +1,11 @@
-"""Steps by which one record changes the gradients of others: each is refused, by the words that say how."""
+"""Steps by which one record changes the gradients of others: the record axis calls none of them separable."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,16 +13,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from dpbench.errors import UnsupportedModuleError
-from tests.guards.coupling_worlds import Steps, lots_of, positive, probe, vectors
+from dpbench.strategies import DPSGD
+from tests.guards.coupling_worlds import Steps, lots_of, positive, vectors, verdicts
+from tests.strategies.worlds import loader_of, trainer_for
 
 Loss = Callable[[Steps, Tensor, Tensor], Tensor]
 COUPLED: dict[str, tuple[Loss, str]] = {}
 
 
 def coupled(words: str) -> Callable[[Loss], Loss]:
-    """Enter a loss into the table, with what its refusal says."""
+    """Enter a loss into the table, with what makes it depend on others."""
 
     def enter(loss: Loss) -> Loss:
         COUPLED[loss.__name__] = (loss, words)
@@ -44,6 +48,7 @@ def small_net() -> nn.Module:
 
 CONTENTS, NUMBER, ORDER, EARLIER = "the contents of", "the number of", "the order of", "records of earlier batches"
 ANY = f"{CONTENTS}|{NUMBER}|{ORDER}"
+BY_NUMBER = ("scaled_by_the_number", "temperature_of_the_number")
 
 # ------------------------------------------------------------------------------------------------- one record of a lot
 
@@ -584,23 +589,40 @@ def replay_buffer(module: Steps, x: Tensor, y: Tensor) -> Tensor:
     return losses.mean()
 
 
-def outcome(name: str, seed: int, lots: int = 6) -> str:
-    """What the refusal says; nothing where there was none."""
+def kinds(name: str, seed: int, lots: int = 6) -> set[str]:
+    """Kinds of the verdicts on some batches."""
     torch.manual_seed(seed)
     np.random.seed(seed)
     sizes = np.random.default_rng(seed).integers(70, 90, lots).tolist()
     records: Any = positive if "maximum" in name and "large" not in name else vectors
-    try:
-        probe(Steps(small_net(), lambda module, batch: COUPLED[name][0](module, *batch)), lots_of(records, sizes, seed))
-    except UnsupportedModuleError as error:
-        return str(error)
-    return ""
+    module = Steps(small_net(), lambda module, batch: COUPLED[name][0](module, *batch))
+    return {verdict.kind for verdict in verdicts(module, lots_of(records, sizes, seed), sizes)}
 
 
 @pytest.mark.parametrize("name", COUPLED)
-def test_coupled_steps_are_refused(name: str) -> None:
-    with pytest.raises(UnsupportedModuleError, match=f"depends on ({COUPLED[name][1]})"):
-        raise UnsupportedModuleError(outcome(name, 0))
+def test_coupled_steps_are_not_separable(name: str) -> None:
+    seen = kinds(name, 0)
+    if name in BY_NUMBER:
+        assert seen == {"separable"}
+    elif COUPLED[name][1] == EARLIER:
+        assert seen & {"kept", "reads"}
+    else:
+        assert seen & {"mixed", "reads"}
+
+
+@pytest.mark.parametrize("name", BY_NUMBER)
+def test_the_number_of_records_is_asked_for(tmp_path: Path, name: str) -> None:
+    """No number of a record is in `len(x)`: half a batch shows it."""
+
+    class Trained(Steps):
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    module = Trained(small_net(), lambda module, batch: COUPLED[name][0](module, *batch))
+    x, y = vectors(torch.Generator().manual_seed(0), 100)
+    strategy = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3)
+    with pytest.raises(UnsupportedModuleError, match="depends on the number of records"):
+        trainer_for(tmp_path, strategy, 2).fit(module, loader_of(TensorDataset(x, y), 40))
 
 
 def test_there_are_many() -> None:

@@ -175,6 +175,7 @@ def test_large_weights_train() -> None:
     refuse_diverged(module, [torch.optim.SGD(module.parameters(), 0.1)], None)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_a_command_says_it_in_one_line(tmp_path: Path) -> None:
     words = ["data=random_noise", "data.like=mnist", "data.train_size=200", "data.expected_batch_size=20"]
     words += ["model=mlp", "optimizer.lr=1e30", "strategy=dpsgd", "strategy.noise_multiplier=1", "trainer.max_steps=60"]

@@ -22,10 +22,11 @@ from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS, DEFAULT_ORDERS
 from dpbench.privacy.accounting.calibration import TrainingSetting, solved
 from dpbench.privacy.accounting.composition import epsilon, ledger_epsilon
-from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.privacy.accounting.ledger import Ledger, check_own_randomness, read_ledger
 from dpbench.privacy.accounting.stated_plan import StatedPlan
 from dpbench.privacy.budget import TrainingLength
 from dpbench.privacy.events import Summands
+from dpbench.privacy.kept_keys import read_keys
 from dpbench.privacy.mechanism.adaptive import MeanNormBounds
 from dpbench.privacy.mechanism.banded import Banded, BandedNoise, banded_noise
 from dpbench.privacy.mechanism.denoising import ErrorCorrection
@@ -48,7 +49,7 @@ from tests.support.releases import OPEN, WIDTH, made, release, rows
 CYCLIC = CyclicPoissonSampling(100, 0.1)
 BANDS = 4
 FOUR = Banded(bands=BANDS, coefficients="square_root")
-C = FOUR.of_bands(BANDS, 100)
+C = FOUR.of_steps(100)
 
 
 def plan_of(noise: Any, sampling: Sampling | None = None, recipe: Recipe = Recipe(), **parts: Any) -> TrainingPlan:  # noqa: B008
@@ -143,7 +144,7 @@ def test_memory_is_that_of_one_vector_less_than_there_are_bands() -> None:
 def test_sensitivity_by_brute_force(bands: int) -> None:
     """Participations at least b steps apart, in any directions, move C·x by √(their number) at most."""
     steps = 7
-    coefficients = Banded(bands=bands).of_bands(bands, steps)
+    coefficients = Banded(bands=bands).of_steps(steps)
     matrix = toeplitz(steps, coefficients)
     generator = np.random.default_rng(1)
     largest = 0.0
@@ -456,6 +457,43 @@ def test_without_a_seed_a_run_goes_on_by_its_keys(tmp_path: Path) -> None:
     assert second.forget_keys(is_over=False) == keys and keys.exists()
 
 
+def test_the_ledger_names_kept_keys_and_tells_nothing_of_them(tmp_path: Path) -> None:
+    first = made(tmp_path, sampling=CYCLIC, banded=FOUR, seed=None)
+    header = read_ledger(tmp_path / "ledger.jsonl").header
+    keys = read_keys(tmp_path / "noise_keys.json")
+    assert keys is not None and header.noise_source is not None and header.replay is not None
+    for word in (header.noise_source, header.replay):
+        assert word.startswith("kept:") and len(word) == len("kept:") + 16
+        assert word.removeprefix("kept:") not in f"{keys.noise:x} {keys.lots:x}"
+    release(first, rows(0))
+    state = first.state_dict()
+    copied = tmp_path / "copied"
+    copied.mkdir()
+    for file in ("ledger.jsonl", "noise_keys.json"):
+        (copied / file).write_bytes((tmp_path / file).read_bytes())
+    release(first, rows(1))
+    first.budget.close()
+
+    def ledgers() -> dict[str, Ledger]:
+        return {"here": read_ledger(tmp_path / "ledger.jsonl"), "there": read_ledger(copied / "ledger.jsonl")}
+
+    same = made(copied, sampling=CYCLIC, banded=FOUR, seed=None, start=state)
+    check_own_randomness(ledgers())  # no release differs so far
+    release(same, rows(1))
+    same.budget.close()
+    check_own_randomness(ledgers())  # a replay: the same release
+    other = made(copied, sampling=CYCLIC, banded=FOUR, seed=None, start=same.state_dict())
+    release(other, rows(2))
+    other.budget.close()
+    check_own_randomness(ledgers())
+    here = made(tmp_path, sampling=CYCLIC, banded=FOUR, seed=None, start=first.state_dict())
+    release(here, rows(3))
+    here.budget.close()
+    with pytest.raises(LedgerError, match=r"their noise from one kept key, .*without a seed, from the beginning"):
+        check_own_randomness(ledgers())
+    assert all(ledger.secure for ledger in ledgers().values())
+
+
 def test_without_its_keys_a_run_does_not_go_on(tmp_path: Path) -> None:
     keys = tmp_path / "noise_keys.json"
     first = made(tmp_path, sampling=CYCLIC, banded=FOUR, seed=None)
@@ -543,7 +581,7 @@ def test_bands_out_of_range(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"11 bands need batches of at most 9.09"):
         CYCLIC.in_groups(11)
     for bands in (0, 1.5, "many", True):
-        with pytest.raises(ConfigurationError, match="bands must be a whole number from 1 on, or auto"):
+        with pytest.raises(ConfigurationError, match="bands must be a whole number from 1 on"):
             Banded(bands=bands)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="has as many bands"):
         Banded(bands=3, coefficients=(1.0, 0.5))
@@ -569,8 +607,8 @@ def test_coefficients_are_plain_numbers(of: Callable[[list[float]], Any]) -> Non
 def test_noise_that_grows_without_bound_is_refused(steps: float, length: int) -> None:
     """In float32 nothing new would be added to it: the guarantee is of noise that is."""
     with pytest.raises(ConfigurationError, match=f"in {length} steps, and rounding swallows what is new"):
-        Banded(bands=2, coefficients=(1.0, 1.2)).of_bands(2, steps)
-    assert Banded(bands=2, coefficients=(1.0, 1.0)).of_bands(2, steps) == pytest.approx((0.5**0.5, 0.5**0.5))
+        Banded(bands=2, coefficients=(1.0, 1.2)).of_steps(steps)
+    assert Banded(bands=2, coefficients=(1.0, 1.0)).of_steps(steps) == pytest.approx((0.5**0.5, 0.5**0.5))
 
 
 def test_cyclic_lots_take_independent_noise(tmp_path: Path) -> None:
@@ -682,49 +720,18 @@ def test_one_coefficient_is_independent_noise() -> None:
     assert replace(BandedNoise(1.0, C), noise_multiplier=2.0).multiplier(5) == 2.0
 
 
-# ------------------------------------------------------------------------------------- bands=auto, and calibration
+# ------------------------------------------------------------------------------------- calibration
 
 
-def test_bands_of_the_least_error(tmp_path: Path) -> None:
-    """At a lavish target many bands cancel most of the noise; at a frugal one few do, because they amplify less."""
-    chosen = []
-    for target in (0.3, 8.0):
-        releases = made(
-            tmp_path / str(target),
-            z=None,
-            target=target,
-            sampling=CyclicPoissonSampling(2000, 0.02),
-            banded=Banded(),
-            horizon=TrainingLength(100),
-        )
-        chosen.append(max(1, len(releases.mechanism.training_plan.noise.to_dict().get("coefficients", [1]))))
-        releases.budget.close()
-    assert chosen[0] < chosen[1]
-
-
-@pytest.mark.parametrize(
-    ("sampling", "bands"),
-    [
-        (CyclicPoissonSampling(2000, 0.02, cycle_length=5), 5),
-        (SeparatedSampling(2000, min_separation=7), 7),
-    ],
-)
-def test_as_many_bands_as_groups_where_their_number_is_given(tmp_path: Path, sampling: Sampling, bands: int) -> None:
-    """Then bands cost nothing, and each cancels more."""
-    horizon = TrainingLength(60)
-    releases = made(tmp_path, z=None, target=8.0, sampling=sampling, banded=Banded(), horizon=horizon)
-    assert len(releases.mechanism.training_plan.noise.to_dict()["coefficients"]) == bands
-
-
-def test_a_resumed_run_keeps_its_bands(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"z": None, "target": 8.0, "sampling": CYCLIC, "banded": Banded()}
+def test_a_longer_resumed_run_keeps_its_coefficients(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"z": None, "target": 8.0, "sampling": CYCLIC.in_groups(4), "banded": Banded(bands=4)}
     first = made(tmp_path, horizon=TrainingLength(20), **options)
     release(first, rows(0))
     state = first.state_dict()
     first.budget.close()
     second = made(tmp_path, horizon=TrainingLength(40, 1), start=state, **options)
     assert second.mechanism.training_plan.noise == first.mechanism.training_plan.noise
-    assert 1 < len(state["coefficients"]) <= 10
+    assert len(state["coefficients"]) == 4
 
 
 def test_a_resumed_run_that_is_too_long_for_its_coefficients_is_refused(tmp_path: Path) -> None:
@@ -737,21 +744,6 @@ def test_a_resumed_run_that_is_too_long_for_its_coefficients_is_refused(tmp_path
         made(tmp_path, horizon=TrainingLength(100, 1), start=state, **options)
     second = made(tmp_path, horizon=TrainingLength(14, 1), start=state, **options)
     assert second.mechanism.training_plan.noise == first.mechanism.training_plan.noise
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"z": 1.0}, "set target_epsilon, without noise_multiplier"),
-        ({"z": 1.0, "target": 3.0}, "set target_epsilon, without noise_multiplier"),
-        ({"z": None, "target": 3.0, "horizon": TrainingLength()}, "set trainer.max_steps"),
-        ({"z": None, "target": 3.0, "sampling": PoissonSampling(100, 0.1)}, "data.sampling=cyclic_poisson"),
-    ],
-)
-def test_bands_that_cannot_be_chosen(tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    given: dict[str, Any] = {"sampling": CYCLIC, "banded": Banded(), "horizon": TrainingLength(20), **options}
-    with pytest.raises(ConfigurationError, match=message):
-        made(tmp_path, **given)
 
 
 def test_optimized_coefficients_need_an_end(tmp_path: Path) -> None:
@@ -791,14 +783,14 @@ def test_settings_that_bands_do_not_go_with(values: dict[str, Any], message: str
         TrainingSetting(**{**given, **values})
 
 
+@pytest.mark.long
 def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--epsilon", "8", "--delta", "1e-5", "--batch-size", "40", "--population", "2000", "--steps", "100"]
-    assert main(["calibrate", *words, "--bands", "auto"]) == 0
+    assert main(["calibrate", *words, "--bands", "0"]) == 1
+    assert "bands must be a number from 1" in capsys.readouterr().err
+    assert main(["calibrate", *words, "--bands", "4"]) == 0
     text = capsys.readouterr().out
-    assert "error of the running sums over that of independent noise" in text and "<- taken" in text
-    assert "strategy.noise=banded strategy.bands=" in text and "data.sampling=cyclic_poisson" in text
-    assert main(["calibrate", *words[:-2], "--noise-multiplier", "1", "--bands", "auto"]) == 1
-    capsys.readouterr()
+    assert "strategy.noise=banded strategy.bands=4" in text and "data.sampling=cyclic_poisson" in text
     releases = made(tmp_path, sampling=CYCLIC, banded=FOUR)
     for step in range(6):
         release(releases, rows(step))

@@ -17,6 +17,9 @@ from dpbench.models.wide_resnet import WeightStandardization
 from dpbench.privacy.gradients import layers
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.gradients.parameter import EmbeddingGradients, OuterProductGradients, TiedGradients
+from dpbench.privacy.record_axis.host import watched
+from dpbench.privacy.record_axis.tags import Axis
+from dpbench.privacy.record_axis.verdict import new_axis
 from tests.support.reference import Loss, mean_square, reference_gradients, relative_error
 
 pytestmark = pytest.mark.usefixtures("tier")
@@ -50,7 +53,7 @@ def check_in(model: nn.Module, inputs: Tensor, dtype: torch.dtype, loss: Loss) -
             assert float((actual.double() - wanted.double()).norm()) <= TOLERANCE[dtype] * unit, name
 
         close(got.per_record(), want, scale)
-        close(got.squared_norms(), want.flatten(1).square().sum(1), scale**2)
+        close(got.squared_norms(), torch.einsum("r...,r...->r", want, want), scale**2)
         summed = torch.einsum("r,r...->...", weights.double(), want)
         close(got.weighted_sum(weights), summed, 2 * scale)
         for other in (dtype, torch.float64):  # the running sum may be more precise than a parameter
@@ -222,6 +225,20 @@ def test_embedding(records: int, positions: tuple[int, ...], padding: int | None
     check(Flat(nn.Embedding(6, 3, padding_idx=padding)), torch.randint(0, 6, (records, *positions)))
 
 
+@pytest.mark.parametrize("records", [8, 4])
+def test_classes_in_order_are_no_positions(records: int) -> None:
+    """Tokens of records are theirs, in whatever order, and however many; public ones are positions."""
+    embedding = nn.Embedding(8, 3)
+    engine = PerRecordEngine(embedding)
+    engine.expect(records)
+    axis, tokens = new_axis(records), torch.arange(8)
+    with watched(axis), axis:
+        assert embedding(torch.arange(8)).shape == (records, 8, 3)
+    axis.tag(tokens, Axis(0, 1, 8 // records))
+    with watched(axis), axis:
+        assert embedding(tokens).shape == (8, 3)
+
+
 @few
 @given(records=st.sampled_from(LOTS), groups=st.sampled_from([1, 2, 4]), shape=st.sampled_from([(), (3,), (3, 2)]))
 def test_group_norm(records: int, groups: int, shape: tuple[int, ...]) -> None:
@@ -249,6 +266,19 @@ class Scale(nn.Module):
         return self.inner(x * self.scale) * self.scale
 
 
+class Temperature(nn.Module):
+    """A number that is learned, and another one that is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.tensor(0.7))
+        self.unused = nn.Parameter(torch.tensor(2.0))
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) / self.temperature.exp()
+
+
 torch.manual_seed(0)  # the layers below are made when the file is read
 
 
@@ -263,6 +293,7 @@ torch.manual_seed(0)  # the layers below are made when the file is read
         (nn.RMSNorm(5), (2, 5)),
         (nn.Bilinear(3, 3, 2), (3,)),
         (Scale(), (3,)),
+        (Temperature(), (3,)),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
 )

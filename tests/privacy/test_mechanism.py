@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from dp_accounting.rdp import RdpAccountant
 from torch import Tensor, nn
 
+from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.composition import epsilon
 from dpbench.privacy.events import Event, equivalent_queries
 from dpbench.privacy.gradients import discretization
@@ -22,15 +23,23 @@ from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.gradients.parameter import ScaledGradients
 from dpbench.privacy.mechanism import mechanism as mechanism_module
 from dpbench.privacy.mechanism.adaptive import MeanNormBounds, QuantileBounds
-from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum, normalizing
+from dpbench.privacy.mechanism.clipping import (
+    VectorGroup,
+    _made_up_squared_norms,
+    clip_and_sum,
+    unclipped_factors,
+)
 from dpbench.privacy.mechanism.mechanism import Mechanism
 from dpbench.privacy.mechanism.noise_process import Noise
 from dpbench.privacy.mechanism.plan import ReleasePlan, Statistic
 from dpbench.privacy.mechanism.recipe import Recipe
+from tests.privacy import mechanisms
 from tests.privacy.mechanisms import (
     CASES,
     CORRECTED,
     FIXED,
+    FLAT,
+    LAYERS,
     SIZES,
     Case,
     audit,
@@ -372,11 +381,118 @@ def test_the_correction_changes_no_query() -> None:
     assert set(update.abs().double().mul(1e6).round().tolist()) <= {0.0, 1e4}
 
 
-def test_negligible_norms() -> None:
-    """A hundredth of the bound; less where small gradients are made large."""
-    assert Recipe().negligible_norm(0.5) == pytest.approx(0.005)
-    for bound in (1.0, 1e6):
-        assert Recipe(clip_factors=normalizing(0.01)).negligible_norm(bound) == pytest.approx(0.01)
-    assert Recipe(transform=Discretization(1e-3)).negligible_norm(1.0) == pytest.approx(0.01)
-    assert Recipe(transform=Discretization(1e-7)).negligible_norm(1.0) == pytest.approx(1e-6)
-    assert Recipe(transform=Discretization(1e-7, "rescaled")).negligible_norm(1.0) == pytest.approx(0.01)
+# ------------------------------------------------------------------------------------------ rules of one's own
+
+
+def smooth(squared_norms: Tensor, bound: float) -> Tensor:
+    return bound / (squared_norms.sqrt() + 0.01)
+
+
+def sound_where_it_is_tried(squared_norms: Tensor, bound: float) -> Tensor:
+    is_tried = torch.isin(squared_norms, _made_up_squared_norms(bound))
+    return torch.where(is_tried, smooth(squared_norms, bound), 1e6)
+
+
+def sees_small_batches(squared_norms: Tensor, bound: float) -> Tensor:
+    """As sound as `smooth` where it is tried, on hundreds of norms and on one."""
+    factors = smooth(squared_norms, bound)
+    return factors / len(squared_norms) if 1 < len(squared_norms) < 20 else factors
+
+
+@pytest.mark.parametrize("rule", [smooth, sound_where_it_is_tried, sees_small_batches])
+@pytest.mark.parametrize("groups", [FLAT, LAYERS])
+def test_neighbors_by_a_rule_of_ones_own(rule: Any, groups: tuple[VectorGroup, ...]) -> None:
+    assert audit(Case(groups, Recipe(clip_factors=rule))) == []
+
+
+def test_a_rule_is_refused_before_it_sees_records() -> None:
+    def squares(squared_norms: Tensor, bound: float) -> Tensor:
+        return bound / (squared_norms + 0.01)
+
+    def at_one(squared_norms: Tensor, bound: float) -> Tensor:
+        return smooth(squared_norms, 1.0)
+
+    for recipe in (Recipe(clip_factors=squares), Recipe(clip_factors=squares, noise=False, private=False)):
+        case = Case(FLAT, recipe)
+        if recipe.private:
+            with pytest.raises(ConfigurationError, match=r"<locals>\.squares returns the factor"):
+                case.build()
+        else:
+            assert sums_of(case.build(), 0.1 * torch.eye(sum(SIZES))[:1]).norm() > 2
+    wide = tuple(replace(group, max_grad_norm=bound) for group, bound in zip(LAYERS, (1.0, 2.0), strict=True))
+    Case(wide, Recipe(clip_factors=at_one)).build()
+    narrow = (wide[0], replace(wide[1], max_grad_norm=0.5))
+    moving = Recipe(clip_factors=at_one, adaptation=QuantileBounds(count_noise_std=2.0))
+    for case in (Case(narrow, Recipe(clip_factors=at_one)), Case(wide, moving)):
+        with pytest.raises(ConfigurationError, match=r"at_one returns the factor"):
+            case.build()
+
+
+def test_references_without_privacy_are_not_capped() -> None:
+    recipe = Recipe(clip_factors=unclipped_factors, noise=False, private=False)
+    assert sums_of(Case(FLAT, recipe).build(), torch.ones(1, sum(SIZES))).tolist() == [1.0] * sum(SIZES)
+
+
+@dataclass(frozen=True)
+class Norms(QuantileBounds):
+    """Measures something else than what the statistics that it inherits are about."""
+
+    def measure(self, squared_norms: Tensor, groups: Any) -> Tensor:
+        return squared_norms.sqrt().sum(1)
+
+
+@dataclass(frozen=True)
+class Share(MeanNormBounds):
+    """States a statistic that is smaller than what it measures."""
+
+    def statistics(self, groups: Any, expected_records: float, noise_multiplier: float) -> tuple[Statistic, ...]:
+        wide = super().statistics(groups, expected_records, noise_multiplier)
+        return tuple(replace(statistic, bound=statistic.bound / 8) for statistic in wide)
+
+
+class OfTheInstance(QuantileBounds):
+    """Measures something else by an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__(count_noise_std=2.0)
+        object.__setattr__(self, "measure", lambda squared_norms, groups: squared_norms.sqrt().sum(1))
+
+
+@pytest.mark.parametrize(
+    "adaptation",
+    [Norms(count_noise_std=2.0), Share(norm_noise_multiplier=2.5), OfTheInstance()],
+    ids=lambda x: type(x).__name__,
+)
+def test_a_record_moves_statistics_of_ones_own_by_their_bound(adaptation: Any) -> None:
+    case = Case(LAYERS, Recipe(adaptation=adaptation))
+    assert list(mechanisms._sensitivity(case, 60)) == []
+    assert len(sums_of(case.build(), torch.zeros(0, sum(SIZES)))) == sum(SIZES) + 2
+
+
+@dataclass(frozen=True)
+class Several(QuantileBounds):
+    """A statistic of two numbers in the place of one for each group."""
+
+    def statistics(self, groups: Any, expected_records: float, noise_multiplier: float) -> tuple[Statistic, ...]:
+        return (Statistic("both", 2, 0.5, 2.0, expected_records),)
+
+
+def test_statistics_are_numbers_of_each_group() -> None:
+    mechanism = Case(LAYERS, Recipe(adaptation=Several())).build()
+    with pytest.raises(ConfigurationError, match=r"one number for each of 2 groups, not 1 of sizes \[2\]"):
+        sums_of(mechanism, torch.randn(3, sum(SIZES)))
+
+
+@pytest.mark.parametrize("rule", [None, smooth])
+def test_norms_after_a_transform_are_clipped_and_measured(rule: Any) -> None:
+    """Records of norm 0.1 become ten times the bound: clipped at it, and counted above it."""
+
+    def magnify(gradients: Any, records: int, sizes: Any) -> list[ScaledGradients]:
+        return [ScaledGradients(part, torch.full((records,), 70.0)) for part in gradients]
+
+    options = {} if rule is None else {"clip_factors": rule}
+    recipe = Recipe(transform=magnify, adaptation=QuantileBounds(count_noise_std=2.0), **options)
+    row = torch.zeros(1, sum(SIZES))
+    row[0, 3] = 0.1
+    total = sums_of(Case(FLAT, recipe).build(), row)
+    assert float(total[:-1].norm()) == pytest.approx(0.7, rel=2e-3) and float(total[-1]) == -0.5

@@ -9,20 +9,22 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import pytest
+import pytorch_lightning as pl
 import torch
 
 from dpbench.cli import main
-from dpbench.errors import ConfigurationError
+from dpbench.errors import BudgetExhausted, ConfigurationError
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.accounting.stated_plan import StatedPlan
 from dpbench.privacy.budget import Budget, TrainingLength
 from dpbench.privacy.events import Event, SumQuery
-from dpbench.privacy.mechanism.noise_process import Gaussian, Noise
+from dpbench.privacy.mechanism.banded import BandedNoise
+from dpbench.privacy.mechanism.noise_process import Gaussian, Noise, Scheduled
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.mechanism.schedules import Factors
 from dpbench.privacy.mechanism.training_plan import TrainingPlan
 from dpbench.privacy.sampling import PoissonSampling, Positions, Sampling
-from dpbench.strategies import DPSGD
+from dpbench.strategies import DPSGD, AdaptiveQuantileClipping
 from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for
 from tests.support.releases import SAMPLING, WIDTH, made, release, rows
 
@@ -50,6 +52,62 @@ class Chained(Gaussian):
     """It says that its steps depend on one another."""
 
     independent: ClassVar[bool] = False  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Falling(Gaussian):
+    """z, then less, and it does not say that it moves."""
+
+    def multiplier(self, step: int) -> float:
+        return self.noise_multiplier * (1 if step < 2 else 0.3)
+
+
+class Falls(AdaptiveQuantileClipping):
+    """A strategy with it, whose bounds adapt."""
+
+    def noise_process(self, noise_multiplier: float, factors: Factors) -> Noise:
+        return Falling(noise_multiplier)
+
+
+class Mixin:
+    """Changes what it is mixed into."""
+
+    def multiplier(self, step: int) -> float:
+        return 1.0 / (step + 1)
+
+    def add_(self, total: torch.Tensor, *_: Any) -> torch.Tensor:
+        return total
+
+
+class Mixed(Mixin, Gaussian):
+    """Overrides by its bases."""
+
+
+class Restated(Gaussian):
+    """Says itself what holds for its own methods."""
+
+    constant = True
+    independent = True
+
+    def multiplier(self, step: int) -> float:
+        return 2 * self.noise_multiplier
+
+    def add_(self, total: torch.Tensor, *_: Any) -> torch.Tensor:
+        return total
+
+
+class FallingAgain(Restated):
+    """Inherits these statements, and one of the methods."""
+
+    def multiplier(self, step: int) -> float:
+        return 1.0 / (step + 1)
+
+
+class MovingBands(BandedNoise):
+    """Correlated noise that moves."""
+
+    def multiplier(self, step: int) -> float:
+        return 1.0 / (step + 1)
 
 
 @dataclass(frozen=True)
@@ -124,6 +182,84 @@ def test_a_target_is_met_with_noise_of_ones_own(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"Rising, which is not dpbench's"):
         trainer_for(tmp_path, strategy, 6).fit(Classifier(), loader_of(pictures()))
     assert strategy.releases == 6 and 1.99 < strategy.epsilon() <= 2.0
+
+
+def test_a_target_is_kept_where_noise_moves_and_bounds_adapt(tmp_path: Path) -> None:
+    """The budget counted each release as it did the first."""
+    strategy = Falls(target_epsilon=4.0, delta=1e-3, seed=0, ledger=str(tmp_path / "l.jsonl"), count_noise_std=50.0)
+    with pytest.warns(UserWarning, match=r"Falling, which is not dpbench's"):
+        trainer_for(tmp_path, strategy, 6).fit(Classifier(), loader_of(pictures()))
+    assert strategy.releases == 6 and 3.9 < strategy.epsilon() <= 4.0
+
+
+class Lowered(Gaussian):
+    """Its noise is lowered while it is used."""
+
+    factor: ClassVar[float] = 1.0
+
+    def multiplier(self, step: int) -> float:
+        return self.noise_multiplier * self.factor
+
+
+class Lowers(DPSGD):
+    """A strategy with it."""
+
+    def noise_process(self, noise_multiplier: float, factors: Factors) -> Noise:
+        return Lowered(noise_multiplier)
+
+
+class LowerNoise(pl.Callback):
+    """A plateau was seen."""
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.global_step == 3:
+            Lowered.factor = 0.3
+
+
+def test_noise_that_is_lowered_while_it_is_used_does_not_exceed_the_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lowered, "factor", 1.0)
+    strategy = Lowers(target_epsilon=4.0, delta=1e-3, seed=0, ledger=str(tmp_path / "l.jsonl"))
+    trainer = trainer_for(tmp_path, strategy, 6)
+    trainer.callbacks.append(LowerNoise())
+    with pytest.warns(UserWarning, match="not dpbench's"), pytest.raises(BudgetExhausted, match="less noise than"):
+        trainer.fit(Classifier(), loader_of(pictures()))
+    assert 3 <= strategy.releases < 6 and strategy.epsilon() <= 4.0
+    assert len(read_ledger(tmp_path / "l.jsonl").releases) == strategy.releases
+
+
+@pytest.mark.parametrize(
+    ("noise", "constant", "independent"),
+    [
+        (Gaussian(1.0), True, True),
+        (Scheduled(1.0, Factors()), True, True),
+        (Scheduled(1.0, Factors((1.0, 0.5))), False, True),
+        (BandedNoise(1.0, (0.8, 0.6)), True, False),
+        (Fixed(1.0), True, True),
+        (Rising(1.0), False, True),
+        (Falling(1.0), False, True),
+        (Chained(1.0), True, False),
+        (Mixed(1.0), False, False),
+        (Restated(1.0), True, True),
+        (FallingAgain(1.0), False, True),
+        (MovingBands(1.0, (0.8, 0.6)), False, False),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Noise) else "",
+)
+def test_a_process_states_what_its_own_methods_do(noise: Noise, constant: bool, independent: bool) -> None:
+    assert (noise.constant, noise.independent) == (constant, independent)
+
+
+def test_noise_that_says_that_it_is_constant_is_so() -> None:
+    class Mistaken(Gaussian):
+        constant = True
+
+        def multiplier(self, step: int) -> float:
+            return self.noise_multiplier / (step + 1)
+
+    plan = plan_of(Mistaken(1.0))
+    assert plan.constant and plan.event(5) == plan.event(0) and plan.release(5).noise_multiplier == 1.0
 
 
 def test_two_processes_share_no_key() -> None:

@@ -31,8 +31,11 @@ from tests.support.chacha import KEY, normal_numbers
 from tests.support.reference import mean_square, reference_gradients, relative_error
 
 pytest.importorskip("triton")
-# Numbers that are not finite are meant: numpy, which runs the kernels here, speaks of them.
-pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+pytestmark = [
+    pytest.mark.long,  # Triton's interpreter takes minutes
+    # Numbers that are not finite are meant: numpy, which runs the kernels here, speaks of them.
+    pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"),
+]
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 FINE = 2.0**-30
@@ -161,7 +164,6 @@ def test_convolutions(case: Case) -> None:
     check(case)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", list(cases(90)), ids=str)
 def test_convolutions_of_every_kind(case: Case) -> None:
     check(case)

@@ -14,7 +14,6 @@ from torch.utils.data import TensorDataset
 
 from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.errors import UnsupportedModuleError
-from dpbench.guards._folded_rows import RowEvidence, agreed
 from dpbench.guards.engine_trial import EngineTrial
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.gradients.engine import PerRecordEngine
@@ -243,7 +242,7 @@ def test_other_orders_are_trained_record_by_record(tmp_path: Path, order: Any) -
 @pytest.mark.parametrize("order", ORDERS)
 def test_other_orders_are_refused_by_the_engine_alone(tmp_path: Path, order: Any) -> None:
     torch.manual_seed(1)
-    with pytest.raises(UnsupportedModuleError, match="one row each"):
+    with pytest.raises(UnsupportedModuleError, match="picks records by an index|works along the records"):
         fit(tmp_path, Disordered(order), gradients="engine", loader=loader_of(data(40), 10))
     assert not read_ledger(tmp_path / "ledger.jsonl").releases
 
@@ -258,12 +257,12 @@ def in_small_lots(order: Callable[[Tensor, int], Tensor]) -> Callable[[Tensor, i
 
 
 @pytest.mark.parametrize("order", [shuffled, reversed_, sorted_])
-def test_an_order_that_shows_in_large_lots_only_is_refused(tmp_path: Path, order: Any) -> None:
-    """The trial has seen nothing of it: the probe of the first lot has to, before anything is released."""
+def test_an_order_that_shows_in_large_lots_only(tmp_path: Path, order: Any) -> None:
+    """The trial has seen nothing of it, and the batch itself shows it."""
     torch.manual_seed(1)
-    with pytest.raises(UnsupportedModuleError, match="in its batch"):
-        fit(tmp_path, Disordered(in_small_lots(order)), gradients="auto", loader=loader_of(data(40), 20))
-    assert not read_ledger(tmp_path / "ledger.jsonl").releases
+    net = Disordered(in_small_lots(order))
+    strategy, _, _ = fit(tmp_path, net, gradients="auto", loader=loader_of(data(40), 20))
+    assert used(strategy) == "one_by_one"
 
 
 class Masked(nn.Module):
@@ -300,61 +299,21 @@ def contrasted(net: nn.Module, batch: Any) -> Tensor:
 
 
 @pytest.mark.parametrize(("net", "step"), [(Coupled, cross_entropy), (Flat, contrasted)])
-@pytest.mark.parametrize("gradients", ["auto", "engine"])
-def test_records_that_are_coupled_stay_refused(tmp_path: Path, net: Any, step: Any, gradients: str) -> None:
+def test_records_that_are_coupled_are_run_alone(tmp_path: Path, net: Any, step: Any) -> None:
     torch.manual_seed(1)
     with pytest.raises(UnsupportedModuleError):
-        fit(tmp_path, net(), step=step, gradients=gradients, loader=loader_of(data(40), 10))
-    assert not read_ledger(tmp_path / "ledger.jsonl").releases
+        fit(tmp_path / "engine", net(), step=step, gradients="engine", loader=loader_of(data(40), 10))
+    assert not read_ledger(tmp_path / "engine" / "ledger.jsonl").releases
+    strategy, _, _ = fit(tmp_path / "auto", net(), step=step, gradients="auto", loader=loader_of(data(40), 10))
+    assert used(strategy) == "one_by_one"
 
 
-def test_a_lot_that_says_nothing_is_trained_record_by_record(tmp_path: Path) -> None:
-    """All records of the first lot are the same: no row changes with any."""
+def test_records_that_are_alike(tmp_path: Path) -> None:
+    """Their places are known, whatever they say."""
     records = TensorDataset(torch.ones(40, 5, 6), torch.zeros(40, dtype=torch.long))
     torch.manual_seed(1)
     strategy, weights, _ = fit(tmp_path, Flat(), gradients="auto", loader=loader_of(records, 10))
-    assert used(strategy) == "one_by_one" and weights.isfinite().all()
-
-
-def test_a_fold_of_two_kinds_in_one_layer_is_none() -> None:
-    layer = nn.Linear(2, 2)
-    lots = [{layer: {Fold.CONTIGUOUS}}, {layer: {Fold.STRIDED}}]
-    assert not agreed(lots)
-    assert not agreed([{layer: set(Fold)}, {layer: set(Fold)}])
-    assert not agreed([{layer: {Fold.STRIDED}}, {}])
-    assert agreed([{layer: {Fold.STRIDED}}, {layer: set(Fold)}]) == {layer: Fold.STRIDED}
-
-
-@pytest.mark.parametrize("fold", Fold)
-@pytest.mark.parametrize("records", [4, 5])
-def test_one_row_of_another_record_is_enough(fold: Fold, records: int) -> None:
-    """Each row in turn changes with one more record."""
-    layer = nn.Linear(2, 2)
-    rows = 3 * records
-    record_of = fold.record_of(rows, records, torch.device("cpu"))
-    for row in [None, *range(rows)]:
-        x = torch.randn(rows, 2)
-        evidence = RowEvidence([(layer, [x])], records)
-        evidence.add([(layer, [x.clone()])], None)
-        for record in range(records):
-            other = x.clone()
-            other[record_of == record] += 1e-6
-            if row is not None and record == (int(record_of[row]) + 1) % records:
-                other[row, 0] += 1e-6
-            evidence.add([(layer, [other])], record)
-        assert evidence.folds() == {layer: {fold} if row is None else set()}
-
-
-def test_numbers_that_do_not_repeat_are_no_evidence() -> None:
-    layer = nn.Linear(2, 2)
-    x = torch.randn(8, 2)
-    evidence = RowEvidence([(layer, [x])], 4)
-    evidence.add([(layer, [x + 1e-6])], None)
-    for record in range(4):
-        other = x.clone()
-        other[2 * record : 2 * record + 2] += 1
-        evidence.add([(layer, [other])], record)
-    assert evidence.folds() == {layer: set()}
+    assert used(strategy) == "engine" and weights.isfinite().all()
 
 
 # ------------------------------------------------------------------------------------- in trainings

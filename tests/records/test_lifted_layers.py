@@ -413,7 +413,8 @@ def test_the_releases_of_record_by_record(tmp_path: Path, options: dict[str, Any
         )
         weights.append(released)
         assert used(strategy) == ("engine" if gradients == "auto" else "one_by_one")
-    torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-5)
+    # Up to a step of the grid on which releases lie: which of two neighbors it is, rounding may decide.
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=5e-4)
 
 
 class Coupled(nn.Module):
@@ -428,17 +429,16 @@ class Coupled(nn.Module):
         return self.out((x - self.map(x.mean(0))).mean(1))
 
 
-@pytest.mark.parametrize("gradients", ["auto", "engine"])
-def test_statistics_of_the_lot_are_not_shared(tmp_path: Path, gradients: str) -> None:
+def test_statistics_of_the_lot_are_not_shared(tmp_path: Path) -> None:
     torch.manual_seed(1)
     with pytest.raises(UnsupportedModuleError):
-        fit(tmp_path, Coupled(), gradients=gradients, loader=loader_of(data(40), 10))
-    assert not read_ledger(tmp_path / "ledger.jsonl").releases
+        fit(tmp_path / "engine", Coupled(), gradients="engine", loader=loader_of(data(40), 10))
+    assert not read_ledger(tmp_path / "engine" / "ledger.jsonl").releases
+    strategy, _, _ = fit(tmp_path / "auto", Coupled(), gradients="auto", loader=loader_of(data(40), 10))
+    assert used(strategy) == "one_by_one"
 
 
 def test_the_message_is_that_of_the_network_as_it_is(tmp_path: Path) -> None:
     torch.manual_seed(1)
-    with pytest.raises(
-        UnsupportedModuleError, match=r"bias.table \(Embedding\) saw a tensor|the engine cannot be used"
-    ):
+    with pytest.raises(UnsupportedModuleError, match=r"bias.table \(Embedding\) is given a sum over all records"):
         fit(tmp_path, Written(Table()), gradients="engine", loader=loader_of(data(40), 10))

@@ -18,9 +18,10 @@ from dpbench.callback.lightning_training import LightningTraining
 from dpbench.callback.loop import PrivateLoop
 from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.data.separate_records import SeparateRecords, has_rows
-from dpbench.errors import ConfigurationError, UnsupportedModuleError
+from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.records.step_state import independent
 from dpbench.strategies import DPSGD, ClipOnly
 from tests.strategies.worlds import assert_same_training, trainer_for, weights_of
 from tests.support.one_by_one import Module
@@ -280,27 +281,34 @@ def test_hooks_see_each_record_as_a_batch(tmp_path: Path) -> None:
     assert set(seen) == {Graph} and "transfer_batch_to_device" not in module.__dict__
 
 
-def test_a_layer_that_mixes_graphs_is_refused(tmp_path: Path) -> None:
-    class Centred(Convolution):
-        def forward(self, graph: Graph) -> Tensor:
-            return super().forward(Graph(graph.x - graph.x.mean(0), graph.edges, graph.y, graph.graph_of_node))
+def test_what_a_module_keeps_of_a_record_is_put_back(tmp_path: Path) -> None:
+    """Python knows the shape of each without reading a value."""
 
-    torch.manual_seed(1)
-    with pytest.raises(UnsupportedModuleError, match="mixes records"):
-        released(tmp_path, Centred(), of_graphs, lots(graphs(), batch_of_graphs))
-
-
-def test_a_module_that_keeps_something_of_a_record_is_refused(tmp_path: Path) -> None:
     class Keeping(nn.Linear):
         last: Tensor | None = None
+        longest = 0
 
         def forward(self, x: Tensor) -> Tensor:
             before, self.last = self.last, x.detach().mean()
-            return super().forward(x if before is None else x + before)
+            self.longest = max(self.longest, x.shape[1])
+            assert before is None
+            return super().forward(x) * self.longest
+
+    @independent("count")
+    class Counting(Module):
+        count = 0
+        other = 0
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.count += 1
+            self.other += 1
+            return super().training_step(batch, batch_idx)
 
     torch.manual_seed(1)
-    with pytest.raises((UnsupportedModuleError, ConfigurationError), match="depends on records before it"):
-        released(tmp_path, Keeping(6, 4), of_texts, lots(texts(), None))
+    module = Counting(Keeping(6, 4), of_texts)
+    trainer_for(tmp_path, ClipOnly(max_grad_norm=BOUND), 2).fit(module, lots(texts(), None))
+    assert module.net.longest == module.other == 0 and module.net.last is None
+    assert module.count == 2
 
 
 def test_the_engine_takes_rows_only(tmp_path: Path) -> None:
@@ -354,6 +362,7 @@ def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
 @pytest.mark.own_key  # other processes take the keys that users get
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore:It is recommended to use `self.log")
 def test_two_processes_agree_with_one(tmp_path: Path) -> None:
     """Also where one of them has fewer graphs, or none, and all log."""
     weights = []
@@ -362,7 +371,7 @@ def test_two_processes_agree_with_one(tmp_path: Path) -> None:
         net = Convolution()
         folder = tmp_path / str(two)
         strategy = DPSGD(noise_multiplier=0.5, delta=1e-3, seed=1, ledger=str(folder / "ledger.jsonl"))
-        options = {"devices": 2, "strategy": "ddp_spawn"} if two else {}
+        options = {"devices": 2, "strategy": "ddp_fork"} if two else {}
         loader = lots(graphs(), batch_of_graphs, 2, data_id="graphs 1")
         trainer_for(folder, strategy, 8, **options).fit(Logging(net, of_graphs), loader)
         weights.append(weights_of(net))

@@ -22,7 +22,7 @@ from tests.strategies.worlds import assert_same_training, weights_of
 
 pytestmark = pytest.mark.own_key  # other processes take the keys that users get
 
-TWO = {"devices": 2, "strategy": "ddp_spawn"}
+TWO = {"devices": 2, "strategy": "ddp_fork"}
 
 
 @given(st.lists(st.integers(0, 50), max_size=40), st.integers(1, 6))
@@ -78,6 +78,7 @@ def quantile(max_grad_norm: float, **options: Any) -> AdaptiveQuantileClipping:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The ``compute`` method of metric")
 @pytest.mark.filterwarnings("ignore:It is recommended to use `self.log")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")

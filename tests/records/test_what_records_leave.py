@@ -12,10 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+from torchmetrics import MaxMetric
 
 from dpbench.callback.lightning_training import LightningTraining
 from dpbench.data.lots import LotLoader, Lots, make_sampling
-from dpbench.errors import ConfigurationError, UnsupportedModuleError
+from dpbench.errors import CarriedRecordsError, ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.records.counters import Counters
 from dpbench.strategies import DPSGD, ClipOnly
@@ -41,6 +43,7 @@ class Keeping(Module):
         self.largest = 10.0
         self.centers: dict[int, Tensor] = {}
         self.last: Tensor | None = None
+        self.metric = MaxMetric()
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
@@ -73,16 +76,67 @@ def host_random(module: Keeping, loss: Tensor, batch: Any) -> Tensor:
     return loss * scale * (1 if before is None else 1 + before)
 
 
-@pytest.mark.parametrize("way", [slow_mean, running_maximum, centers_of_classes, host_random])
-@pytest.mark.parametrize("not_finite", [0, 2])
-def test_memory_is_refused(tmp_path: Path, way: Any, not_finite: int) -> None:
-    """Also where the first records of the lot say nothing, for their gradients are not finite."""
-    torch.manual_seed(1)
+@pytest.mark.usefixtures("one_key")
+@pytest.mark.parametrize("way", [slow_mean, running_maximum, centers_of_classes])
+def test_values_that_were_read_are_put_back(tmp_path: Path, way: Any) -> None:
+    """After each record: the order of records does not matter."""
     records = data(40)
-    records.tensors[0][:not_finite] = float("nan")
-    everybody = LotLoader(records, Lots(make_sampling("full", 40, 40), None))
-    with pytest.raises(UnsupportedModuleError, match="depends on records before it"):
-        fit(tmp_path, Keeping(way), everybody)
+    weights = []
+    for order in (torch.arange(40), torch.arange(40).flip(0)):
+        torch.manual_seed(1)
+        ordered = TensorDataset(*(x[order] for x in records.tensors))
+        everybody = LotLoader(ordered, Lots(make_sampling("full", 40, 40), None))
+        module = Keeping(way)
+        fit(tmp_path / str(int(order[0])), module, everybody)
+        assert (module.ema, module.largest, module.centers) == (1.0, 10.0, {})
+        weights.append(weights_of(module.net))
+    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=1e-5)
+
+
+def metric_of_earlier_records(module: Keeping, loss: Tensor, batch: Any) -> Tensor:
+    before = float(module.metric.compute()) if module.metric.update_called else 0.0
+    module.metric.update(batch[0].abs().max())
+    return loss * (2.0 if before > 1 else 1.0)
+
+
+def logged_number_of_earlier_records(module: Keeping, loss: Tensor, batch: Any) -> Tensor:
+    before = module.trainer.callback_metrics.get("largest")
+    module.log("largest", batch[0].abs().max().item())
+    return loss * (2.0 if before is not None and float(before) > 1 else 1.0)
+
+
+@pytest.mark.parametrize("way", [metric_of_earlier_records, logged_number_of_earlier_records])
+def test_values_of_earlier_records_that_are_read_are_refused(tmp_path: Path, way: Any) -> None:
+    """They are in tensors, of which Python makes a number."""
+    with pytest.raises(CarriedRecordsError, match="a value of an earlier batch is read into Python"):
+        fit(tmp_path, Keeping(way))
+
+
+def test_values_that_are_read_in_the_backward_pass(tmp_path: Path) -> None:
+    def clipped(gradient: Tensor) -> Tensor:
+        norms = gradient.flatten(1).norm(dim=1)
+        return gradient * min(1.0, (norms.median() / norms.max()).item())
+
+    class Hooked(Module):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            hidden = self.net[:2](batch[0])
+            if self.global_step:
+                hidden.register_hook(clipped)
+            return nn.functional.cross_entropy(self.net[2:](hidden), batch[1])
+
+    torch.manual_seed(1)
+    lines: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LightningTraining, "inform", lambda self, text: lines.append(text))
+        fit(tmp_path, Hooked(plain(), cross_entropy), loader_of(data(40), 12), steps=3, gradients="auto")
+    assert any("a value is read into Python, in the backward pass" in line for line in lines)
+    with pytest.raises(UnsupportedModuleError, match="a value is read into Python, in the backward pass"):
+        fit(tmp_path / "engine", Hooked(plain(), cross_entropy), loader_of(data(40), 12), gradients="engine")
+
+
+def test_memory_in_tensors_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModuleError, match="depends on records of an earlier batch"):
+        fit(tmp_path, Keeping(host_random))
 
 
 class Counting(Module):
@@ -109,14 +163,26 @@ def test_steps_are_counted_once_a_lot(tmp_path: Path) -> None:
     torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0.02)
 
 
+class Helper:
+    """Counts beside the module."""
+
+    count = 0
+
+    def __init__(self) -> None:
+        self.count = 3
+
+
 def test_what_differs_from_record_to_record_stays() -> None:
     module = nn.Linear(1, 1)
     module.count, module.largest = 3, 1.0
+    module.counts, module.helper = {"steps": 3}, Helper()
     counters = Counters(module)
     for value in (2.0, 5.0, 4.0):
         counters.before_record()
-        assert module.count == 3
+        assert (module.count, module.counts, module.helper.count) == (3, {"steps": 3}, 3)
         module.count += 1
+        module.counts["steps"] += 1
+        module.helper.count += 1
         module.largest = max(module.largest, value)
     assert module.largest == 5.0 and module.count == 4
 
@@ -151,7 +217,7 @@ class First(nn.Module):
 def test_a_trial_leaves_no_record_in_the_weights(tmp_path: Path) -> None:
     torch.manual_seed(1)
     net = First()
-    with pytest.raises((UnsupportedModuleError, ConfigurationError), match="net.loc"):
+    with pytest.raises((UnsupportedModuleError, ConfigurationError), match="net.loc|records of an earlier batch"):
         fit(tmp_path, Module(net, cross_entropy), gradients="auto")
 
 

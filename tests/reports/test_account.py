@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dpbench.cli import main
+from dpbench.privacy.accounting import planning
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS
 from dpbench.privacy.accounting.composition import epsilon
 from dpbench.privacy.accounting.ledger import Header, Release, read_ledger
@@ -334,7 +335,7 @@ def test_the_picture_takes_each_run_as_the_text_does(tmp_path: Path, monkeypatch
     assert curve.get_ydata()[-1] == pytest.approx(found.facts["epsilon"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_many_distinct_costs_are_said_to_be_rounded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     header = Header("example", "add_or_remove_one", 1000, DELTA)
     writer = LedgerWriter(tmp_path / "run" / "ledger.jsonl", header)
@@ -345,7 +346,7 @@ def test_many_distinct_costs_are_said_to_be_rounded(tmp_path: Path, capsys: pyte
     assert "150 distinct costs, rounded to the costly side" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_twenty_thousand_adaptive_releases_are_one_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Ten groups whose bounds all change: equal costs are counted together (so that accountants need moments)."""
     rng = np.random.default_rng(0)
@@ -401,7 +402,7 @@ def test_each_flag_can_be_left_out(capsys: pytest.CaptureFixture[str], flag: str
 def test_batches_epochs_and_fixed_lots(capsys: pytest.CaptureFixture[str]) -> None:
     base = ("calibrate", "--population", 60_000, "--delta", 1e-5, "--epochs", 60)
     facts = answer(capsys, *base, "--batch-size", 256, "--noise-multiplier", 1.1)
-    assert (facts["steps"], facts["batch_size"]) == (14_062, 256)
+    assert (facts["steps"], facts["batch_size"]) == (14_040, 256)
     fixed = ("calibrate", "--sampling", "fixed", "--population", 10**6, "--delta", 10**-6.6, "--steps", 1500)
     facts = answer(capsys, *fixed, "--noise-multiplier", 1.396, "--batch-size", 13_958)
     assert facts["epsilon"] == pytest.approx(5.0, rel=0.01)
@@ -409,6 +410,31 @@ def test_batches_epochs_and_fixed_lots(capsys: pytest.CaptureFixture[str]) -> No
     assert facts["noise_std_over_max_grad_norm"] == pytest.approx(2 * 1.396)
     facts = answer(capsys, *fixed, "--noise-multiplier", 1.396, "--epsilon", facts["epsilon"])
     assert facts["batch_size"] == 13_958
+
+
+def test_calibrate_warns_as_a_training_does(capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["calibrate", "--population", "1000", "--batch-size", "50", "--steps", "100"]
+    assert main([*base, "--epsilon", "3", "--delta", "1e-2"]) == 0
+    assert "delta=0.01 is not below 1/1000 (the number of records)" in capsys.readouterr().err
+    assert main([*base, "--noise-multiplier", "0.001", "--delta", "1e-5"]) == 0
+    assert "a noise multiplier of 0.001 protects no record" in capsys.readouterr().err
+    assert main([*base, "--noise-multiplier", "1", "--delta", "1e-5"]) == 0
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_pld_above_an_epsilon_of_100(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write(tmp_path / "run", z=0.3, sampling=PoissonSampling(1000, 0.2))
+    facts = answer(capsys, "account", run, "--accountant", "rdp,pld")
+    assert 100 < facts["epsilons"]["pld"] < facts["epsilons"]["rdp"]
+    monkeypatch.setattr(planning, "FACTORS", (1.0,))  # the others take a minute
+    words = ["--delta", DELTA, "--sample-rate", 0.2, "--steps", 50, "--accountant", "pld", "--epsilon"]
+    target = facts["epsilons"]["pld"]
+    solution = answer(capsys, "calibrate", *words, target)
+    assert target * (1 - 1e-4) < solution["epsilon_reached"] <= target
+    assert solution["noise_multiplier"] == pytest.approx(0.3, rel=1e-4)
 
 
 def test_groups_and_statistics(capsys: pytest.CaptureFixture[str]) -> None:
@@ -459,6 +485,7 @@ def test_going_on_with_a_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "known only from below" in refused(capsys, "calibrate", "--continue-from", run, "--epsilon", 3)
 
 
+@pytest.mark.long
 def test_a_membership_risk_as_the_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("calibrate", "--sample-rate", 0.01, "--steps", 500)
     facts = answer(capsys, *words, "--advantage", 0.1)
@@ -497,7 +524,7 @@ def test_a_membership_risk_as_the_budget(tmp_path: Path, capsys: pytest.CaptureF
         (["--sampling", "fixed"], "need the population"),
         (["--sampling", "magic"], "unknown sampling 'magic'"),
         (["--sampling", "shuffled"], "shuffled_epochs batches cannot be solved for"),
-        (["--noise-multiplier", "-1"], "noise_multiplier must be a number from 1e-06"),
+        (["--noise-multiplier", "-1"], "noise_multiplier must be a number from 1e-12"),
         (["--sample-rate", "2"], "sample_rate must lie from 1e-12 to 1, not 2"),
         (["--steps", "0"], "steps must be a number from 1 to 1e+09, not 0"),
     ],

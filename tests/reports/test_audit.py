@@ -83,7 +83,7 @@ def test_less_noise_than_declared_is_a_violation(tmp_path: Path, capsys: pytest.
     assert {"release game", "release game, t", "noise over declared"} <= set(verdict.split("; "))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_noise_at_all_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = leave(tmp_path / "run", replace(WORLD, noise=0.0), WORLD)
     assert main(["audit", str(run)]) == 3
@@ -208,7 +208,7 @@ def test_scores_of_a_run_that_goes_on_are_not_read(run: Path, capsys: pytest.Cap
     assert "has not ended" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_self(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """What it trains is `experiment=audit`; with other noise after each edit of the source: at 95 % some is accused."""
     monkeypatch.chdir(tmp_path)

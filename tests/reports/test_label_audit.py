@@ -16,26 +16,17 @@ from dpbench.cli import main
 from dpbench.privacy.mechanism.noise_process import Noise
 from dpbench.run.label_scores import label_scores, margins
 from dpbench.runs.folder import RunFolder
-
-WORDS = """
-data=random_noise data.like=digits data.image_size=8 data.train_size=300 data.test_size=400 model=mlp model.hidden=[32]
-logger=none data.expected_batch_size=50 optimizer=momentum optimizer.lr=0.05 trainer.check_val_every_n_epoch=null
-"""
+from tests.support.finished_runs import RUNS
 
 
 def train(folder: Path, steps: int, *words: str) -> Path:
-    assert main(["train", *WORDS.split(), f"trainer.max_steps={steps}", *words, f"hydra.run.dir={folder}"]) == 0
+    assert main(["train", *RUNS["noise"], f"trainer.max_steps={steps}", *words, f"hydra.run.dir={folder}"]) == 0
     return folder
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(tmp_path_factory.mktemp("noise") / "run", 40, "strategy.noise_multiplier=0.7")
-
-
 @pytest.fixture
-def run(trained: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(trained, tmp_path / "run"))
+def run(trained: Callable[[str], Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained("noise"), tmp_path / "run"))
 
 
 def test_margins_are_log_odds() -> None:
@@ -96,7 +87,7 @@ def test_bad_input_is_one_line(
     assert re.search(words, error), error
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_half_the_noise_is_found_and_correct_code_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -283,7 +283,7 @@ def test_twelve_runs_are_no_large_file(tmp_path: Path) -> None:
     assert len(page(tmp_path / "r.html", tmp_path / "runs")) < 3e6
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_chromium_has_nothing_to_say_against_it(tmp_path: Path) -> None:
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:

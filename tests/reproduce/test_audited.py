@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from scipy import stats
 
 from dpbench.cli import main
 from dpbench.files import write_json
@@ -63,6 +64,7 @@ def _audit(folder: Path, *words: str, table: str = TABLE) -> int:
     return main(["reproduce", str(path), "--audit", *where, *words])
 
 
+@pytest.mark.long
 def test_the_first_steps_of_a_run_are_audited_as_it_plans_them(
     in_process: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,6 +90,7 @@ def test_the_first_steps_of_a_run_are_audited_as_it_plans_them(
     assert "2/2 done" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", ["half of the noise", "no clipping"])
 def test_a_broken_mechanism_is_accused(
     in_process: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], broken: str
@@ -116,6 +119,20 @@ def test_a_broken_mechanism_is_accused(
     assert read_lines(path)["verdict"].tolist() == ["CONSISTENT", "CONSISTENT"]
 
 
+def test_the_committed_page_is_that_of_its_lines_and_gives_the_chance_of_what_is_above(tmp_path: Path) -> None:
+    committed = Path(__file__).parents[2] / "results" / FOLDER
+    shutil.copy(committed / "runs.csv", tmp_path)
+    write_page(tmp_path)
+    page = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert page == (committed / "README.md").read_text(encoding="utf-8")
+    found = re.findall(r"(\d+) of (\d+), p = ([\d.]+) \(", page)
+    assert len(found) == 3
+    for count, number, chance in found:
+        expected = stats.binomtest(int(count), int(number), 0.05, alternative="greater").pvalue
+        assert float(chance) == pytest.approx(expected, abs=0.005)
+
+
+@pytest.mark.slow
 def test_a_run_that_shows_nothing_takes_no_verdict_away_and_hides_no_other(
     in_process: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,12 +16,12 @@ import torch
 from PIL import Image
 
 from dpbench.cli import main
-from dpbench.reproduce import refresh
 from dpbench.reproduce._jobs import Job, table_jobs
 from dpbench.reproduce._outputs import _identity, _write, strip
 from dpbench.reproduce.tables import read_table
 from dpbench.synthesis.samples import grid, write_grid
 from tests.reproduce.digits_table import edited
+from tools.results import refresh
 
 
 @pytest.fixture

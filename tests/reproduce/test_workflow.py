@@ -218,7 +218,7 @@ def test_without_power_it_stops(
     assert "proves nothing" in (tmp_path / "out" / "workflow_digits_mlp" / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_whole(tmp_path: Path) -> None:
     """On 200 images: the most noise passes, the least does not; what diverges by so much noise is said."""
     places = ["--out", str(tmp_path / "out"), "--runs", str(tmp_path / "runs")]

@@ -218,7 +218,7 @@ def test_resume_with_other_settings_counts_everything(tmp_path: Path) -> None:
     assert json.loads((run / "result.json").read_text())["privacy"]["releases"] == len(book.releases)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_target_epsilon_and_two_processes(tmp_path: Path) -> None:
     words = [
         "strategy.noise_multiplier=null",
@@ -378,6 +378,7 @@ def test_wrong_usage(tmp_path: Path) -> None:
     assert "nowhere holds no run of dpbench" in err
 
 
+@pytest.mark.slow
 def test_help_is_quick_and_shows_examples(tmp_path: Path) -> None:
     out, _ = dpbench_in_a_process(tmp_path, "--help")
     assert "dpbench train data=mnist" in out
@@ -580,6 +581,7 @@ def test_a_final_test_that_cannot_be_made_is_one_line(
     assert (tmp_path / "run/result.json").exists()
 
 
+@pytest.mark.long
 def test_the_command_that_calibrate_prints_meets_the_risk(tmp_path: Path) -> None:
     words = ["--advantage", "0.3", "--population", "300", "--batch-size", "30", "--steps", "20"]
     out, _ = dpbench(tmp_path, "calibrate", "--json", *words)

@@ -47,7 +47,7 @@ def same(one: Any, other: Any) -> bool:
         (["ema_decay=0.9", "data.val_size=100"], "trainer.max_steps=6", "trainer.max_steps=8"),
         (["strategy=adaptive_quantile", *EPOCHS], "trainer.max_epochs=1", "trainer.max_epochs=3"),
         ([PLAIN], "trainer.max_steps=3", "trainer.max_steps=7"),
-        pytest.param(TWO, "trainer.max_steps=4", "trainer.max_steps=7", marks=pytest.mark.slow),
+        pytest.param(TWO, "trainer.max_steps=4", "trainer.max_steps=7", marks=pytest.mark.long),
     ],
     ids=["momentum", "average", "epochs", "none", "two"],
 )
@@ -115,6 +115,7 @@ def test_what_is_refused_changes_nothing(
     assert RunFolder(run).finished
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_spent_stays_spent_and_a_larger_one_keeps_the_noise(tmp_path: Path) -> None:
     run = tmp_path / "run"
     solved = ["strategy.target_epsilon=3", "trainer.max_steps=5"]

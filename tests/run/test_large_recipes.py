@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
+import pytest
 
 from tests.support.cli import dpbench
 
@@ -26,16 +27,19 @@ def trained(folder: Path, words: Sequence[str]) -> None:
     assert json.loads((folder / "run" / "result.json").read_text())["steps"] == 2
 
 
+@pytest.mark.long
 def test_wide_resnet_with_views_and_a_moving_average(tmp_path: Path) -> None:
     model = ["model.depth=10", "model.width=1", "model.groups=4", "data.augmentations=3"]
     trained(tmp_path, ["experiment=recipes/wrn", *IMAGES, *model])
 
 
+@pytest.mark.long
 def test_vision_transformer(tmp_path: Path) -> None:
     model = ["model.patch_size=4", "model.width=12", "model.depth=2", "model.heads=3"]
     trained(tmp_path, ["experiment=large/vit_s", *IMAGES, *model])
 
 
+@pytest.mark.slow
 def test_encoder_of_texts(tmp_path: Path) -> None:
     rows = [(f"one of {number} words", number % 2) for number in range(40)]
     pd.DataFrame(rows, columns=["line", "label"]).to_csv(tmp_path / "lines.csv", index=False)

@@ -26,6 +26,7 @@ def measured(folder: Path, *words: str) -> dict[str, float]:
     return metrics
 
 
+@pytest.mark.slow
 def test_regression(tmp_path: Path) -> None:
     patients = load_diabetes(as_frame=True).frame
     patients.to_csv(tmp_path / "diabetes.csv", index=False)
@@ -42,6 +43,7 @@ def test_regression(tmp_path: Path) -> None:
     assert metrics["test/mean_squared_error"] < 0.8 * scaled.var()
 
 
+@pytest.mark.slow
 def test_classification_of_a_table(tmp_path: Path) -> None:
     tumors = load_breast_cancer(as_frame=True).frame
     tumors.to_csv(tmp_path / "tumors.csv", index=False)
@@ -56,6 +58,7 @@ def test_classification_of_a_table(tmp_path: Path) -> None:
     assert metrics["test/accuracy"] > 0.8
 
 
+@pytest.mark.slow
 def test_texts(tmp_path: Path) -> None:
     """Lines of the documentation of two modules: which one is it?"""
     rows = []
@@ -73,6 +76,7 @@ def test_texts(tmp_path: Path) -> None:
     assert metrics["test/accuracy"] > 0.7
 
 
+@pytest.mark.slow
 def test_segmentation(tmp_path: Path) -> None:
     """Which pixels of a noisy digit are ink."""
     pytest.importorskip("pyarrow")

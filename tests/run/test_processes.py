@@ -119,7 +119,7 @@ def test_a_configuration_that_was_composed_before_is_no_job(tmp_path: Path, monk
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         cfg = compose("config", return_hydra_config=True)
     monkeypatch.setattr(HydraConfig.instance(), "cfg", OmegaConf.masked_copy(cfg, ["hydra"]))
-    process = run_in_processes(os.getpid, 2, None, RunFolder(tmp_path))
+    process = run_in_processes(os.getpid, 2, "ddp_fork", RunFolder(tmp_path))
     assert process != os.getpid()
 
 
@@ -144,7 +144,7 @@ def test_a_run_goes_on_with_another_number_of_processes(
     assert [(len(book.headers), len(book.releases)) for book in books] == [(1, 8)] * 2
     states = [torch.load(RunFolder(one).checkpoint, weights_only=False)["state_dict"] for one in (run, whole)]
     for name, weight in states[0].items():  # the same lots and noise; sums round otherwise
-        torch.testing.assert_close(weight, states[1][name], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(weight, states[1][name], rtol=1e-4, atol=1e-4)
 
 
 def test_a_release_that_other_processes_round_otherwise_gets_new_noise(tmp_path: Path) -> None:

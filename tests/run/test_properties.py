@@ -125,6 +125,7 @@ def check(words: tuple[str, ...], key: str, value: Any) -> None:
 CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("default")  # a user sees warnings; they are no errors
 @settings(max_examples=8, deadline=None, suppress_health_check=CHECKS, derandomize=True)
 @given(DRAWN)
@@ -132,7 +133,7 @@ def test_a_wrong_value_is_one_line(short: None, drawn: tuple[tuple[str, ...], st
     check(*drawn)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("default")
 @settings(max_examples=100, deadline=None, suppress_health_check=CHECKS, derandomize=True)
 @given(DRAWN)

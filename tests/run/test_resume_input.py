@@ -12,17 +12,15 @@ import torch
 
 from dpbench.cli import main
 from dpbench.runs.folder import RunFolder
-from tests.support.cli import FEW
+from tests.support.finished_runs import STEPS
 
-DONE = 3
 STATE = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three steps, as it lies there when it was stopped after them."""
-    run = tmp_path_factory.mktemp("stopped") / "run"
-    assert main(["train", *FEW, f"trainer.max_steps={DONE}", f"hydra.run.dir={run}"]) == 0
+def stopped(trained: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run as it lies there when it was stopped after its steps."""
+    run = Path(shutil.copytree(trained("seeded"), tmp_path_factory.mktemp("stopped") / "run"))
     RunFolder(run).result.unlink()
     return run
 
@@ -31,7 +29,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_folder_of_any_name(name: str, stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(stopped, tmp_path / name)
-    assert main(["resume", name, f"trainer.max_steps={DONE + 1}"]) == 0
+    assert main(["resume", name, f"trainer.max_steps={STEPS + 1}"]) == 0
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert RunFolder(tmp_path / name).result.is_file()
 
@@ -53,9 +51,9 @@ def one_line(capsys: pytest.CaptureFixture[str], run: Path, *words: str) -> str:
         ("++hydra.run.dir=elsewhere", "cannot be changed"),
         ("hydra.mode=MULTIRUN", "cannot be changed"),
         ("run.resume=false", "cannot be changed"),
-        ("trainer.max_steps=2", "trainer.max_steps=2 is less than the 3 steps that"),
+        ("trainer.max_steps=2", f"trainer.max_steps=2 is less than the {STEPS} steps that"),
         (
-            "trainer.max_steps=5 model.hidden=[9]",
+            "trainer.max_steps=9 model.hidden=[9]",
             "overrides that change them (Error(s) in loading state_dict for",
         ),
     ],
@@ -91,6 +89,6 @@ def test_a_checkpoint_that_lacks_something(
     state = torch.load(RunFolder(run).checkpoint, weights_only=False)
     damage(state)
     torch.save(state, RunFolder(run).checkpoint)
-    err = one_line(capsys, run, f"trainer.max_steps={DONE + 1}")
+    err = one_line(capsys, run, f"trainer.max_steps={STEPS + 1}")
     assert f"{RunFolder(run).checkpoint} is no checkpoint: restore a copy of" in err
     assert message in err

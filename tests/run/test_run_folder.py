@@ -186,6 +186,7 @@ def test_a_folder_of_the_users_stays_though_it_is_empty(one_second: Path) -> Non
     assert not (one_second / "new").exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_says_what_is_lost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,7 +266,7 @@ def intact(run: Path, seed: int, steps: int) -> None:
     assert "damage" not in json.loads((run / "result.json").read_text())["privacy"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_six_at_once_and_one_with_a_typo(tmp_path: Path) -> None:
     words = [*TINY, *PRIVATE, "trainer.max_steps=15", SHARED]
     started = [start(tmp_path, "train", *words, f"seed={seed}") for seed in range(5)]
@@ -281,7 +282,7 @@ def test_six_at_once_and_one_with_a_typo(tmp_path: Path) -> None:
         assert f"{run.relative_to(tmp_path)}\n" in told[seed][0]  # each says which is its own
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_sweeps_at_once(tmp_path: Path) -> None:
     words = [*TINY, *PRIVATE, "trainer.max_steps=10", "hydra.sweep.dir='multirun/${now:%Y}'", "launcher=joblib"]
     started = [start(tmp_path, "train", "-m", *words, f"seed={seeds}") for seeds in ("0,1", "2,3")]

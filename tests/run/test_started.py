@@ -125,7 +125,7 @@ def ends(processes: Sequence[Fork | subprocess.Popen[str]]) -> tuple[list[int], 
     return [process.returncode for process in processes], told
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["torchrun", "srun"])
 def test_they_are_one_run_equal_to_that_of_processes_of_our_own(tmp_path: Path, how: str) -> None:
     train(config_of(*TWO), tmp_path / "whole")
@@ -143,7 +143,7 @@ def test_they_are_one_run_equal_to_that_of_processes_of_our_own(tmp_path: Path, 
     assert (kept["devices"], kept["num_nodes"]) == ((1, 2) if how == "srun" else (2, 1))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_torchrun_on_two_nodes(tmp_path: Path) -> None:
     torchrun = shutil.which("torchrun", path=str(Path(sys.executable).parent))
     assert torchrun is not None
@@ -163,7 +163,7 @@ def test_torchrun_on_two_nodes(tmp_path: Path) -> None:
     assert json.loads((run / "result.json").read_text())["config"]["trainer"]["num_nodes"] == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("dead", [0, 1])
 def test_one_that_dies_ends_the_others_with_one_line_and_a_run_that_goes_on(tmp_path: Path, dead: int) -> None:
     words = ["dpbench", "train", *TINY, "trainer.max_steps=30000", "run.checkpoint_every_n_steps=20"]
@@ -185,7 +185,7 @@ def test_one_that_dies_ends_the_others_with_one_line_and_a_run_that_goes_on(tmp_
     assert (len(book.releases), len(book.headers)) == (made + 5, 1)  # none is counted twice
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_notice_to_one_stops_all(tmp_path: Path) -> None:
     words = ["dpbench", "train", *TINY, "trainer.max_steps=30000", "hydra.run.dir=run"]
     run = RunFolder(tmp_path / "run")

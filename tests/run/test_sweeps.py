@@ -214,7 +214,7 @@ def test_explicit_settings_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert [(own["strategy"]["noise_multiplier"], own["optimizer"]["lr"]) for own in settings] == [(2, 0.2), (1, 0.1)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_second_sweep_into_a_folder_leaves_the_table_of_the_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert end_of_sweep(Sweep(Path())) is None
     assert main(["train", "-m", *FEW, "optimizer.lr=0.1", "run.name=a", "hydra.sweep.dir=both"]) == 0
@@ -286,8 +286,13 @@ def test_optuna(capsys: pytest.CaptureFixture[str]) -> None:
     assert again["best_value"] == max(*measured, results("more")[0]["metrics"]["val/accuracy"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("more", [(), ("trainer=ddp_cpu",)], ids=["one process", "two processes"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param((), id="one process", marks=pytest.mark.long),
+        pytest.param(("trainer=ddp_cpu",), id="two processes", marks=pytest.mark.long),
+    ],
+)
 def test_workers_of_joblib_save_and_end_with_their_parent(more: tuple[str, ...]) -> None:
     """They would train on, and begin the jobs that wait."""
     words = [*FEW, *more, "trainer.max_steps=1000000", "run.checkpoint_every_n_steps=5", "run.name=x", "seed=0,1,2"]

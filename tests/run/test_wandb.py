@@ -33,7 +33,7 @@ OPEN = ("val/", "test/", "privacy/", "private/", "nonprivate/", "optimizer/", "b
 PROVENANCE = {"epoch", "commit", "config_hash", "code_hash", "seed", "steps", "seconds", "seconds_total"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_sweep(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(EvaluationRow, "_SHARE", 1e9)
     assert main(["train", "-m", *FEW, "optimizer.lr=0.1,0.2", "+optimizer.momentum=0.0", "hydra.sweep.dir=lr"]) == 0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -37,7 +39,7 @@ def test_two_executors_share_no_noise(tmp_path: Path, monkeypatch: pytest.Monkey
     first, weights = trained(tmp_path / "first")
     torch.manual_seed(0)
     again, same_weights = trained(tmp_path / "again", "eager")
-    monkeypatch.setattr("dpbench.callback.strategy.executor_of", lambda name, size: Other())
+    monkeypatch.setattr("dpbench.callback.strategy.executor_of", lambda name: Other())
     torch.manual_seed(0)
     other, other_weights = trained(tmp_path / "other")
     assert torch.equal(weights, same_weights) and not torch.equal(weights, other_weights)
@@ -50,7 +52,6 @@ def test_two_executors_share_no_noise(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_the_reference_has_the_keys_of_the_seed() -> None:
     assert keyed_by(5, executor_of("auto")) == keyed_by(5, executor_of("eager")) == 5
-    assert keyed_by(None, Other()) is None
     assert keyed_by(5, Other()) not in (None, 5)
     assert keyed_by(5, Other()) != keyed_by(6, Other())
 
@@ -69,4 +70,25 @@ def test_auto_takes_graphs_on_a_gpu(device: str, name: str) -> None:
 
 def test_an_unknown_executor() -> None:
     with pytest.raises(ConfigurationError, match="executor"):
-        DPSGD(noise_multiplier=1.0, delta=1e-3, executor="fast")  # type: ignore[arg-type]
+        DPSGD(noise_multiplier=1.0, delta=1e-3, executor="fast")
+
+
+def plugged(monkeypatch: pytest.MonkeyPatch, make: Callable[[str], Any]) -> None:
+    entry = mock.Mock(load=lambda: make)
+    plugins = mock.Mock(select=lambda name: [entry] if name == "mine" else [], names={"mine"})
+    monkeypatch.setattr("dpbench.session.executors.entry_points", lambda group: plugins)
+
+
+def test_an_executor_of_a_plug_in_has_keys_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that does not say a name, or says that of the reference."""
+    plugged(monkeypatch, lambda options: Executor())
+    keys = {keyed_by(5, executor_of(name)) for name in ("eager", "mine", "mine:2", "mine:3")}
+    assert len(keys) == 4
+    with pytest.raises(ConfigurationError, match="known are auto, eager, graph, mine"):
+        executor_of("other:2")
+
+
+def test_a_plug_in_without_an_executor(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugged(monkeypatch, lambda options: None)
+    with pytest.raises(ConfigurationError, match="must return an Executor, not None"):
+        executor_of("mine")

@@ -283,7 +283,7 @@ def test_a_step_that_fails_on_made_up_rows_is_refused(tmp_path: Path, monkeypatc
     step = Module.training_step
 
     def picky(self: Module, batch: Any, batch_idx: int) -> Tensor:
-        if batch[1].sum() == 0 and len(batch[1]) == 2:
+        if len(batch[1]) == 2:
             raise RuntimeError("these labels are made up")
         return step(self, batch, batch_idx)
 

@@ -262,6 +262,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_on_the_command_line(runs: Path) -> None:
     second = ["after=first", "optimizer.lr=0.02", "data.expected_batch_size=100", "trainable=lora:2+last_layer"]
     target = ["strategy.target_epsilon=3", "trainer.max_steps=5"]

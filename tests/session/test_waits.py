@@ -20,8 +20,7 @@ from dpbench.privacy.native import kernels
 from dpbench.run.progress import RunProgress
 from dpbench.session.executor import Executor
 from dpbench.strategies import DPSGD
-from tests.session.test_graphs import Recorder
-from tests.session.test_padding import classifier, loader
+from tests.session.test_graphs import Recorder, classifier, loader
 from tests.strategies.worlds import trainer_for
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
@@ -69,7 +68,7 @@ def waits_of_steps(
     monkeypatch.setattr(kernels, "suits", lambda *tensors: False)
     numbers = noise.normal_numbers
     monkeypatch.setattr(noise, "normal_numbers", lambda size, draw: numbers(size, draw, counts_tail=False))
-    monkeypatch.setattr("dpbench.callback.strategy.executor_of", lambda name, size: executor())
+    monkeypatch.setattr("dpbench.callback.strategy.executor_of", lambda name: executor())
     waits = Waits()
     strategy = DPSGD(noise_multiplier=0.5, delta=1e-3, seed=3, ledger=str(folder / "ledger.jsonl"))
     trainer = trainer_for(folder, strategy, STEPS, **trainer_options)

@@ -282,7 +282,7 @@ def test_nothing_to_audit_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.own_key
 def test_two_processes_see_what_one_sees(tmp_path: Path) -> None:
     sums = []
-    for name, devices in (("one", {}), ("two", {"devices": 2, "processes": "ddp_spawn"})):
+    for name, devices in (("one", {}), ("two", {"devices": 2, "processes": "ddp_fork"})):
         train(strategies.DPSGD, tmp_path / name, steps=4, **devices)
         sums.append(Scores.from_json(scores_of(tmp_path / name)["scores"]))
     one, two = sums
@@ -290,7 +290,7 @@ def test_two_processes_see_what_one_sees(tmp_path: Path) -> None:
     np.testing.assert_allclose(one.llr, two.llr, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_discriminator_is_audited(seen: Seen, tmp_path: Path) -> None:
     words = ["experiment=pyvacy/gan", "data=digits", "audit=gradient_canaries", "audit.canaries=300", "logger=none"]
     assert main(["train", *words, "trainer.max_steps=6", f"hydra.run.dir={tmp_path / 'run'}"]) == 0

@@ -116,7 +116,7 @@ def test_a_resumed_training_makes_the_same_views(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:It is recommended to use")
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
     ends = []
-    for options in ({}, {"devices": 2, "strategy": "ddp_spawn"}):
+    for options in ({}, {"devices": 2, "strategy": "ddp_fork"}):
         module = Linear()
         trainer = trainer_for(tmp_path / str(len(ends)), private(), 4, **options)
         trainer.fit(module, data_of().train_dataloader())

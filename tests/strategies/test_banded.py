@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from dp_accounting import rdp
 from dpbench import DPSGD, Banded, LotLoader, PrivateLoop
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.accountants import DEFAULT_ORDERS
-from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.privacy.accounting.ledger import Ledger, check_own_randomness, read_ledger
 from dpbench.privacy.mechanism.noise_process import Gaussian, Noise
 from dpbench.privacy.mechanism.schedules import Factors
 from dpbench.strategies import AdaptiveMeanClipping, AutomaticClipping, DiscretizedDPSGD, VectorGroups
@@ -106,7 +107,7 @@ def test_two_processes_agree_with_one(tmp_path: Path) -> None:
         return {"ledger": str(tmp_path / name / "ledger.jsonl"), **BANDED}
 
     one = fit(tmp_path / "1", strategy_of(**options("1")))
-    two = fit(tmp_path / "2", strategy_of(**options("2")), trainer={"devices": 2, "strategy": "ddp_spawn"})
+    two = fit(tmp_path / "2", strategy_of(**options("2")), trainer={"devices": 2, "strategy": "ddp_fork"})
     assert_same_training(weights_of(two), weights_of(one), noise_std=1.0, expected_batch_size=12)
     books = [read_ledger(tmp_path / name / "ledger.jsonl") for name in ("1", "2")]
     events = [[(r.number, r.sampling, r.queries) for _, r in book.releases] for book in books]
@@ -184,6 +185,101 @@ def test_without_a_seed_it_is_resumed_by_its_keys(tmp_path: Path, seed: int | No
         fit(tmp_path, strategy_of(**options), steps=14, lots=lots(), **resume)
 
 
+class Save(pl.Callback):
+    """Saves a checkpoint, and stops."""
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.global_step == 6:
+            trainer.save_checkpoint(str(trainer.default_root_dir) + "/mid.ckpt")
+            trainer.should_stop = True
+
+
+class Files(torch.utils.data.Dataset[Any]):
+    """Records are read when they are asked for."""
+
+    def __init__(self, path: Path) -> None:
+        torch.save(pictures().tensors, path)
+        self.path = path
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, i: int) -> Any:
+        images, labels = torch.load(self.path, weights_only=True)
+        return images[i], labels[i]
+
+
+def other_label() -> torch.utils.data.TensorDataset:
+    images, labels = pictures().tensors
+    return torch.utils.data.TensorDataset(images, torch.cat([(labels[:1] + 1) % 3, labels[1:]]))
+
+
+class Slower(Classifier):
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+@pytest.mark.own_key
+@pytest.mark.filterwarnings("ignore:the training ended before its last step")
+def test_in_a_copied_folder_a_kept_key_is_good_for_the_same_training_only(tmp_path: Path) -> None:
+    def go(
+        folder: str,
+        kind: type[Classifier] = Classifier,
+        data: Any = None,
+        resume: bool = True,
+        **strategy: Any,
+    ) -> tuple[Classifier, Ledger]:
+        torch.manual_seed(3)
+        module = kind()
+        own = strategy_of(seed=None, fingerprint=None, **{**BANDED, **strategy})
+        more = [] if resume else [Save()]
+        lots = LotLoader.cyclic_poisson(pictures() if data is None else data, 12)
+        start = tmp_path / folder / "mid.ckpt" if resume else None
+        trainer_for(tmp_path / folder, own, 9, more=more).fit(module, lots, ckpt_path=start, weights_only=False)
+        return module, read_ledger(tmp_path / folder / "ledger.jsonl")
+
+    go("first", resume=False)
+    for name in ("second", "label", "rate", "bound"):
+        shutil.copytree(tmp_path / "first", tmp_path / name)
+    (one, here), (two, there) = go("first"), go("second")
+    assert torch.equal(weights_of(one), weights_of(two))
+    assert len(here.releases) == 9 and len(here.headers) == 1 and here.secure
+    assert (here.header.noise_source, here.header.lot_source) == (there.header.noise_source, there.header.lot_source)
+    assert str(here.header.lot_source).startswith("kept:")
+    check_own_randomness({"first": here, "second": there})
+    refused = pytest.raises(ConfigurationError, match="cannot be drawn again without the seed and the settings")
+    with refused:
+        go("label", data=other_label())
+    with refused:
+        go("rate", Slower)
+    with refused:
+        go("bound", max_grad_norm=0.5)
+
+
+@pytest.mark.own_key
+def test_records_behind_a_kept_key_are_in_memory_or_have_a_name(tmp_path: Path) -> None:
+    dataset = Files(tmp_path / "records.pt")
+    with pytest.raises(ConfigurationError, match="not in memory.*data_id.*without correlated noise"):
+        fit(tmp_path, strategy_of(seed=None, **BANDED), lots=LotLoader.cyclic_poisson(dataset, 12))
+    named = LotLoader.cyclic_poisson(dataset, 12, data_id="pictures 1")
+    fit(tmp_path, strategy_of(seed=None, **BANDED), lots=named)
+    fit(tmp_path / "independent", strategy_of(seed=None), lots=LotLoader.poisson(dataset, 12))
+
+
+@pytest.mark.own_key
+def test_a_plain_loop_that_is_started_again_on_other_data_draws_other_noise(tmp_path: Path) -> None:
+    sources = []
+    for data in (pictures(), pictures(), other_label()):
+        torch.manual_seed(3)
+        module = Classifier().net
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+        strategy = strategy_of(seed=None, ledger=str(tmp_path / "ledger.jsonl"), **BANDED)
+        with pytest.warns(UserWarning, match="holds the keys of its noise"):
+            next(iter(PrivateLoop(module, optimizer, LotLoader.cyclic_poisson(data, 12), strategy, loss, steps=5)))
+        sources.append(read_ledger(tmp_path / "ledger.jsonl").header.noise_source)
+    assert sources[0] == sources[1] != sources[2]
+
+
 def test_cyclic_lots_without_banded_noise_are_said(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="batches of one group are Poisson's"):
         fit(tmp_path / "one", strategy_of())
@@ -204,7 +300,7 @@ class Own(DPSGD):
         (DPSGD, {"noise": "banded"}, "noise=banded needs bands"),
         (DPSGD, {"noise": Banded(bands=4), "bands": 4}, r"noise=Banded\(...\) has bands and coefficients"),
         (DPSGD, {"noise": "pink"}, r"noise must be gaussian, banded or Banded\(bands=...\)"),
-        (DPSGD, {"noise": "banded", "bands": 0}, "bands must be a whole number from 1 on, or auto"),
+        (DPSGD, {"noise": "banded", "bands": 0}, "bands must be a whole number from 1 on"),
         (Own, {"noise": "banded", "bands": 4}, "Own has a noise process of its own: leave out noise"),
     ],
 )

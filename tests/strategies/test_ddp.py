@@ -19,7 +19,7 @@ from dpbench.privacy.randomness import Stream
 from dpbench.strategies import DPSGD
 from tests.strategies.worlds import Classifier, assert_same_training, loader_of, pictures, trainer_for, weights_of
 
-TWO = {"devices": 2, "strategy": "ddp_spawn"}
+TWO = {"devices": 2, "strategy": "ddp_fork"}
 pytestmark = [
     pytest.mark.own_key,  # other processes take the keys that users get
     pytest.mark.filterwarnings("ignore:It is recommended to use `self.log"),
@@ -60,30 +60,39 @@ class WatchesItsEnd(DPSGD):
         super().setup(trainer, pl_module, stage)
 
 
-def run(folder: Path, strategy: DPSGD, two: bool, manual: bool = False, expected: float = 12) -> torch.Tensor:
+def run(
+    folder: Path,
+    strategy: DPSGD,
+    two: bool,
+    manual: bool = False,
+    expected: float = 12,
+    start: str = "ddp_fork",
+) -> torch.Tensor:
     torch.manual_seed(3)
     module = Classifier(manual)
     module.net[4] = nn.Identity()  # dropout masks belong to a position in a process
-    trainer = trainer_for(folder, strategy, 8, **(TWO if two else {}))
+    trainer = trainer_for(folder, strategy, 8, **({**TWO, "strategy": start} if two else {}))
     trainer.fit(module, loader_of(pictures(), expected))
     return weights_of(module)
 
 
 @pytest.mark.parametrize(
-    ("manual", "expected"),
+    ("manual", "expected", "start"),
     [
-        pytest.param(False, 12, id="auto", marks=pytest.mark.slow),
-        pytest.param(True, 12, id="manual", marks=pytest.mark.slow),
-        pytest.param(False, 1, id="empty", marks=pytest.mark.slow),
+        pytest.param(False, 12, "ddp_spawn", id="auto"),  # forks have no end of an interpreter
+        pytest.param(True, 12, "ddp_fork", id="manual"),
+        pytest.param(False, 1, "ddp_fork", id="empty"),
     ],
 )
-def test_two_processes_agree_with_one(tmp_path: Path, manual: bool, expected: float) -> None:
+@pytest.mark.slow
+def test_two_processes_agree_with_one(tmp_path: Path, manual: bool, expected: float, start: str) -> None:
     def watched(name: str) -> WatchesItsEnd:
         return WatchesItsEnd(noise_multiplier=1.0, seed=0, delta=1e-3, ledger=str(tmp_path / name / "ledger.jsonl"))
 
     one = run(tmp_path / "1", watched("1"), False, manual, expected)  # of the same class: it is part of the key
-    two = run(tmp_path / "2", watched("2"), True, manual, expected)
-    assert [(tmp_path / "2" / f"end-{rank}").read_text() for rank in (0, 1)] == ["False", "False"]
+    two = run(tmp_path / "2", watched("2"), True, manual, expected, start)
+    if start == "ddp_spawn":
+        assert [(tmp_path / "2" / f"end-{rank}").read_text() for rank in (0, 1)] == ["False", "False"]
     assert_same_training(two, one, noise_std=1.0, expected_batch_size=expected)
     books = [read_ledger(tmp_path / name / "ledger.jsonl") for name in ("1", "2")]
     events = [[(r.number, r.sampling, r.queries) for _, r in book.releases] for book in books]

@@ -440,7 +440,7 @@ class WithBatchNorm(Classifier):
         (ManyClosures, "LBFGS"),
         (Statistics, "forward pass changes mean"),
         (ReassignedBuffer, "forward pass changes mean"),
-        (DataDependentStart, "depends on the contents of the other records"),
+        (DataDependentStart, "depends on records of an earlier batch|forward pass changes"),
         (lambda: PastLightning(manual=True), "stepped before the release of the batch"),
         (lambda: SkipsSome(manual=True), "no private update was made for this batch"),
         (Plateau, "ReduceLROnPlateau watches train_loss"),

@@ -202,6 +202,7 @@ def test_losses_that_are_not_one_number(tmp_path: Path, gradients: str) -> None:
     train(tmp_path / "mean", Module(plain(), lambda net, batch: each(net, batch).mean()), gradients=gradients)
 
 
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
 @pytest.mark.parametrize("loss", [float, lambda loss: [loss]])
 def test_losses_that_are_no_tensors(tmp_path: Path, loss: Any) -> None:
     with pytest.raises(ConfigurationError, match="returned a (float|list) as its loss: return the tensor"):
@@ -233,7 +234,7 @@ def test_entries_of_a_batch_that_are_no_records(tmp_path: Path) -> None:
     class Buffered(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.register_buffer("mask", MASK)
+            self.register_buffer("mask", MASK.clone())
             self.net = plain()
 
         def forward(self, x: Tensor) -> Tensor:
@@ -285,7 +286,9 @@ def test_batches_without_tensors(tmp_path: Path) -> None:
     train(tmp_path / "tensors", Module(plain(), cross_entropy), loader(tensors), gradients="engine")
     with pytest.raises(ConfigurationError, match=r"holds str\): .* torch.arange"):
         train(tmp_path / "texts", Module(plain(), of_texts), loader(texts), gradients="engine")
-    train(tmp_path / "counted", Module(plain(), of_texts), loader(counted), gradients="engine")
+    with pytest.raises(UnsupportedModuleError, match="contains a list of values of records"):
+        train(tmp_path / "counted", Module(plain(), of_texts), loader(counted), gradients="engine")
+    train(tmp_path / "alone", Module(plain(), of_texts), loader(counted))
 
 
 class Opaque:

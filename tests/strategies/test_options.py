@@ -1,4 +1,4 @@
-"""Every option of every strategy: wrong types get one line, right ones are shown where they differ."""
+"""Options of strategies: wrong types get one line, right ones are shown where they differ."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import inspect
 import math
 import pickle
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import numpy as np
 import pytest
@@ -18,7 +19,6 @@ from dpbench.options import checked_value, options_of
 from dpbench.strategies import DPSGD, AdaptiveQuantileClipping, VectorGroups
 from tests.support.configs import STRATEGIES
 
-OPTIONS = [(cls, name) for cls in STRATEGIES.values() for name in options_of(cls)]
 WRONG = ["1", "", float("nan"), True, [1.0], {}, {"a": "b"}, object(), torch.tensor(1.0), 1.5, None, b"x"]
 
 
@@ -46,15 +46,42 @@ def fits(hint: Any, value: Any) -> bool:
     return isinstance(value, hint)
 
 
-@pytest.mark.parametrize(("cls", "name"), OPTIONS, ids=[f"{cls.__name__}-{name}" for cls, name in OPTIONS])
-def test_wrong_types_get_one_line(cls: Any, name: str) -> None:
-    hint = options_of(cls)[name].annotation
+def kind_of(hint: Any) -> str:
+    """The type of an annotation: without ranges and notes, and with one word for every choice of words."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return kind_of(inner[0])
+    if origin is Literal:
+        return "Literal"
+    kinds = map(kind_of, () if origin is Callable else inner)
+    if origin in (Union, UnionType):
+        return " or ".join(sorted({part for kind in kinds for part in kind.split(" or ")}))
+    name = str(getattr(origin or hint, "__name__", hint))
+    return f"{name} of {', '.join(kinds)}" if inner else name
+
+
+OPTIONS = [(cls, name, option.annotation) for cls in STRATEGIES.values() for name, option in options_of(cls).items()]
+KINDS = {kind_of(hint): (cls, name, hint) for cls, name, hint in OPTIONS}
+"""Type of an annotation → one option that has it."""
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_wrong_types_get_one_line(kind: str) -> None:
+    cls, name, hint = KINDS[kind]
     wrong = [value for value in WRONG if not fits(hint, value)]
     assert len(wrong) >= 4
     for value in wrong:
         with pytest.raises(ConfigurationError, match=name) as caught:
             cls(**{"noise_multiplier": 1.0, **{name: value}})
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+def test_each_option_of_each_strategy_is_checked(name: str) -> None:
+    cls: Any = STRATEGIES[name]
+    for option in options_of(cls):
+        with pytest.raises(ConfigurationError, match=f"^{option} must be .*, not b'x'"):
+            cls(**{"noise_multiplier": 1.0, **{option: b"x"}})
 
 
 def test_a_list_is_a_tuple_and_a_tuple_a_list_also_of_what_json_cannot_hold() -> None:

@@ -165,7 +165,7 @@ def test_a_gan(tmp_path: Path, package: Any) -> None:
     strategy = private()
     module = gan(package)
     before = module.generator.weight.clone()
-    fit(package, tmp_path, module, strategy, 12)
+    fit(package, tmp_path, module, strategy, 6)
     assert strategy.releases == 6
     assert not torch.equal(before, module.generator.weight)
 
@@ -202,7 +202,7 @@ def test_settings_are_refused_in_both(tmp_path: Path, package: Any) -> None:
         fit(package, tmp_path, classifier(package), private(), 2, accumulate_grad_batches=2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @both
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:It is recommended to use")
 @pytest.mark.own_key
@@ -220,7 +220,7 @@ Model = type(classifier(pl))
 Model.__module__, Model.__qualname__ = "__main__", "Model"
 if __name__ == "__main__":
     for devices in (1, 2):
-        options = {{}} if devices == 1 else {{"devices": 2, "strategy": "ddp_spawn"}}
+        options = {{}} if devices == 1 else {{"devices": 2, "strategy": "ddp_fork"}}
         trainer = fit(pl, Path(sys.argv[1]) / str(devices), Model(), private(), 6, **options)
         try:
             trainer.save_checkpoint(Path(sys.argv[1]) / f"{{devices}}.ckpt")
@@ -238,7 +238,7 @@ if __name__ == "__main__":
     assert all(ends[0][name].shape == ends[1][name].shape for name in ends[0])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_neither_package_is_imported_for_the_other() -> None:
     assert classes("Trainer") == (pytorch_lightning.Trainer, lightning.pytorch.Trainer)
     assert classes("DDPStrategy", "strategies")[1] is lightning.pytorch.strategies.DDPStrategy

@@ -142,7 +142,7 @@ def test_a_resumed_run_measures_the_same(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.own_key
 def test_two_processes_measure_what_one_measures(tmp_path: Path) -> None:
-    for name, devices in (("one", {}), ("two", {"devices": 2, "processes": "ddp_spawn"})):
+    for name, devices in (("one", {}), ("two", {"devices": 2, "processes": "ddp_fork"})):
         train(strategies.DPSGD, tmp_path / name, steps=4, **devices)
     one, two = probes_of(tmp_path / "one"), probes_of(tmp_path / "two")
     assert is_right(one) and is_right(two) and two.records > one.records  # each process measures some of its own

@@ -1,10 +1,50 @@
-"""Folders of runs that are finished, without training."""
+"""Folders of runs that are finished: trained once for all tests that read runs, or written without training."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
 from typing import Any
+
+from tests.support.cli import TINY, dpbench
+
+STEPS = 6
+"""Steps of the runs on digits without a GAN."""
+_PRIVATE = [*TINY, f"trainer.max_steps={STEPS}", "strategy.delta=1e-4", "strategy.noise_multiplier=2"]
+_GAN = "experiment=digits_gan logger=none trainer.max_steps=12 model.width=8 model.noise_size=8"
+_NOISE = """
+data=random_noise data.like=digits data.image_size=8 data.train_size=300 data.test_size=400 model=mlp model.hidden=[32]
+logger=none data.expected_batch_size=50 optimizer=momentum optimizer.lr=0.05 trainer.check_val_every_n_epoch=null
+trainer.max_steps=40 strategy.noise_multiplier=0.7
+"""
+RUNS = {
+    "secure": [*_PRIVATE, "strategy.secure=true"],
+    "seeded": _PRIVATE,
+    "seed_1": [*_PRIVATE, "seed=1"],
+    "not_private": [*TINY, f"trainer.max_steps={STEPS}", "strategy=none"],
+    "gan": _GAN.split(),
+    "noise": _NOISE.split(),
+}
+"""Kind of run → what trains it."""
+
+
+def trained(kind: str, folder: Path) -> Path:
+    """Train a run of a kind, or find it where another test, or another process of the tests, has trained it.
+
+    Args:
+        kind: A key of `RUNS`.
+        folder: Folder of all kinds, which the processes of the tests share.
+
+    Returns:
+        The run, which tests may read; what they change is a copy.
+    """
+    folder.mkdir(exist_ok=True)
+    with open(folder / f"{kind}.lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / kind / "result.json").exists():
+            dpbench(folder, "train", *RUNS[kind], f"hydra.run.dir={kind}")
+    return folder / kind
 
 
 def finished(folder: Path, accuracy: float | None, epsilon: float | None, **strategy: Any) -> None:

@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import types
 from pathlib import Path
@@ -183,5 +184,26 @@ def _become(out: int, err: int, folder: str, module: str, words: list[str], env:
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
+def _status_of(ended: SystemExit) -> int:
+    """Exit status of a command, as the interpreter would have it."""
+    if ended.code is None or isinstance(ended.code, int):
+        return ended.code or 0
+    print(ended.code, file=sys.stderr)
+    return 1
+
+
 if __name__ == "__main__":
-    _serve()
+    status = 0
+    try:
+        _serve()
+    except SystemExit as ended:
+        status = _status_of(ended)
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    # The interpreter would take each object apart, seconds long, on pages that a fork has to copy first.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

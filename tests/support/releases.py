@@ -43,10 +43,10 @@ def made(
     folder.mkdir(exist_ok=True)
     if start is not None:
         releases.load_state_dict(start)
-    releases.join(processes)
+    releases.join(processes, seed)
     trained = TrainableParameters([nn.Parameter(torch.zeros(WIDTH))], ["w"])
     groups = recipe.groups(trained.names, trained.sizes)
-    bands = releases.choose_bands(sampling, horizon.total_steps)
+    bands = releases.fix_coefficients(horizon.total_steps)
     if bands is not None:
         sampling = sampling.in_groups(bands)
     releases.keep_keys(folder / "ledger.jsonl", are_lots_seeded=True)

@@ -23,7 +23,7 @@ def test_a_correct_run_is_consistent() -> None:
     assert row["measured_mu"] == pytest.approx(row["declared_mu"], rel=0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in MUTANTS if name not in ELSEWHERE])
 def test_a_broken_run_is_found(name: str) -> None:
     row = audited(BROKEN.get(name, Setting("flat")), 4.0, broken=MUTANTS[name]())

@@ -42,7 +42,7 @@ def in_the_page(cell: Cell) -> str:
     return row[column]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_page_tells_the_truth() -> None:
     chosen = covering()
     found = outcomes(chosen, processes=(1,))
@@ -53,7 +53,7 @@ def test_the_page_tells_the_truth() -> None:
             assert f"{mark.strip('[]')}. {reason}" in PAGE.read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_some_of_it_on_two_processes() -> None:
     chosen = [
         Cell("adaptive quantile per layer", "discretized", "error correction", "poisson", "microbatch", "Adam"),

@@ -12,6 +12,7 @@ from dpbench.privacy.accounting.calibration import TrainingSetting, solved
 from tools.correlated_gain import main
 
 
+@pytest.mark.long
 def test_the_command_prints_and_writes_what_bands_gain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = "--population 1000 --batch-size 100 --epsilon 8 --epochs 2 4 --delta 1e-3 --accountant rdp --output"
     main([*words.split(), str(tmp_path)])
@@ -50,6 +51,8 @@ def test_the_page_pairs_the_seeds_of_a_table(sampling: str, tmp_path: Path) -> N
     (row,) = [line for line in (folder / "README.md").read_text(encoding="utf-8").splitlines() if "ε = " in line]
     assert row.startswith("| 1 epoch, ε = 8 |")
     assert row.endswith("| 90.50 ± 0.71 | 93.50 ± 2.12 | +3.00 [± 12.71] | 2 |")
+    page = (folder / "README.md").read_text(encoding="utf-8")
+    assert "Mean of the differences: +3.00 points." in page and "told from zero: none." in page
     assert (folder / "mnist.png").stat().st_size > 1000
     predicted = pd.read_csv(folder / "predicted.csv").set_index("bands")
     noises = predicted["noise_multiplier"]

@@ -1,4 +1,4 @@
-"""`python -m tools.golden compare|write`; see CONTRIBUTING.md, "Golden runs"."""
+"""`python -m tools.golden compare|write|base`; see CONTRIBUTING.md, "Golden runs"."""
 
 from __future__ import annotations
 
@@ -16,10 +16,14 @@ def main() -> int:
     comparing.add_argument(
         "--base",
         metavar="REVISION",
-        help="whose weights they must have (default: the one that raised RANDOM_NUMBERS last)",
+        help="the revision whose weights they must have (default: the one in tests/golden/base.txt)",
     )
     commands.add_parser("write", help="write tests/golden again, after a change that is meant")
+    commands.add_parser("base", help="compare later revisions with the commit that is checked out, after a raise")
     arguments = parser.parse_args()
+    if arguments.command == "base":
+        print(compare.set_base())
+        return 0
     if arguments.command == "write":
         compare.write()
         return 0

@@ -1,14 +1,13 @@
 """Compares the golden runs of this source with the committed values, with one another and with an earlier revision.
 
-Weights must be, to the bit, those of the revision that raised `RANDOM_NUMBERS` last. Every later revision is compared
-with that one, and not with its parent alone: differences do not add up.
+Weights must be, to the bit, those of the revision in `tests/golden/base.txt`. Every later revision is compared with
+that one, and not with its parent alone: differences do not add up.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tarfile
@@ -30,9 +29,8 @@ _RAISE = (
     "weights changed while RANDOM_NUMBERS did not: sums of seeded runs are others under the same noise. If that is "
     "meant, raise RANDOM_NUMBERS in privacy/randomness.py and run `python -m tools.golden write`."
 )
-_RANDOMNESS = "src/dpbench/privacy/randomness.py"
 _NUMBERS = "tests/golden/numbers.json"
-_NUMBER = re.compile(r"^RANDOM_NUMBERS = (\d+)", re.MULTILINE)
+_SET_BASE = "commit the golden values, then run `python -m tools.golden base` and commit tests/golden/base.txt"
 _MOST_SECONDS = 900
 Say = Callable[[str], object]
 
@@ -43,24 +41,27 @@ def read(name: str) -> dict[str, Any]:
     return values
 
 
-def problems(revision: str | None = None, say: Say = print) -> Iterator[str]:
+def problems(revision: str | None = None, say: Say = print, is_whole: bool = True) -> Iterator[str]:
     """Train all golden runs, and say what differs.
 
     Args:
-        revision: Whose weights they must have; None: the one that raised `RANDOM_NUMBERS` last.
-        say: Called with what was compared.
+        revision: The revision whose weights they must have; None: the one in `tests/golden/base.txt`.
+        say: Receiver of a line about each comparison.
+        is_whole: Read the committed ledgers, too, and compare the weights with the revision, whose runs are trained.
     """
     quiet()
     line = verdict(numbers(), read("numbers.json"))
     if line is not None:
         yield line
-    yield from wrong_ledgers()
+    if is_whole:
+        yield from wrong_ledgers()
     chosen = with_twins(scenarios())
     say(f"training {len(chosen)} golden runs")
     outcomes = train(chosen)
     yield from wrong_values(scenarios(), outcomes, read("runs.json"))
     yield from wrong_twins(chosen, outcomes)
-    yield from other_weights(scenarios(), outcomes, revision, say)
+    if is_whole:
+        yield from other_weights(scenarios(), outcomes, revision, say)
 
 
 def wrong_ledgers() -> Iterator[str]:
@@ -78,13 +79,21 @@ def other_weights(chosen: Sequence[Scenario], outcomes: Outcomes, revision: str 
 
     Where the revision has no way to train them as this one does, its own golden runs are compared.
     """
-    revision = revision or revision_to_match()
-    if revision is None:
-        say("no revision to compare weights with: this is no git checkout, or its history is cut off")
+    revision = revision or base()
+    if not has_history():
+        say("weights are not compared: this is no git checkout, or its history is cut off")
         return
-    now, then = random_numbers(), random_numbers(revision)
+    try:
+        then = json.loads(git("show", f"{revision}:{_NUMBERS}"))["RANDOM_NUMBERS"]
+    except subprocess.CalledProcessError:
+        yield f"{revision[:10]} is no revision with golden runs: {_SET_BASE}."
+        return
+    now = read("numbers.json")["RANDOM_NUMBERS"]
     if now != then:
-        say(f"weights are not compared: RANDOM_NUMBERS is {now}, and was {then} at {revision[:10]}")
+        if git("status", "--porcelain", "--", _NUMBERS).strip():
+            say(f"weights are not compared: RANDOM_NUMBERS is {now}, and was {then} at {revision[:10]}")
+        else:
+            yield f"RANDOM_NUMBERS is {now}, and was {then} at {revision[:10]}: {_SET_BASE}."
         return
     if _is_source_of(revision):
         say(f"weights are not compared: the source is that of {revision[:10]}")
@@ -203,31 +212,30 @@ def git(*words: str) -> bytes:
     return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, check=True).stdout
 
 
-def last_raise() -> str | None:
-    """The commit that changed `RANDOM_NUMBERS` last; None outside a checkout, or where its history is cut off."""
+def base() -> str:
+    """Commit whose weights the golden runs must have."""
+    return (FOLDER / "base.txt").read_text(encoding="utf-8").strip()
+
+
+def set_base() -> str:
+    """Make the committed source the one that later revisions are compared with.
+
+    Raises:
+        SystemExit: The source or the golden values have changes that are not committed.
+    """
+    if git("status", "--porcelain", "--", "src", "conf", "tools/golden", _NUMBERS).strip():
+        raise SystemExit("commit the source and the golden values first: the base is a commit.")
+    commit = git("rev-parse", "HEAD").decode()
+    (FOLDER / "base.txt").write_text(commit, encoding="utf-8")
+    return commit.strip()
+
+
+def has_history() -> bool:
+    """Tell a git checkout with its whole history from an archive or a shallow clone."""
     try:
-        if git("rev-parse", "--is-shallow-repository").strip() != b"false":
-            return None
-        commit = git("log", "-1", "--format=%H", "-G", "^RANDOM_NUMBERS = ", "--", _RANDOMNESS).decode().strip()
+        return git("rev-parse", "--is-shallow-repository").strip() == b"false"
     except (OSError, subprocess.CalledProcessError):
-        return None
-    return commit or None
-
-
-def revision_to_match() -> str | None:
-    """The commit to compare with: the last raise, or the first with golden runs where that is later; None: neither."""
-    raised = last_raise()
-    if raised is None or git("ls-tree", raised, "--", _NUMBERS):
-        return raised
-    added = git("log", "--diff-filter=A", "--format=%H", "--", _NUMBERS).decode().split()
-    return added[-1] if added else None
-
-
-def random_numbers(revision: str | None = None) -> int | None:
-    """`RANDOM_NUMBERS` of a revision; None: of the files as they are."""
-    text = (ROOT / _RANDOMNESS).read_bytes() if revision is None else git("show", f"{revision}:{_RANDOMNESS}")
-    match = _NUMBER.search(text.decode())
-    return int(match[1]) if match else None
+        return False
 
 
 def _is_source_of(revision: str) -> bool:

@@ -142,7 +142,7 @@ def fixed_keys() -> Iterator[None]:
         return
     with (
         patch("dpbench.callback.run_key.run_key", lambda seed, *_: (seed, "")),
-        patch("dpbench.privacy.releases.Releases.lot_key", None),
+        patch("dpbench.privacy.releases.ReleaseEngine.lot_key", None),
     ):
         yield
 

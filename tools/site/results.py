@@ -18,10 +18,10 @@ from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 from sphinx.transforms import SphinxTransform
 
-from dpbench.reproduce._overview import OVERVIEW, WHOSE
 from dpbench.reproduce._results import CURVES, RUNS, best_trials, of_best_trials, trials_of, with_choices
 from dpbench.reproduce._summary import cells, summary
 from dpbench.reproduce.tables import ONLY, Table, Variant, read_table, select_cell, table_names
+from tools.results.overview import OVERVIEW, WHOSE
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]

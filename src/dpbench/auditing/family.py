@@ -25,7 +25,7 @@ _TRIED = math.log(8) / _STEP
 _GRID = 60 * np.linspace(0, 1, 161) ** 2  # of ε, at which δ is asked for
 _INTERVALS = (5e-3, 2e-3, 5e-4, 1e-4)  # of losses, coarse ones first
 _CLOSE = 1e-3  # relative error of ε that a coarse interval may make
-_MOST_ROUGH = 90.0  # RDP's ε at δ = 1e-5, below the limit of the accountant
+_MOST_ROUGH = 90.0  # RDP's ε at δ = 1e-5; beyond, hundreds of scales would take minutes
 
 
 class Family:
@@ -36,7 +36,7 @@ class Family:
         delta: δ.
 
     Attributes:
-        accountant: Which one gives ε: "pld" or, where that does not cover the lots or takes hours, "rdp"; None where
+        accountant: Which one gives ε: "pld" or, where that does not cover the lots or ε is above 90, "rdp"; None where
             neither covers them.
         uncovered: None, or why there are no trade-off curves.
     """

@@ -22,10 +22,12 @@ from dpbench.callback.lines import log_line
 from dpbench.data.separate_records import SeparateRecords
 from dpbench.data.users import Cohort
 from dpbench.guards.packages import overrides
-from dpbench.guards.withheld_loss import without_loss
+from dpbench.guards.withheld_loss import records_withheld, without_loss
 from dpbench.privacy.processes import Processes
 from dpbench.records.training import NotRepeatable, ReplacedMethods, Training, TrainingStep
+from dpbench.records.watched_hooks import look_on, transfer
 
+_LIBRARIES = ("pytorch_lightning.", "lightning.", "dpbench.")  # whose hooks see no record
 _TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
@@ -44,7 +46,7 @@ class LightningTraining(Training):
         super().__init__(module)
         self.trainer = trainer
         self._methods = ReplacedMethods(module)
-        self._transfers: list[ReplacedMethods] = []
+        self._hooks: list[ReplacedMethods] = []
         self._own_step: TrainingStep | None = None
 
     @property
@@ -104,7 +106,23 @@ class LightningTraining(Training):
         self._methods.replace("backward", backward)
         self._follow("on_train_batch_end", self.after_lot)
         if self.automatic_optimization:  # in manual optimization no such hook is called
+            self._surround("on_before_zero_grad", records_withheld)
             self._follow("on_before_zero_grad", self.after_zero_grad)
+
+    def watch_epochs(self, watched: Callable[[], AbstractContextManager[Any]]) -> None:
+        """Run hooks of epochs, of the module and of callbacks, within a context."""
+        for name in ("on_train_epoch_end", "on_train_epoch_start"):
+            self._surround(name, watched)
+
+    def _surround(self, name: str, context: Callable[[], AbstractContextManager[Any]]) -> None:
+        """Run hooks of the module and of callbacks within a context."""
+        trainer: Any = self.trainer
+        for owner in (self.module, *trainer.callbacks):
+            hook = getattr(owner, name)
+            if not hook.__module__.startswith(_LIBRARIES):
+                methods = ReplacedMethods(owner)
+                methods.replace(name, _within(context, hook))
+                self._hooks.append(methods)
 
     def _let_lots_pass(self) -> None:
         """Have hooks that move a batch see separate records one by one, and cohorts of users not at all."""
@@ -113,8 +131,24 @@ class LightningTraining(Training):
                 continue
             methods = ReplacedMethods(owner)
             for name in _TRANSFERS:
-                methods.replace(name, _on_batches(getattr(owner, name)))
-            self._transfers.append(methods)
+                hook = getattr(owner, name)
+                if not hook.__module__.startswith(_LIBRARIES):
+                    hook = self._watched(partial(transfer, name, hook), hook)
+                methods.replace(name, _on_batches(hook))
+            self._hooks.append(methods)
+        start = self.module.on_train_batch_start
+        if not start.__module__.startswith(_LIBRARIES):
+            watched = partial(look_on, "on_train_batch_start", start, self)
+            self._methods.replace("on_train_batch_start", self._watched(watched, start))
+
+    def _watched(self, watched: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:
+        """A hook that is watched while batches are trained on."""
+
+        @functools.wraps(hook)
+        def chosen(*args: Any, **kwargs: Any) -> Any:
+            return (watched if self.trainer.training else hook)(*args, **kwargs)
+
+        return chosen
 
     def _follow(self, name: str, functions: Sequence[Callable[[], None]]) -> None:
         hook = getattr(self.module, name)
@@ -127,10 +161,11 @@ class LightningTraining(Training):
 
         self._methods.replace(name, followed)
 
-    def withhold_loss(self, after: Callable[[], None]) -> None:
-        """Give a module's own `optimizer_step` no loss: in its sight neither a lot nor its loss is."""
+    def withhold_loss(self, after: Callable[[], None]) -> bool:
+        """Give a module's own `optimizer_step` no loss, and schedules no records: in their sight no lot is."""
+        self._methods.replace("lr_scheduler_step", _within(records_withheld, self.module.lr_scheduler_step))
         if not self.automatic_optimization or not overrides(self.module, "optimizer_step"):
-            return
+            return False
         own_step = self.module.optimizer_step
 
         @functools.wraps(own_step)
@@ -140,13 +175,14 @@ class LightningTraining(Training):
             after()
 
         self._methods.replace("optimizer_step", step)
+        return True
 
     def restore(self) -> None:
         """Give the module its hooks back."""
         super().restore()
         self._methods.restore()
-        while self._transfers:
-            self._transfers.pop().restore()
+        while self._hooks:
+            self._hooks.pop().restore()
         self._own_step = None
 
     def to_device(self, batch: Any) -> Any:
@@ -252,6 +288,19 @@ class _StillTrainer:
         raise NotRepeatable(f"training_step sets {name} of the trainer")
 
 
+def count_batches(trainer: pl.Trainer) -> None:
+    """Have the Trainer count at most one step a batch, also towards `max_steps`.
+
+    In manual optimization Lightning counts the steps of all optimizers: a GAN would end after half of the releases for
+    which its noise was computed.
+    """
+    if not trainer.lightning_module.automatic_optimization:
+        loop = trainer.fit_loop.epoch_loop
+        steps = loop.manual_optimization.optim_step_progress.total
+        steps.completed = min(steps.completed, loop.total_batch_idx + 1)
+        steps.ready = steps.completed
+
+
 def processes_of(trainer: pl.Trainer, alike: bool) -> Processes:
     """The processes of a training, as releases see them.
 
@@ -291,6 +340,15 @@ class LightningLocalBatches:
             return move_data_to_device(batch, training.device)
         batch = training.module._on_before_batch_transfer(batch)
         return training.to_device(batch)
+
+
+def _within(context: Callable[[], AbstractContextManager[Any]], hook: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(hook)
+    def within(*args: Any, **kwargs: Any) -> Any:
+        with context():
+            return hook(*args, **kwargs)
+
+    return within
 
 
 def _on_batches(hook: Any) -> Any:

@@ -89,8 +89,8 @@ class PrivateLoop:
             raise ConfigurationError(f"nonprivate must be a function of (step, batch, loss), not {nonprivate!r}.")
         self._nonprivate = nonprivate
 
-    def epsilon(self, accountant: str = "rdp") -> float:
-        """Epsilon of everything released so far, at the strategy's δ.
+    def epsilon(self, accountant: str | None = None) -> float:
+        """Epsilon of everything released so far, at the strategy's δ and by its accountant unless another is named.
 
         Raises:
             ConfigurationError: Nothing was trained yet.
@@ -124,6 +124,9 @@ class PrivateLoop:
                     f"stopped after {steps} of {self._steps} steps: one more would cost more than the budget.",
                     stacklevel=2,
                 )
+        except GeneratorExit:  # the loop was left
+            self._session.conclude()
+            raise
         finally:
             self._session.end()
 
@@ -134,7 +137,8 @@ class PrivateLoop:
         assert strategy.ledger_path is not None
         session.check(training)
         training.module.look_at_loss()
-        key = self._run_key()
+        key_of = self._key_of() if session.releases.may_draw_again else int
+        key = None if strategy.seed is None else key_of(strategy.seed)
         session.attach()
         session.acquire(self._loader)
         session.releases.reset()
@@ -146,7 +150,7 @@ class PrivateLoop:
                 f"account {before} {strategy.ledger_path}).",
                 stacklevel=3,
             )
-        session.begin(ALONE, key, strategy.ledger_path, TrainingLength(self._steps), metric_sizes={})
+        session.begin(ALONE, key, strategy.ledger_path, TrainingLength(self._steps), {}, key_of)
         strategy.take_solution()
         if self._nonprivate is not None:
             warnings.warn(
@@ -155,15 +159,11 @@ class PrivateLoop:
                 stacklevel=3,
             )
 
-    def _run_key(self) -> int | None:
-        """Key of a seeded run; None without a seed."""
-        strategy = self._strategy
-        if strategy.seed is None:
-            return None
-        settings = run_key.settings_of(self._training, strategy)
+    def _key_of(self) -> Callable[[int], int]:
+        """Seed or kept key → key of the run."""
+        settings = run_key.settings_of(self._training, self._strategy)
         weights = run_key.weights_digest(self._training.module)
-        key, _ = run_key.run_key(strategy.seed, settings, weights, self._loader)
-        return key
+        return lambda seed: run_key.run_key(seed, settings, weights, self._loader)[0]
 
     def _refuse_other_lots(self) -> None:
         """Refuse that the body of the loop draws lots."""
@@ -312,10 +312,6 @@ class LoopTraining(Training):
         self.optimizer.step()
         for function in self.after_lot:
             function()
-
-    def reachable(self) -> list[Any]:
-        """What the loss function holds by now."""
-        return held_by(self.module.loss)
 
     def restore_modes(self) -> None:
         """Train in the modes of the beginning, whatever an evaluation has left."""

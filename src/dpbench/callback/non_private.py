@@ -6,6 +6,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
+from dpbench.callback.lightning_training import count_batches
 from dpbench.data.lots import LotLoader, Lots
 from dpbench.data.users import refuse_users
 from dpbench.errors import ConfigurationError
@@ -50,6 +51,12 @@ class NonPrivate(pl.Callback):
             self._lots = trainer.train_dataloader.lots
             self._lots.acquire()
             self._lots.plan(trainer.estimated_stepping_batches)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Train as many batches as a private training does."""
+        count_batches(trainer)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Leave the lots, which may be drawn without this callback again."""

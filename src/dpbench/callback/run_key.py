@@ -1,9 +1,9 @@
-"""The key of a seeded run: a function of all that decides its gradients, so that no two runs share noise or lots.
+"""The key of a run with a seed, given or kept: a function of all that decides its sums, so that no two share noise.
 
 With one noise under two sums, the difference of two releases is that of the private sums. So the key covers what the
 training is made of, read from its objects, whoever has made them (a command's configuration or a script):
 
-* the seed,
+* the seed (correlated noise without one: the key that is kept for it, and then no callbacks),
 * the settings of strategy, module, optimizers, schedules, callbacks and collation, without those at their defaults
   (a callback that only looks on may say so, `observes_only = True`: then a run goes on with or without it),
 * the weights in the beginning,
@@ -73,7 +73,6 @@ _NOT_IN_SUMS = {  # of strategies: where and how long, not what is released; noi
     "delta",
     "accountant",
     "max_physical_batch_size",
-    "stack_size",
     "executor",  # the one that carries out a training is in the keys of its releases
 }
 _OBSERVERS = ("dpbench.", "pytorch_lightning.callbacks.", "lightning.pytorch.callbacks.")
@@ -110,7 +109,8 @@ def settings_of(training: Training, strategy: StrategyOptions) -> Settings:
     schedules = getattr(trainer, "lr_scheduler_configs", ())
     callbacks = []
     for callback in getattr(trainer, "callbacks", ()):
-        if _decides(callback):
+        # With a kept key a run goes on without the callback that has interrupted it; other sums, `account` refuses.
+        if strategy.seed is not None and _decides(callback):
             callbacks.append(callback)
     precision = getattr(trainer, "precision", "32-true")
     trainable = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
@@ -152,10 +152,10 @@ def run_key(
     weights: str,
     loader: LotLoader,
 ) -> tuple[int, str]:
-    """Key of a seeded run.
+    """Key of a run with a seed, or with a kept key.
 
     Args:
-        seed: As it was given.
+        seed: As it was given, or the kept key.
         settings: Of the training.
         weights: Hash of those that it began with.
         loader: Draws the lots; its data set is read.

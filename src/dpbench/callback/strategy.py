@@ -17,7 +17,7 @@ import torch
 from torch.optim import Optimizer
 
 from dpbench.callback import run_key
-from dpbench.callback.lightning_training import LightningTraining, processes_of
+from dpbench.callback.lightning_training import LightningTraining, count_batches, processes_of
 from dpbench.callback.non_private import NonPrivate
 from dpbench.callback.process_group import leave_group_at_exit
 from dpbench.callback.strategy_options import StrategyOptions
@@ -121,7 +121,7 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
             guards,
             self.audit,
             self.delta,
-            executor_of(self.executor, self.stack_size),
+            executor_of(self.executor),
         )
 
     @property
@@ -165,8 +165,11 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
         """Steps that target_epsilon still allows, at most the planned ones; None without a target."""
         return self._releases.budget.remaining
 
-    def epsilon(self, accountant: str = "rdp") -> float:
+    def epsilon(self, accountant: str | None = None) -> float:
         """Epsilon of all that the run (by its ledger; a new one begins at zero) released; infinite without privacy.
+
+        Args:
+            accountant: Name of an accountant; None: the strategy's.
 
         Raises:
             ConfigurationError: Nothing was trained in this process.
@@ -186,7 +189,7 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Let the source of records take over the training step and the backward pass."""
-        if self.seed is not None:
+        if self._releases.may_draw_again:
             self._settings = run_key.settings_of(self._session.training, self)
         self._session.attach()
 
@@ -201,10 +204,10 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
                 earlier_fits.refuse_unknown_past(None, self.private)
             releases.reset()
         alike = isinstance(self._source, Users) or are_alike(pl_module)  # random numbers of a user are its own
-        key = self._run_key(trainer, pl_module, loader)
+        key, key_of = self._run_key(trainer, pl_module, loader)
         horizon = TrainingLength(trainer.estimated_stepping_batches, trainer.global_step)
         sizes = getattr(pl_module, "record_metrics", {})
-        self._session.begin(processes_of(trainer, alike), key, ledger, horizon, sizes)
+        self._session.begin(processes_of(trainer, alike), key, ledger, horizon, sizes, key_of)
         self.take_solution()
 
     def _ledger_beside_the_log(self, trainer: pl.Trainer) -> Path:
@@ -224,16 +227,25 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
             )
         return ledger
 
-    def _run_key(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loader: LotLoader) -> int | None:
-        """Key of a seeded run, after a check that all processes have the same records; None without a seed."""
-        if self._settings is None or self.seed is None:
+    def _run_key(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        loader: LotLoader,
+    ) -> tuple[int | None, Callable[[int], int]]:
+        """Check that all processes have the same records; return the key of the seed, or the function of a kept key."""
+        settings = self._settings
+        if settings is None:
             refuse_other_records(trainer, loader)
-            return None
+            return None, int
         first = self._releases.first_weights or run_key.weights_digest(pl_module)
         self._releases.first_weights = first
-        key, contents = run_key.run_key(self.seed, self._settings, first, loader)
+        if self.seed is None:
+            refuse_other_records(trainer, loader)
+            return None, lambda kept: run_key.run_key(kept, settings, first, loader)[0]
+        key, contents = run_key.run_key(self.seed, settings, first, loader)
         refuse_other_records(trainer, loader, contents)
-        return key
+        return key, int
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Give the module back as it was."""
@@ -266,16 +278,23 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
         if not self._session.released:
             raise ConfigurationError(_NO_RELEASE)
         self._session.close()
+        count_batches(trainer)
         self.note_unused_lot(pl_module.log)
         trainer.should_stop = trainer.should_stop or self._releases.budget.exhausted
         last = trainer.should_stop or trainer.global_step == trainer.max_steps
-        early = self.recipe.adaptation is not None and self.releases <= _EARLY
-        if last or early or self.releases % max(trainer.log_every_n_steps, 1) == 0:  # type: ignore[attr-defined]
-            if self.private:
+        number = self.releases
+        interval = max(trainer.log_every_n_steps, 1)  # type: ignore[attr-defined]
+        if self.recipe.adaptation is not None and number <= _EARLY:
+            interval = 1
+        if last or number % interval == 0:
+            epsilon = None
+            budget = self._releases.budget
+            if self.private and (last or budget.is_worth_logging(number, number - interval)):
+                epsilon = budget.epsilon_here()
                 # On the host: Lightning reads what a progress bar shows in each step up to the end of the epoch.
-                epsilon = torch.tensor(self._releases.budget.epsilon_here())
-                pl_module.log("privacy/epsilon", epsilon, prog_bar=True, logger=False, batch_size=1)
-            _log(trainer, self._releases)
+                on_host = torch.tensor(epsilon)
+                pl_module.log("privacy/epsilon", on_host, prog_bar=True, logger=False, batch_size=1)
+            _log(trainer, self._releases, epsilon)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Refuse choices by validation data that are training data."""
@@ -288,13 +307,16 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
         self._session.refuse_skipped_lot()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log the last epsilon beside the last accuracy."""
+        """Log the last epsilon beside the last accuracy, and compare the releases with the plan."""
         if trainer.global_step and not self.releases:
             raise ConfigurationError(
                 f"training has made {trainer.global_step} steps, none of them private: hooks of the private strategy "
                 "did not run. A subclass that overrides a hook must call super()'s. Do not publish this model."
             )
-        _log(trainer, self._releases)
+        epsilon = self._releases.budget.epsilon_here() if self.private else None
+        _log(trainer, self._releases, epsilon)
+        if not trainer.interrupted:  # else it is to be resumed
+            self._session.conclude()
 
     # ------------------------------------------------------------------------------------- checkpoints
 
@@ -318,7 +340,7 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
         state = self._releases.state_dict()
         if isinstance(self._source, ChosenGradients):
             # The engine is tried again: it has to find out anew which rows are whose.
-            state["gradients"] = "one_by_one" if self._source.method == "one_by_one" else None
+            state["gradients"] = "one_by_one" if self._source.next_method == "one_by_one" else None
         if isinstance(self._source, MeasuredPieces):
             state["physical_batch_size"] = self._source.physical_batch_size
         checkpoint["callbacks"][STATE_KEY] = state
@@ -387,13 +409,19 @@ def epsilon_here(strategy: PrivateStrategy, accountant: str) -> float:
     return strategy._releases.budget.epsilon_here(accountant)
 
 
-def _log(trainer: pl.Trainer, releases: ReleaseEngine) -> None:
-    """Log what is private: epsilon, adaptive bounds and released metrics; stop where released weights have diverged."""
+def _log(trainer: pl.Trainer, releases: ReleaseEngine, epsilon: float | None) -> None:
+    """Log what is private: epsilon, adaptive bounds and released metrics; stop where released weights have diverged.
+
+    Args:
+        trainer: With its loggers.
+        releases: The releases so far.
+        epsilon: Their epsilon; None where this point has none.
+    """
     refuse_diverged(trainer.lightning_module, trainer.optimizers, releases)
     recipe = releases.recipe
     values: dict[str, float] = {}
-    if recipe.private:
-        values["privacy/epsilon"] = releases.budget.epsilon_here()
+    if epsilon is not None:
+        values["privacy/epsilon"] = epsilon
     if recipe.adaptation is not None:
         for group in releases.mechanism.plan.groups:
             values[f"privacy/bound/{group.name}"] = group.max_grad_norm

@@ -26,7 +26,6 @@ from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.mechanism.schedules import FORMS, Factors, Schedule, Schedules, check_schedule
 from dpbench.records.examples import Examples
 from dpbench.records.source import RecordSource
-from dpbench.session.executors import ExecutorName
 
 _SCHEDULES = {"noise_multiplier": "noise_schedule", "max_grad_norm": "max_grad_norm_schedule"}
 """Option → the one by which it moves over the steps."""
@@ -110,7 +109,7 @@ NoiseKind = Annotated[
     Literal["gaussian", "banded"] | Banded,
     "gaussian, banded or Banded(bands=...) (how much of it: noise_multiplier)",
 ]
-BandCount = Annotated[Bands, "a whole number from 1 on, or auto"]
+BandCount = Annotated[Bands, "a whole number from 1 on"]
 Share = Annotated[float, Field(gt=0, lt=1), "a number strictly between 0 and 1"]
 LedgerFile = Annotated[str, Field(pattern=r"\S"), "the name of a file"]
 
@@ -128,11 +127,9 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
         noise: "gaussian" is independent from step to step; "banded" is correlated over `bands` steps, so that running
             sums of releases carry less of it (batches: cyclic_poisson); or `Banded(bands=...)` with coefficients of
             one's own.
-        bands: Steps over which banded noise is correlated; 1 is independent noise, "auto" the number with the least
-            error at the target_epsilon. None without banded noise.
-        coefficients: Of banded noise, for the momentum and weight decay of SGD: "mean" makes the error small that it
-            leaves in the iterates of all steps on average, "max" that of the last; "square_root" is a closed form for
-            SGD without either.
+        bands: Steps over which banded noise is correlated; 1 is independent noise. None without banded noise.
+        coefficients: Of banded noise: "mean" makes the error small that it leaves in the running sums of all steps on
+            average, "max" that of the last; "square_root" is a closed form.
         max_grad_norm_schedule: How the bounds of all groups move; not beside bounds that adapt.
         delta: δ of the guarantee; below 1 / number of records.
         accountant: Name of the accountant that calibrates and stops, see `privacy.accounting.accountants`.
@@ -157,11 +154,9 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
         gradients: How the gradients of examples are computed: "engine", all in one backward pass; "one_by_one", each
             by an ordinary one, for every network and loss that is a function of one record; or "auto", the engine where
             it knows the network.
-        executor: How the arithmetic is carried out, for speed alone: "eager", "graph" (a CUDA graph for lots
-            of all sizes, or for each, see `session.graphs`), "stack" (the steps of several runs of one process
-            together, see `session.stacked`), or "auto": "graph" on a GPU, else "eager".
-        stack_size: Number of runs whose steps executor="stack" carries out together; absent ones are computed as
-            copies, so that a run rounds alike without the others.
+        executor: How the arithmetic is carried out, for speed alone: "eager", "graph" (a CUDA graph for
+            padded lots and fused updates, see `session.graphs`), "auto" ("graph" on a GPU, else "eager"), or the
+            executor of a plug-in, with its options: NAME:OPTIONS.
         ledger: Path of the ledger; by default `ledger.jsonl` in the trainer's log folder, or, where that records
             another run, in a folder run-2 (run-3, ...) of it.
         after: Ledger of an earlier training whose weights the module holds: the second stage of one budget. The ledger
@@ -200,8 +195,7 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
     metrics_share: Share = 0.05
     loss_reduction: LossReduction = "mean"
     gradients: GradientsName = "auto"
-    executor: ExecutorName = "auto"
-    stack_size: PositiveInt = 1
+    executor: str = "auto"
     ledger: LedgerFile | None = None
     after: str | None = None
     fingerprint: str | None = None
@@ -258,9 +252,7 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
                 )
             return self.noise
         if self.bands is None:
-            raise ConfigurationError(
-                "noise=banded needs bands, the number of steps over which it is correlated, or auto."
-            )
+            raise ConfigurationError("noise=banded needs bands, the number of steps over which it is correlated.")
         return Banded(self.bands, self.coefficients)
 
     def _schedules(self, recipe: Recipe) -> Schedules:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 
 from dpbench import __version__
-from dpbench.cli import completion, experiments, new, privacy, publishing, results, train
-from dpbench.cli.arguments import Answer, OneLineParser, current_options, print_json
+from dpbench.cli import check, completion, experiments, new, privacy, publishing, results, train
+from dpbench.cli.arguments import Answer, OneLineParser, print_json
 from dpbench.errors import DPBenchError, Interrupted, ReportedByAnotherRank
 from dpbench.run.processes import is_first
 from dpbench.run.runtime import wait_briefly, warn_in_one_line
@@ -30,7 +30,11 @@ _GROUPS = {
 }
 
 # Hydra reads the words of these: argparse would take its flags apart.
-_HYDRA_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {"train": train.run, "priors": experiments.priors}
+_HYDRA_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "train": train.run,
+    "check": check.run,
+    "priors": experiments.priors,
+}
 
 _EXAMPLES = """\
 examples:
@@ -108,7 +112,7 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
     name, *options = words or ["--help"]
     if name in commands:
         # Not by the root parser, whose subparsers accept no word of Hydra behind an option.
-        parsed: argparse.Namespace = commands[name].parse_intermixed_args(current_options(name, options))
+        parsed: argparse.Namespace = commands[name].parse_intermixed_args(options)
         return parsed
     if not name.startswith("-"):
         near = difflib.get_close_matches(name, commands, 1)

@@ -1,4 +1,4 @@
-"""What all commands share: their parsers, types of options, renamed options, and how an answer is printed."""
+"""What all commands share: their parsers, types of options, and how an answer is printed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +15,6 @@ from typing import Any, NoReturn, TypeAlias
 
 from dpbench.errors import ClassNotFound, ConfigurationError
 from dpbench.files import typed
-
-_RENAMED_OPTIONS = {
-    "calibrate": {"--ledger": "--continue-from", "--like": "--queries-from"},
-    "evaluate": {"--n": "--num-samples", "--on": "--split"},
-    "sample": {"--n": "--num-samples"},
-    "workflow": {"--z": "--noise-multipliers"},
-}
-"""Old options of commands → new ones; the old ones go with the next release."""
 
 
 @dataclass(frozen=True)
@@ -149,20 +141,6 @@ def own_code(options: argparse.Namespace, run: Path) -> Iterator[None]:
             ) from error
 
 
-def current_options(command: str, words: Sequence[str]) -> list[str]:
-    """Replace renamed options in the words behind a command, and say so on standard error."""
-    renamed = _RENAMED_OPTIONS.get(command, {})
-    current = []
-    for word in words:
-        option, equals, value = word.partition("=")
-        if option in renamed:
-            note(f"{option} is called {renamed[option]} now; the old name goes with the next release.")
-            current.append(f"{renamed[option]}{equals}{value}")
-        else:
-            current.append(word)
-    return current
-
-
 def note(line: str) -> None:
     """Print a remark where it is not mistaken for a part of the answer."""
     print(f"dpbench: note: {line}", file=sys.stderr)
@@ -230,11 +208,6 @@ def _writable(path: Path) -> Path:
     if not os.access(parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"{path} cannot be written: no permission in {parent}")
     return path
-
-
-def integer_or_auto(word: str) -> int | str:
-    """Read a whole number, or the word auto."""
-    return word if word == "auto" else integer(word)
 
 
 def integer(word: str) -> int:

@@ -1,4 +1,4 @@
-"""Commands that train: `dpbench train`, `resume`, `priors`, `reproduce` and `workflow`."""
+"""Commands that train or try a training: `dpbench train`, `check`, `resume`, `priors`, `reproduce` and `workflow`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from dpbench.cli import train
+from dpbench.cli import check, train
 from dpbench.cli.arguments import (
     Answer,
     Commands,
@@ -97,6 +97,7 @@ _MOST_SEEDS = 1000
 def add_parsers(commands: Commands) -> None:
     """Add the commands."""
     train.add_parser(commands)
+    check.add_parser(commands)
     _add_resume(commands)
     _add_priors(commands)
     _add_reproduce(commands)

@@ -21,7 +21,6 @@ from dpbench.cli.arguments import (
     add_runs,
     add_trust,
     integer,
-    integer_or_auto,
     own_code,
     place,
     png,
@@ -157,8 +156,8 @@ def _account(options: argparse.Namespace) -> Answer:
 
         options.plot.parent.mkdir(parents=True, exist_ok=True)
         plot_epsilon(options.plot, report.ledgers, report.facts["delta"], request.accountants, options.nominal)
-    if report.doubt is not None:
-        print(f"dpbench: warning: {report.doubt}", file=sys.stderr)
+    for doubt in report.doubts:
+        print(f"dpbench: warning: {doubt}", file=sys.stderr)
     for name, damage in report.damage.items():
         print(f"dpbench: error: {name}: {damage}; the epsilon of what is there is not a guarantee.", file=sys.stderr)
     return Answer(report.text, report.facts, 3 if report.damage else 0)
@@ -173,18 +172,13 @@ def _add_calibrate(commands: Commands) -> None:
     add("--batch-size", type=float, metavar="B", help="(expected) records in a batch, of --population")
     add("--population", type=integer, metavar="N", help="number of records")
     add("--steps", type=integer, metavar="T", help="steps (with --continue-from: additional ones)")
-    add("--epochs", type=float, metavar="E", help="the same as passes over the data")
+    add("--epochs", type=float, metavar="E", help="the same in epochs, as trainer.max_epochs counts them")
     add("--epsilon", type=float, help="target")
     add("--advantage", type=float, metavar="A", help="target: largest advantage (TPR - FPR) of a membership test")
     add("--tpr", metavar="TPR@FPR", help="target: its largest true positive rate at a false positive rate: 0.05@0.01")
     add("--delta", type=float, help="delta")
     add("--sampling", metavar="NAME", help="how batches are drawn: poisson (default) or fixed_size")
-    add(
-        "--bands",
-        type=integer_or_auto,
-        metavar="B",
-        help="noise correlated over B steps, on cyclic_poisson batches; auto: the B with the least error",
-    )
+    add("--bands", type=integer, metavar="B", help="noise correlated over B steps, on cyclic_poisson batches")
     add("--microbatch-size", type=integer, metavar="M", help="examples per microbatch; doubles the sensitivity")
     add("--accountant", default="rdp", metavar="NAME", help="see dpbench account --help (default: rdp)")
     source = parser.add_mutually_exclusive_group()
@@ -218,7 +212,9 @@ def _calibrate(options: argparse.Namespace) -> Answer:
         ledger=options.continue_from,
         like=options.queries_from,
     )
-    facts = calibrate(setting, pattern, options.accountant, options.bands == "auto")
+    facts = calibrate(setting, pattern, options.accountant)
+    for doubt in facts["doubts"]:
+        print(f"dpbench: warning: {doubt}", file=sys.stderr)
     return Answer(calibration_text(facts), facts)
 
 

@@ -20,7 +20,6 @@ examples:
   dpbench train strategy.target_epsilon=3
   dpbench train strategy=none                       the baseline without privacy
   dpbench train -m optimizer.lr=0.1,0.2 seed=0,1    a sweep (Hydra multirun)
-  dpbench train seeds=0,1,2,3 logger=csv            several seeds of a small network in one process (for GPUs)
   dpbench train logger=tensorboard                  or csv, mlflow, many, none instead of wandb
   dpbench train --cfg job                           print the composed configuration
   dpbench train hydra.run.dir=runs/demo             a run in a folder of your choice

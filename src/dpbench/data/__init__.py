@@ -2,11 +2,7 @@
 
 from dpbench.data.images import ImageDataModule, InMemoryImages
 from dpbench.data.lots import LotLoader, Lots, make_sampling
-from dpbench.data.readers import (
-    read_stackexchange,
-    read_tff_sqlite,
-    read_user_table,
-)
+from dpbench.data.readers import read_stackexchange, read_user_table
 from dpbench.data.user_module import UserDataModule
 from dpbench.data.users import UserDataset
 
@@ -19,12 +15,11 @@ __all__ = [
     "UserDataset",
     "make_sampling",
     "read_stackexchange",
-    "read_tff_sqlite",
     "read_user_table",
 ]
 
 
 def __getattr__(name: str) -> None:
-    if name in ("read_leaf_json", "read_tff_hdf5"):
+    if name in ("read_leaf_json", "read_tff_hdf5", "read_tff_sqlite"):
         raise ImportError(f"dpbench.data.{name} is a few lines of your own now: see docs/howto/federated_files.md.")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,9 +1,10 @@
 """How the records of a lot become a batch, and what is refused of a `collate_fn` on the way.
 
 A row that is made of several records (mixup, cutmix, batch statistics), and a record that fills the places of others,
-move a sum by more than the bound. Both are found by collating again: records of a lot among others, or with others in
-their places. Nothing is said of a `collate_fn` that fails, or that is random beyond the seeds of torch, numpy and
-`random`.
+move a sum by more than the bound. Both show in some lots, of which records are collated again with others in the places
+of half of them; and in each lot no tensor of a record may be joined with others twice. Nothing is said of a
+`collate_fn` that fails, or that is random beyond the seeds of torch, numpy and `random`. A data set that returns None
+for an item is refused.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 import copy
 import random
 from collections import Counter, UserDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -20,12 +21,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import Dataset, default_collate
 
 from dpbench.data.octaves import is_checked
 from dpbench.data.records import Collated
-from dpbench.data.separate_records import MOST_TOGETHER, SeparateRecords, has_rows, sizes_agree
+from dpbench.data.separate_records import SeparateRecords, has_rows, sizes_agree
 from dpbench.data.trees import know_as_tree
 from dpbench.errors import ConfigurationError, brief
 
@@ -34,11 +36,8 @@ Rows = Callable[[Any, NDArray[np.int64], int], NDArray[np.int64]]
 Collate = Callable[[Any], Any]
 
 _FEW = 2  # records that say nothing of the others
-_TWIN_LOTS = 16  # lots with equal rows of which each is checked; of later ones, one of each octave
 _MOST = 32  # records that are collated again
 _STAND_INS = 2  # of them, each in the place of all others
-_GROUPS = 32  # of records, each replaced once
-_NUMBERS = 64  # of a row, by which equal ones are found first
 _RELATIVE = 1e-4  # difference that rounding makes
 _ABSOLUTE = 1e-6
 # How the rows of some records compare in two batches.
@@ -73,9 +72,7 @@ class Collation:
         self._collate = collate_fn or default_collate
         self._rows = rows
         self._calls = 0
-        self._with_twins = 0
         self._separates: bool | None = None
-        self._separated = 0
 
     @property
     def is_custom(self) -> bool:
@@ -101,7 +98,7 @@ class Collation:
         if isinstance(records, list) and not records:
             record = self._dataset[0]
             return _emptied(self._collate([record]), self._collate([record, record]))
-        if self._rows is not None and self.is_custom and len(records) > _FEW:
+        if self._rows is not None and self.is_custom:
             return self._checked(records, self._rows)
         return self._collate(records)
 
@@ -143,14 +140,9 @@ class Collation:
         return has_rows(batch, 2, batch_of_one)
 
     def _separate(self, records: list[Any]) -> SeparateRecords:
-        """A batch of each record, and now and then one of the first few."""
-        self._separated += 1
-        together = None
-        if len(records) >= 2 and is_checked(self._separated):
-            with suppress(Exception):  # ragged records cannot be
-                together = collated(self._collate, records[:MOST_TOGETHER])
+        """A batch of each record."""
         try:
-            return SeparateRecords([self._collate([record]) for record in records], together)
+            return SeparateRecords([self._collate([record]) for record in records])
         except Exception as error:
             raise ConfigurationError(
                 "the records cannot be rows of one batch, so each is collated alone, but the collate_fn fails on a "
@@ -159,18 +151,75 @@ class Collation:
 
     def _checked(self, records: Any, rows: Rows) -> Any:
         """The batch of a collate_fn that must not mix records, nor repeat one."""
+        if isinstance(records, list) and any(record is None for record in records):
+            raise ConfigurationError(
+                f"{type(self._dataset).__name__} returns None for an item: a collate_fn that fills its place with "
+                "another record gives that several rows, each clipped separately. Remove items that cannot be read "
+                "(torch.utils.data.Subset), or return an empty record for them, such as zeros."
+            )
         self._calls += 1
-        if is_checked(self._calls):
+        if len(records) > _FEW and is_checked(self._calls):
             refuse_mixing(self._collate, records, self._calls, rows, self.ordered)
         if not isinstance(records, list):
             return self._collate(records)
-        before = [copy.copy(record) for record in records]  # a collate_fn may take its records apart
-        batch = self._collate(records)
-        if has_equal_rows(batch):
-            self._with_twins += 1
-            if self._with_twins <= _TWIN_LOTS or is_checked(self._with_twins):
-                refuse_refilling(self._collate, before, rows)
-        return batch
+        places: dict[int, int] = {}
+        own = [_apart(record, number, places) for number, record in enumerate(records)]
+        with _EachOnce(places):
+            return self._collate(own)
+
+
+class _EachOnce(TorchFunctionMode):
+    """Within, a tensor of a record is joined with others once: whoever fills up a batch with records joins it twice.
+
+    Args:
+        places: Address of each tensor of a record → the record's number.
+    """
+
+    def __init__(self, places: Mapping[int, int]) -> None:
+        super().__init__()
+        self._places = places
+
+    def __torch_function__(
+        self,
+        function: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
+        for values in (*args[:1], *(kwargs or {}).values()):
+            if not isinstance(values, list | tuple):
+                continue
+            places = [x.data_ptr() for x in values if isinstance(x, Tensor) and _has_memory(x)]
+            joined = Counter(place for place in places if place in self._places)
+            # A record may be joined with itself, as a picture's three channels.
+            if len({self._places[place] for place in joined}) > 1 and max(joined.values()) > 1:
+                raise ConfigurationError(
+                    "the collate_fn puts a record into a batch twice, as those do that fill the places of others: it "
+                    "has several rows then, each clipped separately, and epsilon does not hold for it. Remove records "
+                    "that cannot be used from the data set (torch.utils.data.Subset), or make an empty row for each of "
+                    "them, such as zeros; several rows of one record come from repeat_interleave."
+                )
+        return function(*args, **(kwargs or {}))
+
+
+def _has_memory(x: Tensor) -> bool:
+    return x.layout is torch.strided and not x.is_meta and x.numel() > 0
+
+
+def _apart(record: Any, number: int, places: dict[int, int]) -> Any:
+    """A record whose tensors and arrays lie where no other record's do; their addresses are added to `places`."""
+
+    def apart(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor) and not _has_memory(leaf):
+            return leaf
+        place = leaf.data_ptr() if isinstance(leaf, Tensor) else leaf.ctypes.data
+        if place in places:
+            leaf = leaf.clone() if isinstance(leaf, Tensor) else leaf.copy()
+            place = leaf.data_ptr() if isinstance(leaf, Tensor) else leaf.ctypes.data
+        places[place] = number
+        return leaf
+
+    return tree_map_only((Tensor, np.ndarray), apart, record)
 
 
 def _emptied(one: Any, two: Any) -> Any:
@@ -300,13 +349,14 @@ def _how_it_mixes(
     own_rows = rows(batch, watched, count)
 
     def verdict_on(other: Any) -> str | None:
-        return _compare(batch, other, own_rows, rows(other, watched, count))
+        verdict = _compare(batch, other, own_rows, rows(other, watched, count))
+        return _MIXED if verdict == _SAME and _other_entries(batch, other, watched, count) else verdict
 
     verdicts = [verdict_on(after_move), verdict_on(after_replacement)]
     if verdict_on(repeated) != _SAME:
         return _SAME  # it is random beyond the seeds, and nothing can be said
     for record in sample[:_STAND_INS]:
-        if _MIXED in verdicts or _other_numbers(batch, collated(collate, [record] * count)):
+        if _MIXED in verdicts or _other_numbers(batch, collated(collate, [record] * count), count):
             return _MIXED
     if ordered and (_SORTED in verdicts or _is_unmoved(batch, after_move, changed)):
         return _SORTED
@@ -332,20 +382,44 @@ def _compare(
     return _SORTED if has_match.all() else _MIXED
 
 
-def _other_numbers(one: Any, other: Any) -> bool:
-    """Whether numbers of two batches that belong to no row, such as a scale for all of them, differ."""
-    scalars = _scalars(one)
+def _leaves(batch: Any, records: int) -> list[Any]:
+    """Leaves of a batch; a list with an entry for each record, such as its length or its name, is one."""
+    return tree_leaves(batch, is_leaf=lambda x: _is_of_records(x, records))
+
+
+def _is_of_records(x: Any, records: int) -> bool:
+    is_list = isinstance(x, list | tuple) and not hasattr(x, "_fields") and len(x) == records
+    return is_list and not any(isinstance(leaf, Tensor) for leaf in tree_leaves(x))
+
+
+def _other_entries(one: Any, other: Any, records: NDArray[np.int64], count: int) -> bool:
+    """Whether numbers of some records in such lists are in no place of the other batch, whose order may be another."""
+    for a, b in zip(_leaves(one, count), _leaves(other, count), strict=True):
+        if _is_of_records(a, count):
+            numbers = set(map(_numbers_of_entry, b))
+            if any(_numbers_of_entry(a[i]) not in numbers for i in records):
+                return True
+    return False
+
+
+def _numbers_of_entry(entry: Any) -> tuple[float, ...]:
+    return tuple(round(float(leaf), 6) for leaf in tree_leaves(entry) if isinstance(leaf, int | float | np.number))
+
+
+def _other_numbers(one: Any, other: Any, records: int) -> bool:
+    """Whether numbers of two batches that belong to no record, such as a scale for all of them, differ."""
+    scalars = _scalars(one, records)
     if not scalars:
         return False
     for a, b in zip(_tensors(one), _tensors(other), strict=True):
         if a.shape != b.shape:
             return False  # padded to another length, which such a number may be
-    return not all(map(_close, scalars, _scalars(other)))
+    return not all(map(_close, scalars, _scalars(other, records)))
 
 
-def _scalars(batch: Any) -> list[Tensor]:
+def _scalars(batch: Any, records: int) -> list[Tensor]:
     scalars = []
-    for leaf in tree_leaves(batch):
+    for leaf in _leaves(batch, records):
         if isinstance(leaf, int | float) or (isinstance(leaf, Tensor | np.ndarray | np.number) and not leaf.ndim):
             scalars.append(torch.as_tensor(leaf).double())
     return scalars
@@ -365,97 +439,3 @@ def _numbers(batch: Any) -> list[Tensor]:
 
 def _close(a: Tensor, b: Tensor) -> Tensor:
     return torch.isclose(a, b, _RELATIVE, _ABSOLUTE, equal_nan=True)
-
-
-# ------------------------------------------------------------------------------------------------- rows again
-
-
-def has_equal_rows(batch: Any) -> bool:
-    """Whether two rows of a batch look the same, by some numbers of each: refilled ones do, honest twins too."""
-    tables = _tables(batch)
-    if not tables or not tables[0].numel():
-        return False
-    # A few numbers of each row are enough to look further, and each lot is looked at.
-    rows = _bytes_of([table[:, :: max(1, table.shape[1] // _NUMBERS)] for table in tables])
-    return len(set(rows)) < len(rows)
-
-
-def refuse_refilling(collate: Collate, records: Sequence[Any], rows: Rows) -> None:
-    """Replace some records at a time by another one: no more rows may change than those of these records.
-
-    Where a record fills the place of another, replacing it changes rows of both. Rows may be sorted, and honest twins
-    among the records stay what they are.
-
-    Args:
-        collate: The `collate_fn`; it is given copies.
-        records: Of a lot, as they are fetched.
-        rows: Rows of a record.
-
-    Raises:
-        ConfigurationError: A record has more rows than it should.
-    """
-    try:
-        if not _refills(collate, records, rows):
-            return
-    except Exception:  # the lot itself says what is wrong
-        return
-    raise ConfigurationError(
-        "the collate_fn replaces some records by others of the batch: a record then has several rows, each clipped "
-        "separately, and epsilon does not hold for it. Remove records that cannot be used from the data set "
-        "(torch.utils.data.Subset), or make an empty row for each of them, such as zeros."
-    )
-
-
-def _refills(collate: Collate, records: Sequence[Any], rows: Rows) -> bool:
-    usable = [place for place, record in enumerate(records) if record is not None]
-    batch = collated(collate, list(records))
-    if _changed_rows(batch, collated(collate, list(records))):
-        return False  # random beyond the seeds
-    for group in np.array_split(np.arange(len(records)), min(_GROUPS, len(records))):
-        stand_in = next((place for place in usable if place not in group), None)
-        if stand_in is None:
-            continue
-        changed = list(records)
-        for place in group:
-            changed[place] = copy.deepcopy(records[stand_in])
-        if _changed_rows(batch, collated(collate, changed)) > len(rows(batch, group, len(records))):
-            return True
-    return False
-
-
-def _changed_rows(one: Any, other: Any) -> int:
-    """Number of rows of a batch that another one, of the same shape, does not have; 0 where they cannot be compared."""
-    tables = _tables(one)
-    other_tables = _tables(other)
-    if not tables or [table.shape[1:] for table in tables] != [table.shape[1:] for table in other_tables]:
-        return 0  # padded to another length
-    rows = _bytes_of(tables)
-    other_rows = _bytes_of(other_tables)
-    missing = Counter(rows) - Counter(other_rows)
-    additional = Counter(other_rows) - Counter(rows)
-    unmatched = list(additional.elements())
-    count = 0
-    for row in missing.elements():
-        twin = next((place for place, candidate in enumerate(unmatched) if _is_close_row(row, candidate)), None)
-        if twin is None:
-            count += 1
-        else:
-            del unmatched[twin]  # the same but for rounding
-    return count
-
-
-def _tables(batch: Any) -> list[Tensor]:
-    """Tensors of a batch with as many rows as it has, each (rows, numbers)."""
-    tensors = _tensors(batch)
-    rows = max(map(len, tensors), default=0)
-    return [tensor.reshape(rows, -1) for tensor in tensors if rows and len(tensor) == rows]
-
-
-def _bytes_of(tables: Sequence[Tensor]) -> list[bytes]:
-    """Each row of some tables, side by side, as bytes of doubles."""
-    table = torch.cat([table.double() for table in tables], dim=1).contiguous().numpy()
-    return [row.tobytes() for row in table]
-
-
-def _is_close_row(row: bytes, other: bytes) -> bool:
-    return np.allclose(np.frombuffer(row), np.frombuffer(other), _RELATIVE, _ABSOLUTE, equal_nan=True)

@@ -43,9 +43,10 @@ def contents_of(dataset: Any, data_id: str | None = None) -> tuple[str, frozense
     elsewhere = [*canonical.unreadable, *_read_by_items(dataset)]
     if elsewhere:
         raise ConfigurationError(
-            f"the records of the {type(dataset).__name__} are not in memory ({elsewhere[0]}), so that a seeded run "
-            "cannot tell this training set from another one, with which it would share its noise: name the records and "
-            "their version, LotLoader(..., data_id='clinic 2026-11'), or train without a seed (strategy.secure=true)."
+            f"the records of the {type(dataset).__name__} are not in memory ({elsewhere[0]}), so that a run whose "
+            "noise can be drawn again cannot tell this training set from another one, with which it would share its "
+            "noise: name the records and their version, LotLoader(..., data_id='clinic 2026-11'), or train without a "
+            "seed (strategy.secure=true) and without correlated noise."
         )
     return digest.hex(), frozenset(canonical.classes)
 

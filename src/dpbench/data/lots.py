@@ -28,6 +28,7 @@ from dpbench.data.records import count_of, refuse_repeated
 from dpbench.data.trees import know_as_tree
 from dpbench.data.users import UserDataset, ask_for_unit, refuse_split_users
 from dpbench.errors import ConfigurationError, brief
+from dpbench.privacy.accounting.ledger import KEPT
 from dpbench.privacy.mechanism.schedules import CONSTANT, Factors, Schedule, check_schedule, factors_of
 from dpbench.privacy.randomness import (
     Stream,
@@ -114,6 +115,7 @@ class Lots(TorchSampler[list[int]]):
         self.bands: int | None = None
         self.seed = seed
         self._key = seed
+        self._has_kept_key = False
         self._drawn: tuple[tuple[int, int, int], Sequence[Positions]] | None = None
         self._groups: tuple[tuple[int, int, int], NDArray[Any]] | None = None
         self._shares: dict[tuple[int, ...], RankShare] = {}
@@ -133,12 +135,15 @@ class Lots(TorchSampler[list[int]]):
 
     @property
     def source(self) -> str | None:
-        """Hash by which ledgers tell lots of one seed; None without a seed, or where every lot holds everybody."""
+        """Hash by which ledgers tell lots of one seed or kept key; None without, or where every lot holds everybody."""
         # Asked of the sampling with added records: lots of everybody among fewer than all are drawn again.
         holds_everybody = self.sampling.expected_batch_size >= self.sampling.population
-        if self._key is None or self.seed is None or holds_everybody:
+        if self._key is None or holds_everybody:
             return None
-        return source_of((self._key, Stream.LOTS))
+        source = source_of((self._key, Stream.LOTS))
+        if self.seed is not None:
+            return source
+        return f"{KEPT}{source}" if self._has_kept_key else None
 
     def __repr__(self) -> str:
         return f"Lots({self.sampling}, seed={self.seed}, position={self.position})"
@@ -199,10 +204,11 @@ class Lots(TorchSampler[list[int]]):
         Args:
             position: Number of the lot.
             run: Key of the training: another one draws other lots from the same seed. None: the seed alone is the key.
-            key: That takes the place of a seed, which there is none of; None: a new one.
+            key: Kept, in the place of a seed where there is none; None: a new one.
         """
         self.position = position
         self._key = self.seed if self.seed is not None else key
+        self._has_kept_key = key is not None
         self._drawn = None
         self._groups = None
         if run is not None and self.seed is not None:

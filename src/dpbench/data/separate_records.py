@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,33 +11,19 @@ from torch.utils._pytree import register_pytree_node, tree_flatten, tree_leaves
 
 from dpbench.data.trees import know_as_tree, unopened
 
-MOST_TOGETHER = 8
-"""Records of a lot that are collated together, too."""
-
 
 class SeparateRecords(list[Any]):
-    """A lot as batches of one record each, what the `collate_fn` made of each record alone.
-
-    Args:
-        batches: One for each record.
-        together: The first few of these records collated together, to compare one step on them with one on each; None
-            where nobody is going to.
-    """
-
-    def __init__(self, batches: Iterable[Any] = (), together: Any = None) -> None:
-        super().__init__(batches)
-        self.together = together
+    """A lot as batches of one record each, what the `collate_fn` made of each record alone."""
 
     def mapped(self, change: Callable[[Any], Any]) -> SeparateRecords:
         """The lot with what `change` makes of each batch in its place."""
-        together = None if self.together is None else change(self.together)
-        return SeparateRecords(map(change, self), together)
+        return SeparateRecords(map(change, self))
 
 
 register_pytree_node(
     SeparateRecords,
-    lambda lot: ([*lot, lot.together], None),
-    lambda parts, _: SeparateRecords(list(parts)[:-1], list(parts)[-1]),
+    lambda lot: (list(lot), None),
+    lambda parts, _: SeparateRecords(parts),
 )
 
 

@@ -85,7 +85,7 @@ class UserSource:
 
 USER_SOURCES: dict[str, UserSource] = {}
 """By name, as `data.name` gives it."""
-_NOW_A_HOWTO = ("leaf_json", "tff_hdf5")
+_NOW_A_HOWTO = ("leaf_json", "tff_hdf5", "tff_sqlite")
 """Names of earlier releases, which saved configurations may have."""
 
 

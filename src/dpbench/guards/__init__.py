@@ -1,8 +1,9 @@
 """Refusals of what would break the guarantee silently, a guard for each."""
 
-from dpbench.guards._coupling import Coupling
 from dpbench.guards._first_update import FirstUpdate
 from dpbench.guards._module_writes import Writes
+from dpbench.guards._number_of_records import NumberOfRecords
+from dpbench.guards._padding import Padding
 from dpbench.guards._released_gradients import ReleasedGradients
 from dpbench.guards._saved_records import SavedRecords
 from dpbench.guards._trainer_settings import TrainerSettings
@@ -21,7 +22,8 @@ EVERY_TRAINING: tuple[type[Guard], ...] = (
     Parameters,
     DrawnLots,
     SavedRecords,
-    Coupling,
+    NumberOfRecords,
+    Padding,
     UserMemory,
     PublicNetworks,  # before `Writes`, which looks once the lot is back in its place
     Writes,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from dpbench.errors import UnsupportedModuleError
 from dpbench.guards._saved_values import SavedValues, differences
 from dpbench.guards.guard import Guard
 from dpbench.guards.optimizer_steps import OptimizerSteps
+from dpbench.guards.withheld_loss import records_withheld
 from dpbench.records.source import require
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by their bytes
@@ -45,6 +47,11 @@ _AFTER_RELEASE = (
     "on_before_zero_grad (except for trained weights, which are in use there) or on_train_epoch_end; in manual "
     "optimization, name the network that sees records in private_module. A learning rate that depends on the number "
     "of steps belongs in a schedule (configure_optimizers)."
+)
+_BETWEEN = (
+    "{names} changed in a hook of an epoch (on_train_epoch_end, on_train_epoch_start) that uses a tensor which "
+    "training_step has computed of records, such as a loss: it is exact, and would be saved or steer updates without "
+    "noise. Show it there, and let released weights, the number of steps and constants decide what changes."
 )
 
 
@@ -164,7 +171,8 @@ class Writes(Guard):
         self._steps.watch(self, self._after_update)
         training.after_lot.append(self.end_lot)
         training.after_zero_grad.append(self.remember)
-        training.withhold_loss(self.accept_values)
+        self._steps.goes_on = training.withhold_loss(self.accept_values)
+        training.watch_epochs(self._between_batches)
 
     def on_change(self) -> None:
         """Allow the optimizer to move the new parameters."""
@@ -236,8 +244,18 @@ class Writes(Guard):
         """Remember the module after its update, with the lot still in sight."""
         self._updated = self._snapshot()
 
+    @contextmanager
+    def _between_batches(self) -> Iterator[None]:
+        """Within, a hook may use what the step has kept of records, to show it, or write; not both."""
+        before = self._snapshot()
+        with records_withheld(refuses=False) as records:
+            yield
+        if records.has_seen:
+            before.refuse_writes(_BETWEEN)
+
     def accept_values(self) -> None:
         """Accept options that were set since the update, by code in whose sight no record was."""
+        require(self._steps).end_step()
         if self._updated is not None:
             self._updated = self._updated._replace(values=SavedValues(self.session.training))
 

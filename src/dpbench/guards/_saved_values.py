@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from dpbench.guards.step_state import CODE, PLAIN
+from dpbench.records.step_state import CODE, PLAIN
 from dpbench.records.training import Training
 
 _PLAIN = (*PLAIN, np.generic)

@@ -9,8 +9,8 @@ from torch import Tensor
 from dpbench.data.octaves import is_checked
 from dpbench.errors import UnsupportedModuleError
 from dpbench.guards.guard import Guard
-from dpbench.guards.step_state import StepState
 from dpbench.records.source import LocalUpdates
+from dpbench.records.step_state import StepState
 
 
 class UserMemory(Guard):

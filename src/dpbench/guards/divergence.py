@@ -115,7 +115,7 @@ def _spent(releases: ReleaseEngine) -> str:
     remedy = "lower the learning rate (or the clipping bound), and start a new run with a new ledger"
     if not releases.recipe.private:
         return f"after {releases.num_releases} steps: {remedy}."
-    epsilon = releases.budget.epsilon_here(releases.budget.accountant)
+    epsilon = releases.budget.epsilon_here()
     return (
         f"so the training stops after {releases.num_releases} releases, which cost epsilon = {epsilon:.4g} at delta = "
         f"{releases.budget.delta:g} ({releases.budget.path}): {remedy}. If both are published, what was spent "

@@ -2,13 +2,12 @@
 
 The engine knows layers. A network may use weights past them, differentiate within its loss or hand on what all records
 share; and then the engine fails, or changes what the network computes. Such a network can be trained record by record.
-Layers that see several rows of a record stay with the engine where it is certain which rows are whose.
+Layers that see several rows of a record stay with the engine, since the record axis tells which rows are whose.
 """
 
 from __future__ import annotations
 
 import functools
-import re
 import time
 import warnings
 import zlib
@@ -24,23 +23,28 @@ from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from dpbench.data.lots import RecordOfRow
 from dpbench.data.separate_records import SeparateRecords
 from dpbench.errors import UnsupportedModuleError
-from dpbench.guards._folded_rows import LayerRows, RowEvidence, agreed
-from dpbench.guards.step_state import StepState
 from dpbench.privacy.gradients import tf32
 from dpbench.privacy.gradients.engine import PerRecordEngine
-from dpbench.privacy.gradients.folds import Fold, is_folded
+from dpbench.privacy.gradients.folds import Fold, fold_of, is_folded
+from dpbench.privacy.gradients.layers import INTERCEPTED
 from dpbench.privacy.gradients.method import GradientMethod
-from dpbench.privacy.gradients.validation import TRAINED_ALONE, never_called
+from dpbench.privacy.gradients.validation import never_called, reason_of
 from dpbench.privacy.randomness import seed_global_generators
+from dpbench.privacy.record_axis.host import watched
+from dpbench.privacy.record_axis.tags import Axis, Over
+from dpbench.privacy.record_axis.verdict import LayerPlaces, judge, new_axis
 from dpbench.records.count import count_records
+from dpbench.records.grouping import counted_from_zero, places_of_index
 from dpbench.records.physical_batches import select
+from dpbench.records.step_state import StepState
 from dpbench.records.stopped_step import output_of, stopped
+from dpbench.records.tagging import tagged
 from dpbench.records.training import Training, gathered_alone, loss_of, nothing, replaced_methods
+from dpbench.records.watched_step import even_rows, refusal
 
-_OF_RECORDS = re.compile(r" \(off by [^)]*\)")
-"""What an error tells of the records: the training goes on, and this would stay in its log."""
 _SEED = 0  # of what is drawn in all trials
 _SIZES = (4, 5)
 """Of the lots that are tried: two, since one could be the number of positions by chance."""
@@ -71,6 +75,37 @@ class Limit(NamedTuple):
     is_refused: bool
 
 
+class _Layers(NamedTuple):
+    """Layers that do not have one row for each record.
+
+    Attributes:
+        folds: Layers with several rows of each record, and which ones these are.
+        shared: Names of layers that are called on what all records share.
+        reason: Why records are not separable in the step, or None.
+    """
+
+    folds: dict[nn.Module, Fold]
+    shared: set[str]
+    reason: str | None = None
+
+
+def _layers_of(seen: LayerPlaces, rows_of_record: int) -> _Layers:
+    """Layers with several rows of each record, or none.
+
+    Args:
+        seen: Where layers had the records of their inputs.
+        rows_of_record: Neighboring rows that make up a record; the engine takes each for one.
+    """
+    folds: dict[nn.Module, Fold] = {}
+    for name, calls in seen.places.items():
+        layer = seen.module.get_submodule(name)
+        places = [place for call in calls for place in call]
+        of_layer = {fold_of(place, rows_of_record) for place in places if isinstance(place, Axis)} - {None}
+        if len(of_layer) == 1 and type(layer) not in INTERCEPTED:
+            folds[layer] = of_layer.pop()  # type: ignore[assignment]
+    return _Layers(folds, seen.shared)
+
+
 class EngineTrial:
     """Runs the step with and without the engine. It changes nothing of a training.
 
@@ -84,11 +119,18 @@ class EngineTrial:
         self._engine = engine
         self._bare: list[str] = []  # parameters of the LightningModule itself that no layer uses
 
-    def limit(self, batch: Any) -> Limit | None:
+    def limit(
+        self,
+        batch: Any,
+        record_of: NDArray[np.int64] | None = None,
+        index: RecordOfRow | None = None,
+    ) -> Limit | None:
         """Why the engine cannot be used; None: it can, or the step itself is wrong, or there are no records.
 
         Args:
-            batch: Of a lot, on the device.
+            batch: A lot, on the device.
+            record_of: Record of each row, ascending; None if each row is one.
+            index: Key of the batch's entry that says so, if there is one.
         """
         if isinstance(batch, SeparateRecords):
             return Limit(_SEPARATE, is_refused=True)
@@ -98,17 +140,28 @@ class EngineTrial:
         # What a step draws for a lot may decide which layers it calls: drawn alike in a run that is resumed.
         with isolate_rng():
             seed_global_generators([_SEED], self._training.device)
-            return self._limit_of(batch, rows)
+            return self._limit_of(batch, rows, record_of, index)
 
-    def _limit_of(self, batch: Any, rows: int) -> Limit | None:
+    def _limit_of(
+        self,
+        batch: Any,
+        rows: int,
+        record_of: NDArray[np.int64] | None,
+        index: RecordOfRow | None,
+    ) -> Limit | None:
+        engine = self._engine
+        layers = _Layers({}, set())
+        if isinstance(engine, PerRecordEngine):
+            layers = self._layers(batch, rows, record_of, index, engine)
+            if layers.reason is not None:
+                return Limit(layers.reason, is_refused=False)  # not every executor has each batch judged
+            engine.folds = layers.folds
         # Twice: which arguments of a module are no rows of records, a lot of the other size may have shown.
         limit = self._limit(batch, rows) and self._limit(batch, rows)
-        engine = self._engine
         if limit is None or not isinstance(engine, PerRecordEngine):
             return limit
-        for lifted in (self._lifted(batch, rows), {}):
+        for lifted in (self._lifted(batch, rows, layers.shared), {}):
             engine.lift(lifted, with_functions=True)
-            engine.folds = self._folds(batch, rows)
             if not (self._limit(batch, rows) and self._limit(batch, rows)):
                 return None
         engine.lift({})
@@ -157,29 +210,60 @@ class EngineTrial:
             return size * self._seconds(single) / self._seconds(several)
         return None
 
-    def _lifted(self, batch: Any, rows: int) -> dict[nn.Module, nn.Module]:
+    def _layers(
+        self,
+        batch: Any,
+        rows: int,
+        record_of: NDArray[np.int64] | None,
+        index: RecordOfRow | None,
+        engine: PerRecordEngine,
+    ) -> _Layers:
+        """Layers that see several rows of each record, or none, as the tags of a step say."""
+        chosen = _index(rows, _SIZES[0])
+        if record_of is not None:
+            chosen = np.flatnonzero(np.isin(record_of, np.unique(record_of)[: _SIZES[0]]))
+            record_of = record_of[chosen]
+        lot = select(batch, rows, chosen)
+        if record_of is not None and index is not None:
+            lot = counted_from_zero(lot, places_of_index(batch, rows, index), record_of)
+        rows_of_record = even_rows(record_of, len(chosen))
+        axis = new_axis(len(chosen) // rows_of_record)
+        seen = LayerPlaces(axis, self._training.module, all_layers=True)
+        with self._without_traces():
+            try:
+                with seen.recorded(), watched(axis), axis:
+                    loss = self._loss(tagged(axis, lot, rows_of_record, index))
+            except Exception:
+                return _Layers({}, set())  # its own step says what is wrong
+            if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+                return _Layers({}, set())
+            verdict = judge(axis, loss, None, Over(engine.loss_reduction))
+        if verdict.kind in ("mixed", "reads"):
+            return _Layers({}, set(), reason_of(refusal(verdict)))
+        return _layers_of(seen, rows_of_record)
+
+    def _lifted(self, batch: Any, rows: int, shared: set[str]) -> dict[nn.Module, nn.Module]:
         """Layers whose parameters lines of a module above use, each with the nearest one that has rows of the records.
 
         These are layers on what all records share, and those that are never called since a function takes their
         weights. Nothing is taken for granted of them: the lines are run for each record alone, and compared.
+
+        Args:
+            batch: Of a lot.
+            rows: Of it.
+            shared: Names of layers that were called on what all records share.
         """
-        shared: set[str] = set()
+        shared = set(shared)
         with_rows: list[dict[str, bool]] = []
         names = {module: name for name, module in self._training.module.named_modules()}
         for size in _SIZES:
             lot = select(batch, rows, _index(rows, size))
-            with _watched_outputs(self._training.module, size) as outputs, self._without_traces() as rewind:
-                rewind()
+            with _watched_outputs(self._training.module, size) as outputs, self._without_traces():
                 try:
-                    seen = self._seen(lot, size)
-                    rewind()
                     unseen = self._unseen(lot, size)
                 except Exception:
                     return {}
             with_rows.append(outputs)
-            for layer, tensors in seen:
-                if not all(len(x) == size or is_folded(x, size) for x in tensors if x.dim()):
-                    shared.add(names[layer])
             for module, name in names.items():
                 if any(parameter in unseen for parameter in module.parameters(recurse=False)):
                     shared.add(name)
@@ -195,39 +279,6 @@ class EngineTrial:
                 return {}
             lifted[module.get_submodule(name)] = module.get_submodule(above)
         return lifted
-
-    def _folds(self, batch: Any, rows: int) -> dict[nn.Module, Fold]:
-        """Which rows are a record's, of layers that see several of each; empty where that is not certain."""
-        lots = []
-        for size in _SIZES:
-            try:
-                lots.append(self._evidence(batch, rows, size).folds())
-            except Exception:
-                return {}
-        return agreed(lots)
-
-    def _evidence(self, batch: Any, rows: int, size: int) -> RowEvidence:
-        """What changes in the layers of a lot with which of its records."""
-        index = _index(rows, size)
-        with self._without_traces() as rewind:
-
-            def seen(index: NDArray[np.int64]) -> list[LayerRows]:
-                rewind()
-                return self._seen(select(batch, rows, index), size)
-
-            evidence = RowEvidence(seen(index), size)
-            evidence.add(seen(index), None)
-            for record in range(size):
-                for distance in (1, size):
-                    changed = index.copy()
-                    changed[record] = (index[record] + distance) % rows
-                    evidence.add(seen(changed), record)
-        return evidence
-
-    def _seen(self, lot: Any, size: int) -> list[LayerRows]:
-        """What each layer sees of a lot, in the network as it is."""
-        with self._unchanged(size) as engine:
-            return engine.seen(self._loss(lot))
 
     def _unseen(self, lot: Any, size: int) -> set[nn.Parameter]:
         """Parameters that no layer uses in a lot, in the network as it is."""
@@ -288,9 +339,7 @@ class EngineTrial:
         return True
 
     def _loss(self, lot: Any) -> Any:
-        training = self._training
-        with training.autocast(), torch.enable_grad(), stopped(training):
-            return loss_of(output_of(training.own_step, lot, *training.index_of_step()))
+        return loss_of_step(self._training, lot)
 
     def _seconds(self, lot: Any) -> float:
         start = time.perf_counter()
@@ -304,31 +353,49 @@ class EngineTrial:
     @contextmanager
     def _without_traces(self) -> Iterator[Callable[[], None]]:
         """Within, the engine does not look, and nothing is logged; a function puts back what was changed so far."""
-        training = self._training
         engine = self._engine
         recording = engine.recording
         records = engine.records
-        silent = replaced_methods(training.module, **_stand_ins(training))
-        exact = tf32.refused(training.device.type)
-        with warnings.catch_warnings(), training.without_loggers(), silent, exact:
-            warnings.simplefilter("ignore")  # of a network that the engine changes
-            state = StepState(training)
-            weights = [(p, p.data, p.data.clone()) for p in training.module.parameters()]
-            engine.recording = False
+        try:
+            with without_traces(self._training) as state:
+                engine.recording = False
 
-            def rewind() -> None:
-                state.restore()
-                torch.clear_autocast_cache()
+                def rewind() -> None:
+                    state.restore()
+                    torch.clear_autocast_cache()
 
-            try:
                 yield rewind
-            finally:
-                state.finish()
-                _put_back(weights)
-                torch.clear_autocast_cache()
-                engine.discard()
-                engine.recording = recording
-                engine.records = records
+        finally:
+            engine.discard()
+            engine.recording = recording
+            engine.records = records
+
+
+@contextmanager
+def without_traces(training: Training) -> Iterator[StepState]:
+    """Within, a step may run without training: nothing is logged, and in the end everything is put back.
+
+    Args:
+        training: The training whose step runs.
+    """
+    silent = replaced_methods(training.module, **_stand_ins(training))
+    exact = tf32.refused(training.device.type)
+    with warnings.catch_warnings(), training.without_loggers(), silent, exact:
+        warnings.simplefilter("ignore")  # of a network that is run otherwise than in training
+        state = StepState(training)
+        weights = [(p, p.data, p.data.clone()) for p in training.module.parameters()]
+        try:
+            yield state
+        finally:
+            state.finish()
+            _put_back(weights)
+            torch.clear_autocast_cache()
+
+
+def loss_of_step(training: Training, batch: Any) -> Any:
+    """The loss of the training's own step on a batch; in manual optimization the first one that it differentiates."""
+    with training.autocast(), torch.enable_grad(), stopped(training):
+        return loss_of(output_of(training.own_step, batch, *training.index_of_step()))
 
 
 def _stand_ins(training: Training) -> dict[str, Callable[..., Any]]:
@@ -370,12 +437,6 @@ def _watched_outputs(module: nn.Module, records: int) -> Iterator[dict[str, bool
 def _index(rows: int, size: int) -> NDArray[np.int64]:
     """Rows of a lot of `size`: the first, from the beginning again where there are fewer."""
     return np.resize(np.arange(min(rows, size)), size)
-
-
-def reason_of(error: UnsupportedModuleError) -> str:
-    """What an error says, without figures of the records and without the remedy that is about to be taken."""
-    reason = _OF_RECORDS.sub("", " ".join(str(error).split()))
-    return reason.replace(f"; {TRAINED_ALONE}.", "")
 
 
 def _are_close(one: Tensor, other: Tensor) -> bool:

@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.guards.parameters import parameters_of
-from dpbench.guards.withheld_loss import require_watched, step_arguments
+from dpbench.guards.withheld_loss import RecordsWithheld, has_closure, require_watched, step_arguments
 
 
 def _writes_before_closure(optimizer: Optimizer) -> bool:
@@ -69,6 +69,9 @@ class OptimizerSteps:
     Args:
         optimizer: Updates the private part.
         parameters: To which gradients are released.
+
+    Attributes:
+        goes_on: True where the module's `optimizer_step` goes on after the step, up to `end_step`.
     """
 
     def __init__(self, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
@@ -78,6 +81,8 @@ class OptimizerSteps:
         self._due = False
         self._depth = 0
         self._handles: list[RemovableHandle] = []
+        self._withheld = RecordsWithheld()
+        self.goes_on = False
 
     def follow(self, parameters: Sequence[Tensor]) -> None:
         """Take note of the parameters to which gradients are released from now on."""
@@ -100,6 +105,7 @@ class OptimizerSteps:
 
     def close(self) -> None:
         """Remove the hooks."""
+        self._withheld.close()
         while self._handles:
             self._handles.pop().remove()
 
@@ -127,6 +133,10 @@ class OptimizerSteps:
         """End a lot, whose records are out of sight."""
         self._unreleased = False
 
+    def end_step(self) -> None:
+        """Show records again: the module's `optimizer_step` has returned."""
+        self._withheld.close()
+
     def _before_step(
         self,
         optimizer: Optimizer,
@@ -138,25 +148,34 @@ class OptimizerSteps:
         after = None
         if optimizer is self.private:
             self._depth += 1
+            before = self._withheld.close
             after = self._refuse_writes
             if self._unreleased and _writes_before_closure(optimizer):
                 if self._depth == 1:  # else it is the step of a base class: what was written since is the optimizer's
                     self._writes.refuse_before_release()
-                before = self._remember
+                before = self._let_in
         elif not self._unreleased:
             return None
-        return step_arguments(args, kwargs, before, after)
+        arguments = step_arguments(args, kwargs, before, after)
+        if optimizer is self.private and (not self._unreleased or has_closure(args, kwargs)):
+            self._withheld.open()
+        return arguments
 
     def _refuse_writes(self) -> None:
-        """Refuse writes by hooks between the release and the update."""
+        """Refuse writes by hooks between the release and the update, which sees no records."""
+        self._withheld.open()
         if self._due:
             self._writes.refuse_before_update()
 
-    def _remember(self) -> None:
+    def _let_in(self) -> None:
+        """Accept what the optimizer has written before it asks for the loss."""
+        self._withheld.close()
         if self._unreleased:
             self._writes.remember()
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if optimizer is self.private and self._depth == 1 and not self.goes_on:
+            self._withheld.close()
         if self._unreleased:
             raise ConfigurationError(
                 "an optimizer has stepped before the release of the batch: the first manual_backward of a batch must "

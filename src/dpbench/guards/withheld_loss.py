@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from dpbench.errors import ConfigurationError
+from dpbench.privacy.record_axis.tags import has_plain_memory, is_private, tag_of
 
 READS_LOSS = (
     "the optimizer reads the loss of a batch, which is exact: step lengths by Polyak (SPS, ALI-G), LBFGS and line "
     "searches would carry it into the weights without noise. Take an optimizer that reads p.grad alone (SGD, Adam, "
     "Prodigy, schedule-free ones), and log the loss in training_step, not from what optimizer.step returns."
+)
+READS_RECORDS = (
+    "the update reads a tensor that training_step has computed of records ({function}): it is exact, and would get "
+    "into the weights without noise. Optimizers, their hooks and schedules of private training see released gradients, "
+    "weights and constants alone."
 )
 Closure = Callable[..., Any]
 """What `Optimizer.step` calls for the loss."""
@@ -45,6 +53,65 @@ class _WithheldLoss(Tensor):
 
     def __round__(self, digits: int | None = None) -> NoReturn:
         raise ConfigurationError(READS_LOSS)
+
+
+class RecordsWithheld(TorchFunctionMode):
+    """Refuses functions of tensors that have records in their memory, as tags say: for the time of an update.
+
+    Args:
+        refuses: False to let them through.
+
+    Attributes:
+        has_seen: True once there was such a function.
+    """
+
+    def __init__(self, refuses: bool = True) -> None:
+        super().__init__()
+        self.has_seen = False
+        self._is_open = False
+        self._looks = False
+        self._refuses = refuses
+
+    def open(self) -> None:
+        """Look at functions from now on."""
+        self._looks = True
+        if not self._is_open:
+            self._is_open = True
+            self.__enter__()  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """Look no longer."""
+        if self._is_open and _get_current_function_mode() is self:  # type: ignore[no-untyped-call]
+            self._is_open = False
+            self.__exit__(None, None, None)
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        for x in (*args, *(kwargs or {}).values()) if self._looks else ():
+            for t in x if isinstance(x, (list, tuple)) else (x,):
+                if isinstance(t, Tensor) and has_plain_memory(t) and is_private(tag_of(t)):
+                    self.has_seen = True
+                    self._looks = False  # once is enough; after a refusal, the training ends by an error
+                    if not self._refuses:
+                        break
+                    raise ConfigurationError(READS_RECORDS.format(function=getattr(func, "__name__", func)))
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def records_withheld(refuses: bool = True) -> Iterator[RecordsWithheld]:
+    """Within, functions of tensors of records are refused, or noted."""
+    withheld = RecordsWithheld(refuses)
+    withheld.open()
+    try:
+        yield withheld
+    finally:
+        withheld.close()
 
 
 WITHHELD_LOSS: Tensor = torch.empty((), device="meta").as_subclass(_WithheldLoss)
@@ -81,6 +148,11 @@ def with_closures(
     if callable(options.get("closure")):
         options["closure"] = wrap(options["closure"])
     return (optimizer, *positional), options
+
+
+def has_closure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """True if arguments of `Optimizer.step` (the optimizer first) have a closure among them."""
+    return callable(kwargs.get("closure")) or (len(args) > 1 and callable(args[1]))
 
 
 def step_arguments(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,18 +14,19 @@ from dpbench.privacy.accounting.calibration import affordable_releases, calibrat
 from dpbench.privacy.accounting.composition import check_delta, epsilon, find_accountant
 from dpbench.privacy.accounting.ledger import Header, Release, counted_event, read_ledger
 from dpbench.privacy.accounting.seal import Seal, difference, seal_of
+from dpbench.privacy.accounting.stated_plan import own_process
 from dpbench.privacy.accounting.writer import LedgerWriter
 from dpbench.privacy.events import Event, Queries, SumQuery, equivalent_queries
 from dpbench.privacy.mechanism.training_plan import TrainingPlan
 from dpbench.privacy.processes import ALONE, Processes
 from dpbench.privacy.sampling import Sampling
-from dpbench.renamed import old_names
 
 # Noise multipliers and targets: below, they are taken for zero; above, their squares leave the floating-point numbers.
 _SMALLEST = 1e-12
 _LARGEST = 1e12
 _REMAINDER = 1e-4
 """Share of a target that a calibrated training may leave: PLD solves to a tenth of that."""
+_GROWTH = 1.25  # of the releases between two points at which a slow accountant is asked
 _UNBOUNDED = 10**7  # releases that a run without an end is checked for
 
 
@@ -92,6 +94,7 @@ class Budget:
         self._opened = False
         self._processes = ALONE
         self._plan: TrainingPlan | None = None
+        self._own_process: str | None = None  # of noise that is not dpbench's
         self._seal: Seal | None = None  # of a checkpoint, or of the ledger when it was closed
 
     @property
@@ -100,13 +103,24 @@ class Budget:
         assert self.target_epsilon is not None
         return self.target_epsilon, self.delta, self.accountant
 
-    def epsilon(self, accountant: str = "rdp") -> float:
-        """Epsilon of everything spent so far."""
-        return epsilon(self.spent, self.delta, accountant)
+    def epsilon(self, accountant: str | None = None) -> float:
+        """Epsilon of everything spent so far; without a name by the budget's accountant."""
+        return epsilon(self.spent, self.delta, accountant or self.accountant)
 
-    def epsilon_here(self, accountant: str = "rdp") -> float:
+    def epsilon_here(self, accountant: str | None = None) -> float:
         """Epsilon up to the newest release of this run: without those that are on disk and it has yet to repeat."""
-        return epsilon(self.spent - self.repeated, self.delta, accountant)
+        return epsilon(self.spent - self.repeated, self.delta, accountant or self.accountant)
+
+    def is_worth_logging(self, number: int, before: int) -> bool:
+        """Whether a log of epsilon has a point after a release: by a slow accountant after each quarter of them more.
+
+        Args:
+            number: The release, from 1 on.
+            before: The release of the point before, if there was one.
+        """
+        if before < 1 or not find_accountant(self.accountant).is_slow:
+            return True
+        return math.floor(math.log(before, _GROWTH)) < math.floor(math.log(number, _GROWTH))
 
     def state_dict(self) -> dict[str, Any]:
         """Seal by which a resumed run, and a reader, know the ledger again; nothing on ranks other than 0."""
@@ -136,10 +150,10 @@ class Budget:
         self._earlier = processes.broadcast(events)
 
     def calibrated(self, plan: TrainingPlan, horizon: TrainingLength) -> float:
-        """The noise multiplier that uses up, in the planned number of steps, what is left of the target.
+        """The noise that uses up, in the planned number of steps, what is left of the target: a multiple of the plan's.
 
         Args:
-            plan: Of the training, with noise of multiplier 1.
+            plan: Of the training, with noise of multiplier 1 where a multiplier is sought.
             horizon: Number of steps.
 
         Raises:
@@ -342,6 +356,7 @@ class Budget:
             BudgetExhausted: The target allows no further release.
         """
         self._plan = plan
+        self._own_process = own_process(plan.noise.to_dict())
         if self.target_epsilon is None:
             return
         replays = self.repeated.total()
@@ -392,10 +407,12 @@ class Budget:
 
         Raises:
             ConfigurationError: The ledger is not open.
+            BudgetExhausted: Noise of one's own costs more than it was planned to, and than the target allows.
         """
         if not self._opened:
             raise ConfigurationError("the ledger is not open: call open_ledger before the first release.")
         event = counted_event(release)
+        self._refuse_less_noise(event)
         if self._writer is not None:
             self._writer.append(release)
         elif self.repeated[event]:
@@ -404,6 +421,17 @@ class Budget:
             self.spent[event] += 1
         if self.remaining is not None:
             self.remaining -= 1
+
+    def _refuse_less_noise(self, event: Event) -> None:
+        """Refuse a release that costs more than is left, where the noise is not dpbench's: it may have moved since."""
+        if self.remaining is None or self.repeated[event]:
+            return
+        process = self._own_process
+        if process is not None and not affordable_releases(self.spent, [event], *self._target):
+            raise BudgetExhausted(
+                f"{process} draws less noise than it had planned, and target_epsilon={self.target_epsilon} does not "
+                f"allow it (spent: {self.epsilon():.4g}): make its multiplier a function of the step."
+            )
 
     def close(self) -> None:
         """Close the ledger."""
@@ -431,6 +459,3 @@ def _check_positive(name: str, value: float | None, hint: str = "") -> None:
         raise ConfigurationError(
             f"{name} must be a positive number from {_SMALLEST:g} to {_LARGEST:g}, not {value}{hint}."
         )
-
-
-__getattr__ = old_names(__name__, {"Horizon": "TrainingLength"})

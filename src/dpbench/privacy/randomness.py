@@ -104,13 +104,8 @@ def keyed_generator(key: Sequence[int], device: torch.device | str = "cpu") -> t
             as the place in its sequence where they begin; others 64.
     """
     generator = torch.Generator(device)
-    set_keyed_state(generator, key)
-    return generator
-
-
-def set_keyed_state(generator: torch.Generator, key: Sequence[int]) -> None:
-    """Put a generator into the state of `keyed_generator`: for one that a CUDA graph draws from."""
     _set_state(generator, _expanded(key, _MT_BYTES))
+    return generator
 
 
 def seed_global_generators(key: Sequence[int], device: torch.device) -> None:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,13 +28,12 @@ from dpbench.privacy.canaries.canaries import Canaries
 from dpbench.privacy.events import NOISE_END, Summands
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.kept_keys import FILE_NAME as KEYS_FILE
-from dpbench.privacy.kept_keys import fresh_keys, read_keys, write_keys
-from dpbench.privacy.mechanism.banded import Banded, banded_noise, planned_steps, running_sums
+from dpbench.privacy.kept_keys import KeptKeys, fresh_keys, read_keys, write_keys
+from dpbench.privacy.mechanism.banded import Banded, banded_noise
 from dpbench.privacy.mechanism.clipping import VectorGroup
-from dpbench.privacy.mechanism.factorization import Floats, bands_to_try, choose_bands
 from dpbench.privacy.mechanism.mechanism import Mechanism, Merge
 from dpbench.privacy.mechanism.metrics import Value
-from dpbench.privacy.mechanism.noise import AddNoise, checksum
+from dpbench.privacy.mechanism.noise import checksum
 from dpbench.privacy.mechanism.noise_process import MakeNoise, Noise, noise_of
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.mechanism.schedules import CONSTANT, UNSCHEDULED, Factors, Schedules, factors_of
@@ -44,7 +41,6 @@ from dpbench.privacy.mechanism.training_plan import TrainingPlan
 from dpbench.privacy.processes import ALONE, Processes
 from dpbench.privacy.randomness import RANDOM_NUMBERS, Stream, digest_of, fresh_key, noise_key, source_of
 from dpbench.privacy.sampling import Sampling
-from dpbench.renamed import OldAttribute, old_names
 
 _OTHER_SUM = (
     "release {number} differs from its record in {path}: something is random beyond the seed (augmentation, a "
@@ -92,6 +88,7 @@ class ReleaseEngine:
     Attributes:
         num_releases: So far.
         noise_multiplier: Given, or found once a training has begun.
+        planned_releases: Number for which the noise was computed; None where it was given.
         phase: Of the ledger: how often the run was taken up again with other settings.
         observers: Called with every piece of a lot: private data, for diagnostics.
         watchers: Called with the mechanism and this process's sums before noise; for references without privacy only.
@@ -120,27 +117,23 @@ class ReleaseEngine:
         self._coefficients: tuple[float, ...] = ()
         self._keys_file: Path | None = None
         self._are_all_seeded = False
-        self._kept_lot_key: int | None = None
         self.num_releases = 0
         self.phase = 0
         self.noise_multiplier = noise_multiplier
         self._given_noise = noise_multiplier
+        self.planned_releases: int | None = None
         self.observers: list[Observer] = []
         self.watchers: list[Callable[[Mechanism], object]] = []
         self.memory: dict[str, Any] = {}  # of a checkpoint
         self.canaries: Canaries | None = None
         self.first_weights: str | None = None
-        self.key = fresh_key() if seed is None else seed
+        self.key = fresh_key()
         self.processes = ALONE
         self._mechanism: Mechanism | None = None
         self._names: Sequence[str] = ()
         self._lot_key: int | None = None  # of lots that were drawn under another plan first
         self._open = False
         self._empty = False
-
-    made = OldAttribute("num_releases")
-    take_part = OldAttribute("join")
-    forget = OldAttribute("reset")
 
     @property
     def mechanism(self) -> Mechanism:
@@ -156,7 +149,7 @@ class ReleaseEngine:
             )
         return self._mechanism
 
-    def epsilon(self, accountant: str = "rdp") -> float:
+    def epsilon(self, accountant: str | None = None) -> float:
         """Epsilon of everything released so far; infinite for a reference without privacy."""
         _ = self.mechanism
         return self.budget.epsilon(accountant) if self.recipe.private else float("inf")
@@ -166,6 +159,7 @@ class ReleaseEngine:
         self.num_releases = 0
         self.memory = {}
         self.noise_multiplier = self._given_noise
+        self.planned_releases = None
         self.first_weights = None
 
     def join(self, processes: Processes, key: int | None = None) -> None:
@@ -173,11 +167,28 @@ class ReleaseEngine:
 
         Args:
             processes: All of this training.
-            key: Of the run; None takes the seed, or without one the operating system's entropy.
+            key: Of the run; None takes the operating system's entropy.
+
+        Raises:
+            ConfigurationError: There is a seed and no key.
         """
-        own_key = self.seed if key is None else key
+        if key is None and self.seed is not None:
+            raise ConfigurationError(
+                f"key=None with seed={self.seed}: by the seed alone, runs on other data would share their noise. Pass "
+                "a key that covers data and settings (dpbench.callback.run_key), or leave out the seed."
+            )
         self.processes = processes
-        self.key = processes.broadcast(fresh_key() if own_key is None else own_key)
+        self.key = processes.broadcast(fresh_key() if key is None else key)
+
+    @property
+    def _has_known_key(self) -> bool:
+        """Whether its noise can be drawn again, with the seed or the file of `keep_keys`."""
+        return self.seed is not None or self._keys_file is not None
+
+    @property
+    def may_draw_again(self) -> bool:
+        """Whether its noise may be drawn again: with a seed, or with keys that `keep_keys` keeps."""
+        return self.seed is not None or self._banded is not None
 
     @property
     def lot_key(self) -> int | None:
@@ -189,18 +200,11 @@ class ReleaseEngine:
         key = (self.key, self.mechanism.training_plan.digest)
         return int.from_bytes(digest_of(key)[:16], "big")
 
-    def choose_bands(
-        self,
-        sampling: Sampling,
-        steps: float,
-        workload: Callable[[int], Floats] = running_sums,
-    ) -> int | None:
+    def fix_coefficients(self, steps: float) -> int | None:
         """Fix the coefficients of correlated noise; `join` comes before, `begin` after.
 
         Args:
-            sampling: How lots are drawn, before their records are in groups.
-            steps: Of the training; infinite without an end.
-            workload: Number of steps → what an optimizer makes of a step's release, see `optimizer_workload`.
+            steps: Number of steps of the training; infinite without an end.
 
         Returns:
             Number of bands, and of groups of records that have to take turns; None without correlated noise.
@@ -214,18 +218,14 @@ class ReleaseEngine:
         # Optimized ones depend on the planned length, which a run that goes on may change.
         purpose = None if banded is None else banded.coefficients
         is_kept = before and isinstance(purpose, str) and purpose == self.memory["coefficients_for"]
-        if banded is not None and is_kept and banded.bands in ("auto", len(before)):
+        if banded is not None and is_kept and banded.bands == len(before):
             self._coefficients = before
         elif banded is not None:
-            bands = banded.bands
-            if bands == "auto":
-                self._coefficients = self._best_coefficients(sampling, steps, workload, banded)
-            elif bands > steps:
+            if banded.bands > steps:
                 raise ConfigurationError(
-                    f"{bands} bands are more than the {steps:.0f} steps of the training: lower strategy.bands."
+                    f"{banded.bands} bands are more than the {steps:.0f} steps of the training: lower strategy.bands."
                 )
-            else:
-                self._coefficients = banded.of_bands(bands, steps, workload)
+            self._coefficients = banded.of_steps(steps)
             # What is optimized in floating-point numbers is the same in all processes.
             self._coefficients = self.processes.broadcast(self._coefficients)
         if self.num_releases and before not in (self._coefficients, ()):
@@ -235,12 +235,18 @@ class ReleaseEngine:
             )
         return len(self._coefficients) or None
 
-    def keep_keys(self, ledger: Path, are_lots_seeded: bool) -> int | None:
+    def keep_keys(
+        self,
+        ledger: Path,
+        are_lots_seeded: bool,
+        key_of: Callable[[int], int] = int,
+    ) -> int | None:
         """Keep the keys that no seed says in a file, where noise and groups have to be drawn again to be resumed.
 
         Args:
             ledger: Beside which the file lies until `forget_keys`.
             are_lots_seeded: Whether the lots have a seed of their own.
+            key_of: Kept key of the noise → key of the run.
 
         Returns:
             Key of the lots; None where a seed says it, or nobody has to know it.
@@ -249,7 +255,6 @@ class ReleaseEngine:
             ConfigurationError: The file cannot be read or written.
         """
         self._keys_file = None
-        self._kept_lot_key = None
         self._are_all_seeded = self.seed is not None and are_lots_seeded
         is_correlated = len(self._coefficients) > 1 and self.recipe.private
         if self._are_all_seeded or not is_correlated:
@@ -263,14 +268,13 @@ class ReleaseEngine:
             elif not records_a_run(ledger):
                 keys = fresh_keys()
                 write_keys(path, keys)
-        keys = self.processes.broadcast(keys)
-        if keys is None:
+        kept: KeptKeys | None = self.processes.broadcast(keys)
+        if kept is None:
             return None
         self._keys_file = path
-        noise_key, self._kept_lot_key = keys
         if self.seed is None:
-            self.key = noise_key
-        return self._kept_lot_key
+            self.key = self.processes.broadcast(key_of(kept.noise))
+        return kept.lots
 
     def forget_keys(self, is_over: bool) -> Path | None:
         """Delete the file of `keep_keys` where the training is over, or nothing was released.
@@ -289,32 +293,6 @@ class ReleaseEngine:
             path.unlink(missing_ok=True)
             return None
         return path
-
-    def _best_coefficients(
-        self,
-        sampling: Sampling,
-        steps: float,
-        workload: Callable[[int], Floats],
-        banded: Banded,
-    ) -> tuple[float, ...]:
-        """Coefficients of the number of bands with the least error at the target."""
-        if self._given_noise is not None or self.budget.target_epsilon is None:
-            raise ConfigurationError(
-                "bands=auto weighs the noise that each number of bands needs for a target: set target_epsilon, without "
-                "noise_multiplier, or give bands a number."
-            )
-        planned = planned_steps(steps)
-        _ = sampling.in_groups(2)  # refuses lots that know no groups
-
-        def noise_multiplier_of(bands: int) -> float:
-            lots = sampling.in_groups(bands)
-            events = [(lots.at(step), 1.0) for step in range(planned)]
-            return self.budget.scale_for(Counter(events), sampling.record_changes)
-
-        groups = sampling.groups if sampling.groups > 1 else math.floor(1 / sampling.rate + 1e-9)
-        tried = bands_to_try(min(planned, groups))
-        best = choose_bands(noise_multiplier_of, workload(planned), tried, banded.error_kind)
-        return banded.of_bands(best.bands, steps, workload)
 
     def _noise(self, noise_multiplier: float, factors: Factors) -> Noise:
         if not self._coefficients:
@@ -370,10 +348,10 @@ class ReleaseEngine:
             bound_factors=bound_factors,
             size_factors=size_factors,
         )
-        if self.num_releases == 0:
-            self.budget.read_earlier(self.processes)
+        self.budget.read_earlier(self.processes)
         if self.noise_multiplier is None:
             self.noise_multiplier = self.budget.calibrated(plan, horizon)
+            self.planned_releases = int(horizon.total_steps)
         # At a multiplier of 1 first, since what solves for it asks the plan how the cost moves with it.
         plan = replace(plan, noise=self._noise(self.noise_multiplier, noise_factors))
         if self.canaries is not None:
@@ -458,8 +436,8 @@ class ReleaseEngine:
             return
         plan = self.mechanism.training_plan
         noise_source = None
-        if self.seed is not None:
-            noise_source = source_of((self.key, plan.digest, self.processes.apart))
+        if self._has_known_key:
+            noise_source = self._origin + source_of((self.key, plan.digest, self.processes.apart))
         header = Header(
             unit=plan.sampling.unit,
             neighboring_relation=plan.sampling.neighboring_relation,
@@ -513,7 +491,7 @@ class ReleaseEngine:
 
         None without a seed, unless its keys are kept: then nothing can be repeated.
         """
-        if self.seed is None and self._keys_file is None:
+        if not self._has_known_key:
             return None
         mechanism = self.mechanism
         device = mechanism.total.device
@@ -521,14 +499,18 @@ class ReleaseEngine:
         rounding = (torch.__version__, kernels, RANDOM_NUMBERS)
         facts = [
             self.fingerprint,
-            self.key if self._kept_lot_key is None else [self.key, self._kept_lot_key],
+            self.key,
             device.type,
             list(self._names),
             mechanism.training_plan.digest,
             *rounding,
         ]
-        digits = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
-        return digits if self.seed is not None else f"{KEPT}{digits}"
+        return self._origin + hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+    @property
+    def _origin(self) -> str:
+        """Begins the words of the ledger that come from the key of the noise."""
+        return KEPT if self.seed is None else ""
 
     @property
     def lot_phase(self) -> int:
@@ -607,11 +589,8 @@ class ReleaseEngine:
         mechanism.add_sums(total, records)
 
     @torch.no_grad()
-    def release(self, add_noise: AddNoise | None = None) -> list[Tensor]:
+    def release(self) -> list[Tensor]:
         """Make the sums of the lot private: noise, a line in the ledger, and only then the division.
-
-        Args:
-            add_noise: Carries out `add_gaussian_noise`, to the last bit; None: that itself.
 
         Returns:
             The private gradient of each parameter, in its shape.
@@ -635,14 +614,14 @@ class ReleaseEngine:
         if self.processes.world > 1:
             self.processes.add_up(mechanism.total)
         exact = mechanism.total.clone() if self.budget.repeated.total() else None  # until the replay is seen to be one
-        self._add_noise(add_noise)
+        self._add_noise()
         if exact is not None and self.budget.differs(self._released()):
             if self.processes.rank == 0:
                 warnings.warn(_OTHER_SUM.format(number=self.num_releases, path=self.budget.path), stacklevel=2)
             self._refuse_second_sum(mechanism.training_plan)
             mechanism.total.copy_(exact)
             self.phase = self.budget.leave_replay(self.num_releases)
-            self._add_noise(add_noise)
+            self._add_noise()
         if self.canaries is not None:
             self.canaries.read(mechanism)
         if self.recipe.private:  # on disk before anything uses the noised sum
@@ -659,7 +638,7 @@ class ReleaseEngine:
                 "deterministic=True), or start a new run."
             )
 
-    def _add_noise(self, add: AddNoise | None) -> None:
+    def _add_noise(self) -> None:
         """Add the noise of this phase to the sum of all: whatever were added after it would not be on its grid."""
         if not self.recipe.noise:
             return
@@ -670,7 +649,7 @@ class ReleaseEngine:
             def key_of_step(step: int) -> tuple[int, ...]:
                 return noise_key(self.key, digest, self.phase, step, self.processes.apart)
 
-            mechanism.add_noise(key_of_step, add)
+            mechanism.add_noise(key_of_step)
         self.processes.share(mechanism.total)
 
     def _released(self) -> Release:
@@ -692,6 +671,7 @@ class ReleaseEngine:
             "private": self.recipe.private,
             "releases": self.num_releases,
             "noise_multiplier": self.noise_multiplier,
+            "planned_releases": self.planned_releases,
         }
         if self._mechanism is not None:
             state |= self._mechanism.state_dict()
@@ -711,6 +691,5 @@ class ReleaseEngine:
         self.first_weights = state.get("first_weights")
         self.budget.load_state_dict(state)
         self.noise_multiplier = self.noise_multiplier or state["noise_multiplier"]
-
-
-__getattr__ = old_names(__name__, {"Releases": "ReleaseEngine", "Trained": "TrainableParameters"})
+        if self._given_noise is None:
+            self.planned_releases = state.get("planned_releases")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dpbench.privacy.processes import Processes
+from dpbench.privacy.record_axis.verdict import new_axis
 from dpbench.records.training import replaced_methods
 
 
@@ -55,8 +56,9 @@ class LocalLogs:
             options["batch_size"] = max(steps, 1)
             # Not over the processes: those without a user or record in this lot would not take part.
             options["sync_dist"] = False
-            mean = total / steps if steps else total
-            self._module.log(name, mean, **options)
+            with new_axis(1):  # a later step may read it
+                mean = total / steps if steps else total
+                self._module.log(name, mean, **options)
 
     def _share_metrics(self, processes: Processes) -> None:
         """Log the metrics of rank 0 here too: computing one waits for all processes, also for those without a user.

@@ -6,11 +6,14 @@ from typing import Any
 
 from torch import nn
 
+from dpbench.records.step_state import is_opaque
+
+_ABSENT = object()
 _KINDS = (int, float)  # a flag says what was done once, and stays
 
 
 class Counters:
-    """Plain numbers in the attributes of a module and its parts.
+    """Plain numbers in the attributes of a module and its parts, and in dictionaries and objects that they hold.
 
     One that each record leaves alike counts, or follows a schedule: each record finds what the first one did. One that
     a record leaves otherwise than the first tells something of records. It stays, and guards see what comes of it.
@@ -21,10 +24,10 @@ class Counters:
 
     def __init__(self, module: nn.Module) -> None:
         self._places: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        for part in module.modules():
-            attributes = part.__dict__
+        for attributes in _attributes(module):
             numbers = {name: value for name, value in attributes.items() if type(value) in _KINDS}
             self._places.append((attributes, numbers))
+        self._names = [set(attributes) for attributes, _ in self._places]
         self._records = 0
         self._after_first: dict[tuple[int, str], Any] = {}
 
@@ -34,6 +37,9 @@ class Counters:
         if self._records == 1:
             return
         for place, (attributes, numbers) in enumerate(self._places):
+            if self._records == 2:  # the class has the first value
+                new = attributes.keys() - self._names[place]
+                numbers.update({name: _ABSENT for name in new if type(attributes[name]) in _KINDS})
             for name, value in list(numbers.items()):
                 current = attributes.get(name)
                 if current is value or current == value:
@@ -42,5 +48,19 @@ class Counters:
                     self._after_first[place, name] = current
                 if self._after_first.get((place, name)) == current:
                     attributes[name] = value
+                    if value is _ABSENT:
+                        del attributes[name]
                 else:
                     del numbers[name]
+
+
+def _attributes(module: nn.Module) -> list[dict[str, Any]]:
+    dictionaries = []
+    for part in module.modules():
+        dictionaries.append(part.__dict__)
+        for name, value in part.__dict__.items():
+            if type(value) is dict and name not in ("_parameters", "_buffers", "_modules"):
+                dictionaries.append(value)
+            elif hasattr(value, "__dict__") and not is_opaque(value):
+                dictionaries.append(vars(value))
+    return dictionaries

@@ -8,19 +8,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpbench.data.lots import LotLoader, RecordOfRow
 from dpbench.data.separate_records import SeparateRecords
 from dpbench.data.users import refuse_users
 from dpbench.data.views import ImageOfView
-from dpbench.errors import ConfigurationError, UnsupportedModuleError
+from dpbench.errors import CarriedRecordsError, ConfigurationError, DPBenchError, UnsupportedModuleError, brief
 from dpbench.privacy.events import MICROBATCH, UNITS, Summands
-from dpbench.privacy.gradients.engine import LossReduction
+from dpbench.privacy.gradients.engine import LossReduction, PerRecordEngine
 from dpbench.privacy.gradients.method import GRADIENTS, GradientMethod, GradientsName
 from dpbench.privacy.gradients.one_by_one import OneByOne
 from dpbench.privacy.gradients.parameter import ParameterGradients
+from dpbench.privacy.gradients.validation import reason_of
+from dpbench.privacy.record_axis.tags import Over
 from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
 from dpbench.privacy.sampling import Sampling
 from dpbench.records._local_logs import LocalLogs
@@ -31,8 +35,10 @@ from dpbench.records.grouping import RowsOfLot, grouped_lots, merge_of, rows_of_
 from dpbench.records.physical_batches import batch_for_step, cut
 from dpbench.records.record_gradients import record_gradients
 from dpbench.records.source import SECOND_RELEASE, Lot, Piece, PieceFacts
+from dpbench.records.step_state import PublicState
 from dpbench.records.stopped_step import output_of, stopped
 from dpbench.records.training import Training, TrainingStep, loss_of, nothing, replaced_methods
+from dpbench.records.watched_step import WatchedStep
 
 _NO_LOSS = (
     "training_step returned no loss for a batch that is not empty: skipping batches by their contents is not private. "
@@ -50,6 +56,13 @@ _OWN_BACKWARD = (
     "within a step by torch.autograd.grad, and return the loss (in manual optimization: self.manual_backward)."
 )
 _RECORD_BY_RECORD = "gradients=auto: record by record{times}, since the engine cannot be used: {reason}"
+_NEITHER = (
+    "the engine cannot be used ({reason}), and record by record training_step fails on a batch of one record ({error})"
+)
+_ONE_RECORD = (
+    "record by record, training_step is given each record as a batch of one. If it runs on larger batches only, "
+    "squeeze() without a dimension is a frequent cause."
+)
 _DEVIATIONS = 4  # standard deviations of the size of a lot that padded lots have room for
 _MULTIPLE = 8  # of which padded lots have rows, which suits matrix products
 _ON_NOISE = 64  # records of the step that first bounds are found by
@@ -102,13 +115,18 @@ class Examples:
         self._is_separate = False
         self._is_summed = False
         self._run_alone: Callable[[], None] | None = None
+        self.limit: str | None = None
+        self.reason: str | None = None
+        self._is_padded = False
         self._was_looked_at = False
         self._values: Any = {}
+        self._watched = WatchedStep()
 
     def check(self, training: Training) -> None:
         """Lots in pieces need automatic optimization."""
         _refuse_in_manual_optimization(training, max_physical_batch_size=self._most_rows_asked)
         self.is_chosen = False
+        self.limit = None
         self._most_rows = self._most_rows_known
 
     @property
@@ -124,6 +142,7 @@ class Examples:
         self._verified = False
         self._logs = LocalLogs(training.module)
         self._part = part
+        self._watched.begin(training)
         resumed = self.method if self.gradients == "auto" and self.is_chosen else None
         self.use(resumed or ("engine" if self.gradients == "auto" else self.gradients))
         assert self.engine is not None
@@ -151,10 +170,27 @@ class Examples:
             self.engine.close()
         self.engine = engine
         self.method = name
+        self.limit = None
+        self.reason = reason
         self._at_once = engine.at_once or self._most_rows
         if reason is not None:
             times = "" if slowdown is None else f" (a batch takes about {slowdown:.1f} times as long as one plain step)"
             self._training.inform(_RECORD_BY_RECORD.format(times=times, reason=reason))
+
+    @property
+    def next_method(self) -> str | None:
+        """Record by record after a lot that had to be; several processes, of which one may, go on with the engine."""
+        is_alone = self.limit is not None and self._training.world_size == 1
+        return "one_by_one" if is_alone else self.method
+
+    def watched(self, own: TrainingStep) -> TrainingStep:
+        """The module's own step, judged in each batch whose records the engine takes together."""
+        return self._watched.step(own)
+
+    def hide(self) -> None:
+        """Have hooks before the backward pass see nothing that the step has made of values that it read."""
+        if self._training.automatic_optimization:  # else the step is over
+            self._watched.hide()
 
     def step(self, own: TrainingStep) -> TrainingStep:
         """The same step on pieces of a lot that is large; in manual optimization the step itself, after them."""
@@ -232,6 +268,8 @@ class Examples:
         self._is_summed = False
         self._released = False
         self._run_alone = None
+        self._is_padded = False
+        self._watched.open()
         self.engine.expect(self._rows)
 
     def close_lot(self) -> None:
@@ -244,7 +282,13 @@ class Examples:
             raise ConfigurationError(_SECOND_BACKWARD)
         self._released = True
         self.engine.recording = False
+        if self._training.automatic_optimization:  # else the step goes on
+            self._watched.withhold()
         self._warn_without_gradients()
+
+    def end_lot(self) -> None:
+        """Give values back that were withheld from the update, as they were before the step."""
+        self._watched.give_back()
 
     def _warn_without_gradients(self) -> None:
         """Say once, of the first lot with records, that none of them has a gradient: it may be so by chance."""
@@ -277,16 +321,15 @@ class Examples:
 
     @property
     def padded_rows(self) -> int | None:
-        """Room for all but some 1 in 30,000 Poisson lots; None where lots are of one size, or go in pieces."""
+        """Room for all but some 1 in 30,000 lots; None where they go in pieces."""
         assert self._loader is not None
         if self._is_separate or not self._rows_of_lot:
             return None
         lots = self._loader.lots
         sampling = lots.sampling.resized(lots.size_factors.at(self._releases.num_releases))
         cumulants = sampling.lot_size_cumulants
-        if cumulants is not None and not cumulants[0]:
-            return None
-        rows = self._room(sampling)
+        has_one_size = cumulants is not None and not cumulants[0]
+        rows = self._rows_of_lot if has_one_size else self._room(sampling)
         if self._at_once is not None and self._at_once < rows:
             return None
         return rows
@@ -330,6 +373,7 @@ class Examples:
         """Let the open lot begin again: nothing was accumulated."""
         assert self.engine is not None
         self._rows = self._rows_of_lot if padded_rows is None else padded_rows
+        self._is_padded = padded_rows is not None
         self._next_row = 0
         self._accumulated = False
         self.engine.expect(self._rows, counted)
@@ -346,20 +390,18 @@ class Examples:
     def detach(self) -> None:
         """Let go of the module."""
         self._run_alone = None
+        self._watched.end()
         if self.engine is not None:
             self.engine.close()
             self.engine = None
 
     def lot(self) -> Lot:
         """Facts of the open lot."""
-        bound = min(group.max_grad_norm for group in self._releases.mechanism.plan.groups)
         return Lot(
             release=self._releases.num_releases,
             record_of=self._record_of_row,
             row_index=self._index,
             limit=self._at_once,
-            recipe=self._releases.recipe,
-            bound=bound,
         )
 
     @property
@@ -381,7 +423,6 @@ class Examples:
             one_by_one = self.engine.at_once is not None
             logs = self._logs.collected(self._releases.processes) if one_by_one else nullcontext()
             waits = self._training.world_size > 1 and not one_by_one
-            self._run_alone = functools.partial(self._records_alone, training_step, batch, *args, **kwargs)
             with logs:
                 if not self._rows and not waits:
                     return torch.zeros((), device=self._training.device, requires_grad=True)
@@ -409,35 +450,59 @@ class Examples:
         @functools.wraps(training_step)
         def step(batch: Any, *args: Any, **kwargs: Any) -> Any:
             assert self.engine is not None
-            self._run_alone = functools.partial(self._records_alone, training_step, batch, *args, **kwargs)
             if self.engine.at_once is not None and self._rows:
-                self._run_alone()
+                rows = self._rows
+                self._records_alone(training_step, batch, *args, **kwargs)
                 self._is_summed = True
-            return training_step(batch, *args, **kwargs)
+                self._watched.expect(rows, None, self._index, is_one=True)
+                output = training_step(batch, *args, **kwargs)
+            else:
+                output = self._one_piece(training_step, batch, *args, **kwargs)
+            self._watched.put_back()
+            return output
 
         return step
 
-    def _records_alone(self, training_step: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+    def _records_alone(self, training_step: Any, piece: Any, *args: Any, **kwargs: Any) -> None:
         """Run the step on each record up to its backward pass, in silence, and add its gradient."""
+        assert self.engine is not None
         training = self._training
+        record_of = self._record_of_piece()
         silent = replaced_methods(training.module, log=nothing, log_dict=nothing)
         with silent, training.autocast(), torch.enable_grad(), self._each_alone() as begin:
-            for piece in cut(batch, self._rows_of_lot, self._at_once, self._record_of_row, None, self._index):
+            for record in cut(piece, self._rows, self.engine.at_once, record_of, None, self._index):
                 begin()
                 with stopped(training):
-                    output = output_of(self._one_piece, training_step, piece, *args, **kwargs)
+                    output = output_of(self._one_piece, training_step, record, *args, **kwargs)
                     self._accumulate(_require_loss(output))
             begin()
 
-    @property
-    def can_begin_again(self) -> bool:
-        """Whether nothing of the open lot, whose step ran, was added to the sums."""
-        return self._run_alone is not None and not self._accumulated
+    def _accumulate_alone(self, error: UnsupportedModuleError) -> None:
+        """Run the step of the present piece once more, record by record: its records cannot be taken together.
 
-    def begin_again(self) -> None:
-        """Run the step of the open lot once more, record by record."""
-        assert self._run_alone is not None
-        self._run_alone()
+        Args:
+            error: Why the engine cannot be used.
+        """
+        engine = self.engine
+        assert isinstance(engine, PerRecordEngine) and self._run_alone is not None
+        run_alone, self._run_alone = self._run_alone, None
+        if self.limit is None and self._training.world_size > 1:  # else `use` says so before the next lot
+            self._training.inform(_RECORD_BY_RECORD.format(times="", reason=reason_of(error)))
+        self.limit = self.reason = reason_of(error)
+        # In manual optimization the step goes on, with what it has set.
+        goes_on = None if self._training.automatic_optimization else PublicState(self._training)
+        self._watched.put_back()
+        self.engine = OneByOne(self._part, self.loss_reduction)
+        try:
+            with engine.paused():
+                run_alone()
+        except UnsupportedModuleError as failure:
+            raise failure from error
+        finally:
+            self.engine = engine
+            engine.discard()
+        if goes_on is not None:
+            goes_on.put_back()
 
     @contextmanager
     def _each_alone(self) -> Iterator[Callable[[], None]]:
@@ -461,16 +526,52 @@ class Examples:
     def _one_piece(self, training_step: Any, piece: Any, *args: Any, **kwargs: Any) -> Any:
         assert self.engine is not None
         self._rows = self.engine.records = count_records(piece)
-        output = training_step(batch_for_step(piece), *args, **kwargs)
+        self._run_alone = functools.partial(self._records_alone, training_step, piece, *args, **kwargs)
+        is_one = self.engine.at_once is not None
+        is_seen = is_one or not (self._is_padded or isinstance(piece, SeparateRecords))
+        self._watched.expect(
+            self._rows if is_seen else 0,
+            self._record_of_piece(),
+            self._index,
+            is_one,
+            has_own_shape=self._is_separate,
+        )
+        with self._failures_of_one_record_explained() if is_one else nullcontext():
+            output = training_step(batch_for_step(piece), *args, **kwargs)
         self._values = output.get("record_metrics", {}) if isinstance(output, dict) else {}
         return output
 
+    @contextmanager
+    def _failures_of_one_record_explained(self) -> Iterator[None]:
+        """Within, an error of a step on one record says why the step is given one, or gets a note that it is.
+
+        Raises:
+            UnsupportedModuleError: The engine cannot be used either.
+        """
+        try:
+            yield
+        except DPBenchError:
+            raise
+        except Exception as error:
+            if self.reason is None or not isinstance(error, (ValueError, TypeError, IndexError)):
+                error.add_note(_ONE_RECORD)
+                raise
+            raise UnsupportedModuleError(_NEITHER.format(reason=self.reason, error=brief(error))) from error
+
+    def _record_of_piece(self) -> NDArray[np.int64] | None:
+        """Record of each row of the piece that is about to run."""
+        if self._record_of_row is None:
+            return None
+        return np.asarray(self._record_of_row)[self._next_row : self._next_row + self._rows]
+
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Per-record gradients instead of their sum."""
+        self._watched.show()
         if self._released:
             raise ConfigurationError(SECOND_RELEASE)
         if self._is_summed:
             self._is_summed = False
+            self._watched.stop()
             return
         if self._accumulated and (self._at_once is None or not self._training.automatic_optimization):
             raise ConfigurationError(_SECOND_BACKWARD)
@@ -483,7 +584,15 @@ class Examples:
         device = self._training.device
         verify = not self._verified and records > 0
         with torch.no_grad(), torch.autocast(device.type, enabled=False):  # norms and sums in full precision
-            gradients = self.engine.backward(loss, records, verify=verify)
+            try:
+                gradients = self._gradients(loss, records, verify)
+            except CarriedRecordsError:
+                raise
+            except UnsupportedModuleError as error:
+                if self.gradients != "auto" or self.engine.at_once is not None:
+                    raise
+                self._accumulate_alone(error)
+                return
             self._accumulated = True
             if verify:
                 self._verified = self.engine.verified
@@ -491,6 +600,27 @@ class Examples:
             merge = merge_of(self._record_of_row, rows, self._divisor, self.engine.parameters[0].device)
             self._releases.accumulate(gradients, records, merge, self._values)
         self._next_row += records
+        if self.engine.at_once is not None:
+            self._watched.put_back()
+
+    def _gradients(self, loss: Tensor, records: int, verify: bool) -> Sequence[ParameterGradients]:
+        """Gradients of the records of a piece.
+
+        Raises:
+            UnsupportedModuleError: The engine cannot tell the records apart.
+        """
+        engine = self.engine
+        assert engine is not None
+        over = Over(self.loss_reduction)
+        of_rows = self._releases.recipe.metrics
+        metrics = None if of_rows is None else functools.partial(of_rows.of_rows, self._values, records)
+        if not isinstance(engine, PerRecordEngine):
+            self._watched.refuse_carried(loss, over, metrics)
+            with self._failures_of_one_record_explained():
+                return engine.backward(loss, records, verify=verify)
+        if loss.numel() == 1 and loss.requires_grad:  # else it is refused
+            engine.axis = self._watched.separable(loss, over, metrics)
+        return engine.backward(loss, records, verify=verify)
 
 
 def _require_loss(output: Any) -> Tensor:

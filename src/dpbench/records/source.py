@@ -22,7 +22,6 @@ from dpbench.privacy.gradients.engine import LossReduction
 from dpbench.privacy.gradients.method import GradientMethod
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.mechanism.mechanism import Merge
-from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
 from dpbench.records.training import Training, TrainingStep
 
@@ -56,16 +55,12 @@ class Lot(NamedTuple):
         record_of: Record (or microbatch) of each row, ascending; None where each row is a record.
         row_index: What says `record_of` of a batch: an entry's name, or a function; None: nothing does.
         limit: Most rows that fit into memory, or None.
-        recipe: What becomes of a record's gradient.
-        bound: Smallest bound of it.
     """
 
     release: int
     record_of: NDArray[np.int64] | None
     row_index: RecordOfRow | None
     limit: int | None
-    recipe: Recipe
-    bound: float
 
 
 @runtime_checkable
@@ -163,23 +158,31 @@ class ChosenGradients(Protocol):
         method: Its name. With `is_chosen` it is set before `attach` where a training goes on.
         is_chosen: Whether that is the method for all of the training.
         gradients: What was asked for.
-        can_begin_again: Whether nothing of the open lot, whose step ran, was added to the sums.
+        limit: Why the engine could not be used for a lot since the method was chosen, or None: that lot was run record
+            by record.
     """
 
     engine: GradientMethod | None
     method: str | None
     is_chosen: bool
     gradients: str
+    limit: str | None
 
     @property
-    def can_begin_again(self) -> bool:
-        """Whether nothing of the open lot, whose step ran, was added to the sums."""
+    def next_method(self) -> str | None:
+        """Name of the method of the next lot, also in a training that goes on from a checkpoint."""
 
-    def begin_again(self) -> None:
-        """Run the step of the open lot once more, record by record."""
+    def watched(self, own: TrainingStep) -> TrainingStep:
+        """The module's own step, judged in each batch whose records are taken together."""
+
+    def hide(self) -> None:
+        """Have hooks before the backward pass see nothing that the step has made of values that it read."""
 
     def lot(self) -> Lot:
         """Facts of the open lot."""
+
+    def end_lot(self) -> None:
+        """Take note that the update of a lot is made."""
 
     def use(self, name: str, reason: str | None = None, slowdown: float | None = None) -> None:
         """Compute gradients by the method of that name from now on, and say why."""
@@ -233,8 +236,8 @@ class RepeatableSums(Protocol):
     Attributes:
         obstacle: Why it never does; None: it does.
         is_settled: Whether it does from the open lot on: the first one may be looked at more closely.
-        padded_rows: Rows that lots of all sizes, but for a few large ones, are padded to; None: lots are of one size,
-            or what is made of them differs with it.
+        padded_rows: Rows that lots of all sizes, but for a few large ones, are padded to; None: what is made of them
+            differs with their size.
     """
 
     @property

@@ -89,8 +89,12 @@ class Training(ABC):
     def mount(self, step: TrainingStep, backward: Callable[..., None]) -> None:
         """Have the driver call other functions in the place of the training step and the backward pass."""
 
-    def withhold_loss(self, after: Callable[[], None]) -> None:  # noqa: B027 (most drivers have no such code)
-        """Keep the loss of a lot from code that steps the optimizer itself; `after` is called once it has."""
+    def watch_epochs(self, watched: Callable[[], AbstractContextManager[Any]]) -> None:  # noqa: B027 (others have no hooks)
+        """Run hooks of epochs, which come between batches, within a context."""
+
+    def withhold_loss(self, after: Callable[[], None]) -> bool:
+        """Keep the loss of a lot from code that steps the optimizer itself, and call `after` then; False: none does."""
+        return False
 
     def restore(self) -> None:
         """Give the module back as it was."""
@@ -122,10 +126,6 @@ class Training(ABC):
     def without_loggers(self) -> Iterator[None]:
         """Within, loggers are given nothing."""
         yield
-
-    def reachable(self) -> list[Any]:
-        """What the step can read beside its module and its batch."""
-        return []
 
     @contextmanager
     def without_progress(self) -> Iterator[None]:

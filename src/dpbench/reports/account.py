@@ -14,7 +14,7 @@ from dpbench.privacy.accounting.composition import (
     MOST_COSTS,
     LedgerCost,
     Selection,
-    doubt_about_delta,
+    doubts_about,
     find_accountant,
     microbatch_epsilon,
 )
@@ -22,7 +22,7 @@ from dpbench.privacy.accounting.ledger import Ledger, check_one_population, chec
 from dpbench.privacy.accounting.planning import at_population
 from dpbench.privacy.accounting.stated_plan import own_process
 from dpbench.privacy.accounting.tradeoff import membership_bound
-from dpbench.privacy.events import Event
+from dpbench.privacy.events import Event, effective_noise_multiplier
 from dpbench.reports.markdown import markdown_cell
 from dpbench.runs.ledgers import find_ledgers, noise_of, read_run_ledger, runs_without_privacy
 from dpbench.runs.numbers import ABSENT, epsilon_text, membership_text, range_text, uncovered_text
@@ -72,14 +72,14 @@ class AccountingReport:
         facts: For JSON; None in place of infinite numbers.
         text: For people.
         damage: What is wrong with which ledger; empty if all are intact.
-        doubt: None, or why δ is too large to mean anything.
+        doubts: Why δ is too large to mean anything, or the noise too small.
         ledgers: By name, in the order of the runs.
     """
 
     facts: dict[str, Any]
     text: str
     damage: dict[str, str]
-    doubt: str | None
+    doubts: list[str]
     ledgers: dict[str, Ledger] = field(repr=False)
 
 
@@ -151,8 +151,9 @@ def account(paths: Sequence[Path], request: AccountingRequest) -> AccountingRepo
         facts = _facts_of_several(ledgers, request, delta, unprotected)
         text = _text_of_several(facts, runs)
     header = runs[0].header
-    doubt = doubt_about_delta(delta, header.population, header.unit)
-    return AccountingReport(facts, text, damage, doubt, ledgers)
+    least_noise = min(effective_noise_multiplier(queries) for run in runs for _, queries in run.events)
+    doubts = doubts_about(delta, least_noise, header.population, header.unit)
+    return AccountingReport(facts, text, damage, doubts, ledgers)
 
 
 def _first_releases(name: str, ledger: Ledger, releases: int) -> Ledger:

@@ -6,17 +6,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
+from typing import Any
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS
 from dpbench.privacy.accounting.calibration import TrainingSetting, missing_in, solved
+from dpbench.privacy.accounting.composition import doubts_about
 from dpbench.privacy.accounting.planning import FACTORS, neighborhood, sampling_at
 from dpbench.privacy.accounting.tradeoff import MembershipBound, MembershipTarget, curve_accountant, trade_off
 from dpbench.privacy.events import Event, SumQuery, effective_noise_multiplier, record_changes
-from dpbench.privacy.mechanism.factorization import bands_to_try, choose_bands, coefficients_for, expected_error
 from dpbench.privacy.sampling import CyclicPoissonSampling, PoissonSampling, find_scheme
 from dpbench.runs.ledgers import read_one_ledger
 from dpbench.runs.numbers import epsilon_text, membership_text
@@ -98,13 +96,13 @@ class TrainingValues:
         batch_size: The same times the population; not both.
         population: Number of records.
         steps: Number of lots.
-        epochs: The same in passes over the data; not both.
+        epochs: The same in epochs, as a training counts them; not both.
         epsilon: ε.
         delta: δ.
         sampling: How lots are drawn, see `find_scheme`.
         advantage: Largest advantage of a membership test, in place of ε.
         tpr: "TPR@FPR", its largest true positive rate at a false positive rate, in place of ε.
-        bands: Steps over which noise is correlated; "auto": the number with the least error.
+        bands: Steps over which noise is correlated.
     """
 
     noise_multiplier: float | None = None
@@ -118,7 +116,7 @@ class TrainingValues:
     sampling: str | None = None
     advantage: float | None = None
     tpr: str | None = None
-    bands: int | Literal["auto"] | None = None
+    bands: int | None = None
 
     def setting(self, spent: Mapping[Event, int]) -> TrainingSetting:
         """The setting that accountants take, after what was spent before.
@@ -141,7 +139,7 @@ class TrainingValues:
             population=self.population,
             spent=spent,
             membership=membership,
-            bands=self.bands if isinstance(self.bands, int) else 1,
+            bands=1 if self.bands is None else self.bands,
         )
 
     def _membership(self) -> MembershipTarget | None:
@@ -260,49 +258,10 @@ def _statistics(words: Sequence[str]) -> dict[str, float]:
     return values
 
 
-def compare_bands(setting: TrainingSetting, accountant: str) -> list[dict[str, Any]]:
-    """Noise and error of numbers of bands that reach one target, for running sums.
-
-    Args:
-        setting: Of which the noise multiplier is sought.
-        accountant: Name.
-
-    Returns:
-        From one band on: bands, noise multiplier, and the root mean square error of all running sums over that of
-        independent noise.
-
-    Raises:
-        ConfigurationError: Something else than the noise is sought.
-    """
-    missing = missing_in(setting)
-    if missing != ["noise_multiplier"] or setting.sample_rate is None:
-        raise ConfigurationError(
-            "--bands auto compares the noise that a target needs: give everything but --noise-multiplier."
-        )
-    steps = setting.number_of_steps
-    workload = np.ones(steps)
-    most = min(steps, math.floor(1 / setting.sample_rate + 1e-9))
-    rows: list[dict[str, Any]] = []
-
-    def noise_multiplier_of(bands: int) -> float:
-        answer = solved(replace(setting, bands=bands), accountant)
-        assert answer.noise_multiplier is not None
-        rows.append({"bands": bands, "noise_multiplier": answer.noise_multiplier})
-        return answer.noise_multiplier
-
-    choose_bands(noise_multiplier_of, workload, bands_to_try(most))
-    independent = expected_error(np.ones(1), workload, rows[0]["noise_multiplier"])
-    for row in rows:
-        coefficients = coefficients_for(workload, row["bands"])
-        row["relative_error"] = expected_error(coefficients, workload, row["noise_multiplier"]) / independent
-    return rows
-
-
 def calibrate(
     setting: TrainingSetting,
     pattern: QueryPattern,
     accountant: str,
-    compares_bands: bool = False,
 ) -> dict[str, Any]:
     """Solve for the missing value; the facts that `dpbench calibrate` prints.
 
@@ -310,15 +269,10 @@ def calibrate(
         setting: Lacks one value.
         pattern: Of the queries.
         accountant: Name.
-        compares_bands: Whether the number of bands with the least error is taken, see `compare_bands`.
 
     Raises:
         DPBenchError: See `solved`.
     """
-    comparison = compare_bands(setting, accountant) if compares_bands else None
-    if comparison is not None:
-        best = min(comparison, key=lambda row: float(row["relative_error"]))
-        setting = replace(setting, bands=best["bands"])
     answer = solved(setting, accountant)
     z = answer.noise_multiplier
     rate = answer.sample_rate
@@ -338,7 +292,7 @@ def calibrate(
         "noise_multiplier": z,
         "sample_rate": rate,
         "steps": steps,
-        "epochs": steps * rate,
+        "epochs": steps / answer.drawn.steps_per_epoch,
         "sampling": answer.sampling if answer.bands == 1 else CyclicPoissonSampling.kind,
         "neighbouring_relation": sampling.neighboring_relation,
         "accountant": accountant,
@@ -349,8 +303,6 @@ def calibrate(
         facts["batch_size"] = sampling.expected_batch_size / answer.bands
     if answer.bands > 1:
         facts["bands"] = answer.bands
-    if comparison is not None:
-        facts["bands_compared"] = comparison
     facts["nominal_population"] = pattern.elsewhere
     facts |= _membership_facts(answer, pattern.elsewhere)
     if answer.spent:
@@ -359,6 +311,8 @@ def calibrate(
     facts |= pattern.facts(z)
     facts["train"] = _training_command(answer, pattern)
     facts["neighbourhood"] = neighborhood(answer, accountant)
+    assert answer.delta is not None
+    facts["doubts"] = doubts_about(answer.delta, z, answer.population, "record")
     return facts
 
 

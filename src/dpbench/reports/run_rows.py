@@ -12,7 +12,6 @@ from typing import Any
 import pandas as pd
 
 from dpbench.errors import ConfigurationError, brief
-from dpbench.renamed import old_names
 from dpbench.runs.command import choices_of
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.numbers import ABSENT
@@ -287,6 +286,3 @@ def _row_of_wandb(run: Any) -> RunRow:
         verdict=verdict,
         note=accusation(verdict),
     )
-
-
-__getattr__ = old_names(__name__, {"unfinished_below": "dpbench.runs.folder.unfinished_runs_below"})

@@ -8,16 +8,14 @@ of σ/√m.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-from scipy import optimize, stats
+from dp_accounting.pld import privacy_loss_distribution
+from scipy import optimize
 
-from dpbench.errors import ConfigurationError
-from dpbench.privacy.accounting.accountants import ACCOUNTANTS, MIRONOV_2017, RenyiAccountant
+from dpbench.privacy.accounting.accountants import MIRONOV_2017, RenyiAccountant, rounding_of
 from dpbench.privacy.accounting.calibration import TrainingSetting
 from dpbench.privacy.events import Event
 
@@ -30,7 +28,7 @@ _MOMENTS = RenyiAccountant(
     conversion=MIRONOV_2017,
 )
 _LEAST_NOISE, _MOST_NOISE = 0.3, 100.0
-_THRESHOLDS = np.arange(1.0, 8.0, 0.05)  # of a projection, in standard deviations of its noise
+_TAILS = 1e-15  # probability that dp_accounting cuts off, and takes for that of infinite losses
 
 
 def nominal_epsilon(setting: TrainingSetting, tensors: int, noise_multipliers: Sequence[float]) -> float:
@@ -63,13 +61,7 @@ def nominal_noise_multiplier(setting: TrainingSetting, tensors: int) -> float:
 
 
 def epsilon_lower_bound(setting: TrainingSetting) -> float:
-    """A lower bound of the ε that Poisson lots and Gaussian noise spend at δ, by an explicit test.
-
-    A record that moves every sum by its bound, in one direction, is added. The adversary projects each release on that
-    direction, and counts those above a threshold: a binomial count, whether the record is there or not. Whoever says
-    "it is there" from so many counts on has true and false positive rates that obey TPR ≤ e^ε FPR + δ, so that
-    ε ≥ ln((TPR − δ)/FPR). Exact tails; the best threshold and the best count are taken, which is allowed because
-    none of the rates is estimated.
+    """A lower bound of the ε that Poisson lots and Gaussian noise spend at δ: each privacy loss is rounded down.
 
     Args:
         setting: With noise multiplier, rate, number of steps and δ.
@@ -78,23 +70,15 @@ def epsilon_lower_bound(setting: TrainingSetting) -> float:
     assert setting.sample_rate is not None
     assert setting.delta is not None
     steps = setting.number_of_steps
-    best = 0.0
-    for threshold in _THRESHOLDS:
-        without = stats.norm.sf(threshold)
-        shifted = stats.norm.sf(threshold - 1 / setting.noise_multiplier)
-        with_record = (1 - setting.sample_rate) * without + setting.sample_rate * shifted
-        middle = steps * with_record
-        # Beyond, either nearly every count is as large, or nearly none.
-        width = 12 * math.sqrt(middle) + 12
-        counts = np.arange(max(0, int(middle - width)), min(steps, int(middle + width)))
-        true_positive_rates = stats.binom.sf(counts, steps, with_record)
-        possible = true_positive_rates > setting.delta
-        logs = np.log(true_positive_rates[possible] - setting.delta)
-        epsilons = logs - stats.binom.logsf(counts[possible], steps, without)
-        finite = epsilons[np.isfinite(epsilons)]
-        if len(finite):
-            best = max(best, float(finite.max()))
-    return best
+    release = privacy_loss_distribution.from_gaussian_mechanism(
+        setting.noise_multiplier,
+        pessimistic_estimate=False,
+        value_discretization_interval=min(1e-3, 2 / steps),  # so that all losses together lose 2 at most
+        sampling_prob=setting.sample_rate,
+        use_connect_dots=False,
+    )
+    composed = release.self_compose(steps)
+    return float(composed.get_epsilon_for_delta(setting.delta + rounding_of(composed) + _TAILS))
 
 
 @dataclass(frozen=True)
@@ -109,7 +93,6 @@ class TensorsApart:
         noise_multiplier: Of the batch, all queries of all tensors together.
         lower_bound: Of the true ε.
         upper_bound: Of the true ε.
-        accountant: Which shows the upper bound.
     """
 
     batch_size: int
@@ -119,7 +102,6 @@ class TensorsApart:
     noise_multiplier: float
     lower_bound: float
     upper_bound: float
-    accountant: str
 
 
 def tensors_apart(setting: TrainingSetting, tensors: int, multipliers: Sequence[float]) -> TensorsApart:
@@ -137,13 +119,6 @@ def tensors_apart(setting: TrainingSetting, tensors: int, multipliers: Sequence[
     precision = tensors * sum(multiplier**-2 for multiplier in multipliers)
     noise_multiplier = precision**-0.5
     batch = replace(setting, noise_multiplier=noise_multiplier)
-    epsilons = {}
-    for name in ("rdp-continuous", "pld"):
-        try:
-            epsilons[name] = ACCOUNTANTS[name].epsilon(batch.events, setting.delta)
-        except ConfigurationError:  # PLD, of large ε
-            continue
-    tightest = min(epsilons, key=lambda name: epsilons[name])
     return TensorsApart(
         batch_size=round(setting.sample_rate * setting.population),
         tensor_noise_multiplier=multipliers[0],
@@ -151,6 +126,5 @@ def tensors_apart(setting: TrainingSetting, tensors: int, multipliers: Sequence[
         nominal_epsilon=nominal_epsilon(setting, tensors, multipliers),
         noise_multiplier=noise_multiplier,
         lower_bound=epsilon_lower_bound(batch),
-        upper_bound=epsilons[tightest],
-        accountant=tightest,
+        upper_bound=batch.epsilon_by("pld"),
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from scipy import special
 
 from dpbench.auditing import Verdict
 from dpbench.errors import ConfigurationError, DPBenchError
@@ -342,7 +343,10 @@ def write_page(folder: Path) -> None:
     above = {}
     for name, title in _TITLES.items():
         limits = audited[name].astype(float)
-        above[title] = f"{(limits > sound).sum()} of {limits.notna().sum()}"
+        count = (limits > sound).sum()
+        number = limits.notna().sum()
+        chance = special.bdtrc(count - 1, number, 1 - CONFIDENCE)
+        above[title] = f"{count} of {number}, p = {chance:.2f}"
     not_run, without_audit = _not_run(runs)
     page = render(
         "audited_tables.md",

@@ -89,13 +89,17 @@ def _setting(row: Mapping[str, Any]) -> TrainingSetting:
     return TrainingSetting(
         noise_multiplier=row.get("noise_multiplier"),
         sample_rate=row["batch_size"] / row["population"],
-        steps=row.get("steps"),
-        epochs=row.get("epochs"),
+        steps=row["steps"] if "steps" in row else _steps(row, row["batch_size"]),
         epsilon=row.get("epsilon"),
         delta=_delta(row),
         sampling=row.get("sampling", "poisson"),
         population=row["population"],
     )
+
+
+def _steps(row: Mapping[str, Any], batch_size: int) -> int:
+    """Steps of a number of epochs as the papers' programs count them: whole batches in all passes together."""
+    return int(row["epochs"] * row["population"]) // batch_size
 
 
 def _delta(row: Mapping[str, Any]) -> float:
@@ -242,7 +246,7 @@ def limits_of(row: Mapping[str, Any]) -> list[TensorsApart]:
         setting = TrainingSetting(
             sample_rate=size["batch_size"] / row["population"],
             population=row["population"],
-            epochs=row["epochs"],
+            steps=_steps(row, size["batch_size"]),
             delta=_delta(row),
         )
         lines.append(tensors_apart(setting, row["tensors"], size["noise_multipliers"]))
@@ -308,7 +312,7 @@ def noise_per_example(row: Mapping[str, Any]) -> NoisePerExample:
             rate = batch_size / row["population"]
             setting = TrainingSetting(
                 sample_rate=rate,
-                epochs=row["epochs"],
+                steps=_steps(row, batch_size),
                 epsilon=epsilon,
                 delta=_delta(row),
             )

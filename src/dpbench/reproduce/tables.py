@@ -500,9 +500,6 @@ COMPUTED_TABLES = {
     "claims": ComputedTable(
         "every epsilon that the papers print (one minute)", "dpbench.reproduce.claims:reproduce_claims"
     ),
-    "adaptive_quantile/figure2": ComputedTable(
-        "Bounds that track quantiles of known data (seconds)", "dpbench.reproduce.tracking:reproduce_tracking"
-    ),
 }
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.trainer.states import TrainerStatus
 
 from dpbench.errors import TIME_LIMIT_REACHED, ConfigurationError
 from dpbench.files import replacing, write_json
@@ -160,6 +161,7 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
         self._agreed = self._agree_on_stop(trainer, is_late)
         if self._agreed:
             trainer.should_stop = True
+            trainer.state.status = TrainerStatus.INTERRUPTED  # to be resumed
         save_now = self._signals.save_requested and trainer.world_size == 1  # several would have to agree on the step
         self._signals.save_requested = False
         if is_last or self._agreed or save_now or trainer.global_step % self._every == 0:

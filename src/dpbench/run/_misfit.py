@@ -13,7 +13,11 @@ from dpbench.errors import DPBenchError, brief
 
 _PACKAGE = Path(__file__).parents[1]
 _NETWORKS = (_PACKAGE / "models", _PACKAGE / "modules")
-_LIBRARIES = (Path(torch.__file__).parent, Path(pl.__file__).parent)
+_LIBRARIES = (
+    Path(torch.__file__).parent,
+    Path(pl.__file__).parent,
+    _PACKAGE / "privacy" / "record_axis",  # the mode that each operator of a step goes through
+)
 # PyTorch's words on shapes, of a matrix product, a convolution, a normalization, a view, a sum and a loss.
 _OF_SHAPES = re.compile(
     "shapes cannot be multiplied|size mismatch|expected input|Expected .* input|input size|normalized_shape|"

@@ -43,7 +43,6 @@ _EXTRAS = {
 """What Hydra looks for, by the beginning of its path: name of the extra, setting and plug-in."""
 _NOW_A_HOWTO = {"data/leaf_json": "docs/howto/federated_files.md", "data/tff_hdf5": "docs/howto/federated_files.md"}
 """Choices of earlier releases, and the page that says how to do without."""
-_SEEDS = re.compile(r"\d+(,\d+)+")
 _SWEEPERS = {"ax": "hydra-ax-sweeper", "nevergrad": "hydra-nevergrad-sweeper"}
 """Hydra's other sweepers, with their packages."""
 
@@ -131,29 +130,6 @@ def without_hydra(cfg: DictConfig) -> DictConfig:
 
 def _refuse_flag(message: str) -> NoReturn:
     raise ConfigurationError(f"{message} (see dpbench train --help).")
-
-
-def with_seeds(words: Sequence[str]) -> list[str]:
-    """The words of a command with `seeds=0,1,2,3` as those of the sweep that it stands for.
-
-    Raises:
-        ConfigurationError: It names no several seeds, or other words say otherwise.
-    """
-    lists = [word for word in words if key_of(word) == "seeds"]
-    if not lists:
-        return list(words)
-    seeds = lists[-1].partition("=")[2]
-    if len(lists) > 1 or not _SEEDS.fullmatch(seeds):
-        raise ConfigurationError(f"{' '.join(lists)}: seeds takes several seeds once, such as seeds=0,1,2,3.")
-    for word in words:
-        if key_of(word) in ("seed", "strategy.executor", "strategy.stack_size"):
-            raise ConfigurationError(
-                f"{word} contradicts {lists[0]}, which trains its seeds in one process by strategy.executor=stack: "
-                "leave out one of the two."
-            )
-    others = [word for word in words if word != lists[0] and word not in ("-m", "--multirun")]
-    count = len(seeds.split(","))
-    return ["-m", *others, "strategy.executor=stack", f"strategy.stack_size={count}", f"seed={seeds}"]
 
 
 def read_overrides(words: Sequence[str], loader: ConfigLoader) -> list[Override]:

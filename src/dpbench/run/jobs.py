@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import hydra
 import hydra.utils
@@ -40,7 +40,7 @@ from dpbench.run._sweeper import (
     sweeper_parameters,
     without_options_of_others,
 )
-from dpbench.run.command_line import CommandLine, explain, read_overrides, with_seeds, without_hydra
+from dpbench.run.command_line import CommandLine, explain, read_overrides, without_hydra
 from dpbench.run.hydra_folder import claim_run_folder, claim_sweep_folder, has_workers, is_named_by_time, quoted
 from dpbench.run.processes import launched_process, together
 from dpbench.run.runtime import without_collections
@@ -51,6 +51,7 @@ from dpbench.runs.sweep import Sweep
 
 Task: TypeAlias = Callable[[DictConfig], float | None]
 """What is done with the configuration of each job."""
+T = TypeVar("T")
 
 _PRE_DISPATCH = re.compile(r"all|\d*[1-9]\d*(\s*\*\s*n_jobs)?|n_jobs(\s*\*\s*\d*[1-9]\d*)?")
 _FIXED_IN_RESUME = (
@@ -86,7 +87,7 @@ def launch(
         ConfigurationError: The words do not compose, a run's configuration is wrong, a sweep has no run, or its
             sweeper may not choose.
     """
-    line = CommandLine.parse(with_seeds(words))
+    line = CommandLine.parse(words)
     conf = conf or conf_dir()
     name = line.flags.config_name or name
     use_plugins()
@@ -127,13 +128,36 @@ def check_run(words: Sequence[str]) -> DictConfig:
     Raises:
         ConfigurationError: See `launch`.
     """
+
+    def same(cfg: DictConfig) -> DictConfig:
+        return cfg
+
+    return with_one_run(words, same)
+
+
+def with_one_run(words: Sequence[str], task: Callable[[DictConfig], T]) -> T:
+    """Compose and check one run, and hand its configuration to a task, without a folder.
+
+    Args:
+        words: Hydra overrides and flags.
+        task: A function of the configuration, with Hydra's own.
+
+    Returns:
+        The task's result.
+
+    Raises:
+        ConfigurationError: See `launch`; or the words ask for something else than one run.
+    """
     line = CommandLine.parse(words)
     conf = conf_dir()
     use_plugins()
-    with _errors_explained(line, conf, "config"), line.loader(conf) as loader:
+    folder = None if line.flags.config_dir is None else code_folder(Path(line.flags.config_dir))
+    with _errors_explained(line, conf, "config"), imports_from(folder), line.loader(conf) as loader:
         command = compose(line, loader, "config")
+        if line.is_question or command.sweeps:
+            raise ConfigurationError("one run is asked for here: leave out -m and Hydra's questions such as --cfg.")
         _check(command)
-        return command.cfg
+        return task(command.cfg)
 
 
 @contextmanager
@@ -239,7 +263,6 @@ def _check(command: Command) -> list[list[str]]:
         folders[str(job.hydra.sweep.subdir)] += 1
         config = _check_run(job)
         _check_time(settings.launcher, config["run"].get("max_time"))
-        _check_stack(settings, config)
         if not chooses:  # else they are no trials, but examples of values
             from dpbench.run._job_check import check_job
 
@@ -292,27 +315,6 @@ def _check_launcher(launcher: DictConfig) -> None:
     ahead = str(launcher.get("pre_dispatch", "all"))
     if not _PRE_DISPATCH.fullmatch(ahead):
         raise ConfigurationError(f"hydra.launcher.pre_dispatch must be a number, 2*n_jobs or all, not {shown(ahead)}.")
-
-
-def _is_stacked(config: Any) -> bool:
-    """Whether jobs of a sweep are trained together in one process."""
-    strategy = config.get("strategy") or {}
-    return bool(strategy.get("executor") == "stack" and strategy.get("stack_size", 1) > 1)
-
-
-def _check_stack(settings: DictConfig, config: Mapping[str, Any]) -> None:
-    """Refuse what runs of one process cannot have each for itself."""
-    from dpbench.run.config import uses_wandb
-
-    if not _is_stacked(config):
-        return
-    if has_workers(settings):
-        raise ConfigurationError("executor=stack trains several runs in one process: leave the launcher out.")
-    if uses_wandb(config):
-        raise ConfigurationError(
-            "executor=stack trains several runs in one process, which has one run of wandb: take logger=csv, "
-            "tensorboard or none, or train the seeds one after the other (-m seed=0,1,2,3)."
-        )
 
 
 def _check_time(launcher: DictConfig, max_time: str | None) -> None:
@@ -387,11 +389,12 @@ def _run_sweep(
     callbacks = Callbacks(cfg)
     callbacks.on_multirun_start(config=cfg, config_name=command.name)
     context = HydraContext(config_loader=command.loader, callbacks=callbacks)
-    sweeper = Plugins.instance().instantiate_sweeper(config=cfg, hydra_context=context, task_function=run)
+    sweeper: Any = Plugins.instance().instantiate_sweeper(config=cfg, hydra_context=context, task_function=run)
     # Hydra's sweeper would compose each job only to see whether it can; they have been composed and checked.
-    sweeper.validate_batch_is_legal = lambda batch: None  # type: ignore[method-assign]
-    if jobs:
-        _run_checked_jobs(sweeper, cfg, jobs, context, run)
+    sweeper.validate_batch_is_legal = lambda batch: None
+    if jobs:  # those that were checked, not Hydra's own combinations: some leave out options of other choices
+        size = cfg.hydra.sweeper.get("max_batch_size")
+        sweeper.split_arguments = lambda *_: list(sweeper.split_overrides_to_chunks(jobs, size))
     stop: DPBenchError | OSError | None = None
     try:
         with _progress(sweep):
@@ -415,30 +418,6 @@ def _run_sweep(
         raise DPBenchError(f"{len(failures)} runs of the sweep failed, the first of them: {failures[0]}")
     if failures:
         raise failures[0]
-
-
-def _run_checked_jobs(
-    sweeper: Any,
-    cfg: DictConfig,
-    jobs: Sequence[Sequence[str]],
-    context: HydraContext,
-    task: Task,
-) -> None:
-    """Have a sweeper run the jobs that were checked, not its own combinations.
-
-    Args:
-        sweeper: Hydra's own.
-        cfg: Of the sweep.
-        jobs: Some leave out options that their choices do not have.
-        context: Of the sweep.
-        task: What to do with each job's configuration.
-    """
-    size = cfg.hydra.sweeper.get("max_batch_size")
-    sweeper.split_arguments = lambda *_: list(sweeper.split_overrides_to_chunks(jobs, size))
-    if _is_stacked(cfg):
-        from dpbench.run.stacked_jobs import launch_stacked
-
-        sweeper.launcher.launch = partial(launch_stacked, cfg, context, task)
 
 
 def _ending_with(parent: int, task: Task) -> Task:
@@ -470,9 +449,7 @@ def _begin(command: Command, jobs: Sequence[Sequence[str]]) -> Sweep:
     folder = claim_sweep_folder(command.cfg, keys)
     finished = frozenset(run.path for run in finished_runs_below([folder]))
     study = sweeper.get("study_name") if sweeper.get("storage") else None
-    return Sweep(
-        folder, keys, finished, study, tuple(map(tuple, jobs)), apart=has_workers(settings) or _is_stacked(command.cfg)
-    )
+    return Sweep(folder, keys, finished, study, tuple(map(tuple, jobs)), apart=has_workers(settings))
 
 
 def _progress(sweep: Sweep | None) -> AbstractContextManager[None]:

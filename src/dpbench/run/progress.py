@@ -117,14 +117,14 @@ class RunProgress(pl.callbacks.ProgressBar):
             return
         self._refreshed = time.monotonic()
         figures: dict[str, str] = {}
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if hasattr(callback, "epsilon"):
-                figures["epsilon"] = epsilon_text(callback.epsilon())
+        metrics = trainer.progress_bar_metrics
+        if "privacy/epsilon" in metrics:
+            figures["epsilon"] = epsilon_text(metrics["privacy/epsilon"])
         if isinstance(outputs, dict) and "loss" in outputs:
             figures["loss"] = f"{float(outputs['loss']):.3f}"
         for metric, short in _FIGURES.items():
-            if metric in trainer.progress_bar_metrics:
-                figures[short] = f"{100 * trainer.progress_bar_metrics[metric]:.1f}%"
+            if metric in metrics:
+                figures[short] = f"{100 * metrics[metric]:.1f}%"
         self._bar.set_postfix(figures, refresh=False)
         self._bar.update(trainer.global_step - self._bar.n)
         self._bar.refresh()

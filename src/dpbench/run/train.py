@@ -56,7 +56,6 @@ from dpbench.runs.metrics_log import best_validation
 from dpbench.runs.provenance import commit
 from dpbench.runs.readers import read_checkpoint
 from dpbench.runs.record import read_result, write_result
-from dpbench.session.turns import place
 from dpbench.strategies import PrivateStrategy
 
 
@@ -125,7 +124,7 @@ def train_job(cfg: DictConfig, reporter: Reporter | None = None, trust: bool = F
     record = train(
         config,
         output_dir(hydra),
-        show=False if is_swept and (has_workers(hydra) or place()) else None,  # the sweep has a bar of its own
+        show=False if is_swept and has_workers(hydra) else None,  # the sweep has a bar of its own
         beside=hydra_files(cfg),
         reporter=reporter,
         origin=origin_of(hydra),

@@ -13,7 +13,6 @@ from typing import Any
 from dpbench.errors import ConfigurationError, DiskFull, DPBenchError
 from dpbench.files import is_full_disk
 from dpbench.locks import open_locked
-from dpbench.renamed import old_names
 from dpbench.runs.folder import RunFolder
 
 _OURS = {RunFolder.hydra, RunFolder.log, RunFolder.checkpoints, RunFolder.config, RunFolder.wandb}
@@ -125,6 +124,3 @@ def full_disk_explained(folder: RunFolder) -> Iterator[None]:
             f"no space left on the disk of {place}: the last file was not written, {state}. Free some "
             f"space, and continue with: {folder.command('resume')}"
         ) from error
-
-
-__getattr__ = old_names(__name__, {"held": "locked"})

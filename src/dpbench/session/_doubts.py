@@ -6,10 +6,15 @@ from torch.optim import Optimizer
 
 from dpbench.optimizers import NoiseAware
 from dpbench.privacy.accounting.stated_plan import own_process
+from dpbench.privacy.budget import TrainingLength
 from dpbench.privacy.mechanism.noise_process import Noise
 from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.mechanism.training_plan import TrainingPlan
+from dpbench.privacy.releases import ReleaseEngine
+from dpbench.records.source import require
+
+_NEARLY_ALL = 0.99  # of a target
 
 
 def doubt_about_noise(noise: Noise) -> str | None:
@@ -20,6 +25,25 @@ def doubt_about_noise(noise: Noise) -> str | None:
     return (
         f"the noise is drawn by {process}, which is not dpbench's: nothing checks that its noise has the stated "
         "multiplier, on which epsilon depends (CONTRIBUTING.md: what every mechanism must show)."
+    )
+
+
+def doubt_about_length(releases: ReleaseEngine) -> str | None:
+    """Say where noise was computed for more releases than were made, and how much would have been enough."""
+    budget = releases.budget
+    planned = releases.planned_releases
+    made = releases.num_releases
+    if planned is None or not 0 < made < planned:
+        return None
+    target = require(budget.target_epsilon)
+    epsilon = budget.epsilon()
+    if epsilon > _NEARLY_ALL * target:
+        return None
+    scale = budget.calibrated(releases.mechanism.training_plan, TrainingLength(made))
+    z = require(releases.noise_multiplier)
+    return (
+        f"{made} of {planned} planned releases were made: epsilon is {epsilon:.4g} of target_epsilon={target:g}. "
+        f"For {made}, noise_multiplier={scale * z:.4g} would have been enough instead of {z:.4g}."
     )
 
 

@@ -1,4 +1,4 @@
-"""Memory at fixed addresses for the batches that a graph reads: of one size, or of all sizes, padded to one."""
+"""Memory at fixed addresses for the batches that a graph reads, padded to one size."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Padding:
 
 
 class Inputs:
-    """Memory for the tensors of batches; batches of several sizes share it."""
+    """Memory for the tensors of batches; batches of all sizes share it."""
 
     def __init__(self) -> None:
         self._buffers: dict[Any, Tensor] = {}
@@ -45,38 +45,18 @@ class Inputs:
         """Let go of it."""
         self._buffers.clear()
 
-    def of_one_size(self, leaves: Sequence[Tensor]) -> list[Tensor]:
-        """Memory for batches like this one, of its size and layout."""
-        return [self._of_one_size(position, leaf) for position, leaf in enumerate(leaves)]
-
-    def of_all_sizes(self, leaves: Sequence[Tensor], rows: int) -> list[Tensor]:
+    def of(self, leaves: Sequence[Tensor], rows: int) -> list[Tensor]:
         """Memory for batches like this one of up to `rows` rows, that many in all."""
         inputs = []
         for position, leaf in enumerate(leaves):
-            key = (position, *_kind(leaf), rows)
-            if key not in self._buffers:
+            key = (position, *_kind(leaf))
+            buffer = self._buffers.get(key)
+            if buffer is None or (leaf.dim() and len(buffer) < rows):  # a recording keeps the memory that it has
                 shape = (rows, *leaf.shape[1:]) if leaf.dim() else ()
-                buffer = torch.empty(shape, dtype=leaf.dtype, device=leaf.device)
-                self._buffers[key] = buffer.to(memory_format=_layout(leaf))
-            inputs.append(self._buffers[key])
+                buffer = torch.empty(shape, dtype=leaf.dtype, device=leaf.device).to(memory_format=_layout(leaf))
+                self._buffers[key] = buffer
+            inputs.append(buffer[:rows] if leaf.dim() else buffer)
         return inputs
-
-    def _of_one_size(self, position: int, leaf: Tensor) -> Tensor:
-        if leaf.dim() == 0:
-            return torch.empty_like(leaf)
-        rows = len(leaf)
-        key = (position, leaf.shape[1:], leaf.stride(), leaf.dtype)
-        buffer = self._buffers.get(key)
-        if buffer is None or len(buffer) < rows:
-            # A recording of a smaller size keeps the memory that it had.
-            larger = (rows + rows // 4, *leaf.shape[1:])
-            span = 1
-            for length, stride in zip(larger, leaf.stride(), strict=True):
-                span += (length - 1) * stride
-            memory = leaf.new_empty(span)
-            buffer = memory.as_strided(larger, leaf.stride())
-            self._buffers[key] = buffer
-        return buffer[:rows]
 
 
 def kinds(leaves: Sequence[Tensor]) -> tuple[Any, ...]:

@@ -12,17 +12,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from dpbench.data.blank import blank_batch
 from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError, UnsupportedModuleError, brief
 from dpbench.guards.engine_trial import EngineTrial
-from dpbench.guards.step_state import StepState
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.mechanism.mechanism import Mechanism, Merge
 from dpbench.records.record_gradients import record_gradients
 from dpbench.records.source import MeasuredPieces, PieceFacts
+from dpbench.records.step_state import StepState
 from dpbench.records.training import Training, gathered_alone, replaced_methods
 from dpbench.session import _memory
 
@@ -128,7 +129,9 @@ class _Pieces:
     def are_known(self) -> bool:
         """Whether the engine knows the network, as far as made-up rows tell; on all processes."""
         trial = EngineTrial(self._training, self._engine)
-        limit = trial.limit(self._batch(_TRIAL * self._per_record))
+        record_of = np.arange(_TRIAL).repeat(self._per_record)
+        index = self._loader.record_of_row
+        limit = trial.limit(self._batch(len(record_of)), record_of, index)
         return not self._largest(int(limit is not None))
 
     def largest(self) -> int:

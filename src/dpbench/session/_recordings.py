@@ -1,4 +1,4 @@
-"""A step with its backward pass, recorded: what it leaves behind, and how it is carried out again."""
+"""A step with its backward pass, recorded: what it leaves behind, and what a graph of it would not do again."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from dpbench.records.step_state import PLAIN, StepState
 from dpbench.records.training import NotRepeatable, Training, replaced_methods
-from dpbench.session._inputs import Padding
 
 _MOST_NODES = 64
 """Of the graph behind a loss, in which the loss of a repeated lot is looked for."""
@@ -51,13 +51,11 @@ class Recording(NamedTuple):
     Attributes:
         inputs: Tensors that records are copied into.
         repeat: Makes the sums of what is in `inputs`.
-        padding: Of lots of all sizes; None: lots are of the size of `inputs`.
         is_recorded: Whether it carries out what was recorded; else the step itself.
     """
 
     inputs: list[Tensor]
     repeat: Callable[[], Outcome]
-    padding: Padding | None = None
     is_recorded: bool = True
 
 
@@ -140,3 +138,42 @@ def follows(loss: Tensor, source: Tensor | None) -> bool:
             return True
         pending += [following for following, _ in node.next_functions]
     return False
+
+
+def state_of(module: nn.Module) -> tuple[Any, ...]:
+    """Where the tensors of a module lie, which of them are trained, and the module's own numbers and words."""
+    tensors = [*module.parameters(), *module.buffers()]
+    places = [(x.data_ptr(), x.shape, x.stride(), x.requires_grad) for x in tensors]
+    modes = [part.training for part in module.modules()]
+    own = [(name, type(value), value) for name, value in vars(module).items() if isinstance(value, PLAIN)]
+    return (*places, *modes, *own)
+
+
+def refuse_python(training: Training, compute: Callable[[], Any]) -> list[Tensor]:
+    """Run what is to be repeated, and refuse what a graph would not do again. Everything is put back.
+
+    Args:
+        training: Its step is part of it.
+        compute: Runs it.
+
+    Returns:
+        Tensors that it may read, to be kept alive.
+
+    Raises:
+        NotRepeatable: Names it.
+    """
+    with training.without_progress():
+        state = StepState(training)
+        drawn = state.drawn(on_device=False)
+        own = state_of(training.module)
+        try:
+            compute()
+            if state.changed() or state_of(training.module) != own:
+                raise NotRepeatable(
+                    "training_step leaves something behind in the module (a metric's state, a counter, a list)"
+                )
+            if state.drawn(on_device=False) != drawn:
+                raise NotRepeatable("training_step draws random numbers on the host")
+        finally:
+            state.finish()
+    return state.tensors()

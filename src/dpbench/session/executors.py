@@ -7,20 +7,19 @@ name of the executor is part of the keys of noise, lots and replays (`keyed_by`)
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Literal
+from importlib.metadata import entry_points
 
 from torch import Tensor
 
 from dpbench.canonical import digest_of
 from dpbench.errors import ConfigurationError
+from dpbench.options import shown
 from dpbench.records.training import TrainingStep
 from dpbench.session.executor import REFERENCE, Executor, SessionParts
 from dpbench.session.graphs import Graphs
-from dpbench.session.stacked import Stacked
 
-ExecutorName = Literal["auto", "eager", "graph", "stack"]
-"""Of an executor; "auto" takes graphs on a GPU."""
+_PLUGINS = "dpbench.executors"
+"""Group of entry points: a name, and a function of what follows its colon (`NAME:OPTIONS`) that returns an executor."""
 
 
 class Auto(Executor):
@@ -59,29 +58,37 @@ class Auto(Executor):
         return self._chosen.release()
 
 
-def executor_of(name: str, stack_size: int = 1) -> Executor:
-    """The executor of that name.
+def executor_of(name: str) -> Executor:
+    """The executor of a name.
+
+    Guarantee: an executor of a plug-in has keys of its own for each NAME:OPTIONS, whatever its class is called. It may
+    round differently from the reference, and would reveal the difference of two roundings under one noise.
 
     Args:
-        name: Of the executor.
-        stack_size: Number of runs whose steps "stack" carries out together.
+        name: "auto" (graphs on a GPU), "eager", "graph", or NAME:OPTIONS of an installed plug-in.
 
     Raises:
-        ConfigurationError: There is none.
+        ConfigurationError: There is none, or the plug-in returns something else.
     """
-    executors: dict[str, Callable[[], Executor]] = {
-        "auto": Auto,
-        REFERENCE: Executor,
-        "graph": Graphs,
-        "stack": partial(Stacked, stack_size),
-    }
-    if name not in executors:
-        raise ConfigurationError(f"unknown executor {name!r}; known are {', '.join(executors)}.")
-    return executors[name]()
+    executors: dict[str, Callable[[], Executor]] = {"auto": Auto, REFERENCE: Executor, "graph": Graphs}
+    if name in executors:
+        return executors[name]()
+    kind, _, options = name.partition(":")
+    plugins = entry_points(group=_PLUGINS)
+    for entry in plugins.select(name=kind):
+        executor = entry.load()(options)
+        if not isinstance(executor, Executor):
+            raise ConfigurationError(
+                f"the plug-in of executor {name!r} must return an Executor, not {shown(executor)}."
+            )
+        executor.name = f"plug-in {name}"
+        return executor
+    known = [*executors, *sorted(plugins.names)]
+    raise ConfigurationError(f"unknown executor {name!r}; known are {', '.join(known)}.")
 
 
-def keyed_by(key: int | None, executor: Executor) -> int | None:
-    """The key of a run under an executor: 128 bits; that of the reference stays as it is, and so does None."""
-    if key is None or executor.name == REFERENCE:
+def keyed_by(key: int, executor: Executor) -> int:
+    """The key of a run under an executor: 128 bits; that of the reference stays as it is."""
+    if executor.name == REFERENCE:
         return key
     return int(digest_of([key, executor.name])[:32], 16)

@@ -1,41 +1,38 @@
-"""Lots repeated as one CUDA graph: step, backward pass, norms and clipped sums, recorded once for lots of all sizes.
+"""Batches of all sizes repeated as one CUDA graph: step, backward pass, norms and clipped sums, recorded once.
 
 On a GPU most of the time of a step of a small network goes into launching its kernels one by one. A graph launches all
-of them at once. It holds kernels only: the Python of a step ran when it was recorded, and does not run again. So
-whatever of a step could come out otherwise in the next lot is looked for when it is recorded, and a step that has such
-a thing is carried out eagerly, with a line that says why (`_repeatability`). Some lots are made by Python too, and
-their sums compared: what nobody has looked for shows there.
+of them at once. It holds kernels only: the Python of a step ran when it was recorded, and does not run again. So a
+module declares that its step may be repeated (`masks_padding`): it leaves out the rows that `rows_present` leaves out,
+computes the same in each batch, and leaves nothing behind. Steps of other modules are carried out eagerly.
 
-**Padding.** Poisson lots have many sizes. Where a module says that its step leaves padding out (`masks_padding`), lots
-are padded to a fixed number of rows (`_inputs`), and one recording is for all of them. Padding has weight zero in the
-loss and in the sums. That the loss does not depend on it is seen in each lot, by its gradients; a lot in which it does,
-and one that is larger than the room for it, is made eagerly: no record is left out. Sums of padded lots round
-otherwise than those of eager ones, so that from its first lot on a training pads each lot that it can pad, recorded or
-not: a resumed run rounds as the uninterrupted one does. Other modules have a recording for each size of a lot, from its
-second occurrence on; these round as eager lots do.
+Poisson batches have many sizes; they are padded to a fixed number of rows. Padding has weight zero in the loss and in
+the sums. A batch whose gradients depend on it, in which a record is not finite, or that is larger than the room for it,
+is made eagerly: no record is left out. Sums of padded batches round otherwise than those of eager ones, so that from
+its first batch on a training pads each batch that it can pad, recorded or not: a resumed run rounds as the
+uninterrupted one does.
 
-Noise and update have graphs of their own (`_noise_graph`, `_update_graph`): guards and hooks of users look at the
-gradients between release and update. Checksum and ledger are those of the reference (`executor.Executor`). A lot in
-which a record is not finite is made once more, eagerly: nothing of it was released.
+The first batches and one of each octave are made by Python too, without padding, and their sums compared: evidence, and
+no proof, that the declaration holds. A step that divides by padded rows too, say, would weigh a record by how many
+others there are. Each record is clipped, and noise and ledger are those of the reference (`executor.Executor`).
+
+The update is that of the optimizer, by PyTorch's fused kernels.
 """
 
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from dpbench.data.octaves import is_checked
 from dpbench.records.source import RepeatableSums
-from dpbench.records.training import NotRepeatable, Training, TrainingStep, loss_of, masks_padding, replaced_methods
+from dpbench.records.training import NotRepeatable, TrainingStep, loss_of, masks_padding, replaced_methods
 from dpbench.session._inputs import Inputs, Padding, fill, kinds
-from dpbench.session._noise_graph import NoiseGraphs
 from dpbench.session._recordings import (
     Call,
     Draws,
@@ -44,32 +41,23 @@ from dpbench.session._recordings import (
     aside,
     follows,
     logging_to,
+    refuse_python,
+    state_of,
     without_graph,
 )
-from dpbench.session._repeatability import UnreadNumber, fingerprint, refuse_python, without_collectives
-from dpbench.session._update_graph import UpdateGraphs
 from dpbench.session.executor import Executor, SessionParts
 
-_SIGHTINGS = 2
-"""Of a size, before it is recorded: a size that comes once would pay for nothing."""
-_MOST = 256
-"""Recordings; lots of further sizes are carried out eagerly."""
-_LOOKS = 3
-"""Recordings, for one state of a module, in which Python is looked for: a step is the same for all sizes."""
-_MOST_STATES = 16
-"""States of a module (numbers, objects, memory) for which there are recordings."""
-_MOST_SIGHTINGS = 10_000
+_MOST = 8
+"""Recordings: one for each state of a module; batches of further states are carried out as they are."""
 _EAGER = "executor=graph: batches are carried out eagerly, because {reason}. (A graph repeats kernels, and no Python.)"
-_NOT_PADDED = (
-    "executor=graph: batches of each size are recorded by themselves, because the loss depends on padding. (A "
-    "training_step that states masks_padding must leave out the rows that rows_present leaves out.)"
-)
+_COMPARISONS = 3
+"""Lots, at least, that are made without padding, too: the first ones."""
 _CLOSE = 1e-3
 """Largest relative difference of sums that rounding explains."""
 _OTHER_SUMS = (
     "a replayed batch had different sums from an eager one (they differ by {gap:.2g} of their norm): the step depends "
-    "on something undetected, and batches since the last comparison used its old value. They are private all the "
-    "same; use executor=eager for correct training"
+    "on padding, which masks_padding denies, or on something undetected, whose old value batches since the last "
+    "comparison used; use executor=eager for correct training"
 )
 
 
@@ -82,7 +70,8 @@ class _Lot(NamedTuple):
         structure: Of the batch.
         arguments: Of the step, behind the batch.
         options: Of the step, by name.
-        padding: Of the lot; None: it is as it is.
+        padding: Of the lot.
+        rows: Of the batch, all of them records.
     """
 
     step: TrainingStep
@@ -90,19 +79,8 @@ class _Lot(NamedTuple):
     structure: Any
     arguments: Sequence[Any]
     options: dict[str, Any]
-    padding: Padding | None
-
-
-class _Buffers(NamedTuple):
-    """Where the sums of a lot lie that a recording makes, the same for all.
-
-    Attributes:
-        total: Flat, of parameters and statistics.
-        all_finite: Whether each record's gradient was.
-    """
-
-    total: Tensor
-    all_finite: Tensor
+    padding: Padding
+    rows: int
 
 
 class Graphs(Executor):
@@ -111,7 +89,7 @@ class Graphs(Executor):
     Guarantee: that of the session. A record moves the sums as it does eagerly: the same operations are carried out.
     """
 
-    name = "graph of padded lots, fused update"
+    name = "graph of padded lots of all kinds, fused=True"
     needs_gpu = True
     """Checks run without one: then a recording runs its Python again."""
     repeats = 0
@@ -120,54 +98,34 @@ class Graphs(Executor):
     """That were made, over all trainings."""
 
     def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin as before any training."""
         self._recordings: dict[Any, Recording] = {}
-        self._sightings: Counter[Any] = Counter()
-        self._states: Counter[Any] = Counter()
         self._inputs = Inputs()
         self._paddings: dict[int, Padding] = {}
-        self._buffers: _Buffers | None = None
+        self._total: Tensor | None = None  # of the open lot: flat, of parameters and statistics
+        self._all_finite: Tensor | None = None  # whether each of its records' gradients is
         self._is_eager = True
-        self._pads = False
-        self._outcome: Outcome | None = None  # of the open lot, whose sums are in `_buffers`
+        self._outcome: Outcome | None = None  # of the open lot, whose sums are in `_total`
         self._loss: Tensor | None = None  # that was returned for it
         self._lot: int | None = None  # for which the step was called
-        self._compared: Tensor | None = None  # sums of a graph, for a lot that is made eagerly, too
+        self._comparisons = 0
         self._was_doubted = False  # whether the padded sums of the open lot do not hold
         self._pool: Any = None
-        self.noise = NoiseGraphs()
-        self.update = UpdateGraphs()
 
     def attach(self, parts: SessionParts) -> None:
-        """Take note of a training, and take over the updates of its optimizer."""
+        """Take note of a training, and have its optimizer use fused kernels from now on, in later checkpoints too."""
         super().attach(parts)
-        training = parts.training
         self._is_eager = False
-        self._pads = masks_padding(training.module)
-        self._begin_lot(None)
-        if not self.needs_gpu or training.device.type == "cuda":
-            self.update.attach(parts.optimizer, training.device, training.inform)
+        if not self.needs_gpu or parts.training.device.type == "cuda":
+            fuse(parts.optimizer)
 
     def detach(self) -> None:
         """Let go of it, and of the memory of its graphs."""
         super().detach()
-        self._recordings.clear()
-        self._sightings.clear()
-        self._states.clear()
-        self._inputs.clear()
-        self._paddings.clear()
-        self.noise.clear()
-        self.update.detach()
-        self._begin_lot(None)
-        self._loss = None
-        self._buffers = None
-        self._pool = None
-        self._is_eager = True
-
-    def _begin_lot(self, number: int | None) -> None:
-        self._lot = number
-        self._outcome = None
-        self._compared = None
-        self._was_doubted = False
+        self._forget()
 
     def step(self, step: TrainingStep) -> TrainingStep:
         """Repeat a recording of the lot, where there is one."""
@@ -177,24 +135,26 @@ class Graphs(Executor):
             number = self.releases.num_releases
             if number == self._lot:  # by a hook, say, which looks at a part of the lot
                 return step(batch, *arguments, **options)
-            self._begin_lot(number)
-            if self._is_eager or not self._may_repeat():
-                return step(batch, *arguments, **options)
+            self._lot = number
+            self._outcome = None
+            self._was_doubted = False
             lot = self._lot_of(step, batch, arguments, options)
             recording = None if lot is None else self._recording_of(lot)
             if lot is None or recording is None or not self._repeat(recording, lot):
                 return step(batch, *arguments, **options)
-            if recording.is_recorded and is_checked(number + 1):
-                repeated_sums = self._sums_of_lot.total.clone()
-                self._put_back()
-                if lot.padding is None:
-                    self._compared = repeated_sums
-                    self._outcome = None
-                    output = step(batch, *arguments, **options)
-                    self._loss = loss_of(output)
-                    return output
-                self._repeat(self._unrecorded(lot, lot.padding), lot)
-                self._compare(self._sums_of_lot.total, repeated_sums)
+            if self._comparisons < _COMPARISONS or is_checked(number + 1):
+                self._comparisons += 1
+                repeated_sums = self._sums_of_lot.clone()
+                # Without padding, of which a loss may not depend, nor on how many rows are padding; then as it is
+                # released, which rounds as on other batches.
+                for other in (lot._replace(padding=Padding(lot.rows, self.training.device)), lot):
+                    self._put_back()
+                    if not self._repeat(self._unrecorded(other), other):
+                        return step(batch, *arguments, **options)
+                    self._compare(self._sums_of_lot, repeated_sums)
+                    if self._is_eager:
+                        self._give_back()
+                        return step(batch, *arguments, **options)
             return self._result(lot)
 
         return repeated
@@ -206,23 +166,14 @@ class Graphs(Executor):
         def added(loss: Tensor, *arguments: Any, **options: Any) -> None:
             if self._outcome is None or not follows(loss, self._loss):
                 backward(loss, *arguments, **options)
-                if self._compared is not None and follows(loss, self._loss):
-                    self._compare(self.releases.mechanism.total, self._compared)
-                self._compared = None
                 if self._was_doubted:
                     self._blame_padding()
                 return
             records = self._outcome.records
             self._repeatable.complete(records[0])
-            self.releases.add_sums(self._sums_of_lot.total, records)
+            self.releases.add_sums(self._sums_of_lot, records)
 
         return added
-
-    def release(self) -> list[Tensor]:
-        """As `ReleaseEngine.release`, with the noise of a graph."""
-        if self._is_eager:
-            return self.releases.release()
-        return self.releases.release(self.noise.add)
 
     # ------------------------------------------------------------------------------------- repeat
 
@@ -231,10 +182,9 @@ class Graphs(Executor):
         self._draws = Draws(self.training.device)
         try:
             fill(recording.inputs, lot.leaves)
-            if lot.padding is not None:
-                lot.padding.count(_rows(lot.leaves))
+            lot.padding.count(lot.rows)
             self._outcome = recording.repeat()
-            is_valid = bool(self._sums_of_lot.all_finite)
+            is_valid = bool(self._all_finite)
         except NotRepeatable as error:  # of a step that was not looked at yet
             self._give_up(str(error))
             return False
@@ -247,16 +197,20 @@ class Graphs(Executor):
             self.repeats += recording.is_recorded
             return True
         self._outcome = None
-        self._was_doubted = lot.padding is not None
+        self._was_doubted = True
         self._put_back()
         return False
 
     def _give_up(self, reason: str) -> None:
         """Carry out all lots eagerly, the open one too."""
+        self._give_back()
+        self._go_eager(reason)
+
+    def _give_back(self) -> None:
+        """Leave the open lot to an eager step."""
         self._outcome = None
         self._put_back()
         self._rewind()
-        self._go_eager(reason)
 
     def _put_back(self) -> None:
         """Have an eager lot draw what the repeated one has drawn."""
@@ -264,7 +218,7 @@ class Graphs(Executor):
         torch.clear_autocast_cache()
 
     def _compare(self, made: Tensor, repeated: Tensor) -> None:
-        """Compare the sums that Python has made of a lot, which are released, with those of the graph."""
+        """Compare the sums that Python has made of a lot with those of the graph."""
         difference = (made - repeated).norm()
         gap = float(difference / made.norm().clamp(min=1e-12))
         if gap > _CLOSE:
@@ -273,24 +227,20 @@ class Graphs(Executor):
     def _blame_padding(self) -> None:
         """Pad no lot any longer, where all records of one were finite whose padded sums did not hold."""
         records, finite = self.releases.mechanism.records_of_lot
-        if finite == records and self._pads:
-            self._pads = False
-            self._recordings.clear()
-            self.training.inform(_NOT_PADDED)
+        if finite == records and not self._is_eager:
+            self._go_eager(
+                "the loss depends on padding, which a training_step that states masks_padding must leave out"
+            )
 
     def _result(self, lot: _Lot) -> Any:
         """What the step would return, after it has logged what it would log: copies, which nothing overwrites."""
         assert self._outcome is not None
-        outcome = self._outcome
-        copy = _copy
-        rows = _rows(lot.leaves)
-        if lot.padding is not None:
-            self._outcome = outcome = outcome._replace(records=(rows, rows))
-            copy = functools.partial(_records_of, padded=lot.padding.rows, records=rows)
+        self._outcome = outcome = self._outcome._replace(records=(lot.rows, lot.rows))
+        copy = functools.partial(_records_of, padded=lot.padding.rows, records=lot.rows)
         for call in outcome.calls:
             arguments, options = tree_map(copy, (call.arguments, call.options))
-            if lot.padding is not None and options.get("batch_size") == lot.padding.rows:
-                options["batch_size"] = rows
+            if options.get("batch_size") == lot.padding.rows:
+                options["batch_size"] = lot.rows
             getattr(self.training.module, call.method)(*arguments, **options)
         output = tree_map(copy, outcome.output)
         self._loss = loss_of(output).requires_grad_()
@@ -299,9 +249,9 @@ class Graphs(Executor):
     # ------------------------------------------------------------------------------------- record
 
     @property
-    def _sums_of_lot(self) -> _Buffers:
-        assert self._buffers is not None
-        return self._buffers
+    def _sums_of_lot(self) -> Tensor:
+        assert self._total is not None
+        return self._total
 
     @property
     def _repeatable(self) -> RepeatableSums:
@@ -316,64 +266,42 @@ class Graphs(Executor):
         arguments: Sequence[Any],
         options: dict[str, Any],
     ) -> _Lot | None:
-        """The lot of a batch, padded where that can be; None where it is carried out eagerly."""
+        """The lot of a batch, padded; None where it is carried out eagerly."""
+        if self._is_eager or not self._may_repeat():
+            return None
         device = self.training.device
         leaves, structure = tree_flatten(batch)
         if not all(isinstance(leaf, Tensor) and leaf.device == device for leaf in leaves):
             self._go_eager("a batch holds other things than tensors on the model's device, which Python reads")
             return None
-        padding = None
-        rows = self._repeatable.padded_rows if self._pads else None
-        if rows is not None:
-            if _rows(leaves) > rows:
-                return None
-            if rows not in self._paddings:
-                self._paddings[rows] = Padding(rows, device)
-            padding = self._paddings[rows]
-        return _Lot(step, leaves, structure, arguments, options, padding)
+        room = self._repeatable.padded_rows
+        rows = next((len(leaf) for leaf in leaves if leaf.dim()), 0)
+        if room is None or rows > room:
+            return None
+        if room not in self._paddings:
+            self._paddings[room] = Padding(room, device)
+        return _Lot(step, leaves, structure, arguments, options, self._paddings[room], rows)
 
     def _recording_of(self, lot: _Lot) -> Recording | None:
-        """The recording of a lot like this one; None where it is carried out eagerly."""
+        """The recording for a lot, or its step as it is; None where it is carried out eagerly."""
+        unrecorded = self._unrecorded(lot)
+        if not self._repeatable.is_settled:
+            return unrecorded
         device = self.training.device
-        is_settled = self._repeatable.is_settled
-        unrecorded = None
-        if lot.padding is None:
-            if not is_settled:
-                return None
-            sizes: Any = tuple((leaf.shape, leaf.stride(), leaf.dtype) for leaf in lot.leaves)
-        else:
-            unrecorded = self._unrecorded(lot, lot.padding)
-            if not is_settled:
-                return unrecorded
-            sizes = (kinds(lot.leaves), lot.padding.rows)
-        size = (
+        state = (
             str(lot.structure),
-            sizes,
+            kinds(lot.leaves),
+            lot.padding.rows,
             torch.is_autocast_enabled(device.type),
             torch.get_autocast_dtype(device.type),
+            state_of(self.training.module),
         )
-        try:
-            state = fingerprint(self.training)
-        except NotRepeatable as error:
-            self._go_eager(str(error))
-            return None
-        recording = self._recordings.get((size, state))
-        if recording is not None:
-            return recording
-        if len(self._sightings) > _MOST_SIGHTINGS:
-            self._sightings.clear()
-        self._sightings[size] += 1
-        is_rare = lot.padding is None and self._sightings[size] < _SIGHTINGS
-        if is_rare or len(self._recordings) >= _MOST:
-            return unrecorded
-        self._states[state] += 1
-        if len(self._states) > _MOST_STATES:
-            self._go_eager("something that the module holds moves from batch to batch")
-            return None
+        recording = self._recordings.get(state)
+        if recording is not None or len(self._recordings) >= _MOST:
+            return recording or unrecorded
         draws = Draws(device)
         try:
-            is_known = self._states[state] > _LOOKS
-            recording = self._record(lot, is_known)
+            recording = self._record(lot)
         except NotRepeatable as error:
             self._go_eager(str(error))
             return None
@@ -383,7 +311,7 @@ class Graphs(Executor):
         finally:
             draws.put_back()
             self._rewind()
-        self._recordings[size, state] = recording
+        self._recordings[state] = recording
         self.recordings += 1
         return recording
 
@@ -391,20 +319,21 @@ class Graphs(Executor):
         """Whether this lot may be repeated; what stands in the way of all lots is said once."""
         source = self.source
         releases = self.releases
+        reason = None
         if self.needs_gpu and self.training.device.type != "cuda":
-            self._go_eager("there is no GPU")
-            return False
-        if not isinstance(source, RepeatableSums):
-            self._go_eager(f"{type(source).__name__} make their sums by Python")
-            return False
-        if source.obstacle is not None:
-            self._go_eager(source.obstacle)
-            return False
-        if releases.recipe.adaptation is not None or releases.mechanism.training_plan.bound_factors:
-            self._go_eager("the clipping bound moves from batch to batch")
-            return False
-        if releases.observers:
-            self._go_eager("records are looked at one by one (diagnostics, an audit)")
+            reason = "there is no GPU"
+        elif not masks_padding(self.training.module):
+            reason = "the class of training_step does not state masks_padding = True"
+        elif not isinstance(source, RepeatableSums):
+            reason = f"{type(source).__name__} make their sums by Python"
+        elif source.obstacle is not None:
+            reason = source.obstacle
+        elif releases.recipe.adaptation is not None or releases.mechanism.training_plan.bound_factors:
+            reason = "the clipping bound moves from batch to batch"
+        elif releases.observers:
+            reason = "records are looked at one by one (diagnostics, an audit)"
+        if reason is not None:
+            self._go_eager(reason)
             return False
         return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
 
@@ -426,57 +355,40 @@ class Graphs(Executor):
         self._repeatable.rewind()
         torch.clear_autocast_cache()
 
-    def _inputs_of(self, lot: _Lot) -> list[Tensor]:
-        if self._buffers is None:  # before anything is recorded
-            total = torch.zeros_like(self.releases.mechanism.total)
-            self._buffers = _Buffers(total, torch.ones((), dtype=torch.bool, device=self.training.device))
-        if lot.padding is None:
-            return self._inputs.of_one_size(lot.leaves)
-        return self._inputs.of_all_sizes(lot.leaves, lot.padding.rows)
-
-    def _unrecorded(self, lot: _Lot, padding: Padding) -> Recording:
+    def _unrecorded(self, lot: _Lot) -> Recording:
         """The step of a padded lot as it is, which rounds as its recording would."""
-        inputs = self._inputs_of(lot)
+        if self._total is None:  # before anything is recorded
+            self._total = torch.zeros_like(self.releases.mechanism.total)
+            self._all_finite = torch.ones((), dtype=torch.bool, device=self.training.device)
+        inputs = self._inputs.of(lot.leaves, lot.padding.rows)
 
         def compute() -> Outcome:
-            outcome = self._sums(lot, inputs, lot.arguments)
+            outcome = self._sums(lot, inputs)
             self._rewind()
             return outcome
 
-        return Recording(inputs, compute, padding, is_recorded=False)
+        return Recording(inputs, compute, is_recorded=False)
 
-    def _record(self, lot: _Lot, is_known: bool) -> Recording:
+    def _record(self, lot: _Lot) -> Recording:
         """Record the sums of a lot.
-
-        Args:
-            lot: Open.
-            is_known: Whether the step was looked at in lots of other sizes.
 
         Raises:
             NotRepeatable: The step is not made of kernels alone.
         """
         device = self.training.device
-        inputs = self._inputs_of(lot)
+        inputs = self._inputs.of(lot.leaves, lot.padding.rows)
         fill(inputs, lot.leaves)
-        if lot.padding is not None:
-            lot.padding.count(_rows(lot.leaves))
-        unread = [UnreadNumber() if isinstance(x, int) else x for x in lot.arguments]
+        lot.padding.count(lot.rows)
         lot = lot._replace(leaves=inputs)  # a recording holds no memory of the batch that it was made of
-
-        def compute() -> Outcome:
-            return self._sums(lot, inputs, unread)
+        compute = functools.partial(self._sums, lot, inputs)
 
         def look() -> Outcome:
-            with aside(device):
+            with aside(device):  # libraries make their plans, too
                 return compute()
 
-        if not is_known:
-            refuse_python(self.training, look)
-        elif torch.backends.cudnn.benchmark:
-            with aside(device):  # cuDNN tries its kernels for each size
-                compute()
+        alive = refuse_python(self.training, look)
         if device.type != "cuda":
-            return Recording(inputs, without_graph(compute, self._rewind), lot.padding)
+            return Recording(inputs, without_graph(compute, self._rewind))
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
@@ -484,35 +396,27 @@ class Graphs(Executor):
             outcome = compute()
 
         def replay() -> Outcome:
-            _ = compute  # a graph holds addresses: what lies there belongs to the step, its arguments, its inputs
+            _ = compute, alive  # a graph holds addresses: what lies there belongs to the step and to what it reads
             graph.replay()
             return outcome
 
-        return Recording(inputs, replay, lot.padding)
+        return Recording(inputs, replay)
 
-    def _sums(
-        self,
-        lot: _Lot,
-        inputs: Sequence[Tensor],
-        arguments: Sequence[Any],
-    ) -> Outcome:
-        """The step and its backward pass, whose sums go into `_buffers`."""
+    def _sums(self, lot: _Lot, inputs: Sequence[Tensor]) -> Outcome:
+        """The step and its backward pass, whose sums go into `_total`."""
+        assert self._all_finite is not None
         calls: list[Call] = []
         padding = lot.padding
-        present = None
-        self._sums_of_lot.all_finite.fill_(True)
-        if padding is None:
-            self._rewind()
-        else:
-            present = padding.present()
-            self._repeatable.rewind(padding.rows, padding.counted)
-            torch.clear_autocast_cache()
+        present = padding.present()
+        self._all_finite.fill_(True)
+        self._repeatable.rewind(padding.rows, padding.counted)
+        torch.clear_autocast_cache()
         logging = logging_to(calls, self.training)
-        masked = _masked(self.training, present)
-        apart = self.releases.sums_apart(self._sums_of_lot.total, self._sums_of_lot.all_finite, present)
+        masked = replaced_methods(self.training.module, rows_present=present)  # type: ignore[arg-type]
+        apart = self.releases.sums_apart(self._sums_of_lot, self._all_finite, present)
         batch = tree_unflatten([buffer.detach() for buffer in inputs], lot.structure)
-        with without_collectives(self.training), logging, masked, apart:
-            output = lot.step(batch, *arguments, **lot.options)
+        with logging, masked, apart:
+            output = lot.step(batch, *lot.arguments, **lot.options)
             loss = loss_of(output)
             if not isinstance(loss, Tensor):
                 raise NotRepeatable("training_step gave no loss")
@@ -523,20 +427,33 @@ class Graphs(Executor):
         return Outcome(output, calls, records)
 
 
-def _masked(training: Training, present: Tensor | None) -> AbstractContextManager[None]:
-    """Within, the module knows which rows of its batch are records."""
-    if present is None:
-        return nullcontext()
-    stand_ins: dict[str, Any] = {"rows_present": present}
-    return replaced_methods(training.module, **stand_ins)
+def fuse(optimizer: Optimizer) -> bool:
+    """Have SGD, Adam and AdamW of torch.optim update by one fused kernel for all parameters; others stay as they are.
 
+    Args:
+        optimizer: Of the private part.
 
-def _rows(leaves: Sequence[Tensor]) -> int:
-    """Number of rows of a batch."""
-    for leaf in leaves:
-        if leaf.dim():
-            return len(leaf)
-    return 0
+    Returns:
+        Whether it does.
+    """
+    if type(optimizer) not in (SGD, Adam, AdamW):
+        return False
+    for group in optimizer.param_groups:
+        parameters = group["params"]
+        # Fused SGD takes the momentum of all parameters or of none: parts that are unfrozen later have none at first.
+        momenta = ["momentum_buffer" in optimizer.state.get(parameter, {}) for parameter in parameters]
+        is_frozen = not all(parameter.requires_grad for parameter in parameters)
+        has_some = bool(group.get("momentum")) and (is_frozen or (any(momenta) and not all(momenta)))
+        is_plain = all(x.is_floating_point() and torch.empty_like(x).stride() == x.stride() for x in parameters)
+        if has_some or group["differentiable"] or not is_plain:
+            return False
+    for group in optimizer.param_groups:
+        group.update(fused=True, foreach=False)
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            if "step" in state:  # of a checkpoint: fused kernels count on the device
+                state["step"] = torch.as_tensor(state["step"]).to(parameter.device, torch.float32)
+    return True
 
 
 def _named(error: BaseException) -> str:
@@ -546,10 +463,6 @@ def _named(error: BaseException) -> str:
 
 def _detached(x: Any) -> Any:
     return x.detach() if isinstance(x, Tensor) else x
-
-
-def _copy(x: Any) -> Any:
-    return x.clone() if isinstance(x, Tensor) else x
 
 
 def _records_of(x: Any, padded: int, records: int) -> Any:

@@ -13,30 +13,28 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
 from dpbench.data.lots import LotLoader
 from dpbench.data.separate_records import SeparateRecords
 from dpbench.errors import ConfigurationError, OutOfMemory, UnsupportedModuleError
-from dpbench.guards.engine_trial import EngineTrial, reason_of
+from dpbench.guards.engine_trial import EngineTrial
 from dpbench.guards.guard import Guard
 from dpbench.guards.lots import require_lot_loader
 from dpbench.guards.optimizer_steps import private_optimizer
 from dpbench.guards.parameters import parameters_of
 from dpbench.guards.public_networks import private_part
 from dpbench.optimizers import NoiseAware, NoiseStds
-from dpbench.privacy.accounting.composition import doubt_about_delta
+from dpbench.privacy.accounting.composition import doubts_about
 from dpbench.privacy.budget import ENDLESS, TrainingLength
 from dpbench.privacy.canaries.canaries import GradientCanaries
+from dpbench.privacy.events import effective_noise_multiplier
 from dpbench.privacy.mechanism.adaptive import with_bounds
-from dpbench.privacy.mechanism.banded import running_sums
 from dpbench.privacy.mechanism.clipping import VectorGroup
-from dpbench.privacy.mechanism.factorization import Floats, optimizer_workload
 from dpbench.privacy.mechanism.mechanism import mean_norms
 from dpbench.privacy.processes import Processes
 from dpbench.privacy.randomness import Stream, keyed_generator, keyed_seed, seed_global_generators
@@ -50,9 +48,11 @@ from dpbench.records.source import (
     require_hook,
 )
 from dpbench.records.training import Training, TrainingStep
+from dpbench.records.watched_hooks import apart
 from dpbench.session._canaries import leave_scores, let_canaries_in
 from dpbench.session._doubts import (
     doubt_about_correction,
+    doubt_about_length,
     doubt_about_noise,
     doubt_about_statistics,
     doubt_about_turns,
@@ -222,18 +222,20 @@ class PrivateSession:
         ledger: Path,
         horizon: TrainingLength,
         metric_sizes: Mapping[str, int],
+        key_of: Callable[[int], int] = int,
     ) -> None:
         """Fix the plan and open the ledger; everything can still be refused.
 
         Args:
             processes: All of this training.
-            key: Of a seeded run; None takes the operating system's entropy.
+            key: Of a seeded run, a function of its seed, settings and data; None takes the operating system's entropy.
             ledger: Its path.
             horizon: Planned and past steps.
             metric_sizes: Number of values of each metric that the module offers.
+            key_of: Kept key → key of the run, a function of settings and data too, where correlated noise has no seed.
 
         Raises:
-            ConfigurationError: The plan has no solution.
+            ConfigurationError: The plan has no solution, or there is a seed and no key.
             BudgetExhausted: The target allows no release.
             LedgerError: The ledger cannot be continued.
         """
@@ -244,23 +246,29 @@ class PrivateSession:
         # The sizes of all lots come first: the plan of the releases is made of them.
         lot_sizes = lots.plan(horizon.total_steps)
         # One key for all processes, before anything is drawn by it.
-        releases.join(processes, keyed_by(key, self._executor))
+        releases.join(processes, None if key is None else keyed_by(key, self._executor))
         # Noise that is correlated among steps wants lots that keep a record's participations apart.
-        workload = partial(_workload_of, self.optimizer)
-        lots.bands = releases.choose_bands(lots.sampling, horizon.total_steps, workload)
-        lot_key = releases.keep_keys(ledger, are_lots_seeded=lots.seed is not None)
+        lots.bands = releases.fix_coefficients(horizon.total_steps)
+        lot_key = releases.keep_keys(
+            ledger,
+            are_lots_seeded=lots.seed is not None,
+            key_of=lambda kept: keyed_by(key_of(kept), self._executor),
+        )
         # Canaries enlarge the population, so that they join before the sampling is read.
         let_canaries_in(self._audit, releases, lots, trained)
         sampling = lots.sampling
         source.begin(self.loader)
-        if releases.recipe.private:
-            self._warn(doubt_about_delta(self._delta, sampling.population, sampling.unit))
         self._horizon = horizon
         self._first_release = releases.num_releases
         # Bounds that are found on noise need the source and the key.
         groups = self._first_groups(releases.memory)
         releases.begin(sampling, source.summands, trained, groups, metric_sizes, horizon, lot_sizes)
         self._measure_pieces()
+        if releases.recipe.private:
+            release = releases.mechanism.training_plan.event(self._first_release)
+            z = effective_noise_multiplier(release.queries)
+            for doubt in doubts_about(self._delta, z, sampling.population, sampling.unit):
+                self._warn(doubt)
         self._warn(doubt_about_statistics(releases.mechanism.plan))
         self._warn(doubt_about_noise(releases.mechanism.training_plan.noise))
         self._warn(doubt_about_correction(releases.recipe, self.optimizer))
@@ -384,13 +392,18 @@ class PrivateSession:
             source.is_chosen = True
             return
         training = self.training
+        if source.next_method != source.method:
+            source.use("one_by_one", source.limit)
+            self._begin_anew()
+            return
         if source.is_chosen:
             if not isinstance(batch, SeparateRecords):
                 return
             if training.world_size > 1:
                 raise ConfigurationError(_SEPARATE_BY_NOW)
         trial = EngineTrial(training, source.engine)
-        limit = trial.limit(batch)
+        lot = source.lot()
+        limit = trial.limit(batch, lot.record_of, lot.row_index)
         verdict = _UNKNOWN
         if limit is not None:
             verdict = _LIMITED
@@ -407,24 +420,8 @@ class PrivateSession:
                 raise UnsupportedModuleError(f"the engine cannot be used: {limit.reason}. Try gradients='one_by_one'.")
             return
         reason = "another process says so" if limit is None else limit.reason
-        source.use("one_by_one", reason, trial.slowdown(batch, source.lot().limit))
+        source.use("one_by_one", reason, trial.slowdown(batch, lot.limit))
         self._begin_anew()
-
-    def _run_one_by_one(self, error: UnsupportedModuleError) -> bool:
-        """Run the open lot again record by record, where the engine knew others and does not know this one.
-
-        Returns:
-            Whether that could be done.
-        """
-        source = self.source
-        if not isinstance(source, ChosenGradients) or source.gradients != "auto" or not source.can_begin_again:
-            return False
-        if source.method == "one_by_one" or self.training.world_size > 1:  # all processes would have to
-            return False
-        source.use("one_by_one", reason_of(error))
-        self._begin_anew()
-        source.begin_again()
-        return True
 
     # ------------------------------------------------------------------------------------- one lot
 
@@ -454,7 +451,9 @@ class PrivateSession:
         A plain function, since the module holds it: a method would be copied, with the session, where somebody copies
         the module.
         """
-        source_step = self.source.step(self._executor.own_step(own))
+        source = self.source
+        watched = source.watched(own) if isinstance(source, ChosenGradients) else own
+        source_step = source.step(self._executor.own_step(watched))
         inner = self._executor.step(source_step)
 
         @functools.wraps(own)
@@ -464,10 +463,12 @@ class PrivateSession:
             require_hook(self.is_open)
             for guard in self.guards:
                 guard.on_step(batch, arguments, options)
-            with self._out_of_memory_explained():
+            with self._out_of_memory_explained(), apart():
                 output = inner(batch, *arguments, **options)
             for guard in self.guards:
                 guard.on_stepped()
+            if isinstance(source, ChosenGradients):
+                source.hide()
             return output
 
         return step
@@ -482,12 +483,8 @@ class PrivateSession:
                     guard.on_public_loss(loss)
                 loss.backward(*arguments, **options)  # type: ignore[no-untyped-call]
                 return
-            try:
-                with self._out_of_memory_explained():
-                    inner(loss, *arguments, **options)
-            except UnsupportedModuleError as error:
-                if not self._run_one_by_one(error):
-                    raise
+            with self._out_of_memory_explained():
+                inner(loss, *arguments, **options)
 
         return backward
 
@@ -529,6 +526,8 @@ class PrivateSession:
 
     def close(self) -> None:
         """End a lot whose update is made."""
+        if isinstance(self.source, ChosenGradients):
+            self.source.end_lot()
         for guard in self.guards:
             guard.on_close()
 
@@ -542,6 +541,10 @@ class PrivateSession:
             )
 
     # ------------------------------------------------------------------------------------- end
+
+    def conclude(self) -> None:
+        """Compare a training that makes no further release with its plan; before `end`."""
+        self._warn(doubt_about_length(self.releases))
 
     def end(self) -> None:
         """Give module and lots back as they were, also after an error."""
@@ -592,24 +595,3 @@ def _follow_noise(optimizer: Optimizer, noise_stds: NoiseStds | None) -> None:
     """Have an optimizer that asks for the noise of its gradients know where to ask."""
     if isinstance(optimizer, NoiseAware):
         optimizer.follow_noise(noise_stds)
-
-
-def _workload_of(optimizer: Optimizer, steps: int) -> Floats:
-    """What an optimizer makes of a step's release in so many steps; of others than SGD running sums are a proxy.
-
-    Args:
-        optimizer: Updates the parameters.
-        steps: Of the training.
-    """
-    if type(optimizer) is not SGD:
-        return running_sums(steps)
-    group = optimizer.param_groups[0]
-    if group["dampening"] or not group["lr"] > 0:
-        return running_sums(steps)
-    return optimizer_workload(
-        steps,
-        float(group["lr"]),
-        float(group["momentum"]),
-        float(group["weight_decay"]),
-        bool(group["nesterov"]),
-    )

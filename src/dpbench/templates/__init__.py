@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-def render(name: str, /, **facts: Any) -> str:
+def render(name: str | Path, /, **facts: Any) -> str:
     """Fill a template.
 
     In an .html template whatever comes from outside is text: names of runs and metrics cannot become markup. In other
     templates everything stands as it is.
 
     Args:
-        name: Of a file in this folder.
+        name: Of a file in this folder, or the path of another one.
         **facts: What the template names; a name that is missing is an error, and not an empty string.
     """
+    if isinstance(name, Path):
+        return _environment().from_string(name.read_text(encoding="utf-8")).render(**facts)
     return _environment().get_template(name).render(**facts)
 
 

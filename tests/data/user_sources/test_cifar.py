@@ -178,7 +178,7 @@ def test_damaged_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         load(tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_real_cifar10(data_folder: Path) -> None:
     data = UserDataModule("cifar10_users", root=str(data_folder), expected_batch_size=50, download=False)
     assert len(data.users) == 500 and data.users.sizes.tolist() == [100] * 500

@@ -2,6 +2,5 @@
 
 from dpbench.data.readers.posts import read_stackexchange
 from dpbench.data.readers.table import read_user_table
-from dpbench.data.readers.tff_sqlite import read_tff_sqlite
 
-__all__ = ["read_stackexchange", "read_tff_sqlite", "read_user_table"]
+__all__ = ["read_stackexchange", "read_user_table"]

@@ -1,8 +1,8 @@
-"""What readers of files share: features of one user after the other become a `UserDataset`."""
+"""What is made of columns of numbers, texts and images: examples."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,13 +14,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from dpbench.data.texts import Sequences, bags_of_words, character_sequences, labeled_words, word_sequences
-from dpbench.data.users import Rows, UserDataset
+from dpbench.data.users import Rows
 from dpbench.errors import ConfigurationError, DataError
 
 Column = NDArray[Any] | list[str]
 """A feature of several examples: an array whose dimension 0 is the examples, or texts."""
-Block = tuple[str, dict[str, Column]]
-"""A user, and features of examples of this user. A user may have several blocks."""
 Features = Sequence[str] | Mapping[str, Sequence[int] | None] | None
 """Which features, in the order of an example's parts; with the shape of each, where the file has it flat."""
 
@@ -84,82 +82,37 @@ class Reading:
             raise ConfigurationError(f"features must be the names of features, not {self.features!r}.")
 
 
-def assemble(
-    blocks: Iterable[Block],
-    reading: Reading,
-    where: str,
-    names: Iterable[Hashable] | None = None,
-) -> UserDataset:
-    """Join the examples of users.
+def examples_of(columns: Mapping[str, Column], reading: Reading, where: str) -> Dataset[Any]:
+    """Examples of columns side by side.
 
     Args:
-        blocks: Of each user, one or more.
-        reading: What is made of them.
+        columns: By name, as many rows each as there are examples.
+        reading: What is made of them; all of its features are columns.
         where: The file, for errors.
-        names: All users, looked at after the last block; None: those of the blocks, in the order of their first.
 
     Raises:
-        DataError: There is no example; a feature is missing, or its shape is another than that of the first user.
+        DataError: A feature has another shape or kind than is asked for.
     """
-    parts: list[list[Column]] = []
-    users: list[str] = []
-    counts: list[int] = []
-    expected: list[str] = []
-    for user, columns in blocks:
-        part = _features(columns, reading, user, where)
-        if not len(part[0]):
-            continue  # its shapes are not known
-        # Compared with the first user's here, where the user can be named; joining them would fail without a name.
-        kinds = [_kind(column) for column in part]
-        expected = expected or kinds
-        if kinds != expected:
-            raise DataError(
-                f"{where}: examples of user {user!r} have the shapes {', '.join(kinds)}, those of user {users[0]!r} "
-                f"{', '.join(expected)}: all users' examples must have the same."
-            )
-        parts.append(part)
-        users.append(user)
-        counts.append(len(part[0]))
-    if not parts:
-        raise DataError(f"{where} contains no examples.")
-    # Users without an example count too: who is one must not follow from what they hold.
-    every = list(dict.fromkeys(users) if names is None else names)
-    joined = [_concatenated(column) for column in zip(*parts, strict=True)]
-    return UserDataset(_examples(joined, reading), np.repeat(np.asarray(users), counts), every)
-
-
-def _examples(columns: list[Tensor | list[str]], reading: Reading) -> Dataset[Any]:
-    """The data set of all users' features."""
+    features = _features(columns, reading, where)
     if reading.text == "tags":
         assert reading.vocabulary is not None and reading.tags is not None
-        texts = [" ".join(parts).lower().split() for parts in zip(*columns[:-1], strict=True)]
-        tags = [list(filter(None, str(marks).split("|"))) for marks in columns[-1]]
+        texts = [" ".join(parts).lower().split() for parts in zip(*features[:-1], strict=True)]
+        tags = [list(filter(None, str(marks).split("|"))) for marks in features[-1]]
         return bags_of_words(texts, tags, reading.vocabulary, reading.tags)
-    tensors = [column for column in columns if isinstance(column, Tensor)]
-    if len(tensors) < len(columns):
-        return Columns(*columns)
+    if any(isinstance(column, list) for column in features):
+        return Columns(*(column if isinstance(column, list) else torch.tensor(column) for column in features))
+    tensors = [torch.tensor(column) for column in features]
     return Sequences(tensors[0]) if reading.text in ("characters", "words") else Rows(*tensors)
 
 
-def _features(
-    columns: Mapping[str, Column],
-    reading: Reading,
-    user: str,
-    where: str,
-) -> list[Column]:
-    """The features of a user's examples that are read, in their order and form."""
-    # Without names in the order of the alphabet: that of a file may be another one for the next user.
-    names = sorted(columns) if reading.features is None else reading.features
+def _features(columns: Mapping[str, Column], reading: Reading, where: str) -> list[Column]:
+    """The features that are read, in their order and form."""
+    names = list(columns) if reading.features is None else reading.features
     shapes = names if isinstance(names, Mapping) else dict.fromkeys(names)
     features: list[Column] = []
     subjects: list[str] = []  # of errors
-    owner = f" of user {user!r}" if user else ""
     for name, shape in shapes.items():
-        if name not in columns:
-            raise DataError(
-                f"{where}: examples{owner} have no feature {name!r}; they have {', '.join(sorted(columns)) or 'none'}."
-            )
-        subject = f"{where}: feature {name!r}{owner}"
+        subject = f"{where}: feature {name!r}"
         features.append(_shaped(columns[name], shape, subject))
         subjects.append(subject)
     if reading.images:
@@ -234,15 +187,6 @@ def _kind(column: Column) -> str:
     return "text" if isinstance(column, list) else f"{column.dtype} {column.shape[1:]}"
 
 
-def _concatenated(columns: Sequence[Column]) -> Tensor | list[str]:
-    if not isinstance(columns[0], list):
-        return torch.from_numpy(np.concatenate(columns))
-    texts: list[str] = []
-    for column in columns:
-        texts += column
-    return texts
-
-
 def column_of(
     values: Sequence[Any] | NDArray[Any],
     name: str,
@@ -265,7 +209,7 @@ def column_of(
         if column.dtype.kind in "iufb":
             return column
     # One by one, so that the first value that does not fit can be named.
-    rows = [np.asarray(value) for value in values]
+    rows = [np.asarray(value) if _is_even(value) else np.empty(0, object) for value in values]
     for i, row in enumerate(rows):
         if row.shape != rows[0].shape or row.dtype.kind not in "iufb":
             raise DataError(
@@ -273,6 +217,14 @@ def column_of(
                 f"{rows[0].shape}, and all examples must have the same, of numbers."
             )
     return np.stack(rows)
+
+
+def _is_even(value: Any) -> bool:
+    """Whether lists in lists have one length."""
+    with suppress(ValueError):
+        np.asarray(value)
+        return True
+    return False
 
 
 def _text(value: Any, subject: str) -> str:

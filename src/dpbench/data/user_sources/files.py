@@ -1,9 +1,10 @@
-"""Data sets in files of people's own: `tff_sqlite` and `user_table` by user, and `table` without users."""
+"""Data sets in files of people's own: tables by user (`user_table`) and without (`table`), folders of images."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,8 +14,8 @@ from pydantic import Field
 from torch.utils.data import Dataset, Subset
 
 from dpbench.data.held_out import Split, name_bytes, parted, parted_by_hash
+from dpbench.data.readers.image_folder import class_folders, read_image_folder
 from dpbench.data.readers.table import read_table
-from dpbench.data.readers.tff_sqlite import read_tff_sqlite, splits_of
 from dpbench.data.sources import find_file
 from dpbench.data.texts import CHARACTER_TOKENS, WORDS, BagsOfWords, Sequences, read_vocabulary
 from dpbench.data.user_data import UserData, by_users
@@ -23,9 +24,6 @@ from dpbench.errors import ConfigurationError, DataError
 
 HeldOutShare = Annotated[float, Field(gt=0, lt=1), "a share between 0 and 1"]
 FilePath = Annotated[str | None, Field(min_length=1), "the path of a file"]
-_Features = Annotated[
-    list[str] | dict[str, list[int] | None] | None, "names of features, or {name: shape} such as {pixels: [1, 28, 28]}"
-]
 _TableFeatures = Annotated[
     list[str | Annotated[list[str], Field(min_length=1)]] | dict[str, list[int] | None] | None,
     "names of features, or {name: shape} such as {pixels: [1, 28, 28]}, or names with lists of columns that make one "
@@ -41,18 +39,25 @@ _Layout = Annotated[
 _Text = Annotated[Literal["characters", "words", "tags", "labels"] | None, "characters, words, tags, labels or null"]
 _Length = Annotated[int | None, Field(ge=1, le=10_000), "a whole number of tokens from 1 to 10000, or null"]
 _Classes = Annotated[int | None, Field(ge=2), "a whole number from 2 on, or null"]
+_ClassNames = Annotated[
+    Annotated[list[str], Field(min_length=2)] | None, "names of two or more classes, such as [cat, dog], or null"
+]
+_Side = Annotated[int, Field(ge=4, le=1024), "a side in pixels from 4 to 1024"]
 
 
 @dataclass(frozen=True)
-class FileOptions:
-    """Options of a data set in a file.
+class TableOptions:
+    """Options of a table.
 
     Attributes:
         path: Of the training data; a relative one is looked for in the working directory, then in the folder of the
             data sets.
-        test_path: Of test data; without it, those of the same file, and without these, users are held out.
-        features: Names, in the order of an example's parts: inputs, then targets. See
-            `dpbench.data.readers.columns.Reading`, as for `images`, `text` and `sequence_length`.
+        test_path: Of test data; without it, users are held out.
+        features: Names, in the order of an example's parts: inputs, then targets; a list among them puts columns
+            together. See `dpbench.data.readers.columns.Reading`, as for `images`, `text` and `sequence_length`.
+        ranges: Columns with their least and largest value, which must not come from the data: what lies beyond is
+            clipped, and the range becomes [-1, 1].
+        classes: Words of the last feature, in the order of their numbers.
         images: Layout of the first feature.
         text: What is made of texts.
         sequence_length: Tokens of a sequence.
@@ -64,7 +69,9 @@ class FileOptions:
 
     path: FilePath = None
     test_path: FilePath = None
-    features: _Features = None
+    features: _TableFeatures = None
+    ranges: _Ranges = None
+    classes: _ClassNames = None
     images: _Layout = None
     text: _Text = None
     sequence_length: _Length = None
@@ -74,33 +81,18 @@ class FileOptions:
     held_out: HeldOutShare = 0.1
 
     def reading(self, root: Path) -> dict[str, Any]:
-        """Options of `readers.columns.Reading`, with the contents of files in the place of their paths."""
+        """Options of `read_table`, with the contents of files in the place of their paths."""
         return {
             "features": self.features,
+            "ranges": self.ranges,
+            "classes": self.classes,
+            "texts": False,
             "images": self.images,
             "text": self.text,
             "sequence_length": self.sequence_length,
             "vocabulary": read_vocabulary(find_file(root, self.vocabulary)) if self.vocabulary else None,
             "tags": read_vocabulary(find_file(root, self.tags)) if self.tags else None,
         }
-
-
-@dataclass(frozen=True)
-class TableOptions(FileOptions):
-    """Options of a table.
-
-    Attributes:
-        features: As for `tff_sqlite`; a list among them puts columns together.
-        ranges: Columns with their least and largest value, which must not come from the data: what lies beyond is
-            clipped, and the range becomes [-1, 1].
-    """
-
-    features: _TableFeatures = None  # type: ignore[assignment]  # more than without a table
-    ranges: _Ranges = None
-
-    def reading(self, root: Path) -> dict[str, Any]:
-        """Options of `read_table`."""
-        return {**super().reading(root), "ranges": self.ranges, "texts": False}
 
 
 @dataclass(frozen=True)
@@ -114,31 +106,6 @@ class UserTableOptions(TableOptions):
     user: str = "user"
 
 
-@by_users("tff_sqlite", FileOptions)
-def load_tff_sqlite(
-    root: Path,
-    download: bool,
-    options: FileOptions,
-    held_out_by: Split = "hash",
-) -> UserData:
-    """Clients of a file of TensorFlow Federated, `.sqlite` or `.sqlite.lzma`.
-
-    Args:
-        root: Folder of the data sets.
-        download: Not used: the files have to be there.
-        options: Of the data set.
-        held_out_by: How users are held out, see `UserDataModule`.
-    """
-    file = _training_file(root, options.path)
-    reading = options.reading(root)
-    users = read_tff_sqlite(file, **reading)
-    test_file = find_file(root, options.test_path) if options.test_path else file
-    test_users = None
-    if options.test_path or "test" in splits_of(test_file):
-        test_users = read_tff_sqlite(test_file, "test", **reading)
-    return _user_data(users, test_users, options, held_out_by, file)
-
-
 @by_users("user_table", UserTableOptions)
 def load_user_table(
     root: Path,
@@ -146,7 +113,7 @@ def load_user_table(
     options: UserTableOptions,
     held_out_by: Split = "hash",
 ) -> UserData:
-    """Examples of a table with a column that says whose a row is, `.csv` or `.parquet`.
+    """Examples of a table with a column that says whose a row is, `.csv`, `.jsonl` or `.parquet`.
 
     Args:
         root: Folder of the data sets.
@@ -164,7 +131,7 @@ def load_table(
     options: TableOptions,
     held_out_by: Split = "hash",
 ) -> UserData:
-    """Rows of a table, each of which is somebody's only one, `.csv` or `.parquet`.
+    """Rows of a table, each of which is somebody's only one, `.csv`, `.jsonl` or `.parquet`.
 
     Args:
         root: Folder of the data sets.
@@ -173,6 +140,56 @@ def load_table(
         held_out_by: How rows are held out, see `UserDataModule`.
     """
     return _table(root, options, None, held_out_by)
+
+
+@dataclass(frozen=True)
+class ImageFolderOptions:
+    """Options of a folder of images, `folder/class/image.png`.
+
+    Attributes:
+        path: Of the training images; a relative one is looked for as a table's.
+        test_path: Of test images; without it, images are held out.
+        classes: Names of the folders, in the order of their numbers; None: all that there are, by name, which are then
+            public.
+        image_size: Side to which images are resized (the shorter one, then cropped in the middle).
+        grayscale: Whether they become gray.
+        held_out: Share of images that are held out where there are no test images.
+    """
+
+    path: FilePath = None
+    test_path: FilePath = None
+    classes: _ClassNames = None
+    image_size: _Side = 32
+    grayscale: bool = False
+    held_out: HeldOutShare = 0.1
+
+
+@by_users("image_folder", ImageFolderOptions, has_users=False)
+def load_image_folder(
+    root: Path,
+    download: bool,
+    options: ImageFolderOptions,
+    held_out_by: Split = "hash",
+) -> UserData:
+    """Images in a folder for each class, each of which is somebody's only one.
+
+    Args:
+        root: Folder of the data sets.
+        download: Not used: the files have to be there.
+        options: Of the data set; `held_out` is a share of the images.
+        held_out_by: How images are held out, see `UserDataModule`.
+    """
+    folder = _training_file(root, options.path)
+    classes = options.classes or class_folders(folder)
+    read = partial(read_image_folder, classes=classes, image_size=options.image_size, grayscale=options.grayscale)
+    users = read(folder)
+    test_users = None
+    if options.test_path:
+        test_users = read(find_file(root, options.test_path))
+    train, test_users, test, held_out = _parted(users, test_users, options.held_out, held_out_by, folder)
+    shape = (1 if options.grayscale else 3, options.image_size, options.image_size)
+    provided = {"input_shape": shape, "num_classes": len(classes)}
+    return UserData(train=train, test=test, held_out=held_out, model_options=provided, test_users=test_users)
 
 
 def _table(
@@ -187,7 +204,9 @@ def _table(
     if options.test_path:
         test_users = read_table(find_file(root, options.test_path), user, **reading)
     users = read_table(file, user, **reading)
-    data = _user_data(users, test_users, options, split, file)
+    train, test_users, test, held_out = _parted(users, test_users, options.held_out, split, file)
+    provided = _model_options(users.examples, test, options)
+    data = UserData(train=train, test=test, held_out=held_out, model_options=provided, test_users=test_users)
     if options.features is None and isinstance(users.examples, Rows) and users.examples.tensors[0].dim() == 1:
         beside = f" beside {user!r}" if user else ""
         raise ConfigurationError(
@@ -242,29 +261,24 @@ def held_out_users(
     return users.subset(remaining), test, Subset(users.examples, rows.tolist())
 
 
-def _user_data(
+def _parted(
     users: UserDataset,
     test_users: UserDataset | None,
-    options: FileOptions,
+    held_out: float,
     split: Split,
     where: Path,
-) -> UserData:
-    """Training and test users, of whom some are held out where there are no test users."""
+) -> tuple[UserDataset, UserDataset, Dataset[Any], Literal["users", "rows"]]:
+    """Training users, test users and their examples, and which kind of those these are of."""
     train = users
     if test_users is None:
-        train, test_users, test = held_out_users(users, options.held_out, split, where)
+        train, test_users, test = held_out_users(users, held_out, split, where)
     else:
         test = test_users.examples
-    return UserData(
-        train=train,
-        test=test,
-        held_out="users" if set(train.names).isdisjoint(test_users.names) else "rows",
-        model_options=_model_options(users.examples, test, options),
-        test_users=test_users,
-    )
+    is_apart = set(train.names).isdisjoint(test_users.names)
+    return train, test_users, test, "users" if is_apart else "rows"
 
 
-def _model_options(train: Dataset[Any], test: Dataset[Any], options: FileOptions) -> Mapping[str, Any]:
+def _model_options(train: Dataset[Any], test: Dataset[Any], options: TableOptions) -> Mapping[str, Any]:
     """What the examples determine of a model: size of the vocabulary, or shape of inputs; classes, targets."""
     if isinstance(train, Sequences):
         # Characters are stored as bytes, words in two bytes or more.
@@ -294,7 +308,7 @@ def _model_options(train: Dataset[Any], test: Dataset[Any], options: FileOptions
         targets = torch.cat([targets.flatten(), test.tensors[1].flatten().long()])
     low = int(targets.min())
     high = int(targets.max())
-    num_classes = options.num_classes
+    num_classes = len(options.classes) if options.classes else options.num_classes
     if low >= 0 and (num_classes is None or high < num_classes):
         determined["num_classes"] = num_classes or high + 1
     elif num_classes is not None or not may_be_amount:

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import dp_accounting
 import numpy as np
 from dp_accounting.pld import PLDAccountant
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.rdp import rdp_privacy_accountant as rdp
 from numpy.typing import NDArray
 from scipy import optimize, special
@@ -39,9 +40,10 @@ TENSORFLOW_PRIVACY_ORDERS = (
 """The 72 orders of tf-privacy's early releases, from which the papers' figures come (pyvacy_2019, section 4.2)."""
 WHOLE_ORDERS = tuple(map(float, range(2, 513)))
 
-# Beyond these, pld takes hours and gigabytes.
-PLD_LIMIT = 100.0
+# Beyond these, intervals of privacy losses are too wide for their exponentials, or rounding adds up to too much.
+PLD_LIMIT = 1e6
 PLD_MOST_RELEASES = 10**7
+_WIDENING = 2e-5  # of intervals of privacy losses, for each ε above 95: pld takes seconds at any
 _ROUNDING = 1e-14  # of the logarithm of a moment near one
 
 
@@ -78,11 +80,13 @@ class Accountant(ABC):
         title: What it computes, with its source.
         guarantee: False for an approximation, which may lie below the truth.
         nominal: The scheme that it takes lots for which it does not cover, where a nominal figure is asked for.
+        is_slow: Whether an ε takes up to seconds instead of milliseconds.
     """
 
     title: str
     guarantee: bool = True
     nominal: ClassVar[type[Sampling]] = PoissonSampling
+    is_slow: ClassVar[bool] = False
 
     @abstractmethod
     def covers(self, sampling: Sampling) -> bool:
@@ -336,6 +340,8 @@ class ContinuousRenyiAccountant(RenyiAccountant):
     Every order gives a valid bound, so a search that stopped early would still be one.
     """
 
+    is_slow: ClassVar[bool] = True
+
     def epsilon(self, events: Events, delta: float) -> float:
         def epsilons(orders: Array, curve: Array) -> Array:
             return self.conversion.epsilon(orders, curve, delta)
@@ -386,6 +392,37 @@ class ContinuousRenyiAccountant(RenyiAccountant):
         return min(best_score, float(result.fun))
 
 
+class LossDistribution(PLDAccountant):
+    """Composed privacy loss distribution that allows for the rounding of its Fourier transforms.
+
+    They leave every probability off by about as much, so that some of those next to zero are negative. δ is known no
+    better than if each probability were off by as much as the most negative one.
+    """
+
+    _pld: PrivacyLossDistribution
+
+    def get_epsilon(self, target_delta: float) -> float:
+        """Smallest ε at δ, infinite where rounding hides δ."""
+        known = target_delta - rounding_of(self._pld)
+        if known <= 0:
+            return math.inf
+        return float(super().get_epsilon(known))
+
+    def get_delta(self, target_epsilon: Any) -> Any:
+        """Smallest δ at ε; of an array, each."""
+        return np.minimum(super().get_delta(target_epsilon) + rounding_of(self._pld), 1.0)
+
+
+def rounding_of(distribution: PrivacyLossDistribution) -> float:
+    """Bound of what Fourier transforms add to, or take from, a δ of a privacy loss distribution."""
+    errors = []
+    for direction in (distribution._pmf_remove, distribution._pmf_add):
+        probabilities = direction.to_dense_pmf()._probs
+        most_negative = min(0.0, float(probabilities.min()))
+        errors.append(-most_negative * len(probabilities))
+    return max(errors)
+
+
 @dataclass(frozen=True)
 class PldAccountant(Accountant):
     """Numerical composition of privacy loss distributions, each loss rounded up to a multiple of an interval.
@@ -393,43 +430,51 @@ class PldAccountant(Accountant):
     Over millions of releases at tiny rates the rounding adds up, and RDP can be the tighter of two true bounds.
 
     Attributes:
-        interval: Wider ones are faster, and bounds as well.
+        interval: Wider ones are faster, and bounds as well. Above an ε of 100 it grows with ε.
     """
 
     interval: float = 1e-4
+    is_slow: ClassVar[bool] = True
 
     def covers(self, sampling: Sampling) -> bool:
         if not _composes(PLDAccountant, sampling):
             return False
-        # Before it composes anything, `composed` asks rdp whether that would take too long.
+        # Rdp tells `composed` how wide the intervals may be.
         return ACCOUNTANTS["rdp"].covers(sampling)
 
     def composed(self, events: Events) -> PLDAccountant:
         """All releases, for those who ask for more than one ε or δ.
 
         Raises:
-            ConfigurationError: It would take too long.
+            ConfigurationError: ε or the number of releases is too large.
         """
         estimate = ACCOUNTANTS["rdp"].epsilon(events, 1e-5)
         releases = sum(events.values())
         if estimate > PLD_LIMIT or releases > PLD_MOST_RELEASES:
             raise ConfigurationError(
-                f"the pld accountant is not computed above an epsilon of {PLD_LIMIT:.0f} or for more than "
-                f"{PLD_MOST_RELEASES:.0e} releases (its tables would take hours and gigabytes): use rdp."
+                f"the pld accountant is not computed above an epsilon of {PLD_LIMIT:.0e} or for more than "
+                f"{PLD_MOST_RELEASES:.0e} releases: use rdp."
             )
         first = next(iter(events))
-        accountant = PLDAccountant(first.sampling.relation, self.interval)
+        interval = max(self.interval, _WIDENING * (estimate - 95))
+        accountant = LossDistribution(first.sampling.relation, interval)
         for event, count in events.items():
             accountant.compose(dp_event(event), count)
         return accountant
 
     def epsilon(self, events: Events, delta: float) -> float:
-        composed = self.composed(events)
-        return float(composed.get_epsilon(delta))
+        return _pld_epsilon(self, tuple(events.items()), delta)
 
     def delta(self, events: Events, epsilon: float) -> float:
         composed = self.composed(events)
         return float(composed.get_delta(epsilon))
+
+
+@lru_cache(maxsize=256)
+def _pld_epsilon(accountant: PldAccountant, counts: tuple[tuple[Event, int], ...], delta: float) -> float:
+    """ε by pld, which logs, reports and searches ask for again."""
+    composed = accountant.composed(dict(counts))
+    return float(composed.get_epsilon(delta))
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from scipy import optimize
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.accountants import (
+    ACCOUNTANTS,
     PLD_LIMIT,
     PLD_MOST_RELEASES,
-    PldAccountant,
+    Accountant,
     RenyiAccountant,
 )
 from dpbench.privacy.accounting.composition import check_delta, composable, delta_of, epsilon, find_accountant
@@ -37,8 +38,6 @@ _QUICK_ORDERS = (
     *(80.0, 96.0, 128.0, 192.0, 256.0),
 )
 """Of Rényi divergences, for a first guess where there are many: whole orders take milliseconds, others do not."""
-_WIDE_INTERVAL = 1e-3
-"""Of privacy losses, for a guess: a tenth of the time of the accountant's own, and an epsilon that is hardly larger."""
 _FAR = 50.0  # logarithm of a ratio of epsilons beyond which it does not matter how far
 
 
@@ -51,7 +50,7 @@ def check_target(target_epsilon: float) -> None:
 
 
 def _is_far_above(events: Mapping[Event, int], delta: float, target: float) -> bool:
-    """Whether epsilon is so far above what is sought that pld would take hours."""
+    """Whether epsilon is so far above what is sought that it need not be known by pld, or cannot be."""
     releases = sum(events.values())
     if releases > PLD_MOST_RELEASES:
         return True
@@ -66,7 +65,7 @@ def _bounded_epsilon(
     accountant: str,
     target: float,
 ) -> float:
-    """Epsilon, or infinity where it is far above the target and pld would take hours."""
+    """Epsilon, or infinity where it is far above the target and pld would take seconds to say so."""
     if accountant == "pld" and _is_far_above(events, delta, target):
         return math.inf
     return epsilon(events, delta, accountant)
@@ -103,45 +102,6 @@ def _solve(
             solution *= 1 + step
         step *= 2
     return min(max(solution, low), high)
-
-
-def _solve_near(
-    epsilon_at: Callable[[float], float],
-    target: float,
-    low: float,
-    high: float,
-    guess: float,
-    cheaper: float,
-) -> float:
-    """Solve as `_solve` does where only numbers near the solution can be tried: a bracket grows from a guess by twos.
-
-    Args:
-        epsilon_at: As in `_solve`.
-        target: ε.
-        low: Smallest number.
-        high: Largest number.
-        guess: Where to begin.
-        cheaper: 2 if larger numbers cost less, ½ if they cost more.
-    """
-    number = guess
-    inside = epsilon_at(number) <= target
-    while True:
-        following = number * cheaper
-        if inside:
-            following = number / cheaper
-        following = max(following, low)
-        following = min(following, high)
-        if following == number:
-            return number
-        following_inside = epsilon_at(following) <= target
-        if following_inside != inside:
-            return _solve(
-                epsilon_at,
-                target,
-                low=min(number, following),
-                high=max(number, following),
-            )
-        number = following
 
 
 def _refined(
@@ -272,7 +232,8 @@ def calibrate_scale(
     guess = None
     # Each ε of many costs takes seconds: few trials are left where the search begins near the solution.
     if len(example) > _FEW:
-        guess = _guess_by_few_orders(events_at, target_epsilon, delta)
+        quick = RenyiAccountant("a first guess", orders=_QUICK_ORDERS)
+        guess = _guess_by(quick, events_at, target_epsilon, delta)
     if guess is None:
         least_epsilon = epsilon_at(high)
         if least_epsilon > target_epsilon:
@@ -282,7 +243,7 @@ def calibrate_scale(
                 "delta, or train for fewer steps."
             )
         if accountant == "pld":
-            guess = _guess_by_wide_losses(events_at, target_epsilon, delta)
+            guess = _guess_by(ACCOUNTANTS["rdp"], events_at, target_epsilon, delta)
     if guess is not None:
         return _refined(
             epsilon_at,
@@ -300,69 +261,30 @@ def calibrate_scale(
     return _solve(epsilon_at, target_epsilon, low, high)
 
 
-def _guess_by_few_orders(
+def _guess_by(
+    accountant: Accountant,
     events_at: Callable[[float], Counter[Event]],
     target: float,
     delta: float,
 ) -> float | None:
-    """A scale that is a little too large: RDP at few orders, which take milliseconds, bounds RDP at all from above.
+    """The scale by an accountant that takes milliseconds: a little too large, as its bound is looser.
 
     Args:
+        accountant: RDP, perhaps at few orders.
         events_at: The composition for a scale of the noise.
         target: ε.
         delta: δ.
 
     Returns:
-        None where these orders do not reach the target, though others may.
+        None where it needs a scale out of the usual range.
     """
-    quick = RenyiAccountant("a first guess", orders=_QUICK_ORDERS)
 
     def epsilon_at(scale: float) -> float:
-        return quick.epsilon(events_at(scale), delta)
+        return accountant.epsilon(events_at(scale), delta)
 
-    if epsilon_at(_LARGEST_NOISE) > target:
+    if not epsilon_at(_LARGEST_NOISE) <= target < epsilon_at(_SMALLEST_NOISE):
         return None
     return _solve(epsilon_at, target, _SMALLEST_NOISE, _LARGEST_NOISE)
-
-
-def _guess_by_wide_losses(
-    events_at: Callable[[float], Counter[Event]],
-    target: float,
-    delta: float,
-) -> float | None:
-    """A scale for pld by pld itself with wide intervals, near the scale that rdp needs.
-
-    Args:
-        events_at: The composition for a scale of the noise.
-        target: ε.
-        delta: δ.
-
-    Returns:
-        None where rdp needs a scale out of the usual range.
-    """
-
-    def rdp_epsilon_at(scale: float) -> float:
-        return epsilon(events_at(scale), delta, "rdp")
-
-    if not rdp_epsilon_at(_LARGEST_NOISE) <= target < rdp_epsilon_at(_SMALLEST_NOISE):
-        return None
-    wide = PldAccountant("a guess", interval=_WIDE_INTERVAL)
-
-    def epsilon_at(scale: float) -> float:
-        events = events_at(scale)
-        if _is_far_above(events, delta, target):
-            return math.inf
-        return wide.epsilon(events, delta)
-
-    rdp_scale = _solve(rdp_epsilon_at, target, _SMALLEST_NOISE, _LARGEST_NOISE)
-    return _solve_near(
-        epsilon_at,
-        target,
-        _SMALLEST_NOISE,
-        _LARGEST_NOISE,
-        guess=rdp_scale,
-        cheaper=2,
-    )
 
 
 def remaining_releases(
@@ -445,7 +367,7 @@ class TrainingSetting:
             Poisson lots (one record added or removed), and twice that for lots of a fixed size (one replaced).
         sample_rate: Probability (Poisson) or share (fixed size) of a record in a lot.
         steps: Number of lots; None where `epochs` is given or sought.
-        epochs: The number of steps in passes over the data; steps are its whole part divided by the rate.
+        epochs: The number of steps in epochs, as a training counts them; see `Sampling.steps_of`.
         epsilon: ε.
         delta: δ.
         sampling: "poisson" or "fixed_size", or the kind of another scheme.
@@ -470,10 +392,10 @@ class TrainingSetting:
 
     def __post_init__(self) -> None:
         ranges = {
-            "noise_multiplier": (self.noise_multiplier, 1e-6, 1e6),
+            "noise_multiplier": (self.noise_multiplier, 1e-12, 1e12),
             "steps": (self.steps, 1, _MOST_STEPS),
             "epochs": (self.epochs, 1e-10, _MOST_STEPS),
-            "epsilon": (self.epsilon, _SMALLEST_EPSILON, 1e10),
+            "epsilon": (self.epsilon, _SMALLEST_EPSILON, 1e30),
             "population": (self.population, 1, 10**15),
             "bands": (self.bands, 1, 10**6),
         }
@@ -524,16 +446,20 @@ class TrainingSetting:
         return find_scheme(self.sampling)
 
     @property
+    def drawn(self) -> Sampling:
+        """How lots are drawn at the sample rate, whatever the number of bands."""
+        assert self.sample_rate is not None
+        return self.scheme.at_rate(self.population or 1, self.sample_rate)
+
+    @property
     def event(self) -> Event:
         """One release, or with banded noise a round of them."""
         assert self.noise_multiplier is not None
         assert self.sample_rate is not None
-        sampling: Sampling
+        sampling = self.drawn
         if self.bands > 1:
             rate = min(1.0, self.bands * self.sample_rate)
-            sampling = PoissonSampling(self.population or 1, rate)
-        else:
-            sampling = self.scheme.at_rate(self.population or 1, self.sample_rate)
+            sampling = PoissonSampling(sampling.population, rate)
         query = SumQuery("all", 1.0, self.noise_multiplier)
         return Event(sampling, (query,))
 
@@ -543,11 +469,7 @@ class TrainingSetting:
         if self.epochs is None:
             assert self.steps is not None
             return self.steps
-        assert self.sample_rate is not None
-        steps = self.epochs / self.sample_rate
-        # A whole number that rounding has put below itself stays whole.
-        whole_steps = int(steps * (1 + 1e-12))
-        return max(1, whole_steps)
+        return self.drawn.steps_of(self.epochs)
 
     @property
     def number_of_rounds(self) -> int:
@@ -705,18 +627,24 @@ def _for_rate(setting: TrainingSetting, accountant: str) -> TrainingSetting:
         size = largest_count(fits, population)
         return replace(setting, sample_rate=size / population)
     largest = 1 / setting.bands
+    if epsilon_at(largest) <= target:
+        return replace(setting, sample_rate=largest)
     rate = largest
     if quick_epsilon_at(largest) > target:
         rate = _solve(quick_epsilon_at, target, smallest, largest)
     if accountant != quick:
-        rate = _solve_near(
-            epsilon_at,
+
+        def epsilon_at_inverse(inverse: float) -> float:
+            return epsilon_at(1 / inverse)
+
+        inverse_rate = _refined(
+            epsilon_at_inverse,
             target,
-            low=smallest,
-            high=largest,
-            guess=rate,
-            cheaper=0.5,
+            guess=1 / rate,
+            low=1 / largest,
+            high=1 / smallest,
         )
+        rate = 1 / inverse_rate
     return replace(setting, sample_rate=rate)
 
 

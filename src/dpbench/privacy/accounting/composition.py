@@ -29,6 +29,7 @@ from dpbench.privacy.events import (
 )
 from dpbench.privacy.sampling import Sampling
 
+_MEANINGLESS = 100.0  # ε of one release
 MOST_COSTS = 100  # distinct releases that an accountant is asked to compose one by one
 
 
@@ -49,24 +50,34 @@ def check_delta(delta: float) -> None:
         raise ConfigurationError(f"delta must lie strictly between 0 and 1, not {delta}.")
 
 
-def doubt_about_delta(
+def doubts_about(
     delta: float,
-    population: int,
+    noise_multiplier: float,
+    population: int | None,
     unit: str,
-) -> str | None:
-    """Say why a δ is too large to mean anything; None if it is not.
+) -> list[str]:
+    """Say why a δ is too large to mean anything, and noise too small; nothing of usual ones.
 
     Args:
         delta: δ.
-        population: Number of records that can be drawn.
+        noise_multiplier: Noise over sensitivity, the least of any release.
+        population: Number of records that can be drawn; None where it is not known.
         unit: What a record is.
     """
-    if delta < 1 / population:
-        return None
-    return (
-        f"delta={delta} is not below 1/{population} (the number of {unit}s): with such a delta, publishing one "
-        f"{unit} in the clear would count as private; choose a smaller one."
-    )
+    doubts = []
+    if population is not None and delta >= 1 / population:
+        doubts.append(
+            f"delta={delta} is not below 1/{population} (the number of {unit}s): with such a delta, publishing one "
+            f"{unit} in the clear would count as private; choose a smaller one."
+        )
+    with np.errstate(divide="ignore"):  # log δ is −∞ where the search begins too far
+        of_one_batch = float(dp_accounting.get_epsilon_gaussian(noise_multiplier, delta))
+    if of_one_batch > _MEANINGLESS:
+        doubts.append(
+            f"a noise multiplier of {noise_multiplier:.3g} protects no {unit}: a single batch costs "
+            f"epsilon={of_one_batch:.3g}; raise it (values from 0.3 to 3 are usual)."
+        )
+    return doubts
 
 
 def epsilon(

@@ -31,7 +31,7 @@ FILE_NAME = "ledger.jsonl"  # in the folder of a run
 SCHEMA = 3
 WITH_ROUNDS = 3  # the schema of phases whose steps depend on one another
 WITH_PLANS = 2
-KEPT = "kept:"  # begins the replay key of a run without a seed, whose keys were in a file until it ended
+KEPT = "kept:"  # begins replay key and sources of a run without a seed, whose keys were in a file until it ended
 WITHOUT_PLANS = 1  # the schema of phases that state no plan
 _SEEDED = {"noise": "that of the strategy", "lots": "that of the LotLoader"}
 _SMALLEST = 1e-100  # ratio of noise and sensitivity whose square is still a number
@@ -62,9 +62,9 @@ class Header:
         phase: Number of this phase in the ledger.
         microbatch_size: μ. The queries state the sensitivity for one example; above 1, that of a *fixed* microbatch
             is half of it where examples are added or removed, and the same where they are replaced.
-        noise_source: Of a seeded run, a hash of what its noise comes from; another ledger that has it in the same
-            phase has the same noise. None: the operating system's entropy (or an older ledger). Whoever reads a seeded
-            ledger can try seeds.
+        noise_source: Hash of a seed or a kept key (with what else decides the noise); another ledger that has it in the
+            same phase has the same noise. None: the operating system's entropy (or an older ledger). Whoever reads a
+            seeded ledger can try seeds; kept keys have 128 random bits.
         lot_source: The same of its lots; None also where every lot holds everybody.
         noise_end: Standard deviations at which the noise ends at the earliest; None: an older version's, 5.77 at worst.
         plan: Of all releases of the phase; None: it was written under schema 1, or by a program that has no plan.
@@ -227,14 +227,14 @@ class Ledger:
 
     @property
     def secure(self) -> bool:
-        """Whether nobody can draw its noise and its lots again: both came from the operating system's entropy."""
+        """Whether nobody can draw its noise and its lots again: both came from the operating system's entropy.
+
+        Kept keys did, too.
+        """
         for header in self.headers:
-            replay = header.replay
-            if replay is not None and replay.startswith(KEPT):
-                replay = None
-            sources = (replay, header.noise_source, header.lot_source)
-            if sources != (None, None, None):
-                return False
+            for source in (header.replay, header.noise_source, header.lot_source):
+                if source is not None and not source.startswith(KEPT):
+                    return False
         return True
 
     @property
@@ -384,10 +384,12 @@ def check_own_randomness(ledgers: Mapping[str, Ledger]) -> None:
                 earlier = drawn.setdefault((kind, phase, source), [])
                 for other, theirs in earlier:
                     if _differ(mine, theirs):
+                        origin = "kept key" if source.startswith(KEPT) else "seed"
                         raise LedgerError(
-                            f"{name} and {other} drew their {kind} from one seed, for different releases: together "
+                            f"{name} and {other} drew their {kind} from one {origin}, for different releases: together "
                             "they reveal more than composition says, and no epsilon covers both. Publish one of them, "
-                            f"or train one again with another seed (seed=...; in Python {_SEEDED[kind]})."
+                            f"or train one again with another seed (seed=...; in Python {_SEEDED[kind]}; without a "
+                            "seed, from the beginning)."
                         )
                 earlier.append((name, mine))
 

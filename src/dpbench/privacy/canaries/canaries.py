@@ -248,7 +248,8 @@ class Canaries:
         if not isinstance(noise, BandedNoise) and not noise.independent:
             raise ConfigurationError(
                 "canaries are scored in releases whose noise is independent from step to step, or whitened by the "
-                "coefficients of banded noise, and this process states none: audit=none, or strategy.noise=banded."
+                "coefficients of banded noise, and this process states none: audit=none, or strategy.noise=banded. (A "
+                "noise process that overrides add_ and is independent states independent = True.)"
             )
 
     def _follow(self, noise: Noise, sampling: Sampling) -> None:

@@ -14,7 +14,13 @@ from torch.nn.functional import hardshrink
 from dpbench.errors import ConfigurationError
 from dpbench.privacy import triton
 from dpbench.privacy.gradients._convolution import ConvolutionGradients
-from dpbench.privacy.gradients.parameter import OuterProductGradients, ParameterGradients, ScaledGradients, per_row
+from dpbench.privacy.gradients.parameter import (
+    OuterProductGradients,
+    ParameterGradients,
+    ScaledGradients,
+    flat_rows,
+    per_row,
+)
 from dpbench.privacy.native import kernels
 
 Values = Literal["signs", "threshold", "rescaled", "kept"]
@@ -35,7 +41,7 @@ def keep_large(gradients: Tensor, threshold: float) -> Tensor:
     Those of a record with NaN or infinity all become 0. "About": gradients of equal sizes, (a, −a) of two classes, lie
     at τ = 1 exactly, and what rounding made of them, which depends on the other records of a lot, must not decide.
     """
-    rows = gradients.flatten(1)
+    rows = flat_rows(gradients)
     size = max(rows.shape[1], 1)
     norms = torch.linalg.vector_norm(rows, dim=1)
     rms = norms / math.sqrt(size)
@@ -91,7 +97,7 @@ class DiscretizedGradients(ParameterGradients):
     def squared_norms(self) -> Tensor:
         norms = []
         for _, block in self._blocks():
-            rows = block.flatten(1)
+            rows = flat_rows(block)
             # A sum of squares, without a root in between: whole numbers stay exact for signs.
             norms.append(torch.einsum("rd,rd->r", rows, rows))
         return torch.cat(norms)
@@ -99,7 +105,7 @@ class DiscretizedGradients(ParameterGradients):
     def weighted_sum(self, weights: Tensor) -> Tensor:
         total: Tensor | None = None
         for rows, block in self._blocks():
-            block_sum = weights[rows] @ block.flatten(1)
+            block_sum = weights[rows] @ flat_rows(block)
             block_sum = block_sum.view(block.shape[1:])
             total = block_sum if total is None else total.add_(block_sum)
         assert total is not None
@@ -224,11 +230,6 @@ class Discretization:
                 "discretization_threshold must be above 0: signs of what is zero but for rounding depend on the other "
                 "records of a batch, so that no sensitivity holds for them. Take a small one, such as 1e-6."
             )
-
-    @property
-    def negligible_norm(self) -> float:
-        """See `Recipe.negligible_norm`: signs are as large for gradients just above τ as for any other."""
-        return 10 * self.threshold if self.values == "signs" else math.inf
 
     def __call__(
         self,

@@ -9,7 +9,7 @@ wrapped.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from dpbench.privacy.gradients._calls import backward, copies, is_shared, positi
 from dpbench.privacy.gradients._interception import Arguments, Interceptions
 from dpbench.privacy.gradients._own_code import OwnCode
 from dpbench.privacy.gradients._parametrized import is_parametrized
+from dpbench.privacy.gradients._places import Places
 from dpbench.privacy.gradients._uses import Use, UseGradients, is_coarse
 from dpbench.privacy.gradients.folds import Fold
 from dpbench.privacy.gradients.layers import INTERCEPTED, OF_INPUTS, RULES, Rule, rule_of, sequence_first
@@ -36,6 +37,9 @@ from dpbench.privacy.gradients.validation import (
     refuse_complex,
     refuse_unsupported,
 )
+from dpbench.privacy.record_axis.host import running_axis, watched
+from dpbench.privacy.record_axis.mode import RecordAxis
+from dpbench.privacy.record_axis.verdict import has_own_nodes
 
 LossReduction = Literal["mean", "sum"]
 
@@ -53,18 +57,20 @@ class PerRecordEngine:
         loss_reduction: How the loss combines the records of a lot: their "mean" or their "sum".
 
     Attributes:
+        loss_reduction: How the loss combines the records.
         names: Names of the trainable parameters, tied ones once.
         parameters: The parameters, in the same order.
         verified: Whether a call of `backward` with `verify` could compare, and found all well.
         recording: Whether forward passes are kept for the next call of `backward`.
         records: Number of records in the forward passes that follow, where that is known: embeddings of positions,
             which all records share, need it.
-        folds: Which rows are a record's, of layers that see several of each: found out by evidence, never guessed.
+        folds: Which rows are a record's, of layers that see several of each: as tags say.
         lifted: Layers whose parameters are those of the lines of a module above: layers on what all records share, and
             weights that functions use.
         with_functions: Whether functions that draw are watched, too.
         expands: Whether embeddings of what all records share are handed on once for each record.
         at_once: Any number of rows goes into one forward pass.
+        axis: The mode that the forward passes ran under, and how many neighboring rows make a record; None: none.
 
     Raises:
         UnsupportedModuleError: A layer mixes records (BatchNorm and the like) or cannot be handled; a parameter is
@@ -87,13 +93,14 @@ class PerRecordEngine:
         if not self.parameters:
             raise ConfigurationError("the model has no trainable parameters.")
         refuse_complex(zip(self.names, self.parameters, strict=True))
-        self._reduction = loss_reduction
+        self.loss_reduction = loss_reduction
         self._uses: list[Use] = []
         self._is_going_back = False
         self.recording = True
         self.verified = False
         self.records: int | None = None
         self._counted: Tensor | None = None
+        self.axis: tuple[RecordAxis, int] | None = None
         self.folds: dict[nn.Module, Fold] = {}
         self.expands = True
         self._shared: dict[nn.Module, str] = {}
@@ -225,6 +232,7 @@ class PerRecordEngine:
             counted: How many of them the loss is a mean of, on the device, shape (): the others are padding. None: all.
         """
         self.discard()
+        self.axis = None
         self.recording = True
         self.records = records
         self._counted = counted
@@ -307,7 +315,9 @@ class PerRecordEngine:
                 record(layer, args, kwargs, output)
                 return None
             (tokens,) = positional(layer, args, kwargs)
-            if not is_shared(tokens, self.records, layer in self._shared):
+            axis = running_axis()
+            has_records = axis is not None and axis.place_of(tokens) is not None
+            if has_records or not is_shared(tokens, self.records, layer in self._shared):
                 record(layer, (tokens,), {}, output)
                 return None
             self._shared[layer] = name
@@ -414,7 +424,7 @@ class PerRecordEngine:
         uses = self._uses
         self._uses = []
         # Of each record's own loss, of which a mean holds only one part in R.
-        if self._reduction == "sum":
+        if self.loss_reduction == "sum":
             scale = torch.ones_like(loss)
         elif self._counted is None:
             scale = torch.full_like(loss, float(records))
@@ -428,7 +438,7 @@ class PerRecordEngine:
             compared += [position for position, parameter in enumerate(self.parameters) if parameter.requires_grad]
         # In one pass, what the sums are compared with included: a compiled network can go back only once.
         targets = [*edges, *(self.parameters[position] for position in compared)]
-        results = self._back(loss, targets, scale) if targets else ()
+        results = self._back_in_place(uses, loss, targets, scale) if targets else ()
         count = len(edges)
         grads = results[:count]
         expected = results[count:]
@@ -449,6 +459,35 @@ class PerRecordEngine:
                     loss,
                 )
             return self._gradients(uses, grads, records)
+
+    def _back_in_place(
+        self,
+        uses: Sequence[Use],
+        loss: Tensor,
+        targets: Sequence[Any],
+        scale: Tensor,
+    ) -> tuple[Tensor | None, ...]:
+        """Gradients as of `_back`, after a look at whose rows are whose.
+
+        Raises:
+            UnsupportedModuleError: A layer has its rows in another arrangement.
+        """
+        axis, self.axis = self.axis, None
+        if axis is None:
+            return self._back(loss, targets, scale)
+        mode, rows_of_record = axis
+        places = Places(mode, rows_of_record, self._sequence_first, self.folds)
+        # Python may mix in the backward pass; and of a public input only the gradient tells whose rows are whose.
+        is_judged = places.are_public(uses) or bool(mode.hooks) or has_own_nodes(loss)
+        with ExitStack() as looks:
+            if is_judged:
+                looks.enter_context(watched(mode))
+                looks.enter_context(mode.in_backward())
+            grads = self._back(loss, targets, scale)
+        if mode.reads:  # of the backward pass: before it, the step is refused
+            raise UnsupportedModuleError(f"{mode.reads[0]}, in the backward pass")
+        places.refuse_others(_by_use(uses, grads))
+        return grads
 
     def unseen(self, loss: Tensor) -> list[nn.Parameter]:
         """Parameters that a loss depends on, and that no layer owns that was called since the last call.

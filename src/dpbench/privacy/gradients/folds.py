@@ -1,7 +1,7 @@
 """Several rows of each record in dimension 0: frames of a video, windows of an image, both inputs of twins.
 
 Which rows are a record's cannot be seen from one lot's numbers, and no sum over a lot shows whether it was taken
-rightly: a guard finds it out, by what changes with which record.
+rightly: the tags of `record_axis` tell.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from enum import Enum
 
 import torch
 from torch import Tensor
+
+from dpbench.privacy.record_axis.tags import Axis
 
 
 class Fold(Enum):
@@ -31,6 +33,21 @@ class Fold(Enum):
         if self is Fold.CONTIGUOUS:
             return row // (rows // records)
         return row % records
+
+
+def fold_of(axis: Axis, rows_of_record: int = 1) -> Fold | None:
+    """The fold of a layer's rows; None if it has one for each row of the batch, or takes them in another order.
+
+    Args:
+        axis: Where the layer has the records of its input.
+        rows_of_record: Neighboring rows of the batch that make up a record.
+    """
+    inner, rest = divmod(axis.inner, rows_of_record)
+    if axis.dim or rest or inner * axis.outer == 1:
+        return None
+    if axis.outer == 1:
+        return Fold.CONTIGUOUS
+    return Fold.STRIDED if inner == 1 else None
 
 
 def is_folded(x: Tensor, records: int) -> bool:

@@ -149,13 +149,12 @@ class InstantiatedGradients(ParameterGradients):
         return rows.to(dtype)
 
     def squared_norms(self) -> Tensor:
-        rows = self._stored.flatten(1)
-        norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
+        norms: Tensor = torch.linalg.vector_norm(flat_rows(self._stored), dim=1)
         return norms.square()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         rows = self._stored
-        flat = weights @ rows.flatten(1)
+        flat = weights @ flat_rows(rows)
         total = flat.view(rows.shape[1:])
         if self._order is None:
             return total
@@ -566,6 +565,11 @@ def _side_by_side(rows: Tensor, record_of: Tensor, records: int) -> Tensor:
     wide = rows.new_zeros(records, longest, *shape)
     wide[sorted_record_of, place] = rows[order]
     return wide.flatten(1, 2)
+
+
+def flat_rows(rows: Tensor) -> Tensor:
+    """Rows (R, size); a scalar has one element in each."""
+    return rows.flatten(1) if rows.dim() > 1 else rows[:, None]
 
 
 def zero_gradients(parameter: Tensor, records: int) -> ParameterGradients:

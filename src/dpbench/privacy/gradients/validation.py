@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,8 @@ from dpbench.privacy.gradients._parametrized import is_function, is_parametrized
 from dpbench.privacy.gradients.layers import rule_of
 from dpbench.privacy.gradients.parameter import ParameterGradients
 
+_OF_RECORDS = re.compile(r" \(off by [^)]*\)")
+"""What an error tells of the records: the training goes on, and this would stay in its log."""
 _SHOWN = 3
 _LOW = 5e-2  # relative, of sums with the mantissa of bfloat16
 _UNSEEN = 4  # roundings of the whole gradient, beside which what autograd gives is more than noise
@@ -326,3 +329,9 @@ def _holds_gradients(loss: Tensor) -> bool:
         uses.update(following for following, _ in node.next_functions)
     # A linear layer makes its transposed weight for one product; only its derivative asks for the same one again.
     return any(node.name().startswith("TBackward") and uses[node] > 1 for node in nodes_of(loss))
+
+
+def reason_of(error: UnsupportedModuleError) -> str:
+    """The reason in an error, without figures of the records and without the remedy that is about to be taken."""
+    reason = _OF_RECORDS.sub("", " ".join(str(error).split()))
+    return reason.replace(f"; {TRAINED_ALONE}.", "")

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.mechanism.clipping import LARGEST, SMALLEST, Bounds, Groups, VectorGroup
+from dpbench.options import shown
+from dpbench.privacy.mechanism.clipping import LARGEST, SMALLEST, Bounds, Groups, RecordByRecord, VectorGroup
 from dpbench.privacy.mechanism.plan import Statistic
 
 _PAPERS_RATIO = 2.5 / 0.725  # three_tools_2018: σ_l2 = 2.5 beside σ = z√G = 0.725 on each layer
@@ -38,8 +39,10 @@ class Adaptation(ABC):
     def measure(self, squared_norms: Tensor, groups: Sequence[VectorGroup]) -> Tensor:
         """Sums of the statistics over a lot.
 
+        A rule of one's own is given one record at a time, and what it returns is held at the bounds of `statistics`.
+
         Args:
-            squared_norms: Before clipping, shape (groups, R).
+            squared_norms: The norms that are clipped, before that: after any transform, shape (groups, R).
             groups: With the bounds of this lot.
 
         Returns:
@@ -215,3 +218,65 @@ class MeanNormBounds(Adaptation):
             smallest = group.max_grad_norm / self.beta
             bounds.append(max(self.alpha * mean, smallest))
         return tuple(bounds)
+
+
+class BoundedSums:
+    """Sums of an adaptation's statistics over a lot.
+
+    Guarantee: adding or removing one record moves each sum by at most the bound that its statistic states, also where
+    a subclass measures something else than the class whose statistics it inherits.
+
+    Args:
+        adaptation: The rule by which bounds follow the gradients.
+    """
+
+    def __init__(self, adaptation: Adaptation) -> None:
+        self._adaptation = adaptation
+        self._each = RecordByRecord()
+        self._is_ours = type(adaptation) in (QuantileBounds, MeanNormBounds)
+
+    def __call__(
+        self,
+        squared_norms: Tensor,
+        groups: Sequence[VectorGroup],
+        statistics: Sequence[Statistic],
+    ) -> Tensor:
+        """Sums, shape (groups,).
+
+        Args:
+            squared_norms: See `Adaptation.measure`.
+            groups: The groups with the bounds of this lot.
+            statistics: The statistics of this lot.
+
+        Raises:
+            ConfigurationError: There is not one statistic and one sum for each group.
+        """
+        if self._is_ours:
+            return self._adaptation.measure(squared_norms, groups)
+        sizes = [statistic.size for statistic in statistics]
+        if sizes != [1] * len(groups):
+            raise ConfigurationError(
+                f"{type(self._adaptation).__name__}.statistics must return a statistic of one number for each of "
+                f"{len(groups)} groups, not {len(sizes)} of sizes {sizes}."
+            )
+        if not squared_norms.shape[1]:
+            return squared_norms.new_zeros(len(groups))
+
+        def measure_one(record: Tensor) -> Tensor:
+            measured = self._adaptation.measure(record[:, None], groups)
+            self._require_sums(measured, len(groups))
+            return measured
+
+        measured = self._each(measure_one, squared_norms.t().clone()).nan_to_num(nan=0.0)
+        limits = measured.new_tensor([statistic.bound for statistic in statistics])
+        return torch.clamp(measured, -limits, limits).sum(0)
+
+    def _require_sums(self, measured: object, groups: int) -> None:
+        """Refuse statistics that are not one sum for each group: others would be added where they do not belong."""
+        if isinstance(measured, Tensor) and measured.shape == (groups,):
+            return
+        actual = f"one of shape {tuple(measured.shape)}" if isinstance(measured, Tensor) else shown(measured)
+        raise ConfigurationError(
+            f"{type(self._adaptation).__name__}.measure must return a tensor of shape ({groups},), a sum over the "
+            f"records for each group, not {actual}: add over the records, as in squared_norms.sum(1)."
+        )

@@ -8,7 +8,7 @@ running sums of releases, which an optimizer makes of them, carry less of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Annotated, Any, Literal, get_args
@@ -20,7 +20,6 @@ from torch import Tensor
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.mechanism.factorization import (
-    ErrorKind,
     Floats,
     coefficients_for,
     relative_noise_stds,
@@ -30,11 +29,10 @@ from dpbench.privacy.mechanism.noise import add_on_grid, standard_normal
 from dpbench.privacy.mechanism.noise_process import Gaussian, Keys, Noise
 from dpbench.privacy.mechanism.plan import ReleasePlan
 
-Bands = Annotated[int, Field(ge=1)] | Literal["auto"]
-"""Number of bands; "auto": the number with the least error at the target."""
+Bands = Annotated[int, Field(ge=1)]
 CoefficientsName = Literal["mean", "max", "square_root"]
-"""What coefficients make small for the optimizer at hand: the root mean square of the iterates' errors, or the largest
-of them, which is the last one's; "square_root": the closed form for running sums."""
+"""What coefficients make small in the running sums of the releases: the root mean square of their errors, or the
+largest of them, which is the last one's; "square_root": the closed form."""
 
 _FIXED = "banded noise needs sensitivity and noise that are the same in each step, and here "
 _LARGEST_STD = 1e3
@@ -43,46 +41,25 @@ _STEPS_TRIED = 10_000
 """Of a training that is longer, or has no end."""
 
 
-def running_sums(steps: int) -> Floats:
-    """Workload of SGD without momentum and decay, see `optimizer_workload`."""
-    return np.ones(steps)
-
-
-def planned_steps(steps: float) -> int:
-    """Number of steps of a training for which something is optimized.
-
-    Raises:
-        ConfigurationError: It has no end.
-    """
-    if steps == math.inf:
-        raise ConfigurationError(
-            "coefficients are optimized for a planned number of steps: set trainer.max_steps, or take the closed form "
-            "(coefficients=square_root)."
-        )
-    return int(steps)
-
-
 @dataclass(frozen=True)
 class Banded:
     """Options of noise that is correlated over b steps.
 
     Attributes:
-        bands: b; 1 is independent noise. "auto" takes the number that leaves the least error of iterates at the
-            target_epsilon, with coefficients that are optimized for it.
+        bands: b; 1 is independent noise.
         coefficients: c_0 to c_{b−1}, the first column of C, which is scaled to norm 1; or what they are to make small,
             see `CoefficientsName`.
 
-    >>> [round(c, 4) for c in Banded(bands=2, coefficients="square_root").of_bands(2, 100)]
+    >>> [round(c, 4) for c in Banded(bands=2, coefficients="square_root").of_steps(100)]
     [0.8944, 0.4472]
     """
 
-    bands: Bands = "auto"
+    bands: Bands
     coefficients: CoefficientsName | Sequence[float] = "mean"
 
     def __post_init__(self) -> None:
-        is_count = type(self.bands) is int and self.bands >= 1
-        if not is_count and self.bands != "auto":
-            raise ConfigurationError(f"bands must be a whole number from 1 on, or auto, not {self.bands!r}.")
+        if type(self.bands) is not int or self.bands < 1:
+            raise ConfigurationError(f"bands must be a whole number from 1 on, not {self.bands!r}.")
         if isinstance(self.coefficients, str):
             if self.coefficients not in get_args(CoefficientsName):
                 raise ConfigurationError(
@@ -103,29 +80,17 @@ class Banded:
         if not all(math.isfinite(value) for value in self.coefficients) or not self.coefficients[0] > 0:
             raise ConfigurationError("coefficients of banded noise must be finite numbers, the first one positive.")
 
-    @property
-    def error_kind(self) -> ErrorKind:
-        """The error by which numbers of bands are compared."""
-        return "max" if self.coefficients == "max" else "mean"
-
-    def of_bands(
-        self,
-        bands: int,
-        steps: float,
-        workload: Callable[[int], Floats] = running_sums,
-    ) -> tuple[float, ...]:
-        """Coefficients for a number of bands, of norm 1.
+    def of_steps(self, steps: float) -> tuple[float, ...]:
+        """The coefficients of a training, of norm 1.
 
         Args:
-            bands: b.
-            steps: Of the training, as many at least; infinite without an end.
-            workload: Number of steps → what an optimizer makes of a step's release.
+            steps: Number of its steps, at least `bands`; infinite without an end.
 
         Raises:
             ConfigurationError: They are optimized for a training, which has no end; or they are given, and their noise
                 grows until rounding swallows what is new in it.
         """
-        if bands == 1:
+        if self.bands == 1:
             return (1.0,)
         if not isinstance(self.coefficients, str):
             norm = math.hypot(*self.coefficients)
@@ -133,9 +98,13 @@ class Banded:
             _refuse_growth(coefficients, steps)
             return coefficients
         if self.coefficients == "square_root":
-            return tuple(square_root_coefficients(bands).tolist())
-        planned = planned_steps(steps)
-        return tuple(coefficients_for(workload(planned), bands, self.coefficients).tolist())
+            return tuple(square_root_coefficients(self.bands).tolist())
+        if steps == math.inf:
+            raise ConfigurationError(
+                "coefficients are optimized for a planned number of steps: set trainer.max_steps, or take the closed "
+                "form (coefficients=square_root)."
+            )
+        return tuple(coefficients_for(np.ones(int(steps)), self.bands, self.coefficients).tolist())
 
 
 def _refuse_growth(coefficients: tuple[float, ...], steps: float) -> None:

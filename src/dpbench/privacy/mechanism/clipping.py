@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from dpbench.canonical import name_of
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.gradients import tf32
 from dpbench.privacy.gradients.parameter import ParameterGradients
-from dpbench.renamed import old_names
 
 SMALLEST = 1e-10
 """Smallest bound and scale: far from where float32 loses squares or noise, as is `LARGEST`."""
 LARGEST = 1e10
 _ZERO_NORM = 1e-12
 _LEAST_STABILITY = 1e-3
+_ROUNDING = 2**-20
+"""Share by which a factor may exceed C/‖g_r‖: several roundings of float32."""
+_TOLERANCE = 1e-5
+"""Share of C by which the factors of a rule may be off when it is tried; in a batch they are capped."""
 
 ClipFactors = Callable[[Tensor, float], Tensor]
-"""(squared norms (R,), C) → weights (R,) that bring each norm down to at most C.
+"""(squared norms (R,), C) → factors (R,) from 0 to C/‖g_r‖, each a function of its own record's squared norm.
 
-The norms are those of a record's whole group. Weights that follow from a part of it, such as the last layer, would
-leave the rest without a bound: then that part is a group of its own.
+The norms are those of a record's whole group. Factors that follow from a part of it, such as the last layer, would
+leave the rest without a bound: then that part is a group of its own. What else than `clip_factors` a private recipe
+takes is tried before training and capped in each batch: `CappedFactors`.
 """
 
 Bounds = tuple[float, ...]
@@ -125,6 +131,147 @@ def unclipped_factors(squared_norms: Tensor, max_grad_norm: float) -> Tensor:
     return squared_norms.isfinite().to(squared_norms.dtype)
 
 
+class CappedFactors:
+    """Factors of another rule than `clip_factors`, made to clip.
+
+    Guarantee: in each batch factor × norm ≤ C, whatever the rule returns, and a record's factor follows from its own
+    squared norm: the rule is never given that of another record. Factors are at most max(1, C/0.001) as well, for the
+    reason that `normalizing` states. That the rule keeps no state is tried only.
+
+    Args:
+        rule: The rule, given squared norms and C.
+    """
+
+    def __init__(self, rule: ClipFactors) -> None:
+        # An attribute `func` of another class says nothing about what a call of it does.
+        function = rule.func if type(rule) is partial else rule
+        self._rule = rule
+        self._name = name_of(function)
+        # Ours looks at each record alone, as can be read above.
+        self._is_ours = function is normalize_weights
+        self._each = RecordByRecord()
+
+    def __call__(self, squared_norms: Tensor, max_grad_norm: float) -> Tensor:
+        """Capped factors, shape (R,); zero for norms that are not finite."""
+        if not len(squared_norms):
+            return squared_norms.clone()
+        factors = self._of_each_alone(squared_norms, max_grad_norm)
+        least_norm = min(max_grad_norm, _LEAST_STABILITY)
+        limits = squared_norms.clamp(min=least_norm**2).rsqrt_()
+        limits.mul_(max_grad_norm * (1 + _ROUNDING))
+        capped = torch.minimum(factors.clamp(min=0.0), limits)
+        return capped.nan_to_num_(nan=0.0)
+
+    def _of_each_alone(self, squared_norms: Tensor, max_grad_norm: float) -> Tensor:
+        if self._is_ours:
+            return self._rule(squared_norms, max_grad_norm)
+        # A copy, since a rule may write into its argument.
+        rows = squared_norms.clone()[:, None]
+        factors = self._each(lambda row: self._rule(row, max_grad_norm), rows)
+        return factors.view(-1).to(squared_norms)
+
+    @torch.no_grad()
+    def check(self, bounds: Iterable[float], device: torch.device) -> None:
+        """Try the rule on made-up norms, from below float32's smallest number to above its largest.
+
+        Args:
+            bounds: C of each group.
+            device: The device on which records will be clipped.
+
+        Raises:
+            ConfigurationError: A factor is negative, not finite or above C/‖g‖, depends on other records, or changes
+                from call to call.
+        """
+        for bound in sorted(set(bounds)):
+            self._check_bound(_made_up_squared_norms(bound).to(device), bound)
+
+    def _check_bound(self, squared_norms: Tensor, bound: float) -> None:
+        factors = self._rule(squared_norms.clone(), bound)
+        if not isinstance(factors, Tensor) or factors.shape != squared_norms.shape:
+            shape = tuple(factors.shape) if isinstance(factors, Tensor) else type(factors).__name__
+            raise ConfigurationError(
+                f"clip_factors={self._name} must return one factor for each of {len(squared_norms)} squared norms, in "
+                f"a tensor of their shape, not {shape}."
+            )
+        factors = factors.to(squared_norms)
+        norms = squared_norms.double().sqrt()
+        if factors.isnan().any():
+            position = int(factors.isnan().int().argmax())
+            raise ConfigurationError(
+                f"clip_factors={self._name} returns nan for a squared norm of {float(squared_norms[position]):.4g}: "
+                "make it finite, as by squared_norms.sqrt().clamp(min=1e-12)."
+            )
+        # A negative factor would keep the bound, too, but walks uphill: a sign that was mistaken.
+        clips = (factors >= 0) & (factors * norms <= bound * (1 + _TOLERANCE))
+        if not clips.all():
+            position = int(clips.int().argmin())
+            raise ConfigurationError(
+                f"clip_factors={self._name} returns the factor {float(factors[position]):.4g} for a squared norm of "
+                f"{float(squared_norms[position]):.4g}, not a finite one from 0 to max_grad_norm / norm = "
+                f"{float(bound / norms[position]):.4g}: it is given squared norms, so take squared_norms.sqrt() first."
+            )
+        again = self._rule(squared_norms.clone(), bound).to(squared_norms)
+        if not self._are_equal(again, factors, norms, bound):
+            raise ConfigurationError(
+                f"clip_factors={self._name} returns other factors when it is called again with the same squared norms: "
+                "make it a function without random numbers or state."
+            )
+        alone = self._of_each_alone(squared_norms, bound)
+        if not self._are_equal(alone, factors, norms, bound):
+            raise ConfigurationError(
+                f"clip_factors={self._name} returns another factor for a record alone than among others: compute each "
+                "factor from the record's own squared norm, without means, quantiles or counts over the batch."
+            )
+
+    @staticmethod
+    def _are_equal(factors: Tensor, others: Tensor, norms: Tensor, bound: float) -> bool:
+        """Whether records are as long by factors as by others."""
+        differences = (factors - others).abs() * norms
+        return bool((differences <= _TOLERANCE * bound).all())
+
+
+def _made_up_squared_norms(bound: float) -> Tensor:
+    """Squared norms of all sizes that float32 has, densest around the bound."""
+    exponents = torch.linspace(-44.8, 38.5, 700, dtype=torch.float64)
+    ratios = torch.linspace(-1, 1, 65, dtype=torch.float64)
+    near = bound**2 * 10**ratios
+    at_bound = torch.tensor([0.0, bound**2])
+    above = at_bound.nextafter(torch.tensor(math.inf))
+    return torch.cat([at_bound, above, near.float(), (10**exponents).float()])
+
+
+class RecordByRecord:
+    """Function of one record, applied to each of several: at once by `torch.func.vmap`, else one after the other."""
+
+    def __init__(self) -> None:
+        self._runs_at_once: bool | None = None
+
+    def __call__(self, function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+        """Results by record, shape (R, *result).
+
+        Args:
+            function: A record's row → the record's result; the same function at each call, but for its constants.
+            rows: Shape (R, *row), R ≥ 1.
+        """
+        if self._runs_at_once is None:
+            self._runs_at_once = _runs_at_once(function, torch.ones_like(rows[:2]))
+        if self._runs_at_once:
+            return torch.func.vmap(function)(rows)
+        return torch.stack([function(row) for row in rows])
+
+
+def _runs_at_once(function: Callable[[Tensor], Tensor], rows: Tensor) -> bool:
+    """Whether `torch.func.vmap` can apply a function (masks as indices, or numbers read into Python, it cannot)."""
+    try:
+        with warnings.catch_warnings():
+            # By a warning PyTorch says that it has but a slow loop for an operation.
+            warnings.simplefilter("error")
+            torch.func.vmap(function)(rows)
+    except Exception:
+        return False
+    return True
+
+
 def group_squared_norms(norms: Tensor, groups: Sequence[VectorGroup]) -> Tensor:
     """Squared norm of each record in each group, after division by the group's scales.
 
@@ -161,22 +308,22 @@ def _rows_of(norms: Tensor, parameters: tuple[int, ...]) -> Tensor:
 def clip_and_sum(
     gradients: Sequence[ParameterGradients],
     groups: Sequence[VectorGroup],
-    weights_of: ClipFactors = clip_factors,
+    factors_of: ClipFactors = clip_factors,
     into: Sequence[Tensor] | None = None,
     all_finite: Tensor | None = None,
     present: Tensor | None = None,
 ) -> tuple[list[Tensor], Tensor]:
     """Clip every record in every group and add the records up.
 
-    Guarantee: adding or removing one record moves the part of the result that belongs to group g, divided by the
-    group's scales, by at most `groups[g].max_grad_norm` in l2 norm, whatever the record (float32 rounding aside, in
-    every precision of the network and of matrix products). A record with a non-finite gradient anywhere contributes
-    zero everywhere.
+    Guarantee, with factors as `ClipFactors` states them (those of `Recipe.factors` are): adding or removing one record
+    moves the part of the result that belongs to group g, divided by the group's scales, by at most
+    `groups[g].max_grad_norm` in l2 norm, whatever the record (float32 rounding aside, in every precision of the network
+    and of matrix products). A record with a non-finite gradient anywhere contributes zero everywhere.
 
     Args:
         gradients: Per-record gradients of each trainable parameter, for one lot of R records.
         groups: A partition of the parameters.
-        weights_of: How a record's norm becomes its factor.
+        factors_of: The rule by which a squared norm becomes a factor.
         into: Running sums in the parameters' shapes, to which the result is added; None: new ones.
         all_finite: A flag on the device that is cleared where a record is not finite, instead of leaving that record
             out: then nobody waits for the device, and the sums hold only if the flag is still set.
@@ -201,12 +348,12 @@ def clip_and_sum(
         if not finite.all():
             positions = finite.nonzero().squeeze(1)
             selected = [parameter.select(positions) for parameter in gradients]
-            return clip_and_sum(selected, groups, weights_of, into)
+            return clip_and_sum(selected, groups, factors_of, into)
     # New sums have placeholders first: each parameter is in one group, whose turn comes below.
     sums = list(into) if into is not None else [norms.new_empty(0)] * len(gradients)
     squared_norms = group_squared_norms(norms, groups)
     for group, squared_norms_of_group in zip(groups, squared_norms, strict=True):
-        weights = weights_of(squared_norms_of_group, group.max_grad_norm)
+        weights = factors_of(squared_norms_of_group, group.max_grad_norm)
         if present is not None:
             weights = torch.where(present, weights, 0.0)
         for position in group.parameters:
@@ -216,14 +363,3 @@ def clip_and_sum(
             else:
                 parameter.add_weighted_sum(weights, into[position])
     return sums, squared_norms
-
-
-__getattr__ = old_names(
-    __name__,
-    {
-        "WeightFunction": "ClipFactors",
-        "clip_weights": "clip_factors",
-        "group_norms": "group_squared_norms",
-        "unclipped_weights": "unclipped_factors",
-    },
-)

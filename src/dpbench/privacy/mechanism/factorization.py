@@ -23,8 +23,6 @@ Lampert 2024, "Banded Square Root Matrix Factorization" (square root; workloads 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
@@ -39,74 +37,6 @@ matrix grows from row to row, so that the largest is that of the last iterate.""
 
 _WORST = 1e3
 """Logarithm of an error that no number holds: of a C whose inverse grows without bound."""
-_MUCH_WORSE = 1.2
-
-
-@dataclass(frozen=True)
-class BandedStrategy:
-    """A choice of bands.
-
-    Attributes:
-        bands: b.
-        coefficients: Of C, of norm 1, (b,).
-        noise_multiplier: z that these bands need.
-        error: Expected error, in units of the clipping bound.
-    """
-
-    bands: int
-    coefficients: Floats
-    noise_multiplier: float
-    error: float
-
-
-def optimizer_workload(
-    steps: int,
-    learning_rate: float = 1.0,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    nesterov: bool = False,
-) -> Floats:
-    """How far a unit of gradient in one step has moved the parameters after this one and the following steps.
-
-    The first column of A for `torch.optim.SGD` at a constant learning rate, where the gradients of later steps are
-    taken to be the same with and without it. Without momentum and decay it is constant: running sums.
-
-    Args:
-        steps: n.
-        learning_rate: η, a factor of the error; it also says how fast the weights decay.
-        momentum: μ.
-        weight_decay: λ, coupled as in SGD: η λ of the parameters each step.
-        nesterov: As in SGD.
-
-    Returns:
-        (n,), with the sign of the gradient, which an optimizer reverses.
-
-    Raises:
-        ConfigurationError: An argument is out of range.
-
-    >>> optimizer_workload(4, momentum=0.5).tolist()
-    [1.0, 1.5, 1.75, 1.875]
-    """
-    _check_steps(steps)
-    if not (math.isfinite(learning_rate) and learning_rate > 0):
-        raise ConfigurationError(f"learning_rate must be a positive number, not {learning_rate}.")
-    if not 0 <= momentum < 1:
-        raise ConfigurationError(f"momentum must be at least 0 and less than 1, not {momentum}.")
-    if not 0 <= weight_decay * learning_rate < 1:
-        raise ConfigurationError(
-            f"learning_rate × weight_decay must be at least 0 and less than 1, not {learning_rate * weight_decay:g}."
-        )
-    # m_t = μ m_{t-1} + g_t + λ θ_{t-1}, and θ_t = θ_{t-1} - η m_t. With Nesterov's momentum θ moves by g_t + λ θ_{t-1}
-    # + μ m_t. As power series in the delay x: θ = -η N(x) (g + λ x θ) / ((1 - x) (1 - μ x)).
-    numerator = np.array([1.0, 0.0])
-    if nesterov:
-        numerator = np.array([1.0 + momentum, -momentum])
-    decay = learning_rate * weight_decay * numerator
-    denominator = np.array([1.0, -1.0 - momentum, momentum])
-    denominator[1:] += decay
-    impulse = np.zeros(steps)
-    impulse[0] = learning_rate
-    return _filtered(numerator, denominator, impulse)
 
 
 def square_root_coefficients(bands: int, workload: Floats | None = None) -> Floats:
@@ -139,39 +69,6 @@ def square_root_coefficients(bands: int, workload: Floats | None = None) -> Floa
         rest = workload[k] - middle @ middle[::-1]
         coefficients[k] = rest / (2 * coefficients[0])
     return _normalized(coefficients)
-
-
-def optimized_coefficients(
-    steps: int,
-    bands: int,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    learning_rate: float = 1.0,
-    error: ErrorKind = "mean",
-    nesterov: bool = False,
-) -> Floats:
-    """Coefficients of the banded Toeplitz matrix of norm 1 whose noise moves the iterates of SGD the least.
-
-    Args:
-        steps: n.
-        bands: b.
-        momentum: See `optimizer_workload`, also for the next two.
-        weight_decay: λ.
-        learning_rate: η; matters with weight decay only.
-        error: What is the least: the mean over all iterates, or the last (and largest).
-        nesterov: As in SGD.
-
-    Returns:
-        (b,), the first one positive.
-
-    Raises:
-        ConfigurationError: An argument is out of range, or there are more bands than steps.
-
-    >>> optimized_coefficients(100, 1).tolist()
-    [1.0]
-    """
-    workload = optimizer_workload(steps, learning_rate, momentum, weight_decay, nesterov)
-    return coefficients_for(workload, bands, error)
 
 
 def coefficients_for(
@@ -241,7 +138,7 @@ def expected_error(
 
     Args:
         coefficients: Of C, (b,); [1.0]: independent noise.
-        workload: First column of A, (n,), see `optimizer_workload`.
+        workload: First column of A, (n,): what an optimizer makes of a unit of gradient in so many steps.
         noise_multiplier: z.
         error: The norm of A C⁻¹: root mean square of its rows' norms, or the largest of them.
 
@@ -277,62 +174,6 @@ def relative_noise_stds(coefficients: Floats, steps: int) -> Floats:
     """
     column = noise_coefficients(coefficients, steps)
     return np.sqrt(np.cumsum(column**2))
-
-
-def bands_to_try(most: int) -> list[int]:
-    """1, 2, 3, 4, 6, 8, 12, 16, ... up to `most`, and that, which is the best where nothing is amplified.
-
-    >>> bands_to_try(9)
-    [1, 2, 3, 4, 6, 8, 9]
-    """
-    bands = [1]
-    power = 2
-    while power <= most:
-        bands.append(power)
-        between = 3 * power // 2
-        if between <= most:
-            bands.append(between)
-        power *= 2
-    if bands[-1] < most:
-        bands.append(most)
-    return bands
-
-
-def choose_bands(
-    noise_multiplier_of: Callable[[int], float],
-    workload: Floats,
-    bands: Sequence[int],
-    error: ErrorKind = "mean",
-) -> BandedStrategy:
-    """Choose the bands with the least error: more of them cancel more noise, and amplify less.
-
-    Args:
-        noise_multiplier_of: Bands → z that meets the budget with them, under their sampling.
-        workload: First column of A, (n,).
-        bands: In ascending order, at most n and 1 / sample_rate; see `bands_to_try`.
-        error: What is the least.
-
-    Returns:
-        The best; the search ends at bands that are much worse than the best. (The error goes up and down a little,
-        because the number of rounds is rounded up.)
-    """
-    best: BandedStrategy | None = None
-    coefficients = np.ones(1)
-    for number in bands:
-        coefficients = coefficients_for(workload, number, error, start=coefficients)
-        noise_multiplier = noise_multiplier_of(number)
-        candidate = BandedStrategy(
-            bands=number,
-            coefficients=coefficients,
-            noise_multiplier=noise_multiplier,
-            error=expected_error(coefficients, workload, noise_multiplier, error),
-        )
-        if best is None or candidate.error < best.error:
-            best = candidate
-        elif candidate.error > _MUCH_WORSE * best.error:
-            break
-    assert best is not None
-    return best
 
 
 def _log_error(

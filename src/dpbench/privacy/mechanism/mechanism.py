@@ -13,14 +13,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dpbench.errors import ConfigurationError
-from dpbench.options import shown
 from dpbench.privacy.events import Queries
 from dpbench.privacy.gradients.parameter import ParameterGradients, ScaledGradients
-from dpbench.privacy.mechanism.adaptive import Adaptation, with_bounds
-from dpbench.privacy.mechanism.clipping import Bounds, VectorGroup, clip_and_sum, group_squared_norms
+from dpbench.privacy.mechanism.adaptive import with_bounds
+from dpbench.privacy.mechanism.clipping import (
+    LARGEST,
+    SMALLEST,
+    Bounds,
+    CappedFactors,
+    VectorGroup,
+    clip_and_sum,
+    group_squared_norms,
+)
 from dpbench.privacy.mechanism.metrics import Value
-from dpbench.privacy.mechanism.noise import AddNoise
 from dpbench.privacy.mechanism.noise_process import Keys
 from dpbench.privacy.mechanism.recipe import Recipe, Transform
 from dpbench.privacy.mechanism.training_plan import TrainingPlan
@@ -55,7 +60,8 @@ class Mechanism:
         records_of_lot: (records of this process's part of the lot, those of them with finite gradients): private.
 
     Raises:
-        ConfigurationError: The plan has no solution, or the error correction does not fit it.
+        ConfigurationError: The plan has no solution, the error correction does not fit it, or the clipping rule does
+            not clip.
         ValueError: The plan is one of other parameters.
     """
 
@@ -76,6 +82,7 @@ class Mechanism:
             plan = replace(plan, groups=groups)
         self.training_plan = plan
         self.plan = plan.release(step, present_bounds)
+        self._check_clipping(parameters[0].device)
         self.step = step
         self.metrics: dict[str, float] = {}
         self.gradient_stds: tuple[float, ...] = (0.0,) * len(sizes)
@@ -94,6 +101,16 @@ class Mechanism:
         self._all_finite: Tensor | None = None
         self._present: Tensor | None = None
         self.clear()
+
+    def _check_clipping(self, device: torch.device) -> None:
+        """Try a clipping rule that is not dpbench's at the bounds of all groups, before it is given records."""
+        factors = self.recipe.factors
+        if not isinstance(factors, CappedFactors):
+            return
+        bounds = set(_bounds_of(self.plan.groups))
+        if self.recipe.adaptation is not None or self.training_plan.bound_factors:
+            bounds |= {SMALLEST, LARGEST}
+        factors.check(bounds, device)
 
     @property
     def recipe(self) -> Recipe:
@@ -167,7 +184,7 @@ class Mechanism:
         _, norms = clip_and_sum(
             prepared,
             self.plan.groups,
-            recipe.clip_factors,
+            recipe.factors,
             self.gradients,
             self._all_finite,
             self._present,
@@ -183,11 +200,10 @@ class Mechanism:
         finite = norms.shape[1]
         self.records_of_lot = (records_before + records, finite_before + finite)
         statistics: list[Tensor] = []
-        if recipe.adaptation is not None:
+        if recipe.bounded_sums is not None:
             if self._present is not None:
                 raise ValueError("adaptive bounds count records, and padding would count as some")
-            measured = recipe.adaptation.measure(norms, self.plan.groups)
-            _require_sums(measured, recipe.adaptation, len(self.plan.groups))
+            measured = recipe.bounded_sums(norms, self.plan.groups, self.plan.statistics_of_records)
             statistics.append(measured)
         if recipe.metrics is not None:
             measured = recipe.metrics.measure(
@@ -269,16 +285,12 @@ class Mechanism:
             self.accumulate(gradients, rows, merge, values)
             return self.total
 
-    def add_noise(self, keys: Keys, add: AddNoise | None = None) -> None:
+    def add_noise(self, keys: Keys) -> None:
         """Make the sums of all processes private, once; the noise is a function of keys, one for each step.
 
         Args:
             keys: Of the random numbers.
-            add: Carries out `add_gaussian_noise`, to the last bit; None: that itself.
         """
-        if add is not None and self.training_plan.noise.is_plain:
-            add(self.total, self.plan.segments, keys(self.step))
-            return
         self.training_plan.noise.add_(
             self.total,
             self.plan,
@@ -334,11 +346,8 @@ class Mechanism:
         recipe = self.recipe
         groups = self.plan.groups
         if recipe.adaptation is not None:
-            count = 0
-            for statistic in self.plan.statistics:
-                # Metrics are sums over units, and come behind.
-                if not statistic.of_units:
-                    count += statistic.size
+            # Metrics come behind.
+            count = sum(statistic.size for statistic in self.plan.statistics_of_records)
             bounds = recipe.adaptation.next_bounds(groups, released[:count])
             self._bounds = _bounds_of(with_bounds(groups, bounds))
             released = released[count:]
@@ -439,17 +448,6 @@ class _Layout(NamedTuple):
     size: int
     dtype: torch.dtype
     device: torch.device
-
-
-def _require_sums(measured: object, adaptation: Adaptation, groups: int) -> None:
-    """Refuse statistics that are not one sum for each group: others would be added where they do not belong."""
-    if isinstance(measured, Tensor) and measured.shape == (groups,):
-        return
-    actual = f"one of shape {tuple(measured.shape)}" if isinstance(measured, Tensor) else shown(measured)
-    raise ConfigurationError(
-        f"{type(adaptation).__name__}.measure must return a tensor of shape ({groups},), a sum over the records for "
-        f"each group, not {actual}: add over the records, as in squared_norms.sum(1)."
-    )
 
 
 def _flat_layout(parameters: Sequence[torch.nn.Parameter], tail: int) -> _Layout:

@@ -30,8 +30,6 @@ from dpbench.privacy.randomness import digest_of, keyed_generator, keyed_sequenc
 
 Segments = Sequence[tuple[int, float]]
 """Consecutive parts of a flat sum as (length, standard deviation)."""
-AddNoise = Callable[[Tensor, Segments, Sequence[int]], Tensor]
-"""As `add_gaussian_noise`."""
 Draw = Callable[[int], Tensor]
 """size → that many words of 64 random bits, int64, shape (size,)."""
 
@@ -103,7 +101,7 @@ def add_gaussian_noise(
     elif kernels.suits(total) and total.is_contiguous():
         _add_kernel_noise(total, noise_stds, key, kernels.add_noise)
     else:
-        add_torch_noise(total, noise_stds, _random_words(key, total.device))
+        _add_torch_noise(total, noise_stds, _random_words(key, total.device))
     return total
 
 
@@ -171,7 +169,7 @@ def add_on_grid(
     return total
 
 
-def add_torch_noise(
+def _add_torch_noise(
     total: Tensor,
     noise_stds: Segments,
     draw: Draw,
@@ -299,23 +297,14 @@ def _random_words(key: Sequence[int], device: torch.device) -> Draw:
             return torch.from_numpy(words)
 
         return draw_on_cpu
-    return words_of(keyed_generator(key_on_device(key), device))
+    generator = keyed_generator((*key, *_ON_DEVICES), device)
 
-
-def key_on_device(key: Sequence[int]) -> tuple[int, ...]:
-    """Key of the generator from which a device draws the noise of a key."""
-    return (*key, *_ON_DEVICES)
-
-
-def words_of(generator: torch.Generator) -> Draw:
-    """Source of random bits that are a generator's, on its device."""
-
-    def draw(size: int) -> Tensor:
-        words = torch.empty(size, dtype=torch.int64, device=generator.device)
+    def draw_on_device(size: int) -> Tensor:
+        words = torch.empty(size, dtype=torch.int64, device=device)
         # None: up to the largest int64.
         return words.random_(_LEAST_INT64, None, generator=generator)
 
-    return draw
+    return draw_on_device
 
 
 def _overlapping(

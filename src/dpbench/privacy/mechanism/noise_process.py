@@ -23,7 +23,18 @@ Keys = Callable[[int], Sequence[int]]
 
 
 class Noise(ABC):
-    """Noise of all steps of a training."""
+    """Noise of all steps of a training.
+
+    A subclass that overrides `multiplier` is not `constant`, and one that overrides `add_` not `independent`, whatever
+    the class that it is derived from says of its own, unless it says so itself.
+    """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for statement, method in (("constant", "multiplier"), ("independent", "add_")):
+            nearest = next(base for base in cls.__mro__ if vars(base).keys() & {statement, method})
+            if statement not in vars(nearest):
+                setattr(cls, statement, False)
 
     @abstractmethod
     def multiplier(self, step: int) -> float:
@@ -72,7 +83,7 @@ class Noise(ABC):
 
     @property
     def constant(self) -> bool:
-        """Whether the multiplier is the same at each step; a process that does not say so is asked at each."""
+        """Whether the multiplier is the same at each step: a process that does not say so is asked at each."""
         return False
 
     @property

@@ -104,6 +104,11 @@ class ReleasePlan:
         """Divisor of the noised sum of gradients: the expected number of records, because the actual one is private."""
         return self.summands.denominator(self.sampling)
 
+    @property
+    def statistics_of_records(self) -> tuple[Statistic, ...]:
+        """The statistics by which bounds adapt: private metrics are sums over units."""
+        return tuple(statistic for statistic in self.statistics if not statistic.of_units)
+
     def _changes(self, statistic: Statistic) -> int:
         """Number of bounds by which a statistic's sum moves between neighbors."""
         if statistic.of_units:

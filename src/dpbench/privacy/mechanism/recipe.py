@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import InitVar, dataclass
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 
-import torch
 from torch import Tensor
 
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.mechanism import clipping
-from dpbench.privacy.mechanism.adaptive import Adaptation
-from dpbench.privacy.mechanism.clipping import ClipFactors, Groups, unclipped_factors
+from dpbench.privacy.mechanism.adaptive import Adaptation, BoundedSums
+from dpbench.privacy.mechanism.clipping import CappedFactors, ClipFactors, Groups, unclipped_factors
 from dpbench.privacy.mechanism.denoising import ErrorCorrection
 from dpbench.privacy.mechanism.groups import flat_groups
 from dpbench.privacy.mechanism.metrics import PrivateMetrics
 from dpbench.privacy.mechanism.plan import NoiseAllocation
-from dpbench.renamed import warn_of_old_name
 
 Grouping = Callable[[Sequence[str], Sequence[int]], Groups]
 """(names, numbers of coordinates) of the trainable parameters → a partition of them with the first bounds."""
@@ -35,9 +33,10 @@ class Recipe:
 
     Attributes:
         groups: Which parameters are clipped together, and the first bounds.
-        clip_factors: How a record's norm becomes the factor that clips it.
+        clip_factors: (squared_norms, max_grad_norm) → the factor of each record, from 0 to max_grad_norm / norm, where
+            norm is squared_norms.sqrt(): that of the record's gradient in a group, after `transform`.
         allocation: How noise is shared among groups.
-        adaptation: How bounds follow the gradients, or None for fixed ones.
+        adaptation: How bounds follow the norms that are clipped, or None for fixed ones.
         bounds_from_noise: α: the first bounds are α times the mean norms of a step on random noise, which touches no
             private data; None: those of `groups`.
         transform: What each record's gradient becomes before it is clipped, or None: it stays.
@@ -57,43 +56,25 @@ class Recipe:
     metrics: PrivateMetrics | None = None
     noise: bool = True
     private: bool = True
-    weights_of: InitVar[ClipFactors | None] = None
 
-    def __post_init__(self, weights_of: ClipFactors | None) -> None:
-        if weights_of is not None:
-            warn_of_old_name("Recipe(weights_of=...)", "clip_factors")
-            object.__setattr__(self, "clip_factors", weights_of)
+    def __post_init__(self) -> None:
         if self.private and not self.noise:
             raise ValueError("a release without noise is not private")
         if self.private and self.clip_factors is unclipped_factors:
             raise ValueError("a release without clipping is not private")
 
-    def metrics_of(self, output: object, rows: int) -> Tensor:
-        """What each row of a training step's output offers to the metrics, over their bounds, shape (R, values)."""
-        values = None
-        if isinstance(output, dict):
-            values = output.get("record_metrics")
-        if self.metrics is None:
-            return torch.zeros(rows, 0)
-        return self.metrics.of_rows(values or {}, rows)
+    @cached_property
+    def factors(self) -> ClipFactors:
+        """The factors that clip: those of `clip_factors`, capped where it is another rule and has to be private."""
+        if not self.private or self.clip_factors is clipping.clip_factors:
+            return self.clip_factors
+        return CappedFactors(self.clip_factors)
+
+    @cached_property
+    def bounded_sums(self) -> BoundedSums | None:
+        """Sums of the statistics of `adaptation`, or None without one."""
+        return None if self.adaptation is None else BoundedSums(self.adaptation)
 
     def contributions(self, norms: Tensor, bound: float) -> Tensor:
         """Norms that records of some norms have once they are clipped at a bound."""
-        return self.clip_factors(norms.square(), bound) * norms
-
-    def negligible_norm(self, bound: float) -> float:
-        """Norm of a record's gradient that changes may be measured against: what is smaller hardly moves the sum.
-
-        A hundredth of the bound where records are clipped at it, less where small gradients are made large.
-
-        Args:
-            bound: C, smallest of the groups'.
-        """
-        norms = bound * torch.logspace(-2, -12, 11, dtype=torch.float64)
-        is_small = self.contributions(norms, bound) <= 0.51 * bound
-        negligible = float(norms[-1])
-        if is_small.any():
-            small = norms[is_small]
-            negligible = float(small.max())
-        norm_of_transform = getattr(self.transform, "negligible_norm", negligible)
-        return min(negligible, norm_of_transform)
+        return self.factors(norms.square(), bound) * norms

@@ -77,16 +77,20 @@ class TrainingPlan:
         return ReleasePlan(
             sampling=self.sampling_of(step),
             groups=groups,
-            noise_multiplier=self.noise.multiplier(step),
+            noise_multiplier=self._noise_multiplier(step),
             sizes=self.sizes,
             statistics=self._statistics(step, groups),
             allocation=self.recipe.allocation,
             summands=self.summands,
         )
 
+    def _noise_multiplier(self, step: int) -> float:
+        # Noise that says that it is constant is so: the budget counts its steps as the first one.
+        return self.noise.multiplier(0 if self.noise.constant else step)
+
     def _statistics(self, step: int, groups: Groups) -> tuple[Statistic, ...]:
         """What is summed beside the gradients: first for the adaptation of bounds, then private metrics."""
-        multiplier = self.noise.multiplier(step)
+        multiplier = self._noise_multiplier(step)
         sampling = self.sampling_of(step)
         statistics: list[Statistic] = []
         if self.recipe.adaptation is not None:

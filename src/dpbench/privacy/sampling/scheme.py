@@ -229,6 +229,17 @@ class Sampling(ABC):
         """Lots that draw each record once on average; bookkeeping, without meaning for privacy."""
         return max(1, round(self.population / self.expected_batch_size))
 
+    def steps_of(self, epochs: float) -> int:
+        """Steps of a training of a number of epochs, part of an epoch rounded up to whole steps.
+
+        >>> from dpbench.privacy.sampling import PoissonSampling
+        >>> PoissonSampling(1000, 0.256).steps_of(3), PoissonSampling(1000, 0.256).steps_of(0.3)
+        (12, 2)
+        """
+        steps = epochs * self.steps_per_epoch
+        # The rounding of a product must not add a step.
+        return max(1, math.ceil(steps * (1 - 1e-12)))
+
     @property
     def lots_per_draw(self) -> int:
         """Number of consecutive lots that are drawn together: 1 unless they depend on one another."""

@@ -1,0 +1,1 @@
+"""Several seeds of a training in one process, their steps in one pass."""

@@ -1,0 +1,365 @@
+"""The verdict on a training step without a training: are the records of a batch separable?
+
+A Trainer sets everything up before the first epoch. Then the module's own step runs on two batches under the record
+axis (`privacy.record_axis`), and the Trainer is left. Nothing is released or kept.
+"""
+
+from __future__ import annotations
+
+import itertools
+import traceback
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+from pytorch_lightning.utilities.seed import isolate_rng
+from torch import Tensor
+
+from dpbench.callback.lightning_training import LightningTraining
+from dpbench.data.lots import LotLoader
+from dpbench.data.separate_records import SeparateRecords
+from dpbench.data.users import refuse_users
+from dpbench.errors import ConfigurationError, DPBenchError, brief
+from dpbench.files import from_here
+from dpbench.guards.engine_trial import loss_of_step, without_traces
+from dpbench.guards.public_networks import private_part
+from dpbench.options import checked_value
+from dpbench.privacy import record_axis
+from dpbench.privacy.gradients.engine import LossReduction
+from dpbench.privacy.record_axis.host import watched
+from dpbench.privacy.record_axis.mode import Event
+from dpbench.privacy.record_axis.tags import Axis, Mixed, Over, Total, has_plain_memory, is_private, set_tag, tag_of
+from dpbench.privacy.record_axis.verdict import LayerPlaces, Verdict, judge, new_axis
+from dpbench.records.count import count_records
+from dpbench.records.examples import Examples
+from dpbench.records.grouping import rows_of_lot
+from dpbench.records.physical_batches import select
+from dpbench.records.source import RecordSource
+from dpbench.records.tagging import tagged
+from dpbench.records.users import Users
+
+Kind = Literal["separable", "mixed", "reads", "kept", "unchecked"]
+
+_BATCHES = 2  # the second shows what is kept of the first
+_RECORDS = 30
+"""Records of a batch that go through the step, whatever its size: no message can tell the size of a private batch."""
+_MOST_DRAWS = 100  # of batches, for two that are not empty
+_MOST_LINES = 10
+_MOST_PLACES = 5
+_SEVERITY = ("kept", "mixed", "reads", "separable")
+_HIDDEN = (Path(torch.__file__).parent, Path(record_axis.__file__).parent)
+"""Folders whose lines are not named: the line that called them is."""
+_HEADLINES = {
+    "separable": "records are separable: the engine computes all gradients of a batch together",
+    "mixed": "records are mixed, so that training takes them one by one:",
+    "reads": (
+        "records are separable in this batch, but values of them are read into Python, where the step may choose by "
+        "them; training takes records one by one:"
+    ),
+    "kept": "records of an earlier batch are used, so that training is refused:",
+}
+_COUNTS = "a mean over what counts in the batch"
+_BY_VALUES = (
+    "this depends on values: where the same number of targets counts for each record, a batch without class weights is "
+    "separable"
+)
+_USERS = "not checked: users are trained one by one"
+_OTHER_SOURCE = "not checked: {source} computes the gradient of each record itself"
+_SEPARATE = "not checked: records cannot be rows of one batch, and training takes them one by one"
+_UNEQUAL = "not checked: records have different numbers of rows, of which the check knows nothing"
+_WITHOUT_RECORDS = "not checked: the first loss that training_step differentiates depends on no record"
+
+
+@dataclass(frozen=True)
+class StepCheck:
+    """The verdict on a training step.
+
+    Attributes:
+        kind: "separable", "mixed", "reads" or "kept", as for `Verdict`; or "unchecked".
+        events: The lines that are the reason, most telling first.
+        reason: The reason of "unchecked", in words.
+        layers: Name of a layer → in words, where the records of its inputs are, for layers in which that is unusual.
+    """
+
+    kind: Kind
+    events: tuple[Event, ...] = ()
+    reason: str = ""
+    layers: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        if self.kind == "unchecked":
+            return self.reason
+        lines = [_HEADLINES[self.kind]]
+        lines += [f"  {_line_of(event)}" for event in self.events[:_MOST_PLACES]]
+        if any(event.reason.startswith(_COUNTS) for event in self.events):
+            lines.append(f"  {_BY_VALUES}")
+        return "\n".join(lines)
+
+    def layer_lines(self) -> list[str]:
+        """A line for each of the first layers that `layers` names."""
+        lines = [f"layer {name}: {place}" for name, place in self.layers.items()]
+        if not lines:
+            return ["all layers have the records in dimension 0 of their inputs"]
+        if len(lines) <= _MOST_LINES:
+            return lines
+        return [*lines[: _MOST_LINES - 1], f"and {len(lines) - _MOST_LINES + 1} other layers"]
+
+
+def check(
+    module: pl.LightningModule,
+    loader: Any,
+    records: RecordSource | None = None,
+    loss_reduction: LossReduction = "mean",
+    trainer: pl.Trainer | None = None,
+) -> StepCheck:
+    """Say of a training step if it keeps the records of a batch apart, and where it does not. Nothing is trained.
+
+    The step runs on some records of two batches; in manual optimization up to its first backward pass. Hooks of the
+    module up to `on_train_start` run as in a training. What the step changes is put back: weights, buffers, attributes,
+    random numbers. The verdict says what the code did on these batches; it is computed on records, and no epsilon
+    covers it.
+
+    Args:
+        module: The module, as it would be trained.
+        loader: A `LotLoader`, another data loader whose batches have records in dimension 0, or a data module.
+        records: The source of records of the strategy; None: each item that the loader draws is a record.
+        loss_reduction: The way in which the step combines records: "mean" or "sum".
+        trainer: A Trainer for this check alone, with the device and precision of the training; it loses its callbacks
+            and loggers. None: one without any settings.
+
+    Raises:
+        ConfigurationError: The step fails, or a private training would not begin.
+
+    Example:
+        >>> print(dpbench.check(module, loader))  # doctest: +SKIP
+        records are separable: the engine computes all gradients of a batch together
+    """
+    if not isinstance(module, pl.LightningModule):
+        raise ConfigurationError(f"dpbench.check takes a LightningModule, not a {type(module).__name__}.")
+    if records is not None and not isinstance(records, RecordSource):
+        raise ConfigurationError(f"records must be a source of records, such as Examples(), not {records!r}.")
+    if records is not None and not isinstance(records, Examples):
+        is_by_user = isinstance(records, Users)
+        reason = _USERS if is_by_user else _OTHER_SOURCE.format(source=type(records).__name__)
+        return StepCheck("unchecked", reason=reason)
+    if records is not None:
+        loss_reduction = records.loss_reduction
+    over = Over(checked_value(LossReduction, loss_reduction, "loss_reduction"))
+    one = _OneCheck(over)
+    device = module.device
+    trainers = [(part, part._trainer) for part in module.modules() if isinstance(part, pl.LightningModule)]
+    data = {"datamodule" if isinstance(loader, pl.LightningDataModule) else "train_dataloaders": loader}
+    try:
+        with isolate_rng(), warnings.catch_warnings(), suppress(_Checked):
+            warnings.simplefilter("ignore")
+            trainer = _plain_trainer(device) if trainer is None else trainer
+            # Others would train, log or write files.
+            trainer.callbacks = [one]  # type: ignore[attr-defined]
+            trainer.loggers = []
+            trainer.fit(module, **data)
+    except MisconfigurationException as error:  # Lightning's, of settings that do not fit
+        raise ConfigurationError(f"trainer: {brief(error)}") from error
+    finally:
+        for part, before in trainers:
+            part._trainer = before
+        module.to(device)
+    if one.result is None:
+        raise ConfigurationError("the Trainer would train on no batch: see its max_steps and limit_train_batches.")
+    return one.result
+
+
+def _plain_trainer(device: torch.device) -> pl.Trainer:
+    return pl.Trainer(
+        accelerator="cpu" if device.type == "cpu" else "gpu",
+        devices=1,
+        max_epochs=1,
+        logger=False,
+        limit_val_batches=0,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
+
+
+class _Checked(Exception):
+    """The step was checked, and nothing is to be trained."""
+
+
+class _OneCheck(pl.Callback):
+    """Checks the step where the training would begin, and ends it there.
+
+    Args:
+        over: The declared combination of records in the loss.
+
+    Attributes:
+        result: The verdict; None until the training begins.
+    """
+
+    def __init__(self, over: Over) -> None:
+        self.result: StepCheck | None = None
+        self._over = over
+        self._layers: dict[str, str] = {}
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Check, after the module's own `on_train_start`."""
+        training = LightningTraining(trainer, pl_module)
+        self.result = self._result(training, trainer.train_dataloader)
+        raise _Checked
+
+    def _result(self, training: LightningTraining, loader: Any) -> StepCheck:
+        part = private_part(training)
+        verdicts = []
+        with _drawing(loader, training.automatic_optimization) as batches, without_traces(training) as state:
+            try:
+                for batch in batches:
+                    checked = self._checked(training, part, loader, batch)
+                    if isinstance(checked, StepCheck):
+                        return checked
+                    if checked is not None:
+                        verdicts.append(checked)
+                    if len(verdicts) == _BATCHES:
+                        break
+            finally:
+                for t in state.tensors():
+                    if has_plain_memory(t) and tag_of(t) is not None:
+                        set_tag(t, None)
+        if not verdicts:
+            raise ConfigurationError("all batches that were drawn are empty: make batches larger.")
+        kind = min((verdict.kind for verdict in verdicts), key=_SEVERITY.index)
+        events: dict[Event, None] = {}
+        for verdict in verdicts:
+            if verdict.kind == kind:
+                events.update(dict.fromkeys(verdict.events))
+        return StepCheck(kind, tuple(events), layers=self._layers)
+
+    def _checked(
+        self,
+        training: LightningTraining,
+        part: torch.nn.Module,
+        loader: Any,
+        batch: Any,
+    ) -> Verdict | StepCheck | None:
+        """The verdict on one batch; None if it is empty."""
+        if isinstance(batch, SeparateRecords):
+            return StepCheck("unchecked", reason=_SEPARATE)
+        batch = training.to_device(batch)
+        rows = count_records(batch)
+        rows_of_record = _rows_of_record(training, loader, batch, rows)
+        if rows_of_record is None:
+            return StepCheck("unchecked", reason=_UNEQUAL)
+        if not rows:
+            return None
+        # The first records, from the beginning again where there are fewer.
+        batch = select(batch, rows, np.resize(np.arange(rows), _RECORDS * rows_of_record))
+        axis = new_axis(_RECORDS)
+        layers = LayerPlaces(axis, part)
+        batch = tagged(axis, batch, rows_of_record)
+        with _failures_explained(), layers.recorded(), watched(axis), axis:
+            loss = loss_of_step(training, batch)
+        if not isinstance(loss, Tensor):
+            raise ConfigurationError("training_step returns no loss for a batch that is not empty: always return it.")
+        if has_plain_memory(loss) and not is_private(tag_of(loss)):
+            return StepCheck("unchecked", reason=_WITHOUT_RECORDS)
+        with torch.no_grad():
+            verdict = judge(axis, loss, layers, self._over)
+        for name, calls in layers.places.items():
+            for places in calls:
+                self._note_layer(name, places, Axis(0, 1, rows_of_record))
+        return verdict
+
+    def _note_layer(self, name: str, places: list[Any], usual: Axis) -> None:
+        of_records = [place for place in places if place is not None]
+        unusual = [place for place in of_records if place != usual]
+        if unusual:
+            self._layers.setdefault(name, _in_words(unusual[0], usual.inner))
+        elif not of_records:
+            self._layers.setdefault(name, "shared by all records")
+
+
+def _in_words(place: Any, inner: int) -> str:
+    """The place of the records of an input that is not the usual one."""
+    if isinstance(place, int):
+        return "one record at a time"
+    if isinstance(place, Mixed):
+        return "records are mixed"
+    if not isinstance(place, Axis):
+        return f"a {place.over.value} over records" if isinstance(place, Total) else "a sum over some records"
+    words = f"records in dimension {place.dim}"
+    if place.inner != inner:
+        words += f", {place.inner} neighboring rows of each"
+    if place.outer != 1:
+        words += f", repeated {place.outer} times"
+    return words
+
+
+def _rows_of_record(training: LightningTraining, loader: Any, batch: Any, rows: int) -> int | None:
+    """Number of rows of each record; None if they differ."""
+    if not isinstance(loader, LotLoader):
+        return 1
+    record_of = rows_of_lot(loader, loader.lots.position - 1, training, batch, rows)
+    if record_of is None or not rows:
+        return 1
+    counts = np.bincount(record_of)
+    return int(counts[0]) if (counts == counts[0]).all() else None
+
+
+@contextmanager
+def _drawing(loader: Any, may_separate: bool) -> Iterator[Iterable[Any]]:
+    """The first batches of a loader, which afterwards is as before.
+
+    Args:
+        loader: The loader.
+        may_separate: True if training takes records that make no rows of one batch one by one.
+    """
+    if not isinstance(loader, LotLoader):
+        yield _first_batches(loader)
+        return
+    refuse_users(loader.dataset)
+    lots = loader.lots
+    lots.acquire()
+    position = lots.position
+    loader.prepare_collation(ordered=False, may_separate=may_separate and loader.record_of_row is None)
+    try:
+        yield _first_batches(loader)
+    finally:
+        loader.prepare_collation(ordered=False)
+        lots.free()
+        lots.position = position
+
+
+def _first_batches(loader: Iterable[Any]) -> Iterator[Any]:
+    """Batches of one epoch after the other, a limited number."""
+    epochs = itertools.repeat(loader, _MOST_DRAWS)
+    return itertools.islice(itertools.chain.from_iterable(epochs), _MOST_DRAWS)
+
+
+@contextmanager
+def _failures_explained() -> Iterator[None]:
+    """Say where a step fails, without the words of its error, which may tell of records."""
+    try:
+        yield
+    except DPBenchError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if not any(Path(frame.filename).is_relative_to(folder) for folder in _HIDDEN)]
+        where = f"{from_here(Path(own[-1].filename))}:{own[-1].lineno}"
+        raise ConfigurationError(
+            f"training_step ends in a {type(error).__name__} ({where}): correct it first; a training shows all of it."
+        ) from error
+
+
+def _line_of(event: Event) -> str:
+    """Place, operator and reason of an event, as far as they are known."""
+    operator = f" ({event.operator})" if event.operator else ""
+    if not event.place.line:
+        return f"{event.reason}{operator}"
+    return f"{from_here(Path(event.place.file))}:{event.place.line}{operator}: {event.reason}"

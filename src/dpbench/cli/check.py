@@ -1,0 +1,57 @@
+"""`dpbench check`: does the training step keep records apart?"""
+
+from __future__ import annotations
+
+import argparse
+
+from dpbench.cli.arguments import Commands, add_command
+from dpbench.cli.completion import add_overrides
+
+_HELP = """\
+usage: dpbench check [--layers] [GROUP=NAME ...] [KEY=VALUE ...]
+
+Run the training step on some records of two batches, without training, and say if it keeps records apart.
+Accepts the arguments of `dpbench train`. Nothing is written: no ledger, no run, no weights.
+
+  separable   the engine computes all gradients of a batch together
+  mixed       the line that mixes records; training takes them one by one
+  reads       the line that reads values of records into Python; training takes records one by one
+  kept        the line that uses records of an earlier batch; training is refused
+
+--layers also names layers whose inputs have the records elsewhere than in rows.
+
+The output says what the code does, and shows no record. But it is computed on private data, a verdict can depend on
+values (such as how many targets of each record count), and no epsilon covers it: it is for you, not for publication.
+
+exit status: 0 separable, mixed, reads or not checked; 1 kept, or an error.
+
+examples:
+  dpbench check experiment=demo model=mlp
+  dpbench check data=mnist model=resnet18_gn --layers
+"""
+
+
+def add_parser(commands: Commands) -> None:
+    """List the command; Hydra reads its words."""
+    summary = "Say if a training step keeps records apart, without training."
+    parser = add_command(commands, "check", summary, add_help=False)
+    parser.add_argument("--layers", action="store_true", help="name layers with records in an unusual place")
+    add_overrides(parser, "as of dpbench train")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Check and print the verdict, or show help."""
+    if "-h" in options.words or "--help" in options.words:
+        print(_HELP)
+        return 0
+    from dpbench.run.jobs import with_one_run
+    from dpbench.run.runtime import without_collections
+
+    with without_collections():
+        from dpbench.run.check import check_step
+
+    checked = with_one_run([word for word in options.words if word != "--layers"], check_step)
+    print(checked)
+    if "--layers" in options.words:
+        print("\n".join(checked.layer_lines()))
+    return 1 if checked.kind == "kept" else 0

@@ -1,0 +1,291 @@
+"""Does the gradient of a record depend on how many others are in its batch? Asked by running half a batch.
+
+The record axis sees which numbers are computed of which record. It does not see a line that uses `len(x)` otherwise
+than as the divisor of the declared mean. So the first batch, and one of each octave, is run once more on half of its
+records. That is evidence on these batches, and no proof for others.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dpbench.data.octaves import next_checked
+from dpbench.data.separate_records import SeparateRecords
+from dpbench.errors import UnsupportedModuleError
+from dpbench.guards.engine_trial import without_traces
+from dpbench.guards.guard import Guard
+from dpbench.privacy.gradients.engine import PerRecordEngine
+from dpbench.records.count import count_records
+from dpbench.records.grouping import counted_from_zero, places_of_index
+from dpbench.records.physical_batches import batch_for_step, cuts, select
+from dpbench.records.source import ChosenGradients, Lot, PerRecordStep
+from dpbench.records.stopped_step import output_of, stopped
+from dpbench.records.training import Training, loss_of
+
+_FEWEST = 4  # records of a batch that is asked
+_TOLERANCE = 1e-3  # relative change of a record's norm that rounding explains
+_TOLERANCE_OF_MIXED = 5e-2  # with 8 bits of mantissa
+_SEEDS = (0, 1)
+_DEPENDS = (
+    "a record's gradient depends on the number of records in its batch (by {change:.2g} of its norm on half a batch), "
+    "so clipping does not bound the influence of one record: the loss must be the {reduction} over the records, as "
+    "loss_reduction={reduction!r} states, and nothing else may be computed of len(batch) or the like."
+)
+
+_UNKNOWN = "whether gradients depend on the number of records in a batch could not be checked: {reason}."
+
+
+class _Run(NamedTuple):
+    """Gradients of the records of one run.
+
+    Attributes:
+        norms: Of each row, shape (rows,).
+        sums: Of the rows of the first half, one of each parameter.
+    """
+
+    norms: Tensor
+    sums: list[Tensor]
+
+
+class NumberOfRecords(Guard):
+    """Runs half of the first batch, and of one batch of each octave, where the engine takes records together."""
+
+    name = "number of records"
+    prevents = "a record's gradient depends on how many others are in its batch, otherwise than as the mean of the loss"
+
+    _next = 0
+    _has_informed = False
+    _step: tuple[Any, Sequence[Any], dict[str, Any]] | None = None
+
+    def on_attach(self) -> None:
+        """Ask the first batch."""
+        self._next = 0
+
+    def on_change(self) -> None:
+        """Ask the coming batch: what was frozen before had no gradients."""
+        self._next = 0
+
+    def on_step(
+        self,
+        batch: Any,
+        arguments: Sequence[Any],
+        options: dict[str, Any],
+    ) -> None:
+        """Keep a batch that is due until its records are known to be separable."""
+        source = self.session.source
+        self._step = None
+        if isinstance(source, PerRecordStep) and source.lot().release >= self._next:
+            self._step = (batch, arguments, options)
+
+    def on_release(self) -> None:
+        """Run the step once more, on the batch and on half of it, before anything is released.
+
+        Raises:
+            UnsupportedModuleError: Gradients differ.
+        """
+        step, self._step = self._step, None
+        source = self.session.source
+        if step is None or not isinstance(source, PerRecordStep) or not isinstance(source.engine, PerRecordEngine):
+            return
+        batch, arguments, options = step
+        if isinstance(batch, SeparateRecords) or (isinstance(source, ChosenGradients) and source.limit is not None):
+            return  # records were run alone
+        lot = source.lot()
+        training = self.session.training
+        own_step = training.own_step
+        again = _StepAgain(training, source.engine, lambda rows: own_step(rows, *arguments, **options), batch, lot)
+        if again.records < _FEWEST:
+            return
+        self._next = next_checked(lot.release + 1) - 1
+        change = again.change(self._tolerance())
+        if again.unknown is not None and not self._has_informed:
+            self._has_informed = True
+            training.inform(_UNKNOWN.format(reason=again.unknown))
+        if change is not None:
+            raise UnsupportedModuleError(_DEPENDS.format(change=change, reduction=source.loss_reduction))
+
+    def _tolerance(self) -> float:
+        training = self.session.training
+        device = training.device.type
+        is_half = any(parameter.dtype.itemsize < 4 for parameter in self.session.trained.parameters)
+        with training.autocast():
+            if is_half or torch.is_autocast_enabled(device):
+                return _TOLERANCE_OF_MIXED
+        return _TOLERANCE * (10 if device == "cuda" else 1)
+
+
+class _StepAgain:
+    """Runs the step on a batch and on half of its records. It changes nothing of a training.
+
+    Args:
+        training: The training.
+        engine: The engine, attached to the module or its private part.
+        step: The training step, a function of the batch alone.
+        batch: The open batch.
+        lot: Its facts.
+
+    Attributes:
+        records: Number of records that are run at once.
+        unknown: Why there is no answer, or None.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        engine: PerRecordEngine,
+        step: Callable[[Any], Any],
+        batch: Any,
+        lot: Lot,
+    ) -> None:
+        self._training = training
+        self._engine = engine
+        self._step = step
+        self._batch = batch
+        self._rows = count_records(batch)
+        record_of = np.arange(self._rows) if lot.record_of is None else lot.record_of
+        self._piece = _rows_at_once(record_of, lot)
+        self._record_of = record_of[self._piece]
+        names = np.unique(self._record_of)
+        self.unknown: str | None = None
+        self.records = len(names)
+        self._half = int(np.isin(self._record_of, names[: self.records // 2]).sum())
+        self._index = () if lot.row_index is None else places_of_index(batch, self._rows, lot.row_index)
+
+    def change(self, tolerance: float) -> float | None:
+        """The relative change of a record's gradient on half of the records; None where it is none that lasts.
+
+        Args:
+            tolerance: A change that rounding explains.
+        """
+        half = self._half
+        engine = self._engine
+        recording = engine.recording
+        # A loss may be the mean over records, of which some have more rows than others.
+        rows_of_half = half * self.records / (self.records // 2 * len(self._piece))
+        try:
+            with without_traces(self._training) as state:
+                whole = self._run(len(self._piece), _SEEDS[0])
+                state.restore()
+                part = self._run(half, _SEEDS[0])
+                if whole is None or part is None:
+                    return None
+                change = min(_change(whole, part, half, scale) for scale in (1.0, 1 / rows_of_half))
+                if not change > tolerance:
+                    return None
+                state.restore()
+                other = self._run(len(self._piece), _SEEDS[1])
+                if other is None or _change(whole, other, half) > tolerance:
+                    self.unknown = "training_step draws numbers of which it is not known which record they are for"
+                    return None
+                return change
+        except Exception as error:  # in the words of others, which may tell of the records
+            self.unknown = f"training_step ends in a {type(error).__name__} where it is run again, on half a batch"
+            return None
+        finally:
+            engine.discard()
+            engine.recording = recording
+
+    def _run(self, count: int, seed: int) -> _Run | None:
+        """The gradients of the first rows; None without a loss."""
+        training = self._training
+        rows = select(self._batch, self._rows, self._piece[:count])
+        if self._index:
+            rows = counted_from_zero(rows, self._index, self._record_of[:count])
+        self._engine.expect(count)
+        with _uncompiled(), _SharedDraws(seed):  # also in the backward pass, where checkpoints compute once more
+            with training.autocast(), torch.enable_grad(), stopped(training):
+                loss = loss_of(output_of(self._step, batch_for_step(rows)))
+            if loss is None or not loss.requires_grad:
+                return None
+            with torch.no_grad(), torch.autocast(training.device.type, enabled=False):
+                return _run(self._engine.backward(loss, count), count, self._half)
+
+
+class _SharedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Gives all elements of a draw the same number, whatever its size; dropout keeps everything.
+
+    Args:
+        seed: Other numbers for another one.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._next_seed = 10_000 * seed
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        if kwargs.get("generator") is not None:
+            kwargs["generator"] = None
+        self._next_seed += 1
+        torch.manual_seed(self._next_seed)
+        drawn = func(*args, **kwargs)
+        name = func.overloadpacket.__name__
+        if name == "native_dropout":
+            return args[0].clone(), torch.ones_like(drawn[1])
+        if name == "bernoulli_" and not isinstance(args[1] if len(args) > 1 else None, Tensor):
+            return drawn.fill_(1)
+        if isinstance(drawn, Tensor) and drawn.numel():
+            drawn.fill_(drawn.flatten()[0].clone())
+        return drawn
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Within, compiled functions run as they were written: nothing is compiled for batches of other sizes."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and importing it takes seconds
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def _run(gradients: Sequence[Any], count: int, half: int) -> _Run:
+    squares = torch.stack([gradient.squared_norms().double() for gradient in gradients])
+    norms = squares.sum(0).sqrt()
+    weights = torch.zeros(count, device=norms.device)
+    weights[:half] = 1
+    return _Run(norms, [gradient.weighted_sum(weights).double() for gradient in gradients])
+
+
+def _change(whole: _Run, other: _Run, half: int, scale: float = 1.0) -> float:
+    """Median over records of the change of a norm, or the change of their sum, if that is larger by a lot.
+
+    Args:
+        whole: The run of the whole batch.
+        other: Another run.
+        half: Number of rows that are compared.
+        scale: A factor of the other run's gradients.
+    """
+    norms = whole.norms[:half]
+    sizes = norms.clamp(min=1e-12)
+    if not bool(norms.isfinite().all()) or not bool(other.norms[:half].isfinite().all()):
+        return 0.0  # nothing can be said of them
+    of_norms = float(((scale * other.norms[:half] - norms).abs() / sizes).median())
+    squares = [(a - scale * b).square().sum() for a, b in zip(whole.sums, other.sums, strict=True)]
+    of_sum = float(torch.stack(squares).sum().sqrt() / sizes.sum())
+    # A single activation that rounding moves across its kink changes a sum, and no median.
+    return max(of_norms, of_sum / 10)
+
+
+def _rows_at_once(record_of: Any, lot: Lot) -> Any:
+    """Rows of the first piece that the step would be given."""
+    if lot.limit is None:
+        return np.arange(len(record_of))
+    first, *_ = cuts(len(record_of), lot.limit, lot.record_of) or [len(record_of)]
+    return np.arange(first)

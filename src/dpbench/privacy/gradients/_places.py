@@ -1,0 +1,110 @@
+"""Which rows of each layer's input belong to which record, as tags say: the engine takes one arrangement for granted.
+
+`record_axis` tags the memory of what a step computes. Here each call of a layer is compared with what the engine makes
+of it; where the two differ, the batch goes record by record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from torch import Tensor, nn
+
+from dpbench.errors import UnsupportedModuleError
+from dpbench.privacy.gradients._uses import Use
+from dpbench.privacy.gradients.folds import Fold
+from dpbench.privacy.record_axis.mode import RecordAxis
+from dpbench.privacy.record_axis.tags import Axis, Mixed, Total
+
+
+class Places:
+    """Compares places of records with the arrangement that the engine takes for granted.
+
+    Args:
+        axis: The mode under which the step ran.
+        rows_of_record: Neighboring rows that make up a record.
+        sequence_first: Layers that carry records in dimension 1.
+        folds: Which rows are a record's, of layers that see several of each.
+    """
+
+    def __init__(
+        self,
+        axis: RecordAxis,
+        rows_of_record: int,
+        sequence_first: Collection[nn.Module],
+        folds: Mapping[nn.Module, Fold],
+    ) -> None:
+        self._axis = axis
+        self._inner = rows_of_record
+        self._sequence_first = sequence_first
+        self._folds = folds
+
+    def are_public(self, uses: Sequence[Use]) -> bool:
+        """True if some layer's input is public: only the gradient of its output tells whose rows are whose."""
+        return any(t.dim() > 0 and self._axis.place_of(t) is None for use in uses for t in _inputs(use))
+
+    def refuse_others(self, uses: Iterable[tuple[Use, Sequence[Tensor | None]]]) -> None:
+        """Refuse layers that have records elsewhere than the engine takes them to be.
+
+        Args:
+            uses: Calls of layers with the gradients of their outputs; calls without any are not in the loss.
+
+        Raises:
+            UnsupportedModuleError: The engine would take rows for another record's.
+        """
+        for use, grads in uses:
+            of_loss = [grad for grad in grads if grad is not None]
+            if not of_loss:
+                continue
+            for t in (*_inputs(use), *of_loss):
+                self._refuse(use, self._axis.place_of(t))
+
+    def _refuse(self, use: Use, place: object) -> None:
+        if place is None or place in self._allowed(use):
+            return
+        if use.part is not None and isinstance(place, Axis) and place[1:] == (1, self._inner):
+            return  # a recurrence or attention along the records mixes: they can be nowhere else
+        raise UnsupportedModuleError(_message(use, place))
+
+    def _allowed(self, use: Use) -> tuple[object, ...]:
+        if self._axis.records == 1:
+            return (0,)
+        if use.layer in self._sequence_first:
+            return (Axis(1, 1, self._inner),)
+        fold = self._folds.get(use.layer)
+        plain = Axis(0, 1, self._inner)
+        if fold is None:
+            return (plain,)
+        return (plain, _Folded(fold))
+
+
+class _Folded:
+    """Equals each axis of rows that a fold deals to the right records."""
+
+    def __init__(self, fold: Fold) -> None:
+        self._fold = fold
+
+    def __eq__(self, place: object) -> bool:
+        if not isinstance(place, Axis) or place.dim:
+            return False
+        rows = place.inner if self._fold is Fold.CONTIGUOUS else place.outer
+        return rows > 1 and place.inner * place.outer == rows
+
+    def __hash__(self) -> int:
+        return hash(self._fold)
+
+
+def _inputs(use: Use) -> list[Tensor]:
+    if use.part is not None:
+        return list(use.part.inputs)
+    if use.call is not None:
+        return [seen.value for seen in use.call.tensors if seen.edge is not None]
+    return [x for x in use.inputs if isinstance(x, Tensor)]
+
+
+def _message(use: Use, place: object) -> str:
+    if isinstance(place, Mixed):
+        return f"{use} is given rows of which no single record's are known ({place.place}: {place.reason})"
+    if isinstance(place, Total):
+        return f"{use} is given a {place.over.value} over all records"
+    return f"{use} is given records in another arrangement than the engine takes them in ({place})"

@@ -1,0 +1,288 @@
+"""Operators that pick and write by an index."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dpbench.privacy.record_axis.operators import Call, Mixes, rule
+from dpbench.privacy.record_axis.tags import Axis
+
+
+@rule("embedding")
+def embedding(call: Call) -> Axis:
+    """Rows of a table."""
+    call.require_public(call["weight"])
+    return call.common_axis(call["indices"])
+
+
+@rule("take")
+def take(call: Call) -> Axis:
+    """Elements of a table, as if it were flat."""
+    call.require_public(call["self"])
+    return call.common_axis(call["index"])
+
+
+@rule("index_select")
+def index_select(call: Call) -> Axis:
+    """Rows along one dimension."""
+    x, index = call["self"], call["index"]
+    dim = call["dim"] % max(x.dim(), 1)
+    of_index = call.axis(index)
+    if of_index is not None:
+        call.require_public(x)
+        return of_index._replace(dim=dim)
+    axis = call.common_axis(x)
+    if axis.dim == dim:
+        raise Mixes("picks records by an index")
+    return axis
+
+
+@rule("index_add")
+def index_add(call: Call) -> Axis:
+    """Adds to rows along one dimension, at public places; or the rows of each record to a row of its own."""
+    x, index, source = call["self"], call["index"], call["source"]
+    dim = call["dim"] % max(x.dim(), 1)
+    axis = call.axis(source)
+    if axis is None or axis.dim != dim or axis.outer > 1:
+        return _index_write(call)
+    call.require_public(index)
+    records = torch.arange(call.records, device=index.device).repeat_interleave(axis.inner)
+    if x.shape[dim] != call.records or not torch.equal(index.long(), records):
+        raise Mixes("adds to records that an index picks")
+    one_row_each = Axis(dim)
+    own = call.axis(x)
+    if own is None:
+        call.require_exchangeable(x, dim, one_row_each)
+    elif own != one_row_each:
+        raise Mixes("records are arranged in two ways")
+    return one_row_each
+
+
+@rule("index_fill index_copy")
+def index_write(call: Call) -> Axis:
+    """Writes to rows along one dimension, at public places."""
+    return _index_write(call)
+
+
+def _index_write(call: Call) -> Axis:
+    x, index = call["self"], call["index"]
+    source = call["source"] if call.has("source") else call["value"]
+    call.require_public(index)
+    has_rows = isinstance(source, Tensor) and source.dim() > 0
+    if not has_rows:
+        call.require_public(source)
+    axis = call.common_axis(x, *([source] if has_rows else []))
+    if axis.dim == call["dim"] % max(x.dim(), 1):
+        raise Mixes("writes to records that an index picks")
+    return axis
+
+
+@rule("_embedding_bag _embedding_bag_forward_only")
+def embedding_bag(call: Call) -> list[Axis | None]:
+    """Sums of rows of a table, by bags of one size."""
+    weight, indices, offsets = call["weight"], call["indices"], call["offsets"]
+    call.require_public(weight, offsets)
+    axis = call.common_axis(indices, call["per_sample_weights"])
+    bags = len(offsets)
+    if axis.dim or not bags or bags % call.records or indices.numel() % bags:
+        raise Mixes("bags over records")
+    size = indices.numel() // bags
+    if not size or axis.inner % size:
+        raise Mixes("bags over records")
+    if not torch.equal(offsets, torch.arange(bags, device=offsets.device) * size):
+        raise Mixes("bags of several sizes")
+    of_bags = Axis(0, axis.outer, axis.inner // size)
+    return [of_bags, axis, of_bags, of_bags]
+
+
+class _Entry(NamedTuple):
+    """A tensor among the indices of x[...].
+
+    Attributes:
+        dim: The first dimension that it indexes.
+        width: Number of dimensions that it indexes; more than one for a mask.
+        value: The tensor.
+    """
+
+    dim: int
+    width: int
+    value: Tensor
+
+    @property
+    def is_mask(self) -> bool:
+        return self.value.dtype in (torch.bool, torch.uint8)
+
+
+@rule("index _unsafe_index index_put _unsafe_index_put _index_put_impl")
+def index(call: Call) -> Axis:
+    """x[...] and x[...] = y with tensors as indices."""
+    x = call["self"]
+    is_put = "index_put" in call.operator.name
+    values = call["values"] if is_put else None
+    entries = _entries(call["indices"])
+    if any(entry.is_mask and call.has_records(entry.value) for entry in entries):
+        return _masked(call, x, values, entries)
+    if any(entry.is_mask for entry in entries):
+        return _index_by_public_mask(call, x, values, entries)
+    return _indexed(call, x, values, entries)
+
+
+def _entries(indices: list[Tensor | None]) -> list[_Entry]:
+    entries = []
+    dim = 0
+    for value in indices:
+        if value is None:
+            dim += 1
+            continue
+        width = value.dim() if value.dtype in (torch.bool, torch.uint8) else 1
+        entries.append(_Entry(dim, width, value))
+        dim += width
+    return entries
+
+
+def _masked(call: Call, x: Tensor, values: Tensor | None, entries: list[_Entry]) -> Axis:
+    """A mask with records: one value may be written where it says."""
+    if values is None:
+        call.read("a shape that a mask decides")
+        raise Mixes("rows picked by a mask")
+    if len(entries) > 1 or values.numel() != 1 or call.has_records(values) or call["accumulate"]:
+        raise Mixes("values written where a mask says")
+    entry = entries[0]
+    of_mask = call.axis(entry.value)
+    assert of_mask is not None
+    axis = of_mask._replace(dim=of_mask.dim + entry.dim)
+    if call.axis(x) is None:
+        call.require_exchangeable(x, axis.dim, axis)
+    elif call.axis(x) != axis:
+        raise Mixes("records are arranged in two ways")
+    return axis
+
+
+def _index_by_public_mask(call: Call, x: Tensor, values: Tensor | None, entries: list[_Entry]) -> Axis:
+    """A mask that is the same for all records, over other dimensions than theirs."""
+    of_x = call.axis(x)
+    if of_x is None or len(entries) > 1:
+        raise Mixes("rows picked by a mask")
+    entry = entries[0]
+    if entry.dim <= of_x.dim < entry.dim + entry.width:
+        raise Mixes("records picked by a mask")
+    shift = 0 if of_x.dim < entry.dim else entry.width - 1
+    picked = of_x._replace(dim=of_x.dim - shift)
+    if values is None:
+        return picked
+    dims = x.dim() - entry.width + 1
+    _require_values(call, values, picked, dims)
+    return of_x
+
+
+def _require_values(call: Call, values: Tensor, picked: Axis, dims: int) -> None:
+    """Values that are broadcast to what an index picks have the records where it has them."""
+    shift = dims - values.dim()
+    own = call.axis(values)
+    if own is None:
+        call.require_exchangeable(values, picked.dim - shift, picked)
+    elif own._replace(dim=own.dim + shift) != picked:
+        raise Mixes("records are arranged in two ways")
+
+
+def _indexed(call: Call, x: Tensor, values: Tensor | None, entries: list[_Entry]) -> Axis:
+    """Integer indices, broadcast against each other."""
+    dims_of_index = max(entry.value.dim() for entry in entries)
+    of_index = _axis_of_indices(call, entries, dims_of_index)
+    taken = [entry.dim for entry in entries]
+    are_neighbors = taken == list(range(taken[0], taken[0] + len(taken)))
+    start = taken[0] if are_neighbors else 0  # of the index's dimensions in the output
+    of_x = call.axis(x)
+    if of_x is not None and of_x.dim not in taken:
+        if of_index is not None:
+            raise Mixes("records pick from records")
+        free_before = sum(dim not in taken for dim in range(of_x.dim))
+        is_behind = not are_neighbors or taken[0] < of_x.dim
+        picked = of_x._replace(dim=free_before + (dims_of_index if is_behind else 0))
+    elif of_x is not None or _places(call, x, entries) is not None:
+        picked = _each_at_its_place(call, x, entries, of_index, dims_of_index, start)
+    else:
+        if of_index is None:
+            raise Mixes("records are written to public memory")
+        if values is not None:
+            raise Mixes("records write to places that they choose")
+        _require_no_places(call, entries, of_index, dims_of_index)
+        return of_index._replace(dim=start + of_index.dim)
+    if values is None:
+        return picked
+    _require_values(call, values, picked, x.dim() - len(taken) + dims_of_index)
+    if of_x is not None:
+        return of_x
+    return Axis(_places(call, x, entries) or 0)
+
+
+def _require_no_places(call: Call, entries: list[_Entry], axis: Axis, dims_of_index: int) -> None:
+    """Refuse an index that differs by the place of a record, even if it counts them: public memory has no records."""
+    for entry in entries:
+        if call.axis(entry.value) is None:
+            call.require_exchangeable(entry.value, axis.dim - dims_of_index + entry.value.dim(), axis)
+
+
+def _axis_of_indices(call: Call, entries: list[_Entry], dims: int) -> Axis | None:
+    """The axis of indices that are broadcast to `dims` dimensions; None if all are public."""
+    axes = set()
+    for entry in entries:
+        axis = call.axis(entry.value)
+        if axis is not None:
+            axes.add(axis._replace(dim=axis.dim + dims - entry.value.dim()))
+    if len(axes) > 1:
+        raise Mixes("records are arranged in two ways")
+    of_index = next(iter(axes), None)
+    if of_index is None:
+        return None
+    for entry in entries:
+        if call.axis(entry.value) is None and not _counts(entry.value, call.records):
+            call.require_exchangeable(entry.value, of_index.dim - dims + entry.value.dim(), of_index)
+    return of_index
+
+
+def _counts(index: Tensor, records: int) -> bool:
+    """True for an index 0, 1, ... R - 1."""
+    if index.numel() != records or index.is_meta:
+        return False
+    return torch.equal(index.reshape(-1).long(), torch.arange(records, device=index.device))
+
+
+def _places(call: Call, x: Tensor, entries: list[_Entry]) -> int | None:
+    """The dimension of public, exchangeable memory that is indexed by arange(R), a row for each record."""
+    if call.axis(x) is not None:
+        return None
+    for entry in entries:
+        if x.shape[entry.dim] == call.records and call.axis(entry.value) is None and _counts(entry.value, call.records):
+            try:
+                call.require_exchangeable(x, entry.dim, Axis(entry.dim))
+            except Mixes:
+                return None
+            return entry.dim
+    return None
+
+
+def _each_at_its_place(
+    call: Call,
+    x: Tensor,
+    entries: list[_Entry],
+    of_index: Axis | None,
+    dims_of_index: int,
+    start: int,
+) -> Axis:
+    """x[arange(R), ...]: each record picks of itself."""
+    axis = call.axis(x) or Axis(_places(call, x, entries) or 0)
+    own = next(entry for entry in entries if entry.dim == axis.dim)
+    lead = dims_of_index - own.value.dim()
+    along = [lead + dim for dim, size in enumerate(own.value.shape) if size == call.records]
+    if call.has_records(own.value) or axis[1:] != (1, 1) or not along or not _counts(own.value, call.records):
+        raise Mixes("picks records by an index")
+    if of_index is not None and of_index != Axis(along[0]):
+        raise Mixes("records pick from records")
+    for entry in entries:
+        if entry is not own and call.axis(entry.value) is None:
+            call.require_exchangeable(entry.value, along[0] - dims_of_index + entry.value.dim(), Axis(along[0]))
+    return Axis(start + along[0])

@@ -1,0 +1,198 @@
+"""Convolutions, normalization, attention, recurrent layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from dpbench.privacy.record_axis.operators import Call, Mixes, Outcome, rule
+from dpbench.privacy.record_axis.tags import Axis, Over
+
+
+@rule("convolution")
+def convolution(call: Call) -> Axis:
+    """Records are images; or groups of channels, each with filters of its own."""
+    x, weight, bias, groups = call["input"], call["weight"], call["bias"], call["groups"]
+    of_x, of_weight = call.axis(x), call.axis(weight)
+    call.require_public(bias)
+    if of_x is not None and of_weight is None and of_x.dim == 0:
+        return of_x
+    if of_x is None or of_x.dim != 1:
+        raise Mixes("a convolution over records")
+    blocks = of_x.outer * call.records
+    if groups % blocks:
+        raise Mixes("a convolution over records")
+    inner = weight.shape[0] // blocks
+    of_filters = Axis(0, of_x.outer, inner)
+    if of_weight is None:
+        call.require_exchangeable(weight, 0, of_filters)
+    elif of_weight != of_filters:
+        raise Mixes("records are arranged in two ways")
+    axis = Axis(1, of_x.outer, call.output.shape[1] // blocks)
+    call.require_exchangeable(bias, 0, axis._replace(dim=0))
+    return axis
+
+
+@rule("native_layer_norm _fused_rms_norm")
+def layer_norm(call: Call) -> Axis:
+    """Normalizes the last dimensions."""
+    x = call["input"]
+    call.require_public(call["weight"], call["bias"])
+    axis = call.common_axis(x)
+    if axis.dim >= x.dim() - len(call["normalized_shape"]):
+        raise Mixes("normalizes over records")
+    return axis
+
+
+@rule("native_group_norm")
+def group_norm(call: Call) -> Axis:
+    """Normalizes groups of channels of each image."""
+    call.require_public(call["weight"], call["bias"])
+    axis = call.common_axis(call["input"])
+    if axis.dim:
+        raise Mixes("normalizes over records")
+    return axis
+
+
+@rule(
+    "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training cudnn_batch_norm",
+    "_batch_norm_with_update",
+)
+def batch_norm(call: Call) -> list[Outcome]:
+    """Normalizes each channel over images: mixes in training, unless the channels are the records (instance norm)."""
+    x = call["input"]
+    axis = call.common_axis(x)
+    along_channels = axis._replace(dim=0)
+    is_training = call["training"] if call.has("training") else "no_training" not in call.operator.name
+    names = [name for name in ("weight", "bias", "running_mean", "running_var") if call.has(name)]
+    if axis.dim == 1:
+        if is_training and call["running_mean"] is not None:
+            raise Mixes("the layer keeps numbers of all records")
+        for name in names:
+            t = call[name]
+            own = call.axis(t)
+            if own is None:
+                call.require_exchangeable(t, 0, along_channels)
+            elif own != along_channels:
+                raise Mixes("records are arranged in two ways")
+        return [axis, along_channels, along_channels]
+    call.require_public(*(call[name] for name in names))
+    if is_training:
+        raise Mixes("normalizes over the batch")
+    return [axis, None, None]
+
+
+@rule(
+    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention _scaled_dot_product_attention_math",
+)
+def attention(call: Call) -> list[Outcome]:
+    """Attention of queries (B, H, T, D) over keys and values; records in dimension 0, or in 1 where heads are alike."""
+    query, key, value = call["query"], call["key"], call["value"]
+    axis = call.common_axis(query, key, value)
+    if axis.dim >= query.dim() - 2 or (len({query.shape[:2], key.shape[:2], value.shape[:2]}) > 1 and axis.dim):
+        raise Mixes("attention over records")
+    for name in ("attn_mask", "attn_bias"):
+        if call.has(name):
+            _require_own_mask(call, call[name], axis)
+    return [axis, axis] + [None] * 7  # the state of the random numbers and sizes
+
+
+def _require_own_mask(call: Call, mask: Any, axis: Axis) -> None:
+    """Refuse a mask that has its records elsewhere than the queries."""
+    if not isinstance(mask, Tensor):
+        return
+    shift = call["query"].dim() - mask.dim()
+    own = call.axis(mask)
+    if own is None:
+        call.require_exchangeable(mask, axis.dim - shift, axis)
+    elif own._replace(dim=own.dim + shift) != axis:
+        raise Mixes("records are arranged in two ways")
+
+
+@rule("mkldnn_rnn_layer")
+def recurrent_layer(call: Call) -> list[Outcome]:
+    """A recurrent layer, time first."""
+    x = call["input"]
+    axis = call.common_axis(x)
+    call.require_public(*(call[f"weight{i}"] for i in range(4)))
+    if axis.dim != 1:
+        raise Mixes("a recurrence along the records")
+    for name in ("hx_", "cx_tmp"):
+        own = call.axis(call[name])
+        if own is None:
+            call.require_exchangeable(call[name], axis.dim, axis)
+        elif own != axis:
+            raise Mixes("records are arranged in two ways")
+    return [axis, axis, axis, axis]
+
+
+@rule("affine_grid_generator")
+def affine_grid(call: Call) -> Axis:
+    """A grid of each matrix."""
+    axis = call.common_axis(call["theta"])
+    if axis.dim:
+        raise Mixes("matrices that are made of several records")
+    return axis
+
+
+@rule("grid_sampler_2d grid_sampler_3d grid_sampler_2d_backward grid_sampler_3d_backward")
+def grid_sampler(call: Call) -> Axis:
+    """Images at places, one grid for each, and their gradients."""
+    axis = call.common_axis(call["input"], call["grid"], call["grad_output"])
+    if axis.dim:
+        raise Mixes("a grid over records")
+    return axis
+
+
+@rule("convolution_backward")
+def convolution_backward(call: Call) -> list[Outcome]:
+    """The gradients of images, filters and bias."""
+    gradient, x = call["grad_output"], call["input"]
+    call.require_public(call["weight"])
+    axis = call.common_axis(gradient, x)
+    if axis.dim:
+        raise Mixes("a convolution over records")
+    return [axis, Over.SUM, Over.SUM]
+
+
+@rule("native_layer_norm_backward")
+def layer_norm_backward(call: Call) -> list[Outcome]:
+    """The gradients of rows, scale and shift."""
+    x = call["input"]
+    call.require_public(call["weight"], call["bias"])
+    axis = call.common_axis(call["grad_out"], x, call["mean"], call["rstd"])
+    if axis.dim >= x.dim() - len(call["normalized_shape"]):
+        raise Mixes("normalizes over records")
+    return [axis, Over.SUM, Over.SUM]
+
+
+@rule("native_group_norm_backward")
+def group_norm_backward(call: Call) -> list[Outcome]:
+    """The gradients of images, scale and shift."""
+    call.require_public(call["weight"])
+    axis = call.common_axis(call["grad_out"], call["input"], call["mean"], call["rstd"])
+    if axis.dim:
+        raise Mixes("normalizes over records")
+    return [axis, Over.SUM, Over.SUM]
+
+
+@rule("embedding_dense_backward")
+def embedding_backward(call: Call) -> Over:
+    """The gradient of a table: a sum over rows."""
+    gradient, indices = call["grad_output"], call["indices"]
+    axis = call.common_axis(gradient, indices)
+    if axis.dim == gradient.dim() - 1 or call["scale_grad_by_freq"]:
+        raise Mixes("a sum over other rows than records")
+    return Over.SUM
+
+
+@rule("_scaled_dot_product_flash_attention_for_cpu_backward")
+def attention_backward(call: Call) -> Axis:
+    """The gradients of queries, keys and values."""
+    axis = call.common_axis(*(call[name] for name in ("grad_out", "query", "key", "value", "out", "logsumexp")))
+    if axis.dim:
+        raise Mixes("attention over records")
+    _require_own_mask(call, call["attn_mask"], axis)
+    return axis

@@ -1,0 +1,347 @@
+"""Tags on memory: which bytes belong to which record of a batch.
+
+A tag lies on a tensor's storage, not on the tensor. Whatever shares the memory (views, `.data`, `detach`, `as_strided`,
+tensors that autograd has saved) is covered by geometry, and needs no rule.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from enum import Enum
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+_ATTRIBUTE = "_dpbench_records"
+
+new_number = itertools.count(1).__next__
+"""Returns a number that no other memory of this process has."""
+
+
+class Axis(NamedTuple):
+    """A dimension that runs over the R records of a batch: index = (outer index · R + record) · inner + inner index.
+
+    Attributes:
+        dim: The dimension.
+        outer: Number of repetitions of all records.
+        inner: Number of neighboring rows of one record.
+    """
+
+    dim: int
+    outer: int = 1
+    inner: int = 1
+
+
+class Place(NamedTuple):
+    """A line of code.
+
+    Attributes:
+        file: Path of the source file.
+        line: Line number, from 1.
+    """
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        """The line, by a path from the working directory or from where packages lie."""
+        file = self.file.replace(os.sep, "/")
+        _, is_installed, of_package = file.rpartition("/site-packages/")
+        if is_installed:
+            file = of_package
+        elif file.startswith(os.getcwd().replace(os.sep, "/") + "/"):
+            file = os.path.relpath(file)
+        return f"{file}:{self.line}"
+
+
+UNKNOWN = Place("?", 0)
+"""Of what no line of code is known to have done."""
+
+
+class Rows(NamedTuple):
+    """Memory in which byte b belongs to record ((b - base) // run) mod R.
+
+    Attributes:
+        batch: Number of the batch.
+        run: Bytes of one record that lie side by side.
+        records: R.
+        base: Byte at which a run of record 0 starts.
+        is_private: False for public numbers that are exchangeable along the records: draws and constants.
+        is_random: True for public numbers of which some were drawn.
+        history: How each record's memory came about, where a loop writes one record after the other.
+        unwritten: The records, as bits, to which such a loop has not come yet.
+        number: A number of what was written, which no other memory has: by it loops tell tensors of one shape apart.
+    """
+
+    batch: int
+    run: int
+    records: int
+    base: int
+    is_private: bool = True
+    is_random: bool = False
+    history: int | None = None
+    unwritten: int = 0
+    number: int = 0
+
+
+Layout = tuple[Any, ...]
+"""Offset, shape, strides and dtype of a tensor."""
+
+
+class Lone(NamedTuple):
+    """Memory that belongs to one record.
+
+    Attributes:
+        batch: Number of the batch.
+        record: Position of the record in the batch.
+        history: A hash of the operators that made it. Where records are joined again, theirs have to be equal, or
+            records are treated by their places.
+        layout: That of the tensor that was made; views of another one have another history.
+    """
+
+    batch: int
+    record: int
+    history: int = 0
+    layout: Layout = ()
+
+
+class Subtotal(NamedTuple):
+    """A sum of terms of some records.
+
+    Attributes:
+        batch: Number of the batch.
+        mask: The records, as bits.
+        history: That of each term.
+        layout: That of the sum.
+    """
+
+    batch: int
+    mask: int
+    history: int = 0
+    layout: Layout = ()
+
+
+class Over(Enum):
+    """How the terms of all records are combined."""
+
+    SUM = "sum"
+    MEAN = "mean"
+
+
+class Total(NamedTuple):
+    """A sum or mean over all records of a function of each: what a loss may be.
+
+    Attributes:
+        batch: Number of the batch.
+        over: Sum or mean.
+    """
+
+    batch: int
+    over: Over
+
+
+class Mixed(NamedTuple):
+    """Memory in which records cannot be told apart.
+
+    Attributes:
+        batch: Number of the batch.
+        place: The line that mixed them.
+        operator: Name of the ATen operator.
+        reason: The cause, in words.
+        is_kept: True where records of an earlier batch are among them.
+    """
+
+    batch: int
+    place: Place
+    operator: str
+    reason: str
+    is_kept: bool = False
+
+
+class Exchangeable(NamedTuple):
+    """Public memory that is exchangeable along each dimension: a draw, or one constant.
+
+    Attributes:
+        batch: Number of the batch.
+        is_random: True for draws.
+        history: A hash of how they were drawn; of constants, 1 for zeros.
+        is_part: True if they were made of one place of draws that may be one for each record.
+    """
+
+    batch: int
+    is_random: bool = False
+    history: int = 0
+    is_part: bool = False
+
+
+class Joint(NamedTuple):
+    """Public numbers each of which was made of draws for several records, such as noise minus its mean.
+
+    Attributes:
+        batch: Number of the batch.
+    """
+
+    batch: int
+
+
+class Unwritten(NamedTuple):
+    """Memory that no operator has written: whoever reads it reads what unseen code wrote.
+
+    Attributes:
+        batch: Number of the batch.
+    """
+
+    batch: int
+
+
+class Local(NamedTuple):
+    """Public memory that was made in this batch.
+
+    Attributes:
+        batch: Number of the batch.
+    """
+
+    batch: int
+
+
+Tag = Rows | Lone | Subtotal | Total | Mixed | Exchangeable | Joint | Unwritten | Local
+PRIVATE = (Lone, Subtotal, Total, Mixed)
+"""Tags of memory that depends on records, beside private `Rows`."""
+
+_has_plain_memory: dict[type, bool] = {}
+
+
+def has_plain_memory(t: Tensor) -> bool:
+    """True if elements of a tensor are bytes of its storage; not of sparse, nested and wrapping tensors."""
+    kind = type(t)
+    is_plain = _has_plain_memory.get(kind)
+    if is_plain is None:
+        dispatch = kind.__torch_dispatch__
+        is_plain = dispatch in (Tensor.__torch_dispatch__, torch._C._disabled_torch_dispatch_impl)
+        _has_plain_memory[kind] = is_plain
+    return is_plain and t.layout is torch.strided and not t.is_quantized
+
+
+def tag_of(t: Tensor) -> Any:
+    """The tag of a tensor's memory, or None."""
+    return getattr(t.untyped_storage(), _ATTRIBUTE, None)
+
+
+def set_tag(t: Tensor, tag: Tag | None) -> None:
+    """Set the tag of all memory that a tensor shares."""
+    setattr(t.untyped_storage(), _ATTRIBUTE, tag)
+
+
+def covers_storage(t: Tensor) -> bool:
+    """True if each byte of a tensor's storage is an element of the tensor."""
+    if t.numel() * t.element_size() != t.untyped_storage().nbytes():
+        return False
+    expected = 1
+    for stride, size in sorted(zip(t.stride(), t.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def overlaps_itself(t: Tensor) -> bool:
+    """True if elements at several places are the same memory, other than by repeating along a dimension."""
+    extent = 0
+    for stride, size in sorted(zip(t.stride(), t.shape, strict=True)):
+        if stride == 0 or size == 1:
+            continue
+        if stride <= extent:
+            return True
+        extent += (size - 1) * stride
+    return False
+
+
+def is_private(tag: Any) -> bool:
+    """True if memory with this tag depends on records."""
+    return isinstance(tag, PRIVATE) or (isinstance(tag, Rows) and tag.is_private)
+
+
+def arrangement(t: Tensor, rows: Rows) -> Axis | int | None:
+    """Read off strides where a tensor has its records.
+
+    Args:
+        t: A tensor whose storage has the tag `rows`.
+        rows: The tag.
+
+    Returns:
+        The dimension of all records; one record's position if all elements are of that record; None if neither.
+    """
+    run = rows.run
+    period = run * rows.records
+    size_of_element = t.element_size()
+    shape = t.shape
+    strides = t.stride()
+    offset = int(t.storage_offset()) * size_of_element - rows.base
+    if offset < 0:
+        return None
+    is_plain = not offset and shape and shape[0] == rows.records > 1 and strides[0] * size_of_element == run
+    if is_plain and t.is_contiguous():
+        return Axis(0)  # as most are
+    first_run, extent = divmod(offset, run)
+    axis = None
+    limit = run
+    for dim, (size, elements) in enumerate(zip(shape, strides, strict=True)):
+        stride = elements * size_of_element
+        if size == 1 or stride % period == 0:
+            continue  # the same place of the same record, or of another repetition
+        if (size - 1) * stride < run:
+            extent += (size - 1) * stride  # stays within the run, if all dimensions together do: see `limit`
+        else:
+            inner = run // stride if stride <= run and run % stride == 0 else 0
+            if axis is not None or inner == 0 or first_run % rows.records or size % (rows.records * inner):
+                return None
+            axis = Axis(dim, size // (rows.records * inner), inner)
+            limit = stride
+    if extent + size_of_element > limit:
+        return None
+    return first_run % rows.records if axis is None else axis
+
+
+def is_unwritten(rows: Rows, place: Axis | int) -> bool:
+    """True where a loop that writes one record after the other has not come to all that a place holds."""
+    return bool(rows.unwritten) if isinstance(place, Axis) else bool(rows.unwritten >> place & 1)
+
+
+def history_of(t: Tensor, rows: Rows) -> int:
+    """A hash of where in its record's memory a tensor of one record lies."""
+    offset = (t.storage_offset() * t.element_size() - rows.base) % rows.run
+    return hash((offset, tuple(t.shape), t.stride(), t.dtype, rows.history, rows.number))
+
+
+def layout_of(t: Tensor) -> Layout:
+    """Where in its memory a tensor lies."""
+    return t.storage_offset(), tuple(t.shape), t.stride(), t.dtype
+
+
+def seen_through(t: Tensor, tag: Lone | Subtotal) -> Lone | Subtotal:
+    """The tag of a view: with another history where it shows another part, or another order, than what was made."""
+    layout = layout_of(t)
+    return tag if layout == tag.layout else tag._replace(history=hash((tag.history, layout)))
+
+
+def rows_of(t: Tensor, axis: Axis, batch: int, records: int) -> Rows | None:
+    """The tag by which a tensor has its records along an axis, or None if its layout allows none.
+
+    Args:
+        t: A tensor with elements.
+        axis: The dimension of the records.
+        batch: Number of the batch.
+        records: R.
+    """
+    if axis.dim >= t.dim():
+        return None
+    size_of_element = t.element_size()
+    run = axis.inner * t.stride(axis.dim) * size_of_element
+    if run <= 0:
+        return None
+    rows = Rows(batch, run, records, int(t.storage_offset()) * size_of_element, number=new_number())
+    return rows if arrangement(t, rows) == axis else None

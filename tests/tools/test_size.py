@@ -1,0 +1,23 @@
+"""The size of the project: what is counted, and that the committed sizes are of all rooms."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from tools import size
+
+
+def test_nodes_are_statements_and_expressions_without_texts() -> None:
+    assert size._nodes('"""Text."""\nx = f(1)\n') == 6  # two statements, x, f(1), f, 1
+
+
+def test_the_committed_sizes_have_the_rooms_of_today(capsys: pytest.CaptureFixture[str]) -> None:
+    if subprocess.run(["git", "rev-parse"], cwd=size.ROOT, capture_output=True, check=False).returncode:
+        pytest.skip("needs a git checkout")
+    size.main([])
+    printed = capsys.readouterr().out
+    committed = {line.split("\t")[0] for line in size.COMMITTED.read_text().splitlines()}
+    assert {line[:28].strip() for line in printed.splitlines() if line[28:29] == " "} == committed
+    assert "nodes: privacy" in committed and "nodes: all" in committed

@@ -1,0 +1,1 @@
+"""Pages, tables and pictures of this repository's results/, from the committed runs."""

@@ -1,0 +1,364 @@
+"""The picture of the README: our best accuracy against ε beside the field's, and the time of a step beside Opacus."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, FigureBase
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from dpbench.reports.figures import new_figure, write_figure
+from tools.results.overview import FEW, FIELD, METHODS, OURS
+
+LIGHT = "front"
+DARK = "front_dark"
+BENCHMARK = Path("benchmark") / "cpu-amd-epyc-avx2-2-threads.json"
+"""In the folder of the results: the times that the README prints."""
+
+_DATA = ("mnist", "cifar10")
+_MOST_EPSILON = 20.0  # above it an accuracy says nothing about private learning
+_LEAST = 0.5  # of the best accuracy
+_DECIMALS = 3  # of an ε
+_LINE = ["whose", "method", "is_chosen"]
+"""Results that agree in these are joined."""
+_SMALL = 8.5
+_RING = 11
+_WORKLOADS = {
+    "mnist_cnn b256": "MNIST CNN, batch 256",
+    "mlp b256": "MLP 784-1000-10, batch 256",
+    "small_alexnet b128": "small AlexNet, batch 128",
+    "densenet40 b64": "DenseNet-40, batch 64",
+}
+_DEFAULT_MALLOC = " default malloc"
+"""At the end of a method's name in the benchmark: without the settings of malloc that dpbench makes."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Of a picture: its size in inches, and the share of it that shows accuracy rather than time."""
+
+    size: tuple[float, float]
+    accuracy: float
+    is_narrow: bool = False
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Colors of a picture on a light or a dark page."""
+
+    paper: str
+    ink: str
+    grid: str
+    field: str
+    bars: tuple[str, str, str]
+
+
+THEMES = {
+    LIGHT: Theme(
+        paper="#ffffff",
+        ink="#24292f",
+        grid="#d0d7de",
+        field="#6e7781",
+        bars=("#3060a8", "#8c959f", "#c8ced4"),
+    ),
+    DARK: Theme(
+        paper="#0d1117",
+        ink="#e6edf3",
+        grid="#30363d",
+        field="#9aa4ae",
+        bars=("#6ea8fe", "#8c959f", "#56606a"),
+    ),
+}
+_BRIGHT = {"dpsgd": "#6ea8fe", "discretized": "#f0a050", "adaptive_mean": "#7cc47c", "adaptive_quantile": "#f07868"}
+"""Colors of methods on a dark page."""
+
+
+LAYOUTS = {
+    "": Layout(size=(8.4, 6.6), accuracy=0.6),
+    "_narrow": Layout(size=(4.4, 11.0), accuracy=0.66, is_narrow=True),
+}
+"""What a file's name adds to that of its theme → its layout."""
+
+
+def write_front(frame: pd.DataFrame, folder: Path) -> None:
+    """Write front.png and front_dark.png, and the same for a phone: front_narrow.png and front_dark_narrow.png.
+
+    Args:
+        frame: See `tools.results.overview.points`.
+        folder: Of the results; without a benchmark in it the picture shows accuracy alone.
+    """
+    frame = best(frame)
+    if frame.empty:
+        return
+    path = folder / BENCHMARK
+    times = step_times(path) if path.is_file() else pd.DataFrame()
+    for name, theme in THEMES.items():
+        for suffix, layout in LAYOUTS.items():
+            write_figure(folder / f"{name}{suffix}.png", _draw(frame, times, theme, layout))
+
+
+def best(frame: pd.DataFrame) -> pd.DataFrame:
+    """Our results for images by example and the field's: of each method those that none with a smaller ε surpasses.
+
+    A result whose settings were chosen on the same data set, which no ε covers, surpasses none without such a choice. A
+    published figure is a method of its source. What reproduced papers print is left out: several of their ε are not
+    those of the runs that they describe. So is what has less than half the accuracy of the best.
+    """
+    shown = frame[
+        frame["data"].isin(_DATA)
+        & (frame["unit"] == "example")
+        & frame["whose"].isin((OURS, FIELD))
+        & (frame["epsilon"] <= _MOST_EPSILON)
+    ]
+    method = shown["method"].where(shown["whose"] == OURS, shown["source"])
+    shown = shown.assign(
+        method=method,
+        # Solved noise ends a little below its target: unrounded, the worst of a budget may come before the best.
+        epsilon=shown["epsilon"].round(_DECIMALS),
+        is_chosen=shown["is_chosen"] == True,  # noqa: E712  # absent of the field's
+    )
+    shown = shown.sort_values(["epsilon", "value"], ascending=[True, False], kind="stable")
+    highest = shown.groupby(["data", *_LINE])["value"].cummax()
+    highest_of_all = shown.groupby(["data", "whose", "method"])["value"].cummax()
+    shown = shown[shown["value"] == highest.where(~shown["is_chosen"], highest_of_all)]
+    shown = shown[shown["value"] > _LEAST * shown.groupby("data")["value"].transform("max")]
+    return shown.drop_duplicates(["data", *_LINE, "value"])
+
+
+def step_times(path: Path) -> pd.DataFrame:
+    """Times of a private step relative to the fastest plain step.
+
+    Args:
+        path: A JSON file of `make bench`.
+
+    Returns:
+        A row for each network: dpbench with all that `dpbench train` does, the fastest mode of Opacus as it is
+        installed, and the fastest with dpbench's settings of malloc.
+    """
+    entries = json.loads(path.read_text(encoding="utf-8"))
+    version = entries[0]["versions"]["opacus"]
+    opacus_name = f"Opacus {version}"
+    rows = {}
+    for workload, title in _WORKLOADS.items():
+        ratios = {entry["method"]: entry["ratio_to_limit"] for entry in entries if entry["workload"] == workload}
+        opacus = {name: ratio for name, ratio in ratios.items() if name.startswith("opacus/")}
+        rows[title] = {
+            "dpbench, logging and accounting included": ratios["harness/flat"],
+            opacus_name: min(ratio for name, ratio in opacus.items() if name.endswith(_DEFAULT_MALLOC)),
+            f"{opacus_name} with dpbench's malloc settings": min(
+                ratio for name, ratio in opacus.items() if not name.endswith(_DEFAULT_MALLOC)
+            ),
+        }
+    return pd.DataFrame.from_dict(rows, orient="index")
+
+
+def _draw(frame: pd.DataFrame, times: pd.DataFrame, theme: Theme, layout: Layout) -> Figure:
+    width, height = layout.size
+    panels = [panel for _, panel in frame.groupby("data", sort=False)]
+    panels.sort(key=lambda panel: _DATA.index(panel["data"].iloc[0]))
+    shares = [layout.accuracy] if times.empty else [layout.accuracy, 1 - layout.accuracy]
+    figure = new_figure(width, height * sum(shares))
+    figure.set_facecolor(theme.paper)
+    accuracy, *speed = figure.subfigures(len(shares), 1, height_ratios=shares, squeeze=False)[:, 0]
+    rows, columns = (len(panels), 1) if layout.is_narrow else (1, len(panels))
+    places = accuracy.subplots(rows, columns, squeeze=False).flat
+    for axes, panel in zip(places, panels, strict=True):
+        _draw_accuracy(axes, panel, theme)
+        _color(axes, theme)
+    _add_legend(accuracy, theme, layout, _legend(frame, theme))
+    if speed:
+        axes = speed[0].subplots()
+        _draw_times(axes, times, theme, layout)
+        _color(axes, theme)
+        _add_legend(speed[0], theme, layout, axes.get_legend_handles_labels()[0])
+    figure.draw_without_rendering()  # places the axes, among which names are placed
+    for axes, panel in zip(figure.axes, panels, strict=False):
+        _name_sources(axes, panel, theme)
+    return figure
+
+
+def _add_legend(figure: FigureBase, theme: Theme, layout: Layout, handles: Sequence[Any]) -> None:
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=1 if layout.is_narrow else 3,
+        fontsize=_SMALL,
+        frameon=False,
+        labelcolor=theme.ink,
+    )
+
+
+def _draw_accuracy(axes: Axes, panel: pd.DataFrame, theme: Theme) -> None:
+    for (whose, method, _), line in panel.groupby(_LINE, sort=False):
+        is_ours = whose == OURS
+        color = _color_of(str(method), theme) if is_ours else theme.field
+        axes.plot(
+            line["epsilon"],
+            line["value"],
+            color=color,
+            marker="o" if is_ours else "*",
+            markersize=6 if is_ours else 10,
+            linewidth=1.6 if is_ours else 0.9,
+            linestyle="-" if is_ours else ":",
+            zorder=3 if is_ours else 6,
+        )
+        few = line[line["n"] <= FEW]
+        axes.plot(
+            few["epsilon"],
+            few["value"],
+            color=color,
+            marker="o",
+            markersize=6,
+            markerfacecolor=theme.paper,
+            linestyle="none",
+            zorder=4,
+        )
+        axes.errorbar(
+            line["epsilon"],
+            line["value"],
+            yerr=line["half"].astype(float),
+            fmt="none",
+            ecolor=color,
+            elinewidth=1.2,
+            alpha=0.6,
+        )
+    chosen = panel[panel["is_chosen"]]
+    axes.plot(
+        chosen["epsilon"],
+        chosen["value"],
+        color=theme.ink,
+        marker="o",
+        markersize=_RING,
+        markerfacecolor="none",
+        markeredgewidth=0.9,
+        linestyle="none",
+        zorder=5,
+    )
+    _finish_accuracy(axes, panel)
+
+
+def _name_sources(axes: Axes, panel: pd.DataFrame, theme: Theme) -> None:
+    """Write who published a star beside the last one of each, on the side on which the fewest marks and names are."""
+    to_points = axes.transData.transform
+    scale = 72 / axes.figure.dpi
+    marks = [scale * place for place in to_points(panel[["epsilon", "value"]].to_numpy(float))]
+    boxes: list[tuple[float, ...]] = [(x - 4, y - 4, x + 4, y + 4) for x, y in marks]
+    left, right = (scale * edge for edge in (axes.bbox.x0, axes.bbox.x1))
+    stars = panel[panel["whose"] == FIELD].drop_duplicates("method", keep="last")
+    for star in stars.sort_values("value", ascending=False).to_dict("records"):
+        width = 0.56 * _SMALL * len(star["source"])
+        x, y = scale * to_points((star["epsilon"], star["value"]))
+        sides: list[tuple[float, int, int, int, tuple[float, ...]]] = []
+        for across, up in ((7, 5), (-7, 5), (7, -11), (-7, -11), (9, -3), (-9, -3)):
+            start = x + across if across > 0 else x + across - width
+            box: tuple[float, ...] = (start, y + up, start + width, y + up + _SMALL)
+            cost = sum(_overlap(box, other) for other in boxes)
+            cost += 10 * (max(0.0, left - box[0]) + max(0.0, box[2] - right))
+            sides.append((cost, len(sides), across, up, box))
+        _, _, across, up, box = min(sides)
+        boxes.append(box)
+        axes.annotate(
+            star["source"],
+            (star["epsilon"], star["value"]),
+            xytext=(across, up),
+            textcoords="offset points",
+            ha="left" if across > 0 else "right",
+            fontsize=_SMALL,
+            color=theme.ink,
+            zorder=7,
+        )
+
+
+def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+    """The area that two boxes (left, bottom, right, top) have in common."""
+    width = min(one[2], other[2]) - max(one[0], other[0])
+    height = min(one[3], other[3]) - max(one[1], other[1])
+    return max(0.0, width) * max(0.0, height)
+
+
+def _finish_accuracy(axes: Axes, panel: pd.DataFrame) -> None:
+    lowest = float(panel["value"].min())
+    highest = float(panel["value"].max())
+    room = 0.09 * (highest - lowest)
+    axes.set_ylim(lowest - room, highest + room)
+    axes.set_xscale("log")
+    axes.set_xlim(float(panel["epsilon"].min()) / 1.35, float(panel["epsilon"].max()) * 1.35)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel(f"ε for one example (δ ≤ {panel['delta'].max():g})")
+    axes.set_ylabel("test accuracy (%)")
+    axes.set_title(str(panel["title"].iloc[0]))
+    axes.grid(visible=True)
+
+
+def _draw_times(axes: Axes, times: pd.DataFrame, theme: Theme, layout: Layout) -> None:
+    height = 0.8 / len(times.columns)
+    for number, (name, column) in enumerate(times.items()):
+        places = [row + (number - (len(times.columns) - 1) / 2) * height for row in range(len(times))]
+        bars = axes.barh(
+            places,
+            column,
+            height=0.9 * height,
+            color=theme.bars[number],
+            label=str(name),
+        )
+        axes.bar_label(
+            bars,
+            fmt="%.2f",
+            padding=3,
+            fontsize=_SMALL,
+            color=theme.ink,
+        )
+    axes.axvline(1.0, color=theme.ink, linewidth=1.0)
+    names = [str(name).replace(", ", ",\n") if layout.is_narrow else str(name) for name in times.index]
+    axes.set_yticks(range(len(times)), names)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.1 * float(times.max().max()))
+    axes.set_xlabel(
+        "private step ÷ plain PyTorch step" if layout.is_narrow else "time of a private step ÷ plain PyTorch step"
+    )
+    axes.grid(visible=True, axis="x")
+
+
+def _legend(frame: pd.DataFrame, theme: Theme) -> list[Line2D]:
+    handles = []
+    for method, (name, _) in METHODS.items():
+        if ((frame["whose"] == OURS) & (frame["method"] == method)).any():
+            handles.append(Line2D([], [], color=_color_of(method, theme), marker="o", label=f"dpbench: {name}"))
+    marks: dict[str, dict[str, Any]] = {
+        "published, no public data": {"color": theme.field, "marker": "*", "markersize": 10},
+        "one or two runs": {"color": theme.ink, "marker": "o", "markerfacecolor": theme.paper},
+        "tuned or designed on this data: not in ε": {
+            "color": theme.ink,
+            "marker": "o",
+            "markersize": _RING,
+            "markerfacecolor": "none",
+        },
+    }
+    for label, style in marks.items():
+        handles.append(Line2D([], [], linestyle="none", label=label, **style))
+    return handles
+
+
+def _color_of(method: str, theme: Theme) -> str:
+    return _BRIGHT[method] if theme is THEMES[DARK] else METHODS[method][1]
+
+
+def _color(axes: Axes, theme: Theme) -> None:
+    axes.set_facecolor(theme.paper)
+    axes.tick_params(colors=theme.ink, which="both")
+    for side, spine in axes.spines.items():
+        spine.set_color(theme.grid)
+        spine.set_visible(side in ("left", "bottom"))
+    axes.grid(color=theme.grid, linewidth=0.7)
+    axes.set_axisbelow(True)
+    for text in (axes.title, axes.xaxis.label, axes.yaxis.label):
+        text.set_color(theme.ink)
