@@ -121,8 +121,9 @@ test-cluster: $(VENV)/.ready-cluster ## Run sweeps and tables through a Slurm an
 	$(PYTEST) -m cluster tests/cluster
 
 test-plugins: $(VENV)/.ready-dev ## Install the plug-ins, and run their tests (ten minutes; not in CI)
-	$(PIP) --no-deps --editable plugins/dpbench-stacked
+	$(PIP) --no-deps --editable plugins/dpbench-stacked --editable plugins/dpbench-triton
 	$(PYTEST) -n $(WORKERS) --dist worksteal plugins/dpbench-stacked/tests
+	$(PYTEST) -n $(WORKERS) --dist worksteal plugins/dpbench-triton/tests
 
 KILLS ?= 200
 RUNS ?= 100

@@ -40,12 +40,12 @@ def _steps(pipe: Connection, name: str, device: str, methods: Sequence[str]) -> 
 
     from benchmarks.methods import PURE, TRITON, builder, wants_our_allocator
     from benchmarks.workloads import workload_named
-    from dpbench.privacy import native, triton
+    from dpbench.privacy import kernels, native
     from dpbench.run.runtime import keep_large_blocks
 
     torch.set_num_threads(1)  # while others start beside it
     native.select("off" if methods[0].endswith(PURE) else "auto")
-    triton.select("on" if methods[-1].endswith(TRITON) else "off")
+    kernels.select(TRITON if methods[-1].endswith(TRITON) else "none")
     if wants_our_allocator(methods[0]):
         keep_large_blocks()
     workload = workload_named(name)

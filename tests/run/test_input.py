@@ -86,7 +86,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ),
         ("trainable=lora:0", "trainable must be last_layer, bias, lora:8"),
         ("engine.native=perhaps", "engine.native must be auto, on or off"),
-        ("engine.triton=perhaps", "engine.triton must be off, auto or on"),
+        ("engine.kernels=perhaps", "engine.kernels (or DPBENCH_KERNELS) must be one of none"),
     ],
     "unknown keys": [
         ("+trainer.callbacks=[foo]", "trainer.callbacks cannot be set: dpbench sets it itself"),

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy import native, triton
+from dpbench.privacy import kernels, native
 from dpbench.privacy.accounting.ledger import KEPT, Header, Release
 from dpbench.privacy.accounting.stated_plan import StatedPlan
 from dpbench.privacy.accounting.writer import records_a_run
@@ -367,7 +367,7 @@ class ReleaseEngine:
         self._mechanism = Mechanism(plan, trained.parameters, self.memory, self.num_releases)
         if self._mechanism.total.device.type == "cpu" and self.processes.rank == 0:
             native.warn_if_missing()
-        triton.usable(self._mechanism.total.device)  # is said, or refused, before the first step
+        kernels.signature(self._mechanism.total.device)  # refuses kernels that cannot compute, before the first step
 
     def change_parameters(
         self,
@@ -495,8 +495,7 @@ class ReleaseEngine:
             return None
         mechanism = self.mechanism
         device = mechanism.total.device
-        kernels = native.signature() + triton.signature(device)
-        rounding = (torch.__version__, kernels, RANDOM_NUMBERS)
+        rounding = (torch.__version__, kernels.signature(device), RANDOM_NUMBERS)
         facts = [
             self.fingerprint,
             self.key,

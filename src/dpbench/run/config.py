@@ -264,7 +264,7 @@ class _Run:
 @dataclass
 class _Engine:
     native: Literal["auto", "on", "off"] = "auto"
-    triton: Literal["off", "auto", "on"] = "off"
+    kernels: Name = "none"
     keep_memory: bool = True
 
 

@@ -84,11 +84,15 @@ def read_config(folder: RunFolder) -> dict[str, Any]:
 
 
 def with_later_options(config: dict[str, Any]) -> dict[str, Any]:
-    """Add to a saved configuration the options that came after it, which say what was done before they were there.
+    """Bring a saved configuration to the options of today, which say what was done before they were there.
 
     Args:
         config: Of a run, as a file of it gives it.
     """
+    engine = config.get("engine")
+    if isinstance(engine, dict) and "triton" in engine:  # a plug-in now
+        others = {name: value for name, value in engine.items() if name != "triton"}
+        config = {**config, "engine": others if engine["triton"] == "off" else {**others, "kernels": "triton"}}
     data = config.get("data")
     if isinstance(data, dict) and data.get("_target_") in _SPLIT_BY_NUMBER and "split" not in data:
         return {**config, "data": {**data, "split": "permutation"}}

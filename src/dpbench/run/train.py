@@ -26,7 +26,7 @@ from dpbench.canonical import digest_of
 from dpbench.code import code_hash
 from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, Interrupted, brief
 from dpbench.files import remove_torn
-from dpbench.privacy import native, triton
+from dpbench.privacy import kernels, native
 from dpbench.run import build, logs
 from dpbench.run._checkpoint import LastCheckpoint, deadline_of
 from dpbench.run._earlier_stage import weights_before, with_earlier_stage
@@ -276,11 +276,11 @@ def _callbacks(
 
 def _select_engine(config: dict[str, Any]) -> None:
     # A configuration that was made by hand, for `train`, may leave the group out.
-    engine = {"native": "auto", "triton": "off", "keep_memory": True, **config.get("engine", {})}
+    engine = {"native": "auto", "kernels": "none", "keep_memory": True, **config.get("engine", {})}
     if engine["keep_memory"]:
         keep_large_blocks()
     native.select(engine["native"])
-    triton.select(engine["triton"])
+    kernels.select(engine["kernels"])
     warn_of_spinning(torch.get_num_threads())
 
 

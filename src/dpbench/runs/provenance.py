@@ -95,14 +95,12 @@ def hardware() -> dict[str, Any]:
     """The machine: processor, cores, accelerator, and our kernels on it (they round otherwise), or None."""
     import torch
 
-    from dpbench.privacy import native, triton
+    from dpbench.privacy import kernels
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     machine = {"cpu": _processor(), "cores": available_cores(), "threads": torch.get_num_threads(), "gpu": gpu}
-    kernels = [native.signature()]
-    if gpu is not None:
-        kernels.append(triton.signature(torch.device("cuda")))
-    return {**machine, "kernels": " ".join(filter(None, kernels)) or None}
+    device = torch.device("cpu" if gpu is None else "cuda")
+    return {**machine, "kernels": kernels.signature(device) or None}
 
 
 def available_cores() -> int:

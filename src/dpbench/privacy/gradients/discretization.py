@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn.functional import hardshrink
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy import triton
 from dpbench.privacy.gradients._convolution import ConvolutionGradients
 from dpbench.privacy.gradients.parameter import (
     OuterProductGradients,
@@ -21,7 +20,7 @@ from dpbench.privacy.gradients.parameter import (
     flat_rows,
     per_row,
 )
-from dpbench.privacy.native import kernels
+from dpbench.privacy.kernels import Kernels, suited
 
 Values = Literal["signs", "threshold", "rescaled", "kept"]
 
@@ -133,21 +132,20 @@ class DiscretizedOuterProduct(ParameterGradients):
         outputs: Gradients of the layer's outputs g, shape (R, out), which suit the kernels of a tier.
         inputs: The layer's inputs a, shape (R, in).
         threshold: τ ≥ 0.
+        kernels: Kernels that suit both.
     """
 
-    def __init__(self, outputs: Tensor, inputs: Tensor, threshold: float) -> None:
+    def __init__(self, outputs: Tensor, inputs: Tensor, threshold: float, kernels: Kernels) -> None:
         self._outputs = outputs
         self._inputs = inputs
         self._threshold = threshold
-        self._is_triton = triton.suits(outputs, inputs)
+        self._kernels = kernels
 
     def squared_norms(self) -> Tensor:
-        count_outer = triton.kernels.count_outer if self._is_triton else kernels.count_outer
-        return count_outer(self._outputs, self._inputs, self._threshold)
+        return self._kernels.count_outer(self._outputs, self._inputs, self._threshold)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        sum_outer = triton.kernels.sum_outer if self._is_triton else kernels.sum_outer
-        return sum_outer(
+        return self._kernels.sum_outer(
             self._outputs,
             self._inputs,
             weights,
@@ -161,7 +159,7 @@ class DiscretizedOuterProduct(ParameterGradients):
     def select(self, records: Tensor) -> ParameterGradients:
         outputs = self._outputs[records]
         inputs = self._inputs[records]
-        return DiscretizedOuterProduct(outputs, inputs, self._threshold)
+        return DiscretizedOuterProduct(outputs, inputs, self._threshold, self._kernels)
 
 
 def _signs(
@@ -184,11 +182,13 @@ def _signs(
         g = gradients.outputs
         a = gradients.inputs
         positions = g.shape[1]
-        if positions == 1 and (triton.suits(g, a) or kernels.suits(g, a)):
+        kernels = suited(g, a) if positions == 1 else None
+        if kernels is not None:
             return DiscretizedOuterProduct(
                 g.squeeze(1),
                 a.squeeze(1),
                 threshold,
+                kernels,
             )
     return DiscretizedGradients(gradients, threshold, records, size)
 

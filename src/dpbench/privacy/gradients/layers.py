@@ -15,11 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpbench.errors import UnsupportedModuleError, brief
-from dpbench.privacy import triton
+from dpbench.privacy import kernels
 from dpbench.privacy.gradients._attention import AttentionInterception
 from dpbench.privacy.gradients._convolution import (
     ConvolutionGradients,
-    TritonConvolutionGradients,
     weight_gradient,
 )
 from dpbench.privacy.gradients._interception import Arguments, Interception, LayerGradients
@@ -34,7 +33,7 @@ from dpbench.privacy.gradients.parameter import (
     zero_gradients,
 )
 from dpbench.privacy.gradients.samplers import of_opacus, sampler_of
-from dpbench.privacy.native import kernels
+from dpbench.privacy.native import kernels as native_kernels
 from dpbench.privacy.native.choices import fastest
 
 Rule = Callable[[Any, Arguments, Tensor], LayerGradients]
@@ -99,13 +98,14 @@ def _convolution_weights(layer: Any, a: Tensor, g: Tensor) -> ParameterGradients
         a = F.pad(a, layer._reversed_padding_repeated_twice, mode=mode)
         dimensions = a.dim() - 2
         padding = (0,) * dimensions
-    if a.dim() == 4 and triton.suits(a, g):
-        return TritonConvolutionGradients(layer, a, g, padding)
-    if a.dim() != 4 or layer.groups != 1 or not kernels.suits(a, g):
+    plugin = kernels.plugin()
+    if a.dim() == 4 and plugin is not None and plugin.suits(a, g):
+        return cast(ParameterGradients, plugin.convolution_weights(layer, a, g, padding))
+    if a.dim() != 4 or layer.groups != 1 or not native_kernels.suits(a, g):
         return _pure_convolution_weights(layer, a, g, padding)
 
     native = partial(ConvolutionGradients, layer, a, g, padding)
-    if kernels.insisted():
+    if native_kernels.insisted():
         return native()
     pure = partial(_pure_convolution_weights, layer, a, g, padding)
     key = (
@@ -291,12 +291,10 @@ def group_norm(
         normalized = F.group_norm(inputs[0], layer.num_groups, eps=layer.eps)
         return over_pixels(normalized.mul_(grad_output))
 
-    is_image = inputs[0].dim() == 4
-    is_triton = is_image and triton.suits(inputs[0], grad_output)
-    if is_triton or (is_image and kernels.suits(inputs[0], grad_output)):
-        group_norm_kernel = triton.kernels.group_norm if is_triton else kernels.group_norm
+    suited = kernels.suited(inputs[0], grad_output) if inputs[0].dim() == 4 else None
+    if suited is not None:
         # One pass of the kernel gives both.
-        weight_and_bias = cache(lambda: group_norm_kernel(layer, inputs[0], grad_output))
+        weight_and_bias = cache(lambda: suited.group_norm(layer, inputs[0], grad_output))
         return {
             "weight": InstantiatedGradients(lambda: weight_and_bias()[0]),
             "bias": InstantiatedGradients(lambda: weight_and_bias()[1]),

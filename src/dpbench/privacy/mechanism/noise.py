@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpbench.privacy import triton
-from dpbench.privacy.native import kernels
+from dpbench.privacy import kernels
+from dpbench.privacy.native import kernels as native_kernels
 from dpbench.privacy.randomness import digest_of, keyed_generator, keyed_sequence
 
 Segments = Sequence[tuple[int, float]]
@@ -78,8 +78,8 @@ def add_gaussian_noise(
     """Add independent Gaussian noise to a flat sum and round it to a grid, in place.
 
     On the CPU the native kernels, where they can be had, draw the numbers from ChaCha20 on all threads, several times
-    faster than PyTorch's generator; on CUDA devices the kernels in Triton, where they are chosen, draw the same ones
-    but for rounding. PyTorch's generators give different noise.
+    faster than PyTorch's generator; kernels of a plug-in draw theirs where they are chosen. PyTorch's generators give
+    different noise.
 
     Args:
         total: Flat sum of clipped gradients over all processes, shape (D,).
@@ -96,27 +96,30 @@ def add_gaussian_noise(
     size = total.numel()
     if covered != size:
         raise ValueError(f"noise segments cover {covered} of {size} coordinates")
-    if triton.suits(total) and total.dtype == torch.float32 and total.is_contiguous():
-        _add_kernel_noise(total, noise_stds, key, triton.kernels.add_noise)
-    elif kernels.suits(total) and total.is_contiguous():
-        _add_kernel_noise(total, noise_stds, key, kernels.add_noise)
+    suited = _kernels_for(total)
+    if suited is not None and total.is_contiguous():
+        _add_kernel_noise(total, noise_stds, key, suited)
     else:
         _add_torch_noise(total, noise_stds, _random_words(key, total.device))
     return total
+
+
+def _kernels_for(total: Tensor) -> kernels.Kernels | None:
+    return kernels.suited(total) if total.dtype == torch.float32 else None
 
 
 def _add_kernel_noise(
     total: Tensor,
     noise_stds: Segments,
     key: Sequence[int],
-    add_noise: Callable[[Tensor, int, float, float, bytes], None],
+    suited: kernels.Kernels,
 ) -> None:
-    """Add noise from the kernels of a tier, in place: a function of the key and of the position of each coordinate."""
+    """Add noise from kernels, in place: a function of the key and of the position of each coordinate."""
     cipher_key = digest_of(key)
     start = 0
     for length, std in noise_stds:
         end = start + length
-        add_noise(
+        suited.add_noise(
             total[start:end],
             start,
             std,
@@ -137,10 +140,9 @@ def standard_normal(like: Tensor, key: Sequence[int]) -> Tensor:
         In the shape, precision and place of the sum.
     """
     numbers = torch.zeros_like(like)
-    if triton.suits(numbers) and numbers.dtype == torch.float32:
-        triton.kernels.add_noise(numbers, 0, 1.0, _FINE, digest_of(key))
-    elif kernels.suits(numbers):
-        kernels.add_noise(numbers, 0, 1.0, _FINE, digest_of(key))
+    suited = _kernels_for(numbers)
+    if suited is not None:
+        suited.add_noise(numbers, 0, 1.0, _FINE, digest_of(key))
     else:
         numbers.copy_(normal_numbers(len(numbers), _random_words(key, numbers.device)))
     return numbers
@@ -343,6 +345,6 @@ def _per_coordinate(segments: Segments, device: torch.device) -> Tensor | float:
 
 def checksum(total: Tensor) -> float:
     """Sum of a flat tensor in float64, by which a replay is recognized; not finite where a coordinate is not."""
-    if kernels.suits(total) and total.is_contiguous():
-        return kernels.float64_sum(total)
+    if native_kernels.suits(total) and total.is_contiguous():
+        return native_kernels.float64_sum(total)
     return float(total.sum(dtype=torch.float64))

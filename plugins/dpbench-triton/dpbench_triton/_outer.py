@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpbench.privacy.triton._language import jit, tl
+from dpbench_triton._language import jit, tl
 
 
 @jit

@@ -6,7 +6,7 @@ The stream is that of `native.cpp`, block for block and word for word. Numbers 2
 
 from __future__ import annotations
 
-from dpbench.privacy.triton._language import jit, tl
+from dpbench_triton._language import jit, tl
 
 
 @jit

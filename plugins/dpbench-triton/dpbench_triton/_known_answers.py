@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from dpbench.privacy.native.known_answers import DIGEST, KEY, SPACING, START, digest_of_numbers
-from dpbench.privacy.triton import kernels
-from dpbench.privacy.triton.kernels import Geometry
+from dpbench_triton import kernels
+from dpbench_triton.kernels import Geometry
 
 
 def wrong_answers(device: torch.device) -> str | None:

@@ -80,7 +80,7 @@ def convolution(
         threshold: τ ≥ 0 of the discretization, or None.
         stored: Whether the gradients are wanted, or their norms only.
     """
-    from dpbench.privacy.triton import _convolution
+    from dpbench_triton import _convolution
 
     order, starts = members
     records = len(starts) - 1
@@ -134,7 +134,7 @@ def convolution(
 
 def weighted_signs(signs: Tensor, weights: Tensor) -> Tensor:
     """Sum over records of `weights` (R,) times their signs, int8 of shape (R, ...); float32."""
-    from dpbench.privacy.triton import _convolution
+    from dpbench_triton import _convolution
 
     signs = signs.contiguous()
     weights = weights.contiguous()
@@ -154,7 +154,7 @@ def weighted_signs(signs: Tensor, weights: Tensor) -> Tensor:
 
 def count_outer(g: Tensor, a: Tensor, threshold: float) -> Tensor:
     """How many coordinates of each g_r a_rᵀ are beyond ±τ, shape (R,), from g (R, out) and a (R, in)."""
-    from dpbench.privacy.triton import _outer
+    from dpbench_triton import _outer
 
     g = g.contiguous()
     a = a.contiguous()
@@ -179,7 +179,7 @@ def count_outer(g: Tensor, a: Tensor, threshold: float) -> Tensor:
 
 def sum_outer(g: Tensor, a: Tensor, weights: Tensor, threshold: float) -> Tensor:
     """Sum over records of `weights` (R,) times the signs of what is beyond ±τ in g_r a_rᵀ, shape (out, in), float32."""
-    from dpbench.privacy.triton import _outer
+    from dpbench_triton import _outer
 
     g = g.contiguous()
     a = a.contiguous()
@@ -212,7 +212,7 @@ def group_norm(layer: nn.GroupNorm, x: Tensor, g: Tensor) -> tuple[Tensor, Tenso
         x: Inputs, shape (R, C, H, W), in any memory format.
         g: Gradients of outputs, likewise.
     """
-    from dpbench.privacy.triton import _group_norm
+    from dpbench_triton import _group_norm
 
     records, channels, height, width = x.shape
     scale = _new(x, records, channels)
@@ -259,7 +259,7 @@ def add_noise(
         key: 32 bytes of ChaCha20.
         divisor: Of the noised sum, in the same pass.
     """
-    from dpbench.privacy.triton import _noise
+    from dpbench_triton import _noise
 
     if total.dtype != torch.float32 or not total.is_contiguous():
         raise TypeError(f"noise needs a float32 sum without gaps, not {total.dtype}.")

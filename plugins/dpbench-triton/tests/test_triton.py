@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from dpbench_triton import _known_answers, kernels, plugin
+from dpbench_triton._known_answers import CHECKS, wrong_answers
+from dpbench_triton.convolution_gradients import TritonConvolutionGradients
+from dpbench_triton.kernels import Geometry
 from torch import Tensor, nn
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy import triton
-from dpbench.privacy.gradients._convolution import ConvolutionGradients, TritonConvolutionGradients
+from dpbench.privacy.gradients._convolution import ConvolutionGradients
 from dpbench.privacy.gradients.discretization import Discretization, DiscretizedGradients, DiscretizedOuterProduct
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.gradients.parameter import InstantiatedGradients, OuterProductGradients
+from dpbench.privacy.kernels import signature, suited
 from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum
 from dpbench.privacy.mechanism.noise import add_gaussian_noise
 from dpbench.privacy.native.known_answers import DIGEST, SPACING, START, digest_of_numbers
 from dpbench.privacy.randomness import digest_of
-from dpbench.privacy.triton import _known_answers, kernels, loader
-from dpbench.privacy.triton._known_answers import CHECKS, wrong_answers
-from dpbench.privacy.triton.kernels import Geometry
 from tests.support.chacha import KEY, normal_numbers
 from tests.support.reference import mean_square, reference_gradients, relative_error
 
-pytest.importorskip("triton")
 pytestmark = [
-    pytest.mark.long,  # Triton's interpreter takes minutes
     # Numbers that are not finite are meant: numpy, which runs the kernels here, speaks of them.
     pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"),
 ]
@@ -198,8 +194,8 @@ def test_tiles_change_nothing_but_rounding(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.fixture
 def engine_with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine takes the kernels for tensors of this machine's device."""
-    monkeypatch.setattr(loader, "DEVICE", DEVICE.type)
-    monkeypatch.setenv("DPBENCH_TRITON", "on")
+    monkeypatch.setattr(plugin, "DEVICE", DEVICE.type)
+    monkeypatch.setenv("DPBENCH_KERNELS", "triton")
     monkeypatch.setenv("DPBENCH_NATIVE", "off")
 
 
@@ -468,29 +464,29 @@ def test_noise_of_other_numbers_is_refused() -> None:
 
 
 def test_nothing_is_taken_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "DEVICE", DEVICE.type)
-    monkeypatch.delenv("DPBENCH_TRITON", raising=False)
+    monkeypatch.setattr(plugin, "DEVICE", DEVICE.type)
+    monkeypatch.setenv("DPBENCH_NATIVE", "off")
+    monkeypatch.delenv("DPBENCH_KERNELS", raising=False)
     x = torch.zeros(1, device=DEVICE)
-    assert not triton.suits(x)
-    assert triton.signature(DEVICE) == ""
-    monkeypatch.setenv("DPBENCH_TRITON", "auto")
-    assert triton.suits(x)
-    assert triton.signature(DEVICE).startswith("triton-")
-    assert not triton.suits(x.double())
-    assert not triton.suits(x, x.half())
-    monkeypatch.setattr(loader, "DEVICE", "other")
-    assert not triton.suits(x)
+    assert suited(x) is None
+    assert signature(DEVICE) == ""
+    monkeypatch.setenv("DPBENCH_KERNELS", "triton")
+    assert suited(x) is plugin
+    assert signature(DEVICE).startswith("triton-")
+    assert suited(x.double()) is None
+    assert suited(x, x.half()) is None
+    monkeypatch.setattr(plugin, "DEVICE", "other")
+    assert suited(x) is None
 
 
 @pytest.fixture
 def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """Answers are looked at anew, and forgotten afterwards."""
-    monkeypatch.setattr(loader, "DEVICE", DEVICE.type)
-    loader._fault.cache_clear()
-    loader._warn.cache_clear()
+    monkeypatch.setattr(plugin, "DEVICE", DEVICE.type)
+    monkeypatch.setenv("DPBENCH_KERNELS", "triton")
+    plugin._fault.cache_clear()
     yield monkeypatch
-    loader._fault.cache_clear()
-    loader._warn.cache_clear()
+    plugin._fault.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -512,41 +508,16 @@ def test_kernels_that_compute_wrongly_are_not_used(
     assert wrong_answers(DEVICE) == what
 
 
-def test_a_fault_is_said_once_or_refused(faulty: pytest.MonkeyPatch) -> None:
-    faulty.setattr(loader, "wrong_answers", lambda device: "noise")
-    faulty.setenv("DPBENCH_TRITON", "auto")
-    with pytest.warns(UserWarning, match=r"there are no Triton kernels \(they compute wrongly on .* \(noise\)\)"):
-        assert not triton.usable(DEVICE)
-    assert not triton.usable(DEVICE)
-    faulty.setenv("DPBENCH_TRITON", "on")
-    with pytest.raises(ConfigurationError, match=r"engine\.triton=on, but the kernels cannot be used"):
-        triton.usable(DEVICE)
+def test_wrong_answers_are_refused(faulty: pytest.MonkeyPatch) -> None:
+    faulty.setattr(plugin, "wrong_answers", lambda device: "noise")
+    with pytest.raises(ConfigurationError, match=r"cannot be used: they compute wrongly on .* \(noise\)"):
+        signature(DEVICE)
 
 
-def test_without_triton_pure_torch_computes(faulty: pytest.MonkeyPatch) -> None:
-    faulty.setattr(loader, "find_spec", lambda name: None)
-    faulty.setenv("DPBENCH_TRITON", "auto")
-    with pytest.warns(UserWarning, match="Triton is not installed"):
-        assert not triton.usable(DEVICE)
-
-
-def test_a_launch_that_fails_is_no_obstacle(faulty: pytest.MonkeyPatch) -> None:
+def test_a_launch_that_fails_is_refused(faulty: pytest.MonkeyPatch) -> None:
     def broken(device: torch.device) -> str | None:
         raise RuntimeError("no kernel image is available\nfor execution on the device")
 
-    faulty.setattr(loader, "wrong_answers", broken)
-    faulty.setenv("DPBENCH_TRITON", "auto")
-    with pytest.warns(UserWarning, match="no kernel image is available"):
-        assert not triton.usable(DEVICE)
-
-
-def test_an_unknown_mode_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"engine\.triton \(or DPBENCH_TRITON\) must be off, auto or on"):
-        triton.select("yes")  # type: ignore[arg-type]
-
-
-def test_files_of_kernels_can_be_read_without_triton() -> None:
-    """What collects doctests reads all of them, also where Triton is not installed."""
-    names = [f"dpbench.privacy.triton._{name}" for name in ("convolution", "outer", "noise", "group_norm")]
-    code = f"import sys; sys.modules['triton'] = None; import {', '.join(names)}"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+    faulty.setattr(plugin, "wrong_answers", broken)
+    with pytest.raises(ConfigurationError, match="no kernel image is available"):
+        suited(torch.zeros(1, device=DEVICE))

@@ -9,7 +9,7 @@ of which a program computes a tile. Inputs are read where they lie: there are no
 
 from __future__ import annotations
 
-from dpbench.privacy.triton._language import jit, tl
+from dpbench_triton._language import jit, tl
 
 
 @jit
