@@ -72,8 +72,8 @@ def select(name: str) -> None:
     Raises:
         ConfigurationError: There is no such entry point.
     """
+    _load(name)
     os.environ[_VARIABLE] = name
-    plugin()
 
 
 def plugin() -> PluginKernels | None:
