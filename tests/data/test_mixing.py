@@ -267,7 +267,7 @@ def filled_and_sorted(records: list[Any]) -> Any:
 def test_unusable_records_that_are_filled_up_with_others(collate: Callable[[list[Any]], Any], mark: bool) -> None:
     one = loader(Damaged(mark), collate)
     with pytest.raises(
-        ConfigurationError, match="returns None for an item|from other records|puts a record into a batch twice"
+        ConfigurationError, match="returns None for an item|from other records|puts a record into a batch more often"
     ):
         [lots_of(one) for _ in range(10)]
 
@@ -292,6 +292,24 @@ def four_of_each(records: list[Any]) -> dict[str, Tensor]:
     """As docs/module.md shows it: equal rows, of one record."""
     x = torch.stack([image for image, _ in records]).repeat_interleave(4, 0)
     return {"x": x, "record": torch.arange(len(records)).repeat_interleave(4)}
+
+
+def filled_by_the_record_before(records: list[Any]) -> dict[str, Tensor]:
+    """Two rows of each record; a record whose label is 0 has those of the one before it, which count for it."""
+    rows = []
+    for number, (image, label) in enumerate(records):
+        source = records[number - 1][0] if int(label) == 0 and number else image
+        rows += [(source, number), (source, number)]
+    return {
+        "x": torch.stack([image for image, _ in rows]),
+        "record": torch.tensor([number for _, number in rows]),
+    }
+
+
+def test_rows_of_a_record_that_count_for_another_are_refused() -> None:
+    one = loader(PICTURES, filled_by_the_record_before, record_of_row="record")
+    with pytest.raises(ConfigurationError, match="from other records|puts a record into a batch more often"):
+        [lots_of(one) for _ in range(10)]
 
 
 def test_equal_rows_of_one_record_are_no_other_records() -> None:

@@ -314,7 +314,8 @@ def test_no_delta_is_below_what_fourier_transforms_round(z: float, steps: int) -
     raw = privacy_loss_distribution.from_gaussian_mechanism(z).self_compose(steps)
     composed = LossDistribution()
     composed._pld = raw
-    assert gaussian_delta(raw.get_epsilon_for_delta(1e-13), mu) > 1.5e-13  # as dp_accounting has it
+    # As dp_accounting has it; by how much depends on the processor.
+    assert any(gaussian_delta(raw.get_epsilon_for_delta(delta), mu) > 1.1 * delta for delta in (1e-13, 1e-14, 1e-15))
     for delta in (1e-5, 1e-10, 1e-11, 1e-12, 1e-13, 1e-14):
         value = composed.get_epsilon(delta)
         assert value == math.inf or gaussian_delta(value, mu) <= delta

@@ -48,13 +48,14 @@ class Groups(Dataset[Any]):
     unit = "user"
 
     def __init__(self, users: UserDataset) -> None:
-        self.users = users
+        examples = [users.examples[row] for row in range(len(users.examples))]
+        self.items = [[examples[int(row)] for row in users.rows(user)] for user in range(len(users))]
 
     def __len__(self) -> int:
-        return len(self.users)
+        return len(self.items)
 
     def __getitem__(self, user: int) -> list[Any]:
-        return [self.users.examples[int(row)] for row in self.users.rows(user)]
+        return self.items[user]
 
 
 def rows_of_users(items: list[list[Any]]) -> tuple[Tensor, Tensor, Tensor]:

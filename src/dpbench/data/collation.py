@@ -2,14 +2,15 @@
 
 A row that is made of several records (mixup, cutmix, batch statistics), and a record that fills the places of others,
 move a sum by more than the bound. Both show in some lots, of which records are collated again with others in the places
-of half of them; and in each lot no tensor of a record may be joined with others twice. Nothing is said of a
-`collate_fn` that fails, or that is random beyond the seeds of torch, numpy and `random`. A data set that returns None
-for an item is refused.
+of half of them; and in each lot no tensor of a record may be joined with others more often than the record has rows.
+Nothing is said of a `collate_fn` that fails, or that is random beyond the seeds of torch, numpy and `random`. A data
+set that returns None for an item is refused.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import random
 from collections import Counter, UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -164,20 +165,41 @@ class Collation:
             return self._collate(records)
         places: dict[int, int] = {}
         own = [_apart(record, number, places) for number, record in enumerate(records)]
-        with _EachOnce(places):
-            return self._collate(own)
+        joins = _Joins(places)
+        with joins:
+            batch = self._collate(own)
+        for record, times in joins.most.items():
+            if times > _number_of_rows(rows, batch, record, len(records)):
+                raise ConfigurationError(
+                    "the collate_fn puts a record into a batch more often than it has rows there, as those do that "
+                    "fill the places of others: each is clipped separately, or counted for another record, and epsilon "
+                    "does not hold. Remove records that cannot be used from the data set (torch.utils.data.Subset), or "
+                    "make an empty row for each of them, such as zeros; record_of_row says whose several rows are."
+                )
+        return batch
 
 
-class _EachOnce(TorchFunctionMode):
-    """Within, a tensor of a record is joined with others once: whoever fills up a batch with records joins it twice.
+def _number_of_rows(rows: Rows, batch: Any, record: int, records: int) -> float:
+    try:
+        return len(rows(batch, np.array([record]), records))
+    except Exception:  # no index of records, which is refused with the batch
+        return math.inf
+
+
+class _Joins(TorchFunctionMode):
+    """Count how often a record's tensors are joined with those of others: whoever fills places joins one twice.
 
     Args:
         places: Address of each tensor of a record → the record's number.
+
+    Attributes:
+        most: Record → the most often that one of its tensors was joined in one call, where it was so more than once.
     """
 
     def __init__(self, places: Mapping[int, int]) -> None:
         super().__init__()
         self._places = places
+        self.most: Counter[int] = Counter()
 
     def __torch_function__(
         self,
@@ -191,14 +213,12 @@ class _EachOnce(TorchFunctionMode):
                 continue
             places = [x.data_ptr() for x in values if isinstance(x, Tensor) and _has_memory(x)]
             joined = Counter(place for place in places if place in self._places)
-            # A record may be joined with itself, as a picture's three channels.
-            if len({self._places[place] for place in joined}) > 1 and max(joined.values()) > 1:
-                raise ConfigurationError(
-                    "the collate_fn puts a record into a batch twice, as those do that fill the places of others: it "
-                    "has several rows then, each clipped separately, and epsilon does not hold for it. Remove records "
-                    "that cannot be used from the data set (torch.utils.data.Subset), or make an empty row for each of "
-                    "them, such as zeros; several rows of one record come from repeat_interleave."
-                )
+            if len({self._places[place] for place in joined}) < 2:
+                continue  # a record may be joined with itself, as a picture's three channels
+            for place, times in joined.items():
+                if times > 1:
+                    record = self._places[place]
+                    self.most[record] = max(times, self.most[record])
         return function(*args, **(kwargs or {}))
 
 
