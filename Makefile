@@ -10,7 +10,7 @@ PEERS ?= .venv-peers
 PAGE = OMP_NUM_THREADS=1 $(BIN)/python -m tools.pages $@ # writes the page that has the target's name
 
 .DEFAULT_GOAL := help
-.PHONY: help demo tracking test test-slow test-long test-cluster test-plugins results combinations layers zoo audits attacks claims-attacked notebooks guards map strategies adaptive bench bench-quick bench-growth bench-users crash two-processes golden site site-check check format clean
+.PHONY: help demo tracking test test-slow test-long test-cluster test-plugins results combinations layers zoo audits attacks claims-attacked notebooks guards map strategies adaptive bench bench-quick bench-growth bench-users crash two-processes golden site site-check check types lint format clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -145,12 +145,16 @@ site-check: $(VENV)/.ready-docs ## Look for broken links and undocumented names 
 	$(SPHINX) --builder dummy . site/.checked || $(FORGET)
 
 check: $(VENV)/.ready-dev ## Lint, format check, types, who imports whom, and the documentation
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync types lint site-check
+
+types: $(VENV)/.ready-dev
+	$(BIN)/mypy
+
+lint: $(VENV)/.ready-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -m tools.size
-	@$(MAKE) --no-print-directory site-check
 
 format: $(VENV)/.ready-dev ## Format the code
 	$(BIN)/ruff check --fix .
@@ -168,9 +172,11 @@ $(VENV)/.ready: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(PIP) --editable .
 	@touch $@
 
-$(VENV)/.ready-dev: $(VENV)/.ready
+# All at once: each call of pip takes a minute to look at what is there. The extra `dev` has `docs`.
+$(VENV)/.ready-dev: $(VENV)/bin/python pyproject.toml constraints.txt
+	@echo "Installing dpbench and what its tests need into $(VENV) (PyTorch is large: a few minutes the first time)"
 	$(PIP) --editable ".[dev]"
-	@touch $@
+	@touch $(VENV)/.ready $(VENV)/.ready-docs $@
 
 $(VENV)/.ready-cluster: $(VENV)/.ready-dev
 	$(PIP) --editable ".[dev]" --editable plugins/dpbench-ray
