@@ -156,6 +156,7 @@ def test_the_same_command_trains_only_what_is_missing(private: Path) -> None:
     assert {path for path in before if after[path] != before[path]} == {results[3], results[5]}
 
 
+@pytest.mark.long
 def test_a_folder_of_other_settings_is_left_alone(private: Path) -> None:
     words = ["--train", "4", "--out", "runs", *PRIVATE, "optimizer.lr=0.3", "strategy.noise_multiplier=1,3"]
     _, err = dpbench(private, "attack", *words, status=1)

@@ -87,6 +87,7 @@ def test_each_test_finds_its_own_fault(broken: World, found: set[str]) -> None:
     assert found <= failed | {"lag"} and failed <= found
 
 
+@pytest.mark.long
 def test_p_values_are_uniform() -> None:
     """Also for lots so rare that numbers of draws are far from Gaussian."""
     for rate in (0.01, 0.3):

@@ -158,7 +158,7 @@ def planned_lines(folder: Path, strategy: DPSGD, *more: pl.Callback, steps: int 
     [
         {},
         pytest.param({"accountant": "pld"}, marks=pytest.mark.long),
-        {"noise_schedule": "linear:0.5"},
+        pytest.param({"noise_schedule": "linear:0.5"}, marks=pytest.mark.long),
         {"after": "first/ledger.jsonl", "target_epsilon": 4.0},
     ],
     ids=["rdp", "pld", "schedule", "stage"],

@@ -32,6 +32,7 @@ from benchmarks.gpu_ways import on_device
 from benchmarks.ours import STRATEGIES, mechanism_of
 from benchmarks.workloads import WORKLOADS, Workload
 from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.graphs.executor import Graphs
 from dpbench.models import MNISTCNN
 from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.privacy.gradients.engine import PerRecordEngine
@@ -39,7 +40,6 @@ from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum
 from dpbench.privacy.mechanism.noise import add_gaussian_noise
 from dpbench.privacy.randomness import keyed_generator
 from dpbench.session.executor import REFERENCE, Executor
-from dpbench.session.graphs import Graphs
 from dpbench.strategies import DPSGD
 
 pytestmark = pytest.mark.gpu

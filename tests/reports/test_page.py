@@ -304,6 +304,7 @@ def test_chromium_has_nothing_to_say_against_it(tmp_path: Path) -> None:
     assert "CONSOLE" not in done.stderr
 
 
+@pytest.mark.long
 def test_a_page_of_other_runs_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,8 +15,8 @@ from dpbench.cli import main
 from dpbench.files import write_json
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.reproduce import audited, tables
-from dpbench.reproduce._jobs import ATTEMPT, Job
 from dpbench.reproduce.audited import FOLDER, read_lines, write_page
+from dpbench.reproduce.jobs import ATTEMPT, Job
 from dpbench.reproduce.tables import Variant, read_table
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.record import read_result
@@ -196,6 +196,7 @@ def test_all_tables_are_looked_at_before_the_first_one_trains(
     assert not in_process
 
 
+@pytest.mark.long
 def test_the_page_names_tables_that_are_not_audited(in_process: list[str], tmp_path: Path) -> None:
     assert _audit(tmp_path, "rows=whole") == 0
     folder = tmp_path / "out" / FOLDER
@@ -226,6 +227,7 @@ def test_an_experiment_says_whether_its_cells_are_private(monkeypatch: pytest.Mo
     assert audited._private_cells(table) == {("whole", "private"), ("planned", "private")}
 
 
+@pytest.mark.long
 def test_a_row_that_cannot_be_audited_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     too_many = TABLE.replace("audit.canaries=400", "audit.canaries=4000")
     assert _audit(tmp_path, "rows=whole", table=too_many) == 1

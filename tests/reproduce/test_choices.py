@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 
 from dpbench.errors import ConfigurationError
-from dpbench.reproduce._jobs import _JOBS, table_jobs
 from dpbench.reproduce._outputs import write_outputs
 from dpbench.reproduce._results import best_trials, collect, of_best_trials, refuse_other_words, with_choices
 from dpbench.reproduce._summary import cells
+from dpbench.reproduce.jobs import _JOBS, table_jobs
 from dpbench.reproduce.tables import Table, read_table
 
 TUNING = """

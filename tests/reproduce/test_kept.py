@@ -11,8 +11,8 @@ import pytest
 
 from dpbench.cli import main
 from dpbench.code import code_hash
-from dpbench.reproduce._jobs import Job, table_jobs
 from dpbench.reproduce._results import EarlierRuns
+from dpbench.reproduce.jobs import Job, table_jobs
 from dpbench.reproduce.tables import read_table
 from tests.reproduce.digits_table import edited
 from tests.reproduce.test_outputs import runs

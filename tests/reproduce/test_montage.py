@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 
 from dpbench.cli import main
-from dpbench.reproduce._jobs import Job, table_jobs
 from dpbench.reproduce._outputs import _identity, _write, strip
+from dpbench.reproduce.jobs import Job, table_jobs
 from dpbench.reproduce.tables import read_table
 from dpbench.synthesis.samples import grid, write_grid
 from tests.reproduce.digits_table import edited
@@ -113,6 +113,7 @@ def test_images_of_kept_runs_stay_and_new_ones_join(
     assert "samples.png has no images of short, plain" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_images_of_replaced_runs_go(jobs: list[Job], definition: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out" / "own_digits"
     for job in jobs:
@@ -131,6 +132,7 @@ def test_images_of_replaced_runs_go(jobs: list[Job], definition: Path, tmp_path:
     assert "samples.png" not in (folder / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 def test_elsewhere_kept_images_come_along(jobs: list[Job], definition: Path, tmp_path: Path) -> None:
     for job in jobs:
         _finish(job, 0.2)
@@ -145,6 +147,7 @@ def test_elsewhere_kept_images_come_along(jobs: list[Job], definition: Path, tmp
     assert [_level(held, job) for job in jobs] == [0.2] * 4
 
 
+@pytest.mark.long
 def test_pages_are_written_again_with_their_pictures(
     jobs: list[Job], definition: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

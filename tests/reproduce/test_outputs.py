@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 
 from dpbench.errors import ConfigurationError
 from dpbench.reproduce import _pictures as pictures
-from dpbench.reproduce._jobs import table_jobs
 from dpbench.reproduce._outputs import write_logged, write_outputs
 from dpbench.reproduce._results import collect, conflicting_results, finished_runs, read_logged, refuse_other_words
 from dpbench.reproduce._summary import cells, differences, latex, markdown, summary
+from dpbench.reproduce.jobs import table_jobs
 from dpbench.reproduce.tables import read_table
 from tests.reproduce.digits_table import TABLE, edited
 from tools.results.refresh import refresh

@@ -21,7 +21,7 @@ from submitit.core.utils import FailedJobError
 from dpbench.cli import main
 from dpbench.cli.experiments import part_of
 from dpbench.errors import ConfigurationError
-from dpbench.reproduce._jobs import Job, _progress, run_job, table_jobs
+from dpbench.reproduce.jobs import Job, _progress, run_job, table_jobs
 from dpbench.reproduce.tables import read_table
 from dpbench.run.jobs import _submitit_error
 from dpbench.run.progress import watching
@@ -43,7 +43,7 @@ def test_a_full_disk_is_told(
 def test_an_edited_plugin_is_another_job(definition: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders = []
     for source in ("0123456789abcdef", "fedcba9876543210"):
-        monkeypatch.setattr("dpbench.reproduce._jobs.foreign_code", lambda config, source=source: {"theirs": source})
+        monkeypatch.setattr("dpbench.reproduce.jobs.foreign_code", lambda config, source=source: {"theirs": source})
         folders.append(table_jobs(read_table(str(definition)), tmp_path)[0].folder)
     assert folders[0] != folders[1] and folders[0].endswith("-01234567")
 
@@ -175,7 +175,7 @@ def test_a_run_keeps_its_threads_and_its_code(
         seen.append(threads)
         return 1
 
-    monkeypatch.setattr("dpbench.reproduce._jobs._run", failing)
+    monkeypatch.setattr("dpbench.reproduce.jobs._run", failing)
     for threads in (1, None, 4):
         run_job(job, threads)
     assert seen == [1, 1, 1]

@@ -11,9 +11,9 @@ from omegaconf import OmegaConf
 
 from dpbench.cli.experiments import part_of
 from dpbench.errors import ConfigurationError
-from dpbench.reproduce._jobs import table_jobs
 from dpbench.reproduce._outputs import write_outputs
 from dpbench.reproduce._results import earlier_runs, finished_runs, with_choices
+from dpbench.reproduce.jobs import table_jobs
 from dpbench.reproduce.tables import MEASURES, listed_tables, listing, read_table, table_names
 from dpbench.run.search_path import conf_dir
 from tests.reproduce.digits_table import edited

@@ -73,7 +73,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_a_process_that_aborts_at_its_end_loses_nothing(tmp_path: Path, whole: Path, rank: int) -> None:
     """The first one is then to evaluate: where it aborts, a resume does that alone."""
     dies = [Dies(rank, -1, signal.SIGABRT)]

@@ -59,6 +59,7 @@ def test_a_new_folder_is_nobody_elses(tmp_path: Path) -> None:
     assert {path.name for path in made} == {"run.x", *(f"run.x-{number}" for number in range(2, 41))}
 
 
+@pytest.mark.long
 def test_runs_and_sweeps_of_one_second(one_second: Path) -> None:
     seen: list[str] = []
 
@@ -230,6 +231,7 @@ def test_which_disk_is_full(tmp_path: Path) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
 
+@pytest.mark.long
 def test_the_first_line_tells_the_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     strategy = DPSGD(target_epsilon=3.0, seed=0, delta=1e-3)
     trainer = trainer_for(tmp_path, strategy, 3, more=[RunProgress()], enable_progress_bar=True)

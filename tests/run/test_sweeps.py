@@ -123,6 +123,7 @@ def test_an_option_that_a_choice_does_not_have_is_left_out_of_its_runs(
     assert composed == runs
 
 
+@pytest.mark.long
 def test_what_was_left_out_is_said_in_one_line(tmp_path: Path) -> None:
     program = (
         "import sys; from dpbench.cli import main, train; train.train_and_report = lambda cfg: None; "

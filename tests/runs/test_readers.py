@@ -13,7 +13,7 @@ from dpbench.cli import main
 from dpbench.data import sources
 from dpbench.errors import ConfigurationError, DataError, brief
 from dpbench.privacy.accounting.ledger import read_ledger
-from dpbench.reproduce._jobs import ATTEMPT, Job
+from dpbench.reproduce.jobs import ATTEMPT, Job
 from dpbench.run._checkpoint import LastCheckpoint
 from dpbench.run.build import plain
 from dpbench.runs.folder import RunFolder

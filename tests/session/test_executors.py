@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from dpbench.errors import ConfigurationError
+from dpbench.graphs.executor import Graphs
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import check_own_randomness, read_ledger
 from dpbench.session.executor import REFERENCE, Executor, SessionParts
 from dpbench.session.executors import executor_of, keyed_by
-from dpbench.session.graphs import Graphs
 from dpbench.strategies import DPSGD
 from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for, weights_of
 
@@ -56,7 +56,7 @@ def test_the_reference_has_the_keys_of_the_seed() -> None:
     assert keyed_by(5, Other()) != keyed_by(6, Other())
 
 
-@pytest.mark.parametrize(("device", "name"), [("cpu", REFERENCE), ("cuda", Graphs.name)])
+@pytest.mark.parametrize(("device", "name"), [("cpu", REFERENCE), ("cuda", f"graph, {Graphs.name}")])
 def test_auto_takes_graphs_on_a_gpu(device: str, name: str) -> None:
     module = torch.nn.Linear(1, 1)
     training: Any = SimpleNamespace(device=torch.device(device), module=module, inform=print)
@@ -73,6 +73,11 @@ def test_an_unknown_executor() -> None:
         DPSGD(noise_multiplier=1.0, delta=1e-3, executor="fast")
 
 
+def test_graphs_take_no_options() -> None:
+    with pytest.raises(ConfigurationError, match="executor=graph takes no options, such as '4'"):
+        executor_of("graph:4")
+
+
 def plugged(monkeypatch: pytest.MonkeyPatch, make: Callable[[str], Any]) -> None:
     entry = mock.Mock(load=lambda: make)
     plugins = mock.Mock(select=lambda name: [entry] if name == "mine" else [], names={"mine"})
@@ -84,7 +89,7 @@ def test_an_executor_of_a_plug_in_has_keys_of_its_own(monkeypatch: pytest.Monkey
     plugged(monkeypatch, lambda options: Executor())
     keys = {keyed_by(5, executor_of(name)) for name in ("eager", "mine", "mine:2", "mine:3")}
     assert len(keys) == 4
-    with pytest.raises(ConfigurationError, match="known are auto, eager, graph, mine"):
+    with pytest.raises(ConfigurationError, match="known are auto, eager, mine"):
         executor_of("other:2")
 
 

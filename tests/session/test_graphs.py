@@ -26,6 +26,7 @@ from dpbench.callback.lightning_training import LightningTraining
 from dpbench.callback.strategy import PrivateStrategy
 from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError
+from dpbench.graphs.executor import Graphs, fuse
 from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.modules.reconstruction import Reconstruction
 from dpbench.modules.regression import Regression
@@ -35,7 +36,6 @@ from dpbench.privacy.gradients.parameter import InstantiatedGradients
 from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum
 from dpbench.privacy.sampling.scheme import Positions
 from dpbench.session.executor import REFERENCE
-from dpbench.session.graphs import Graphs, fuse
 from dpbench.strategies import DPSGD, AdaptiveQuantileClipping, AutomaticClipping, DiscretizedDPSGD
 from tests.strategies.worlds import assert_same_training, loader_of, pictures, trainer_for, weights_of
 

@@ -333,6 +333,7 @@ def test_augmented_images_are_moved_a_little() -> None:
     torch.testing.assert_close(random_affine(torch.full((3, 2, 8, 8), 0.5)), torch.full((3, 2, 8, 8), 0.5))
 
 
+@pytest.mark.long
 def test_fidelity_of_the_same_and_of_other_images() -> None:
     one, two = blobs(300, 0)[0], blobs(300, 1)[0]
     same, other = (fidelity(images, two, feature_network((1, 16, 16), "digits")) for images in (one, 1 - one))

@@ -33,6 +33,7 @@ def test_the_command_prints_and_writes_what_bands_gain(tmp_path: Path, capsys: p
 WORDS = "data.expected_batch_size=100 strategy.target_epsilon=8 strategy.bands=5 strategy.target_epsilon=8"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sampling", ["cyclic_poisson", "min_separation"])
 def test_the_page_pairs_the_seeds_of_a_table(sampling: str, tmp_path: Path) -> None:
     """A seed that has one of both only is left out; a row without pairs, too."""

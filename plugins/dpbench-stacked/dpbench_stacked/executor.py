@@ -30,6 +30,8 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from dpbench.data.octaves import is_checked
 from dpbench.errors import ConfigurationError, brief
+from dpbench.graphs.inputs import fill, kinds
+from dpbench.graphs.recordings import Call, Draws, logging_to, refuse_python
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.records.source import ChosenGradients, RepeatableSums
 from dpbench.records.step_state import PLAIN
@@ -40,8 +42,6 @@ from dpbench.records.training import (
     masks_padding,
     replaced_methods,
 )
-from dpbench.session._inputs import fill, kinds
-from dpbench.session._recordings import Call, Draws, logging_to, refuse_python
 from dpbench.session.executor import Executor, SessionParts
 from dpbench_stacked.turns import place
 from dpbench_stacked.unread import UnreadNumber

@@ -154,9 +154,9 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
         gradients: How the gradients of examples are computed: "engine", all in one backward pass; "one_by_one", each
             by an ordinary one, for every network and loss that is a function of one record; or "auto", the engine where
             it knows the network.
-        executor: How the arithmetic is carried out, for speed alone: "eager", "graph" (a CUDA graph for
-            padded lots and fused updates, see `session.graphs`), "auto" ("graph" on a GPU, else "eager"), or the
-            executor of a plug-in, with its options: NAME:OPTIONS.
+        executor: How the arithmetic is carried out, for speed alone: "eager", "graph" (padded batches
+            repeated as CUDA graphs, and fused updates), "auto" ("graph" on a GPU, else "eager"), or the executor of a
+            plug-in, with its options: NAME:OPTIONS.
         ledger: Path of the ledger; by default `ledger.jsonl` in the trainer's log folder, or, where that records
             another run, in a folder run-2 (run-3, ...) of it.
         after: Ledger of an earlier training whose weights the module holds: the second stage of one budget. The ledger

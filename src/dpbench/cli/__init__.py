@@ -12,10 +12,11 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
+from importlib.metadata import entry_points
 
 from dpbench import __version__
 from dpbench.cli import check, completion, experiments, new, privacy, publishing, results, train
-from dpbench.cli.arguments import Answer, OneLineParser, print_json
+from dpbench.cli.arguments import Answer, Commands, OneLineParser, print_json
 from dpbench.errors import DPBenchError, Interrupted, ReportedByAnotherRank
 from dpbench.run.processes import is_first
 from dpbench.run.runtime import wait_briefly, warn_in_one_line
@@ -28,6 +29,8 @@ _GROUPS = {
     "packages of your own": new.add_parsers,
     "shell": completion.add_parsers,
 }
+_PLUGINS = "dpbench.commands"
+"""Group of entry points: functions that add a command to the subparsers, without slow imports."""
 
 # Hydra reads the words of these: argparse would take its flags apart.
 _HYDRA_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
@@ -96,7 +99,7 @@ def parser() -> OneLineParser:
         help=argparse.SUPPRESS,
     )
     lines = ["Differentially private deep learning with PyTorch Lightning: train, compare, and trust the epsilon."]
-    for title, add_parsers in _GROUPS.items():
+    for title, add_parsers in {**_GROUPS, "further": _add_plugins}.items():
         first = len(commands.choices)
         add_parsers(commands)
         lines += ["", f"{title}:"]
@@ -104,6 +107,11 @@ def parser() -> OneLineParser:
             lines.append(f"  {name:<12}{command.description}")
     root.description = "\n".join(lines)
     return root
+
+
+def _add_plugins(commands: Commands) -> None:
+    for entry in entry_points(group=_PLUGINS):
+        entry.load()(commands)
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:

@@ -1,9 +1,8 @@
-"""Commands that train or try a training: `dpbench train`, `check`, `resume`, `priors`, `reproduce` and `workflow`."""
+"""Commands that train or try a training: `dpbench train`, `check`, `resume`, `priors`, `reproduce` and `pretrain`."""
 
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -54,7 +53,6 @@ continues what was interrupted, and retries what failed.
 
 examples:
   dpbench reproduce list                                      all tables
-  dpbench reproduce claims                                    every printed epsilon, recomputed (one minute)
   dpbench reproduce gradient_compression/table1 --status      what is finished, and the table so far
   dpbench reproduce gradient_compression/table1 launcher=joblib hydra.launcher.n_jobs=2    two runs at a time
   dpbench reproduce gradient_compression/table1 --audit       audited epsilon beside the claimed one, cell by cell
@@ -70,27 +68,6 @@ examples:
   dpbench pretrain --out large.pt --device cuda --width 96 --batch-size 1024 --steps 40000
 """
 
-_WORKFLOW = """\
-Give the settings of one private training (dpbench train), without its noise. The steps:
-
-  0 batch    data.expected_batch_size: the largest that your time allows; scale optimizer.lr with it
-  1 power    training without privacy on noise of the data's size and shape recalls more than 90 % of its random labels
-  2 noise    for each z the same with privacy: epsilon, recall of training and of fresh labels, an audit by labels
-  3 chosen   the smallest z at which training labels are recalled at most 10 points better than fresh ones, with
-             95 % confidence, also at all larger z
-  4 data     that z on the actual data: constant and adaptive bounds, no privacy; epsilon claimed, sound, audited
-
-Passing is not a guarantee; epsilon is. Noise is public: choosing on it costs no privacy. Runs are stored (--runs) by
-the hash of their configuration and code: repeating the command runs only what is missing, and continues what was
-interrupted.
-
-exit status: 0 done, 1 the power check fails, no z passes, or a run has failed.
-
-examples:
-  dpbench workflow model=mlp data=mnist data.train_size=2000 --noise-multipliers 1,2,3,4 --margin 10
-  dpbench workflow model=small_alexnet data=cifar10 launcher=joblib hydra.launcher.n_jobs=2 --status
-"""
-
 _MOST_SEEDS = 1000
 
 
@@ -101,7 +78,6 @@ def add_parsers(commands: Commands) -> None:
     _add_resume(commands)
     _add_priors(commands)
     _add_reproduce(commands)
-    _add_workflow(commands)
     _add_pretrain(commands)
 
 
@@ -148,7 +124,8 @@ def priors(options: argparse.Namespace) -> int:
     return 0
 
 
-def _add_output(parser: argparse.ArgumentParser, runs: Path) -> None:
+def add_output(parser: argparse.ArgumentParser, runs: Path) -> None:
+    """Add options of where runs and results lie."""
     add = parser.add_argument
     add("--status", action="store_true", help="run nothing; show what is finished")
     add(
@@ -157,7 +134,8 @@ def _add_output(parser: argparse.ArgumentParser, runs: Path) -> None:
     add("--runs", type=folder, default=runs, metavar="FOLDER", help=f"folder of the runs (default: {runs})")
 
 
-def _refuse_idle_replacement(status: bool, replace: bool) -> None:
+def refuse_idle_replacement(status: bool, replace: bool) -> None:
+    """Raise ConfigurationError for --status with --replace."""
     if status and replace:
         raise ConfigurationError("--status writes nothing that --replace could overwrite: leave one of them out.")
 
@@ -166,14 +144,14 @@ def _add_reproduce(commands: Commands) -> None:
     parser = add_command(
         commands,
         "reproduce",
-        "Run a paper's table, or recompute the papers' claims.",
+        "Run a paper's table.",
         _reproduce,
         epilog=_REPRODUCE,
         usage="dpbench reproduce TABLE [seeds=N] [rows=NAME,...] [columns=NAME,...] [trainer=NAME] [launcher=NAME] "
         "[--config-dir FOLDER] [--status] [--audit]",
     )
     add = parser.add_argument
-    add("table", metavar="TABLE", help="list, claims, a table's name, or your own definition (FILE.yaml)")
+    add("table", metavar="TABLE", help="list, a table's name, or your own definition (FILE.yaml)")
     add(
         "words",
         nargs="*",
@@ -197,7 +175,7 @@ def _add_reproduce(commands: Commands) -> None:
         const="keep",
         help="count runs in --out as done, whatever code made them",
     )
-    _add_output(parser, Path("runs") / "tables")
+    add_output(parser, Path("runs") / "tables")
     add(
         "--config-dir",
         type=place,
@@ -214,7 +192,7 @@ def _add_reproduce(commands: Commands) -> None:
 
 def _reproduce(options: argparse.Namespace) -> Answer:
     """List, compute or run tables; status 1 if a run failed."""
-    from dpbench.reproduce.tables import COMPUTED_TABLES, listed_tables, listing
+    from dpbench.reproduce.tables import computed_tables, listed_tables, listing
     from dpbench.run.search_path import code_folder
 
     if options.config_dir is not None:
@@ -227,13 +205,14 @@ def _reproduce(options: argparse.Namespace) -> Answer:
         return Answer(listing(listed), listed)
     if options.json:
         raise ConfigurationError("--json goes with list: the files of a table are its data.")
-    if options.table in COMPUTED_TABLES:
+    computed = computed_tables().get(options.table)
+    if computed is not None:
         if not alone or options.config_dir is not None:
             raise ConfigurationError(f"{options.table} takes no runs: only --out goes with it.")
         out = options.out / options.table.replace("/", "_")
         out.mkdir(parents=True, exist_ok=True)  # find out now, not after a minute
-        return Answer(COMPUTED_TABLES[options.table].write(out))
-    _refuse_idle_replacement(options.status, options.existing == "replace")
+        return Answer(computed.write(out))
+    refuse_idle_replacement(options.status, options.existing == "replace")
     if options.audit:
         return _audit_tables(options)
     from dpbench.reproduce.reproduction import reproduce_table  # slow to import, which a listing need not wait for
@@ -309,72 +288,6 @@ def part_of(words: Sequence[str]) -> Part:
     if isinstance(number, int) and number > _MOST_SEEDS:
         raise ConfigurationError(f"seeds={number} asks for more runs of each cell than {_MOST_SEEDS:,}.")
     return Part(**values, sweep=tuple(launcher))
-
-
-def _add_workflow(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "workflow",
-        "Choose σ on random-label data, then train.",
-        _workflow,
-        epilog=_WORKFLOW,
-        usage="dpbench workflow model=NAME data=NAME [KEY=VALUE ...] [launcher=NAME] [--noise-multipliers Z,Z] "
-        "[--margin POINTS] [--status]",
-    )
-    add = parser.add_argument
-    add_overrides(parser, "settings of the private training, and launcher=")
-    add(
-        "--noise-multipliers",
-        type=_noise_multipliers,
-        metavar="Z,Z",
-        help="to try (default: seven in geometric progression, for epsilon from 32 to 0.5)",
-    )
-    add(
-        "--margin",
-        type=float,
-        default=10.0,
-        metavar="POINTS",
-        help="how many points better than fresh labels training labels may be recalled (default: 10)",
-    )
-    add("--replace", action="store_true", help="overwrite results of other settings or other code")
-    _add_output(parser, Path("runs") / "workflow")
-
-
-def _noise_multipliers(word: str) -> tuple[float, ...]:
-    """Read positive numbers such as 4,1,2; in increasing order."""
-    try:
-        numbers = {float(f"{float(number):g}") for number in word.split(",") if number.strip()}
-    except ValueError:
-        numbers = set()
-    if not numbers or not all(0 < number < math.inf for number in numbers):
-        raise argparse.ArgumentTypeError(f"must be positive noise multipliers, such as 1,2,4, not {word!r}")
-    return tuple(sorted(numbers))
-
-
-def _workflow(options: argparse.Namespace) -> Answer:
-    """Carry out the workflow; status 1 if it stops before its end."""
-    from dpbench.reproduce.workflow import Settings, run_workflow
-
-    names = [word.partition("=")[0] for word in options.words]
-    for name in ("model", "data"):
-        if name not in names:
-            raise ConfigurationError(f"name the {name}: dpbench workflow model=mlp data=mnist, say.")
-    if not 0 < options.margin < 100:
-        raise ConfigurationError(f"--margin must be between 0 and 100 points, not {options.margin:g}.")
-    _refuse_idle_replacement(options.status, options.replace)
-    launcher = tuple(word for word in options.words if word.startswith(("launcher=", "hydra.launcher.")))
-    settings = Settings(
-        margin=options.margin / 100,
-        noise=options.noise_multipliers,
-        launcher=launcher,
-        out=options.out,
-        runs=options.runs,
-        only_status=options.status,
-        replace=options.replace,
-    )
-    words = [word for word in options.words if word not in launcher]
-    passed = run_workflow(words, settings, lambda text: print(text, flush=True))
-    return Answer(status=0 if passed else 1)
 
 
 def _add_pretrain(commands: Commands) -> None:

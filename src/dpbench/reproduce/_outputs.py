@@ -14,7 +14,6 @@ from PIL.PngImagePlugin import PngInfo
 from dpbench.code import sources_text
 from dpbench.files import replacing, write_atomically
 from dpbench.reports.figures import new_figure, write_figure
-from dpbench.reproduce._jobs import Job
 from dpbench.reproduce._pictures import draw_logged, draw_table
 from dpbench.reproduce._results import (
     CURVES,
@@ -28,6 +27,7 @@ from dpbench.reproduce._results import (
     of_best_trials,
 )
 from dpbench.reproduce._summary import EXAMPLE, late_means, latex, markdown, summary
+from dpbench.reproduce.jobs import Job
 from dpbench.reproduce.tables import MEASURES, Table, select_cell, short_name
 from dpbench.runs.numbers import ABSENT
 from dpbench.synthesis.samples import FRAME, PER_CLASS

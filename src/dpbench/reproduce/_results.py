@@ -13,7 +13,7 @@ import pandas as pd
 
 from dpbench.code import code_hash, sources_text
 from dpbench.errors import ConfigurationError
-from dpbench.reproduce._jobs import Job, value_at
+from dpbench.reproduce.jobs import Job, value_at
 from dpbench.reproduce.tables import MEASURES, Table, Variant, read_table, select_lines
 from dpbench.runs.readers import read_csv, read_metrics
 

@@ -16,8 +16,8 @@ from dpbench.errors import ConfigurationError, DPBenchError
 from dpbench.files import write_atomically
 from dpbench.reports.audit import audit_run, read_scores
 from dpbench.reports.markdown import markdown_rows
-from dpbench.reproduce._jobs import Job, status, sweep, table_jobs, value_at
 from dpbench.reproduce._results import RUNS, with_choices
+from dpbench.reproduce.jobs import Job, status, sweep, table_jobs, value_at
 from dpbench.reproduce.reproduction import Part, full_disk_explained, refuse_unknown_choices
 from dpbench.reproduce.tables import Audit, Table, Variant, group_choice, read_table, table_names
 from dpbench.runs.numbers import ABSENT, MOST_AUDITED, epsilon_text

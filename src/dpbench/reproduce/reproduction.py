@@ -10,7 +10,6 @@ from typing import Literal
 
 from dpbench.errors import ConfigurationError
 from dpbench.files import is_full_disk
-from dpbench.reproduce._jobs import Job, status, sweep, table_jobs
 from dpbench.reproduce._results import (
     MONTAGE,
     EarlierRuns,
@@ -24,6 +23,7 @@ from dpbench.reproduce._results import (
     with_choices,
 )
 from dpbench.reproduce._summary import markdown
+from dpbench.reproduce.jobs import Job, status, sweep, table_jobs
 from dpbench.reproduce.tables import Table, read_table
 from dpbench.run.search_path import conf_dir, groups_of, plugin_dirs
 

@@ -8,6 +8,7 @@ import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -483,7 +484,8 @@ class ComputedTable:
 
     Attributes:
         title: Shown.
-        function: Where the function is that writes into a folder and returns a summary.
+        function: Where the function is that writes into a folder and returns a summary: named, since a listing need
+            not import accountants and PyTorch.
     """
 
     title: str
@@ -495,12 +497,9 @@ class ComputedTable:
         return compute(folder)
 
 
-# By name: a listing of tables need not import accountants and PyTorch.
-COMPUTED_TABLES = {
-    "claims": ComputedTable(
-        "every epsilon that the papers print (one minute)", "dpbench.reproduce.claims:reproduce_claims"
-    ),
-}
+def computed_tables() -> dict[str, ComputedTable]:
+    """Tables that are computed at once, by name: entry points of `dpbench.computed_tables`."""
+    return {entry.name: entry.load() for entry in entry_points(group="dpbench.computed_tables")}
 
 
 def table_names() -> list[str]:
@@ -588,7 +587,7 @@ def _known_definition(name: str, config_dir: Path | None) -> Path:
     definitions = _all_definitions(config_dir)
     if name in definitions:
         return definitions[name]
-    names = sorted([*COMPUTED_TABLES, *definitions])
+    names = sorted([*computed_tables(), *definitions])
     raise ConfigurationError(f"there is no table {name!r}.{did_you_mean(name, names)} Known: {', '.join(names)}.")
 
 
@@ -655,7 +654,7 @@ def listed_tables(config_dir: Path | None = None) -> list[dict[str, Any]]:
         config_dir: A further folder of configuration.
     """
     listed: list[dict[str, Any]] = []
-    for name, computed in COMPUTED_TABLES.items():
+    for name, computed in computed_tables().items():
         listed.append({"name": name, "title": computed.title, "hours": None})
     for name, path in sorted(_all_definitions(config_dir).items()):
         try:

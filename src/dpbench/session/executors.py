@@ -16,14 +16,14 @@ from dpbench.errors import ConfigurationError
 from dpbench.options import shown
 from dpbench.records.training import TrainingStep
 from dpbench.session.executor import REFERENCE, Executor, SessionParts
-from dpbench.session.graphs import Graphs
 
 _PLUGINS = "dpbench.executors"
 """Group of entry points: a name, and a function of what follows its colon (`NAME:OPTIONS`) that returns an executor."""
+_ON_GPU = "graph"
 
 
 class Auto(Executor):
-    """Graphs on a GPU, and eager elsewhere: what no graph can hold of a training, graphs leave to Python."""
+    """The executor "graph" on a GPU, where there is one, and eager elsewhere."""
 
     def __init__(self) -> None:
         self._chosen = Executor()
@@ -32,7 +32,8 @@ class Auto(Executor):
     def attach(self, parts: SessionParts) -> None:
         """Choose by where the module is."""
         super().attach(parts)
-        self._chosen = Graphs() if parts.training.device.type == "cuda" else Executor()
+        is_on_gpu = parts.training.device.type == "cuda" and _ON_GPU in entry_points(group=_PLUGINS).names
+        self._chosen = executor_of(_ON_GPU if is_on_gpu else REFERENCE)
         self.name = self._chosen.name
         self._chosen.attach(parts)
 
@@ -61,16 +62,16 @@ class Auto(Executor):
 def executor_of(name: str) -> Executor:
     """The executor of a name.
 
-    Guarantee: an executor of a plug-in has keys of its own for each NAME:OPTIONS, whatever its class is called. It may
-    round differently from the reference, and would reveal the difference of two roundings under one noise.
+    Guarantee: an executor of an entry point has keys of its own for each NAME:OPTIONS, whatever its class is called. It
+    may round differently from the reference, and would reveal the difference of two roundings under one noise.
 
     Args:
-        name: "auto" (graphs on a GPU), "eager", "graph", or NAME:OPTIONS of an installed plug-in.
+        name: "auto" (graphs on a GPU), "eager", or NAME:OPTIONS of an entry point, such as "graph".
 
     Raises:
         ConfigurationError: There is none, or the plug-in returns something else.
     """
-    executors: dict[str, Callable[[], Executor]] = {"auto": Auto, REFERENCE: Executor, "graph": Graphs}
+    executors: dict[str, Callable[[], Executor]] = {"auto": Auto, REFERENCE: Executor}
     if name in executors:
         return executors[name]()
     kind, _, options = name.partition(":")
@@ -81,7 +82,7 @@ def executor_of(name: str) -> Executor:
             raise ConfigurationError(
                 f"the plug-in of executor {name!r} must return an Executor, not {shown(executor)}."
             )
-        executor.name = f"plug-in {name}"
+        executor.name = f"{name}, {executor.name}"
         return executor
     known = [*executors, *sorted(plugins.names)]
     raise ConfigurationError(f"unknown executor {name!r}; known are {', '.join(known)}.")

@@ -137,6 +137,7 @@ def test_weights_that_are_not_finite_are_refused(key: str, small: Path, tmp_path
         load(tmp_path / "prior.pt")
 
 
+@pytest.mark.long
 def test_the_loss_falls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretraining, "_LOGGED_EVERY", 1)
     path = tmp_path / "prior.pt"

@@ -329,7 +329,7 @@ def _check_totals(
 
 
 def samples_of(entry: Any, device: str = "cpu") -> Iterator[tuple[Run, list[Any]]]:
-    """PyTorch's samples of an operator, each as a function of its leaves; in float64, so that rounding changes nothing."""
+    """PyTorch's samples of an operator, each a function of its leaves; in float64, where rounding changes nothing."""
     dtype = torch.float64 if torch.float64 in entry.dtypes else torch.float32
     for sample in entry.sample_inputs(device, dtype, requires_grad=False):
         leaves, spec = tree_flatten((sample.input, sample.args, sample.kwargs))

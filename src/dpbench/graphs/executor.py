@@ -30,10 +30,9 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from dpbench.data.octaves import is_checked
-from dpbench.records.source import RepeatableSums
-from dpbench.records.training import NotRepeatable, TrainingStep, loss_of, masks_padding, replaced_methods
-from dpbench.session._inputs import Inputs, Padding, fill, kinds
-from dpbench.session._recordings import (
+from dpbench.errors import ConfigurationError
+from dpbench.graphs.inputs import Inputs, Padding, fill, kinds
+from dpbench.graphs.recordings import (
     Call,
     Draws,
     Outcome,
@@ -45,6 +44,8 @@ from dpbench.session._recordings import (
     state_of,
     without_graph,
 )
+from dpbench.records.source import RepeatableSums
+from dpbench.records.training import NotRepeatable, TrainingStep, loss_of, masks_padding, replaced_methods
 from dpbench.session.executor import Executor, SessionParts
 
 _MOST = 8
@@ -83,13 +84,24 @@ class _Lot(NamedTuple):
     rows: int
 
 
+def graphs(options: str) -> Graphs:
+    """The executor "graph"; it takes no options.
+
+    Raises:
+        ConfigurationError: There are some.
+    """
+    if options:
+        raise ConfigurationError(f"executor=graph takes no options, such as {options!r}: remove them.")
+    return Graphs()
+
+
 class Graphs(Executor):
     """Records the sums of a lot, and repeats them for others.
 
     Guarantee: that of the session. A record moves the sums as it does eagerly: the same operations are carried out.
     """
 
-    name = "graph of padded lots of all kinds, fused=True"
+    name = "padded lots of all kinds, fused=True"
     needs_gpu = True
     """Checks run without one: then a recording runs its Python again."""
     repeats = 0

@@ -6,7 +6,6 @@ import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,13 @@ from dp_accounting import get_epsilon_gaussian
 from matplotlib.axes import Axes
 from tqdm import tqdm
 
+from dpbench.claims.tensors_apart import (
+    TENSORS_APART,
+    TensorsApart,
+    nominal_epsilon,
+    nominal_noise_multiplier,
+    tensors_apart,
+)
 from dpbench.errors import ConfigurationError
 from dpbench.files import write_atomically
 from dpbench.models.mnist_cnn import MNISTCNN
@@ -27,13 +33,6 @@ from dpbench.privacy.mechanism.clipping import VectorGroup
 from dpbench.privacy.mechanism.plan import NoiseAllocation, ReleasePlan, Statistic
 from dpbench.privacy.sampling import PoissonSampling
 from dpbench.reports.figures import new_figure, write_figure
-from dpbench.reproduce._tensors_apart import (
-    TENSORS_APART,
-    TensorsApart,
-    nominal_epsilon,
-    nominal_noise_multiplier,
-    tensors_apart,
-)
 from dpbench.runs.numbers import ABSENT
 from dpbench.templates import render
 
@@ -73,7 +72,7 @@ class Claim:
 
 def read_claims() -> dict[str, Any]:
     """Read the data file, as it is."""
-    return tomllib.loads(files("dpbench.reproduce").joinpath("claims.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(Path(__file__).with_name("claims.toml").read_text(encoding="utf-8"))
 
 
 def claims_of(data: Mapping[str, Any]) -> list[Claim]:
@@ -342,7 +341,7 @@ def reproduce_claims(folder: Path) -> str:
     write_atomically(folder / "identities.csv", identities.to_csv(index=False, float_format="%.8g"))
     count = _count(claims, identities)
     page = render(
-        "claims.md",
+        Path(__file__).with_name("page.md.jinja"),
         printed=claims[~claims["variant"]],
         variants=claims[claims["variant"]],
         identities=identities,

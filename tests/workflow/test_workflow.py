@@ -17,10 +17,11 @@ from dpbench.auditing import Verdict
 from dpbench.cli import main
 from dpbench.code import code_hash
 from dpbench.reports.audit import audit_run
-from dpbench.reproduce import workflow
-from dpbench.reproduce._jobs import Job
-from dpbench.reproduce._workflow_plan import AUDITED, Plan, make_plan
-from dpbench.reproduce._workflow_results import (
+from dpbench.reproduce.jobs import Job
+from dpbench.runs.folder import RunFolder
+from dpbench.workflow import run as workflow_run
+from dpbench.workflow.plan import AUDITED, Plan, make_plan
+from dpbench.workflow.results import (
     Outcome,
     Recall,
     Trained,
@@ -30,7 +31,6 @@ from dpbench.reproduce._workflow_results import (
     upper_limit,
     write_page,
 )
-from dpbench.runs.folder import RunFolder
 
 TINY = [
     *("model=mlp", "model.hidden=[64]", "data=digits", "data.image_size=8", "data.train_size=200"),
@@ -207,7 +207,7 @@ def in_this_process(jobs: Sequence[Job], words: Sequence[str]) -> None:
 def test_without_power_it_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(workflow, "sweep", in_this_process)
+    monkeypatch.setattr(workflow_run, "sweep", in_this_process)
     places = ["--out", str(tmp_path / "out"), "--runs", str(tmp_path / "runs")]
     words = ["workflow", *TINY, "trainer.max_steps=5", "--noise-multipliers", "1", *places]
     assert main([*words, "--status"]) == 1

@@ -1,4 +1,4 @@
-"""`dpbench workflow`: a power check, a calibration on noise, then training on the data, all of it resumable."""
+"""The steps: a power check, a calibration on noise, then training on the data, all of it resumable."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpbench.errors import ConfigurationError
-from dpbench.reproduce._jobs import Job, status, sweep, table_jobs
-from dpbench.reproduce._workflow_plan import AUDITED, NO_PRIVACY, PLAIN, make_plan
-from dpbench.reproduce._workflow_results import (
+from dpbench.reproduce.jobs import Job, status, sweep, table_jobs
+from dpbench.reproduce.reproduction import full_disk_explained, refuse_unknown_choices
+from dpbench.reproduce.tables import Table
+from dpbench.workflow.plan import AUDITED, NO_PRIVACY, PLAIN, make_plan
+from dpbench.workflow.results import (
     POWER,
     Outcome,
     choose,
@@ -19,8 +21,6 @@ from dpbench.reproduce._workflow_results import (
     trained,
     write_page,
 )
-from dpbench.reproduce.reproduction import full_disk_explained, refuse_unknown_choices
-from dpbench.reproduce.tables import Table
 
 
 @dataclass(frozen=True)

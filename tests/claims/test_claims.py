@@ -9,16 +9,7 @@ import pandas as pd
 import pytest
 from dp_accounting import get_epsilon_gaussian
 
-from dpbench.cli import main
-from dpbench.privacy.accounting.accountants import ACCOUNTANTS
-from dpbench.privacy.accounting.calibration import TrainingSetting
-from dpbench.reproduce._tensors_apart import (
-    TENSORS_APART,
-    epsilon_lower_bound,
-    nominal_epsilon,
-    nominal_noise_multiplier,
-)
-from dpbench.reproduce.claims import (
+from dpbench.claims.table import (
     Claim,
     claims_of,
     identities_table,
@@ -28,6 +19,15 @@ from dpbench.reproduce.claims import (
     recomputed_identity,
     verdict,
 )
+from dpbench.claims.tensors_apart import (
+    TENSORS_APART,
+    epsilon_lower_bound,
+    nominal_epsilon,
+    nominal_noise_multiplier,
+)
+from dpbench.cli import main
+from dpbench.privacy.accounting.accountants import ACCOUNTANTS
+from dpbench.privacy.accounting.calibration import TrainingSetting
 
 DATA = read_claims()
 CLAIMS = {(claim.paper, claim.source): claim for claim in claims_of(DATA)}

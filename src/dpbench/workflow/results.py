@@ -24,13 +24,14 @@ from dpbench.files import write_atomically, write_json
 from dpbench.privacy.canaries.labels import LabelScores
 from dpbench.reports.audit import audit_by_labels, audit_run
 from dpbench.reports.figures import new_figure, write_figure
-from dpbench.reproduce._jobs import Job
-from dpbench.reproduce._workflow_plan import Plan
+from dpbench.reproduce.jobs import Job
 from dpbench.run.label_scores import label_scores
 from dpbench.runs.numbers import ABSENT
 from dpbench.runs.readers import read_csv
 from dpbench.templates import render
+from dpbench.workflow.plan import Plan
 
+_FOLDER = Path(__file__).parent
 POWER = 0.9
 """Share of the random labels that training without privacy has to recall: else the check could not see memorization."""
 CONFIDENCE = 0.95
@@ -260,7 +261,7 @@ def steps_text(outcome: Outcome, *steps: str) -> str:
         steps: Of "lot", "power", "noise", "chosen" and "data".
     """
     text = render(
-        "workflow_steps.txt",
+        _FOLDER / "steps.txt.jinja",
         outcome=outcome,
         steps=steps,
         power=POWER,
@@ -281,7 +282,7 @@ def steps_text(outcome: Outcome, *steps: str) -> str:
 def _noise_table(outcome: Outcome) -> str:
     runs = [outcome.power, *outcome.noise] if outcome.power else []
     return render(
-        "workflow_noise.md",
+        _FOLDER / "noise.md.jinja",
         outcome=outcome,
         runs=runs,
         number=_number,
@@ -289,7 +290,7 @@ def _noise_table(outcome: Outcome) -> str:
 
 
 def _data_table(outcome: Outcome) -> str:
-    return render("workflow_data.md", outcome=outcome, number=_number).rstrip()
+    return render(_FOLDER / "data.md.jinja", outcome=outcome, number=_number).rstrip()
 
 
 def _number(value: float | None) -> str:
@@ -335,7 +336,7 @@ def write_page(folder: Path, outcome: Outcome) -> None:
     options = f"--margin {100 * outcome.margin:g} --noise-multipliers {multipliers}"
     command = f"dpbench workflow {shlex.join(plan.words)}{seed} {options}"
     page = render(
-        "workflow.md",
+        _FOLDER / "page.md.jinja",
         outcome=outcome,
         command=command,
         steps=steps_text(outcome, "lot", "power", "chosen"),

@@ -1,0 +1,103 @@
+"""A capability is a folder: without it, its entry point, pages and tests, the others work, and nothing names it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+_COPIED = ("src", "conf", "tests", "tools", "benchmarks")
+_CORE = ("tests/callback/test_strategy.py", "tests/session/test_session.py")
+
+
+@dataclass(frozen=True)
+class Capability:
+    """A folder of src/dpbench that can be deleted.
+
+    Attributes:
+        words: Names of it that nothing else in src may say.
+        others: What goes with the folder.
+    """
+
+    words: str
+    others: tuple[str, ...] = ()
+
+
+CAPABILITIES = {
+    "graphs": Capability(r"dpbench\.graphs|\bGraphs\b", ("tests/session/test_graphs.py", "tests/gpu")),
+    "workflow": Capability("workflow", ("tests/workflow",)),
+    "claims": Capability(r"dpbench\.claims|claims\.toml|reproduce claims", ("tests/claims",)),
+}
+
+
+def copy_without(names: list[str], folder: Path) -> dict[str, str]:
+    """Copy the tree without some capabilities; returns the environment of commands that run there.
+
+    Entry points are read from the metadata of what is installed, so that the copy has metadata of its own.
+    """
+    for part in _COPIED:
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    for name in names:
+        shutil.rmtree(folder / "src" / "dpbench" / name)
+        for other in CAPABILITIES[name].others:
+            place = folder / other
+            shutil.rmtree(place) if place.is_dir() else place.unlink()
+        text, count = re.subn(rf'(?m)^\w+ = "dpbench\.{name}[.:].*\n', "", text)
+        assert count, f"{name} has no entry point"
+    (folder / "pyproject.toml").write_text(text, encoding="utf-8")
+    project = tomllib.loads(text)["project"]
+    lines = []
+    for group, entries in {"console_scripts": project["scripts"], **project["entry-points"]}.items():
+        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
+    metadata = folder / "src" / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n", encoding="utf-8")
+    (metadata / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
+    return {**os.environ, "PYTHONPATH": str(folder / "src"), "OMP_NUM_THREADS": "1"}
+
+
+def mentions(name: str, source: Path) -> list[str]:
+    """Files that name a capability."""
+    pattern = re.compile(CAPABILITIES[name].words)
+    files = [*source.rglob("*.py"), *source.rglob("*.md"), *source.rglob("*.yaml")]
+    return [str(file) for file in files if pattern.search(file.read_text(encoding="utf-8"))]
+
+
+def ran(command: list[str], folder: Path, environment: dict[str, str]) -> str:
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
+    return result.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CAPABILITIES)
+def test_a_capability_can_be_deleted(name: str, tmp_path: Path) -> None:
+    environment = copy_without([name], tmp_path)
+    assert mentions(name, tmp_path / "src") == []
+    ran([str(Path(sys.executable).with_name("lint-imports")), "--no-logo"], tmp_path, environment)
+    shown = ran([sys.executable, "-m", "dpbench", "--help"], tmp_path, environment)
+    listed = ran([sys.executable, "-m", "dpbench", "reproduce", "list"], tmp_path, environment)
+    assert ("workflow" in shown) is (name != "workflow")
+    assert ("claims" in listed) is (name != "claims")
+
+
+@pytest.mark.slow
+def test_the_core_works_without_any_of_them(tmp_path: Path) -> None:
+    environment = copy_without(list(CAPABILITIES), tmp_path)
+    ran([sys.executable, "-m", "dpbench", "train", "experiment=demo", "hydra.run.dir=run"], tmp_path, environment)
+    assert (tmp_path / "run" / "result.json").is_file()
+    ran([sys.executable, "-m", "pytest", "-q", "-m", "not slow and not long", *_CORE], tmp_path, environment)
+
+
+def test_an_import_of_a_capability_is_found(tmp_path: Path) -> None:
+    (tmp_path / "core.py").write_text("from dpbench.graphs.executor import Graphs\n", encoding="utf-8")
+    assert mentions("graphs", tmp_path) == [str(tmp_path / "core.py")]
