@@ -9,7 +9,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,24 @@ _KNOWN = {  # by code_hash() and versions()
     "torchmetrics",
     "torchvision",
 }
+
+
+def _rooms(*groups: str) -> set[str]:
+    """Rooms of this package that entry points name."""
+    entries = [entry for group in groups for entry in entry_points(group=group)]
+    return {entry.module.split(".")[1] for entry in entries if entry.module.startswith("dpbench.")}
+
+
 COMPUTING = (
     "__init__.py", "canonical.py", "code.py", "errors.py", "files.py", "locks.py", "optimizers.py", "options.py",
     "callback", "data", "guards", "models", "modules", "privacy", "records", "run", "runs", "session", "strategies",
+    *_rooms("dpbench.executors"),
 )  # fmt: skip
 """What computes inside a run, and imports nothing of the rest: whatever may change a result is hashed."""
-READING = ("__main__.py", "attack", "auditing", "cli", "export", "reports", "reproduce", "synthesis", "templates")
+READING = (
+    "__main__.py", "attack", "auditing", "cli", "export", "reports", "reproduce", "synthesis", "templates",
+    *_rooms("dpbench.commands", "dpbench.computed_tables"),
+)  # fmt: skip
 """What starts runs and reads them: an edit of it changes no result."""
 
 

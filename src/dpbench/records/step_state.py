@@ -10,6 +10,7 @@ import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Set
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NoReturn
@@ -512,6 +513,13 @@ def is_opaque(x: object) -> bool:
     return isinstance(x, _OPAQUE) or _is_of_library(type(x))
 
 
+@functools.cache
+def _opaque_rooms() -> tuple[str, ...]:
+    """Packages of which no state is kept: those that carry out a step among them, found as `executor_of` does."""
+    executors = [entry.module.rpartition(".")[0] for entry in entry_points(group="dpbench.executors")]
+    return (*_OPAQUE_ROOMS, *(f"{room}." for room in executors if room))
+
+
 @functools.lru_cache(maxsize=4096)
 def _global_names(code: CodeType) -> frozenset[str]:
     """Names of global variables that a function reads; attributes of the same name are others."""
@@ -526,7 +534,7 @@ def _is_installed(module: str) -> bool:
 
 
 def _is_of_library(x: type | FunctionType) -> bool:
-    return f"{_module_of(x)}.".startswith(_OPAQUE_ROOMS)
+    return f"{_module_of(x)}.".startswith(_opaque_rooms())
 
 
 def _module_of(x: type | FunctionType) -> str:
