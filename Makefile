@@ -116,7 +116,7 @@ test-slow: $(VENV)/.ready-dev ## Run the slow tests
 test-long: $(VENV)/.ready-dev ## Run what takes minutes for one statement: every combination, 600 audits (more than an hour; not in CI)
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m "long"
 
-test-cluster: $(VENV)/.ready-cluster ## Run sweeps and tables through a Slurm and a Ray of this machine (ten minutes; installs Debian's Slurm)
+test-cluster: $(VENV)/.ready-cluster ## Run sweeps and tables through a Slurm and a Ray of this machine (ten minutes; installs Debian's Slurm; not in CI)
 	tests/cluster/install.sh
 	$(PYTEST) -m cluster tests/cluster
 

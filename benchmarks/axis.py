@@ -16,6 +16,7 @@ import torch
 from benchmarks.ours import loop
 from benchmarks.workloads import workload_named
 from dpbench.records.watched_step import WatchedStep
+from dpbench.run.runtime import keep_large_blocks
 
 WORKLOADS = ("mnist_cnn b256", "mlp b256", "densenet40 b64")
 _WARM = 6  # steps, among them those that are looked at more closely
@@ -33,6 +34,7 @@ def shares(workloads: Sequence[str] = WORKLOADS, seconds: float = _SECONDS) -> l
         A line for each workload.
     """
     torch.set_num_threads(1)
+    keep_large_blocks()  # as `dpbench train` does: memory that is given back and taken again would be measured, too
     return [_share(name, seconds) for name in workloads]
 
 
