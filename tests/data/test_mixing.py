@@ -267,7 +267,7 @@ def filled_and_sorted(records: list[Any]) -> Any:
 def test_unusable_records_that_are_filled_up_with_others(collate: Callable[[list[Any]], Any], mark: bool) -> None:
     one = loader(Damaged(mark), collate)
     with pytest.raises(
-        ConfigurationError, match="returns None for an item|from other records|puts a record into a batch more often"
+        ConfigurationError, match="returns None for an item|from other records|puts a record into a batch again"
     ):
         [lots_of(one) for _ in range(10)]
 
@@ -306,9 +306,26 @@ def filled_by_the_record_before(records: list[Any]) -> dict[str, Tensor]:
     }
 
 
-def test_rows_of_a_record_that_count_for_another_are_refused() -> None:
-    one = loader(PICTURES, filled_by_the_record_before, record_of_row="record")
-    with pytest.raises(ConfigurationError, match="from other records|puts a record into a batch more often"):
+def filled_by_views_of_the_first(records: list[Any]) -> dict[str, Tensor]:
+    """Each picture and its mirror image; where a label is 0, those of the first record, as often as it has rows."""
+    rows = []
+    for number, (image, label) in enumerate(records):
+        source = records[0][0] if int(label) == 0 else image
+        rows += [(source, number), (source.flip(-1), number)]
+    return {
+        "x": torch.stack([image for image, _ in rows]),
+        "record": torch.tensor([number for _, number in rows]),
+    }
+
+
+@pytest.mark.parametrize("collate", [filled_by_the_record_before, filled_by_views_of_the_first])
+def test_rows_of_a_record_that_count_for_another_are_refused(
+    collate: Callable[[list[Any]], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In each batch, whether or not its records are collated again among others."""
+    monkeypatch.setattr("dpbench.data.collation.is_checked", lambda number: False)
+    one = loader(PICTURES, collate, record_of_row="record")
+    with pytest.raises(ConfigurationError, match="puts a record into a batch again"):
         [lots_of(one) for _ in range(10)]
 
 

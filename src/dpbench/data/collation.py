@@ -2,7 +2,7 @@
 
 A row that is made of several records (mixup, cutmix, batch statistics), and a record that fills the places of others,
 move a sum by more than the bound. Both show in some lots, of which records are collated again with others in the places
-of half of them; and in each lot no tensor of a record may be joined with others more often than the record has rows.
+of half of them; and in each lot a tensor of a record may be joined with others again in rows of the record only.
 Nothing is said of a `collate_fn` that fails, or that is random beyond the seeds of torch, numpy and `random`. A data
 set that returns None for an item is refused.
 """
@@ -10,13 +10,12 @@ set that returns None for an item is refused.
 from __future__ import annotations
 
 import copy
-import math
 import random
 from collections import Counter, UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -168,38 +167,53 @@ class Collation:
         joins = _Joins(places)
         with joins:
             batch = self._collate(own)
-        for record, times in joins.most.items():
-            if times > _number_of_rows(rows, batch, record, len(records)):
-                raise ConfigurationError(
-                    "the collate_fn puts a record into a batch more often than it has rows there, as those do that "
-                    "fill the places of others: each is clipped separately, or counted for another record, and epsilon "
-                    "does not hold. Remove records that cannot be used from the data set (torch.utils.data.Subset), or "
-                    "make an empty row for each of them, such as zeros; record_of_row says whose several rows are."
-                )
+        if any(_is_misplaced(join, rows, batch, len(records)) for join in joins.repeated):
+            raise ConfigurationError(
+                "the collate_fn puts a record into a batch again, in a row that is not its own, as those do that fill "
+                "the places of others: each is clipped separately, or counted for another record, and epsilon does not "
+                "hold. Remove records that cannot be used from the data set (torch.utils.data.Subset), or make an empty row "
+                "for each of them, such as zeros; with record_of_row, stack rows in their order, or repeat_interleave."
+            )
         return batch
 
 
-def _number_of_rows(rows: Rows, batch: Any, record: int, records: int) -> float:
+class _Join(NamedTuple):
+    """Tensors that one call has joined, some of them more than once.
+
+    Attributes:
+        rows: Number of rows that come of them; None if they are not joined as rows.
+        places: Record → rows of its tensors that were joined more than once.
+    """
+
+    rows: int | None
+    places: Mapping[int, Sequence[int]]
+
+
+def _is_misplaced(join: _Join, rows: Rows, batch: Any, records: int) -> bool:
+    """Tell if a tensor that was joined again is in a row that is not its record's."""
     try:
-        return len(rows(batch, np.array([record]), records))
+        if join.rows != len(rows(batch, np.arange(records), records)):
+            return True
+        own = {record: rows(batch, np.array([record]), records) for record in join.places}
     except Exception:  # no index of records, which is refused with the batch
-        return math.inf
+        return False
+    return not all(set(places) <= set(own[record].tolist()) for record, places in join.places.items())
 
 
 class _Joins(TorchFunctionMode):
-    """Count how often a record's tensors are joined with those of others: whoever fills places joins one twice.
+    """Take note of tensors of records that are joined with others again: whoever fills places does so.
 
     Args:
         places: Address of each tensor of a record → the record's number.
 
     Attributes:
-        most: Record → the most often that one of its tensors was joined in one call, where it was so more than once.
+        repeated: Calls that join a tensor more than once.
     """
 
     def __init__(self, places: Mapping[int, int]) -> None:
         super().__init__()
         self._places = places
-        self.most: Counter[int] = Counter()
+        self.repeated: list[_Join] = []
 
     def __torch_function__(
         self,
@@ -208,18 +222,28 @@ class _Joins(TorchFunctionMode):
         args: Any = (),
         kwargs: Any = None,
     ) -> Any:
-        for values in (*args[:1], *(kwargs or {}).values()):
-            if not isinstance(values, list | tuple):
-                continue
-            places = [x.data_ptr() for x in values if isinstance(x, Tensor) and _has_memory(x)]
-            joined = Counter(place for place in places if place in self._places)
-            if len({self._places[place] for place in joined}) < 2:
-                continue  # a record may be joined with itself, as a picture's three channels
-            for place, times in joined.items():
-                if times > 1:
-                    record = self._places[place]
-                    self.most[record] = max(times, self.most[record])
-        return function(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        for values in (*args[:1], *kwargs.values()):
+            if isinstance(values, list | tuple):
+                is_by_row = function in (torch.stack, torch.cat) and kwargs.get("dim", (*args, 0, 0)[1]) == 0
+                self._look_at(values, function is torch.cat, is_by_row)
+        return function(*args, **kwargs)
+
+    def _look_at(self, values: Sequence[Any], is_cat: bool, is_by_row: bool) -> None:
+        tensors = [x for x in values if isinstance(x, Tensor) and _has_memory(x)]
+        addresses = [x.data_ptr() for x in tensors]
+        joined = Counter(address for address in addresses if address in self._places)
+        # A record may be joined with itself, as a picture's three channels.
+        if len({self._places[address] for address in joined}) < 2 or max(joined.values()) < 2:
+            return
+        places: dict[int, list[int]] = {}
+        row = 0
+        for x, address in zip(tensors, addresses, strict=True):
+            size = len(x) if is_cat and x.dim() else 1
+            if joined[address] > 1:
+                places.setdefault(self._places[address], []).extend(range(row, row + size))
+            row += size
+        self.repeated.append(_Join(row if is_by_row else None, places))
 
 
 def _has_memory(x: Tensor) -> bool:
