@@ -17,7 +17,7 @@ from importlib.metadata import entry_points
 from dpbench import __version__
 from dpbench.cli import check, completion, experiments, new, privacy, publishing, results, train
 from dpbench.cli.arguments import Answer, Commands, OneLineParser, print_json
-from dpbench.errors import DPBenchError, Interrupted, ReportedByAnotherRank
+from dpbench.errors import DPBenchError, Interrupted, ReportedByAnotherRank, brief
 from dpbench.run.processes import is_first
 from dpbench.run.runtime import wait_briefly, warn_in_one_line
 
@@ -111,7 +111,10 @@ def parser() -> OneLineParser:
 
 def _add_plugins(commands: Commands) -> None:
     for entry in entry_points(group=_PLUGINS):
-        entry.load()(commands)
+        try:
+            entry.load()(commands)
+        except Exception as error:  # of a plug-in: other commands go without it
+            print(f"dpbench: warning: no command {entry.name}: {entry.value} fails ({brief(error)}).", file=sys.stderr)
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:

@@ -170,9 +170,10 @@ class Collation:
         if any(_is_misplaced(join, rows, batch, len(records)) for join in joins.repeated):
             raise ConfigurationError(
                 "the collate_fn puts a record into a batch again, in a row that is not its own, as those do that fill "
-                "the places of others: each is clipped separately, or counted for another record, and epsilon does not "
-                "hold. Remove records that cannot be used from the data set (torch.utils.data.Subset), or make an empty row "
-                "for each of them, such as zeros; with record_of_row, stack rows in their order, or repeat_interleave."
+                "the places of others: each is clipped separately, or counted for another record, and epsilon does "
+                "not hold. Remove records that cannot be used from the data set (torch.utils.data.Subset), or make an "
+                "empty row for each of them, such as zeros; with record_of_row, stack rows in their order, or use "
+                "repeat_interleave."
             )
         return batch
 

@@ -93,7 +93,9 @@ def _load(name: str) -> PluginKernels | None:
     for entry in plugins.select(name=name):
         return cast(PluginKernels, entry.load())
     known = ", ".join([_NONE, *sorted(plugins.names)])
-    raise ConfigurationError(f"engine.kernels (or {_VARIABLE}) must be one of {known}, not {name!r}.")
+    raise ConfigurationError(
+        f"engine.kernels (or {_VARIABLE}) must be one of {known}, not {name!r}: install its plug-in."
+    )
 
 
 def suited(*tensors: Tensor) -> Kernels | None:
