@@ -17,7 +17,7 @@ from torch import nn
 
 from dpbench import PrivateLoop
 from dpbench.errors import UnsupportedModuleError
-from dpbench.guards._saved_values import SavedValues
+from dpbench.guards._saved import Saved
 from dpbench.strategies import DPSGD
 from tests.guards.plain_training import plain_training
 from tests.guards.test_module_writes import fit
@@ -272,7 +272,7 @@ def test_values_that_are_no_numbers_equal_themselves() -> None:
     module.save_hyperparameters({"nan": float("nan"), "list": [float("nan")], "self": []})
     module.hparams["self"].append(module.hparams["self"])
     optimizer = torch.optim.SGD(module.parameters(), lr=float("nan"))
-    saved = SavedValues(plain_training(module, optimizer))
+    saved = Saved(plain_training(module, optimizer))
     assert saved.written() == []
     module.hparams["list"][0] = 0.0
     assert saved.written() == ["hparams.list[0]"]

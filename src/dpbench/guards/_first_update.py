@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpbench.guards._module_writes import sum_of_bits
+from dpbench.guards._saved import sum_of_bits
 from dpbench.guards.guard import Guard
 from dpbench.guards.parameters import parameters_of
 

@@ -108,7 +108,7 @@ class WatchedStep:
             if self._earlier is not None:
                 self._earlier.give_back()
                 self._earlier = None
-            if not rows or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+            if not rows or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
                 return own(batch, *arguments, **options)  # recorded kernels: judged when they ran eagerly
             axis = self._axis = new_axis(rows // self._rows_of_record)
             axis.before_first_read = self._keep_state
