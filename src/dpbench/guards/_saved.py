@@ -11,7 +11,7 @@ import math
 import pickle
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from dpbench.records.step_state import CODE, PLAIN
 from dpbench.records.training import Training
 
 _PLAIN = (*PLAIN, np.generic)
+_FAST = {str, int, float, bool, type(None)}  # most values
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by their bytes
 _MOST_ENTRIES = 1000  # of one container that are looked into
 _MOST_VALUES = 20_000  # of an object and everything in it
@@ -81,24 +82,31 @@ class Saved:
 
     def _read_state(self) -> Values:
         """The module's tensors and extra states, and the tensors of optimizers' states."""
-        module = self._training.module
         values: Values = {}
         tensors: dict[str, Tensor] = {}
-        for prefix, submodule in module.named_modules(remove_duplicate=False):
-            path = f"{prefix}." if prefix else ""
-            for name, x in chain(submodule._parameters.items(), submodule._buffers.items(), _metric_states(submodule)):
+        pending: list[tuple[str, nn.Module]] = [("", self._training.module)]
+        while pending:  # six times in every lot
+            path, module = pending.pop()
+            for name, x in (*module._parameters.items(), *module._buffers.items()):
                 if x is not None:
                     tensors[path + name] = x
-            if type(submodule).get_extra_state is not nn.Module.get_extra_state:
-                values[f"{path}get_extra_state()"] = (pickle.dumps(submodule.get_extra_state()),)
+            if "_persistent" in module.__dict__:
+                tensors |= _metric_states(module, path)
+            if type(module).get_extra_state is not nn.Module.get_extra_state:
+                values[f"{path}get_extra_state()"] = (pickle.dumps(module.get_extra_state()),)
+            for name, child in module._modules.items():
+                if child is not None:
+                    pending.append((f"{path}{name}.", child))
         if self._contents:
-            values |= _added_entries(module, tensors, self._training.datamodule)
+            values |= _added_entries(self._training.module, tensors, self._training.datamodule)
         for name, optimizer in self._named_optimizers():
             for place, state in enumerate(optimizer.state.values()):
+                path = f"{name}.state[{place}]."
                 for key, x in state.items() if isinstance(state, dict) else ():
                     if isinstance(x, Tensor):
-                        tensors[f"{name}.state[{place}].{key}"] = x
-        return {name: self._mark(x) for name, x in tensors.items()} | values
+                        tensors[f"{path}{key}"] = x
+        marks = self._marks(list(tensors.values()))
+        return dict(zip(tensors, marks, strict=True)) | values
 
     def _read_options(self) -> Values:
         """Hyperparameters, schedules, and all of the optimizers but the tensors of their states."""
@@ -113,7 +121,8 @@ class Saved:
             for place, state in enumerate(optimizer.state.values()):
                 entries = state if isinstance(state, dict) else {"": state}
                 others = {key: value for key, value in entries.items() if not isinstance(value, Tensor)}
-                values |= self._values(others, f"{name}.state[{place}]")
+                if others:
+                    values |= self._values(others, f"{name}.state[{place}]")
             values |= self._values(_without(vars(optimizer), _OF_TORCH), name)
             for place, group in enumerate(optimizer.param_groups):
                 options = {key: value for key, value in _without(group, _PARAMETERS).items() if type(value) is not bool}
@@ -128,12 +137,19 @@ class Saved:
             return [("optimizer", optimizers[0])]
         return [(f"optimizer {number}", optimizer) for number, optimizer in enumerate(optimizers)]
 
-    def _mark(self, x: Tensor) -> Value:
-        self._alive.append(x)
-        version = -1 if x.is_inference() else x._version  # made in inference mode: not counted
-        return id(x), version, sum_of_bits(x) if self._contents else None
+    def _marks(self, tensors: list[Tensor]) -> Iterable[Value]:
+        """Number, version, and sum over the contents of each tensor; None where contents are not compared."""
+        self._alive += tensors
+        try:
+            versions = [x._version for x in tensors]
+        except RuntimeError:  # made in inference mode: not counted
+            versions = [-1 if x.is_inference() else x._version for x in tensors]
+        sums = [sum_of_bits(x) for x in tensors] if self._contents else [None] * len(tensors)
+        return zip(map(id, tensors), versions, sums, strict=True)
 
     def _values(self, x: Any, name: str) -> Values:
+        if isinstance(x, dict) and _FAST.issuperset(map(type, x.values())):
+            return {f"{name}.{key}": _plain(value) for key, value in x.items()}
         return dict(islice(self._leaves(x, name, set()), _MOST_VALUES))
 
     def _follows_schedule(self, name: str, options: Values) -> bool:
@@ -163,12 +179,11 @@ class Saved:
             Name and value.
         """
         if isinstance(x, _PLAIN):
-            is_nan = isinstance(x, float) and math.isnan(x)  # which does not equal itself
-            yield name, ("nan",) if is_nan else (x,)
+            yield name, _plain(x)
             return
         self._alive.append(x)
         if isinstance(x, Tensor):
-            yield name, self._mark(x)
+            yield name, next(iter(self._marks([x])))
         elif isinstance(x, np.ndarray):
             yield name, (x.dtype.str, x.shape, x.tobytes())
         elif isinstance(x, CODE):
@@ -179,6 +194,13 @@ class Saved:
             yield name, (type(x), len(parts))
             for key, value in parts.items():
                 yield from self._leaves(value, f"{name}{key}", seen)
+
+
+def _plain(x: Any) -> Value:
+    """A value that equals itself, which NaN does not."""
+    if isinstance(x, float) and math.isnan(x):
+        return ("nan",)
+    return (x,)
 
 
 def _is_of_schedule(name: str) -> bool:
@@ -193,13 +215,15 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     return [name for name in names if before.get(name) != now.get(name)]
 
 
-def _metric_states(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """States of a torchmetrics metric that `state_dict` holds; none of other modules."""
-    for name, is_saved in module.__dict__.get("_persistent", {}).items():
-        value = getattr(module, name, None) if is_saved else None
+def _metric_states(metric: nn.Module, path: str) -> dict[str, Tensor]:
+    """States of a torchmetrics metric that `state_dict` holds, by name."""
+    states = {}
+    for name, is_saved in metric.__dict__["_persistent"].items():
+        value = getattr(metric, name, None) if is_saved else None
         for place, x in enumerate(value if isinstance(value, list) else [value]):
             if isinstance(x, Tensor):
-                yield f"{name}[{place}]" if isinstance(value, list) else name, x
+                states[f"{path}{name}[{place}]" if isinstance(value, list) else path + name] = x
+    return states
 
 
 def _added_entries(module: nn.Module, tensors: Mapping[str, Tensor], datamodule: Any) -> Values:
