@@ -55,6 +55,7 @@ ALONE: dict[str, set[str]] = {
     "noise_of_numpy_by_arrays": {"mixed"},
     "as_many_numbers_as_the_records_ask_for": {"mixed"},
     "augmented_by_torchvision": {"mixed"},
+    "noise on the weights": {"separable", "mixed"},  # mixed where draws for 6 features may be one for each of 6 records
 }
 """What sends a step record by record, or ("kept") is refused."""
 

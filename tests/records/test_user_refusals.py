@@ -24,50 +24,6 @@ from tests.strategies.worlds import trainer_for
 LOCAL = LocalTraining(lr=0.1, batch_size=2, epochs=2)
 
 
-class RunningMean(Toy):
-    """Divides by a running mean of its losses, kept in an attribute."""
-
-    mean = 1.0
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = self.loss(batch)
-        self.mean = 0.9 * self.mean + 0.1 * float(loss.detach())
-        return loss / self.mean
-
-
-class Bank(Toy):
-    """Pulls to the mean of the inputs that it has seen."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__(net)
-        self.bank: list[Tensor] = []
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.bank.append(batch[0].mean(0))
-        return self.loss(batch) + (self.net(torch.stack(self.bank)) - 1).square().mean()
-
-
-class Curriculum(Toy):
-    """Weighs the loss by the number of calls."""
-
-    calls = 0
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.calls += 1
-        return self.loss(batch) * min(1.0, self.calls / 50)
-
-
-class FirstWins(Toy):
-    """Centers all inputs by those of the first batch that it ever saw."""
-
-    center: Tensor | None = None
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        if self.center is None:
-            self.center = batch[0].mean(0)
-        return self.loss((batch[0] - self.center, batch[1]))
-
-
 class NoLoss(Toy):
     def training_step(self, batch: Any, batch_idx: int) -> None: ...
 
@@ -119,12 +75,8 @@ def normed() -> nn.Module:
 
 
 REFUSED: dict[str, tuple[Callable[[], Toy], str]] = {
-    "batch norm": (lambda: Toy(normed()), "running_mean"),
+    "batch norm": (lambda: Toy(normed()), "num_batches_tracked"),
     "buffer": (lambda: NeedsNumbers(linear()), "count"),
-    "running mean": (lambda: RunningMean(linear()), "keeps something from one training_step to the next"),
-    "first wins": (lambda: FirstWins(linear()), "keeps something from one training_step to the next"),
-    "memory bank": (lambda: Bank(linear()), "keeps something from one training_step to the next"),
-    "curriculum": (lambda: Curriculum(linear()), "keeps something from one training_step to the next"),
     "no loss": (lambda: NoLoss(linear()), "returned no loss for a batch of a user"),
     "no gradient": (lambda: NoGradient(linear()), "depends on no trainable parameter"),
     "many losses": (lambda: ManyLosses(linear()), "one number"),
@@ -142,26 +94,6 @@ def test_modules_that_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(DPBenchError, match=message) as caught:
         fit(tmp_path, make(), users, steps=1)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("worlds", ["first user diverges", "first cohort is empty", "second fit of one source"])
-def test_a_memory_check_is_not_lost(tmp_path: Path, worlds: str) -> None:
-    inputs, lots = torch.randn(sum(SIZES), WIDTH, generator=torch.Generator().manual_seed(9)), Lots
-    seed, source = 2, Users(LOCAL)
-    drawn = lots(make_sampling("poisson", len(SIZES), 4, "user"), seed)
-    if worlds == "first user diverges":
-        users = make_users(inputs=inputs)
-        first = next(user for user in drawn.lot(0).tolist() if SIZES[user])
-        inputs[users.rows(first)] = float("inf")
-    elif worlds == "first cohort is empty":
-        drawn = next(one for s in range(999) if not len((one := lots(drawn.sampling, s)).lot(0)))
-    else:
-        strategy = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3, records=source)
-        trainer_for(tmp_path / "before", strategy, 5).fit(Toy(linear()), loader_of(make_users()))
-    strategy = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3, records=source)
-    loader = LotLoader(make_users(inputs=inputs), lots(drawn.sampling, drawn.seed))
-    with pytest.raises(DPBenchError, match="keeps something from one training_step to the next"):
-        trainer_for(tmp_path, strategy, 3).fit(Curriculum(linear()), loader)
 
 
 def test_a_metric_that_is_never_returned_is_no_zero(tmp_path: Path) -> None:

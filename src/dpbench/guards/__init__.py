@@ -7,7 +7,6 @@ from dpbench.guards._padding import Padding
 from dpbench.guards._released_gradients import ReleasedGradients
 from dpbench.guards._saved_records import SavedRecords
 from dpbench.guards._trainer_settings import TrainerSettings
-from dpbench.guards._user_memory import UserMemory
 from dpbench.guards.choices import Choices
 from dpbench.guards.earlier_fits import EarlierFits
 from dpbench.guards.guard import Guard
@@ -24,7 +23,6 @@ EVERY_TRAINING: tuple[type[Guard], ...] = (
     SavedRecords,
     NumberOfRecords,
     Padding,
-    UserMemory,
     PublicNetworks,  # before `Writes`, which looks once the lot is back in its place
     Writes,
     ReleasedGradients,

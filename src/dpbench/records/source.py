@@ -7,7 +7,7 @@ the training is not known here, nor what is checked of a lot (`guards`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -269,26 +269,6 @@ class RepeatableSums(Protocol):
         Raises:
             ConfigurationError: They were added before.
         """
-
-
-@runtime_checkable
-class LocalUpdates(Protocol):
-    """A source that trains one unit after the other on the module, which may remember the ones before."""
-
-    memory: Memory | None
-
-
-class Memory(Protocol):
-    """Looks for what a module keeps from one unit to the next."""
-
-    def open(self, units: Sequence[int]) -> bool:
-        """Begin a lot of some units; whether it is looked at."""
-
-    def note(self, unit: int, update: list[Tensor]) -> None:
-        """Take note of the update of a unit."""
-
-    def close(self, again: Callable[[int], list[Tensor]]) -> None:
-        """End the lot; `again(unit)` computes an update once more."""
 
 
 def require(part: T | None) -> T:

@@ -407,6 +407,60 @@ class PublicState(StepState):
         return super()._stays(x) | getattr(type(x), _INDEPENDENT, frozenset())
 
 
+class UserState(PublicState):
+    """State of a module before the local training of a user, to which it returns after it.
+
+    Guarantee: nothing that `StepState` reaches carries what one user's examples say into another one's update. States
+    of torchmetrics begin anew with each user, and are merged.
+
+    Args:
+        training: The training whose users are trained one after the other.
+
+    Attributes:
+        not_merged: Names of classes of metrics whose states cannot be merged: they do not count what users add.
+    """
+
+    def __init__(self, training: Training) -> None:
+        self.not_merged: set[str] = set()
+        self._metrics: list[tuple[Any, Any]] = []  # of the module, of all users
+        super().__init__(training)
+        for metric, _ in self._metrics:
+            metric.reset()
+
+    def put_back(self) -> None:
+        """Put everything back after a user, but gradients and random numbers."""
+        for metric, total in self._metrics:
+            if metric.update_called:
+                self._merge(metric, total)
+        for metric, _ in self._metrics:
+            metric.reset()
+        super().put_back()
+
+    def close(self) -> None:
+        """Give metrics what all users have added."""
+        for metric, total in self._metrics:
+            for name in (*total._defaults, "_update_count", "_forward_cache"):
+                setattr(metric, name, getattr(total, name))
+
+    def _merge(self, metric: Any, total: Any) -> None:
+        try:
+            if any(getattr(reduction, "__name__", "") == "dim_zero_mean" for reduction in metric._reductions.values()):
+                raise RuntimeError("users count alike in a mean of states, whatever they hold")
+            total.merge_state(metric)
+        except RuntimeError:
+            self.not_merged.add(type(metric).__name__)
+            return
+        total._update_count += metric.update_count
+        total._forward_cache = metric._forward_cache  # the step's own value
+
+    def _roots(self, training: Training) -> list[Any]:
+        return StepState._roots(self, training)
+
+    def _keep_metric(self, metric: Any) -> None:
+        if hasattr(metric, "merge_state"):  # not of a collection
+            self._metrics.append((metric, copy.deepcopy(metric)))
+
+
 class WithheldValue:
     """Stands in for a value of records between the release of a batch and its update. Any use of it is refused.
 

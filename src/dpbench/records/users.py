@@ -22,7 +22,8 @@ from dpbench.records._local_logs import LocalLogs
 from dpbench.records._local_step import LocalStep, kept_randomness
 from dpbench.records._noise_step import noise_batch
 from dpbench.records.local_training import Client, LocalTraining
-from dpbench.records.source import SECOND_RELEASE, Memory, Piece
+from dpbench.records.source import SECOND_RELEASE, Piece
+from dpbench.records.step_state import UserState
 from dpbench.records.training import Training, TrainingStep
 
 _TIMES_TELL = (
@@ -32,6 +33,12 @@ _TIMES_TELL = (
 )
 _AS_IN = "Users(LocalTraining(lr=0.1))"
 _ON_NOISE = 8  # made-up users of the step that first bounds are found by
+_PUT_BACK = (
+    "training_step changes attributes of the module (a running average, a memory of batches): they are put back after "
+    "each user, so that no user's update depends on another one's examples; decorate the module's class with "
+    '@dpbench.independent("name") to keep an attribute that does not depend on examples.'
+)
+_NOT_MERGED = "states of {names} cannot be merged: in training they do not count what users add."
 _NOT_FINITE = (
     "updates of some users are not finite (their local training diverged) and count as zero; "
     "nonprivate/diverged_users says how many of each round. A smaller lr of the local training avoids it."
@@ -81,9 +88,9 @@ class Users:
         if not isinstance(local, LocalTraining):
             raise ConfigurationError(f"local must be a LocalTraining, as in {_AS_IN}, not {local!r}.")
         self.local = local
-        self.memory: Memory | None = None
         self._dataset: UserDataset | None = None
         self._warned = False
+        self._said: set[str] = set()
         self._diverged = 0
 
     def __repr__(self) -> str:
@@ -213,27 +220,26 @@ class Users:
 
     def _train(self, local_step: LocalStep) -> None:
         """Hand the update of each user of the cohort to the release."""
-        memory = self.memory
-        if memory is not None and not memory.open(self._users):
-            memory = None  # the lot is not looked at
         diverged = torch.zeros((), dtype=torch.long, device=self._training.device)
+        state = UserState(self._training)
         for user in self._users:
             update = self._update(user, local_step)
             record, norms = OneRecord.of(update)
-            is_finite = norms.sum().isfinite()
-            diverged += ~is_finite
-            if memory is not None and self._has_examples(user) and is_finite:
-                memory.note(user, update)
+            diverged += ~norms.sum().isfinite()
             self._releases.accumulate(record, 1, None, local_step.values())
             del update, record  # before the next one takes as much
+            if user == self._users[0] and state.changed():
+                self._say(_PUT_BACK)
+            state.put_back()
+        state.close()
+        if state.not_merged:
+            self._say(_NOT_MERGED.format(names=", ".join(sorted(state.not_merged))))
         self._diverged = int(diverged)
-        if memory is not None:
-            with self._logs.silent():
-                memory.close(lambda user: self._update(user, local_step))
 
-    def _has_examples(self, user: int) -> bool:
-        assert self._dataset is not None
-        return len(self._dataset.rows(user)) > 0
+    def _say(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            self._training.inform(line)
 
     def _update(self, user: int, local_step: LocalStep) -> list[Tensor]:
         generator = keyed_generator(self._releases.key_of(Stream.LOCAL_TRAINING, user))
