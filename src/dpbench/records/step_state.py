@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset
 
 from dpbench.errors import ConfigurationError
@@ -208,12 +209,14 @@ class StepState:
         elif isinstance(x, list | set | deque | tuple):
             return self._keep_container(x)
         elif isinstance(x, nn.Module) or (hasattr(x, "__dict__") and not is_opaque(x)):
-            attributes = self._keep_dict(x.__dict__, self._stays(x))
+            stays = self._stays(x)
+            attributes = self._keep_dict(x.__dict__, stays)
             # Not what hooks hold; but a hook that the step registers would be there once for each of its runs.
             for name in attributes:
                 if name.endswith(_HOOKS) and isinstance(attributes[name], dict):
                     self._keep_dict(attributes[name])
-            return [type(x), *(value for name, value in attributes.items() if not name.endswith(_HOOKS))]
+            stays |= {name for name in attributes if name.endswith(_HOOKS)}
+            return [type(x), *(value for name, value in attributes.items() if name not in stays)]
         return ()
 
     def _stays(self, x: object) -> Set[str]:
@@ -446,6 +449,7 @@ class UserState(PublicState):
         try:
             if any(getattr(reduction, "__name__", "") == "dim_zero_mean" for reduction in metric._reductions.values()):
                 raise RuntimeError("users count alike in a mean of states, whatever they hold")
+            _detach_states(metric)
             total.merge_state(metric)
         except RuntimeError:
             self.not_merged.add(type(metric).__name__)
@@ -458,7 +462,7 @@ class UserState(PublicState):
 
     def _keep_metric(self, metric: Any) -> None:
         if hasattr(metric, "merge_state"):  # not of a collection
-            self._metrics.append((metric, copy.deepcopy(metric)))
+            self._metrics.append((metric, copy.copy(metric)))
 
 
 class WithheldValue:
@@ -518,6 +522,11 @@ def independent(*names: str) -> Callable[[Any], Any]:
         return kind
 
     return declared
+
+
+def _detach_states(metric: Any) -> None:
+    for name in metric._defaults:
+        setattr(metric, name, tree_map_only(Tensor, Tensor.detach, getattr(metric, name)))
 
 
 def _refill(x: dict[Any, Any], before: dict[Any, Any], stays: Set[Any]) -> None:

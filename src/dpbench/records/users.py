@@ -222,16 +222,18 @@ class Users:
         """Hand the update of each user of the cohort to the release."""
         diverged = torch.zeros((), dtype=torch.long, device=self._training.device)
         state = UserState(self._training)
-        for user in self._users:
-            update = self._update(user, local_step)
-            record, norms = OneRecord.of(update)
-            diverged += ~norms.sum().isfinite()
-            self._releases.accumulate(record, 1, None, local_step.values())
-            del update, record  # before the next one takes as much
-            if user == self._users[0] and state.changed():
-                self._say(_PUT_BACK)
-            state.put_back()
-        state.close()
+        try:
+            for user in self._users:
+                update = self._update(user, local_step)
+                record, norms = OneRecord.of(update)
+                diverged += ~norms.sum().isfinite()
+                self._releases.accumulate(record, 1, None, local_step.values())
+                del update, record  # before the next one takes as much
+                if user == self._users[0] and state.changed():
+                    self._say(_PUT_BACK)
+                state.put_back()
+        finally:
+            state.close()
         if state.not_merged:
             self._say(_NOT_MERGED.format(names=", ".join(sorted(state.not_merged))))
         self._diverged = int(diverged)
