@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -95,10 +94,8 @@ def test_seeds_are_a_number_or_a_list() -> None:
 
 
 def test_without_a_terminal_each_run_that_ends_is_told(
-    definition: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    definition: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    at_once = SimpleNamespace(monotonic=lambda: 0.0, perf_counter=time.perf_counter)  # else a time left may be told
-    monkeypatch.setattr("dpbench.run.progress.time", at_once)
     jobs = table_jobs(read_table(str(definition)).selected(["short"], (), 1), tmp_path)
     with watching(lambda: _progress(jobs)):
         jobs[0].path.mkdir(parents=True)

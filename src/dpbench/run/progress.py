@@ -1,10 +1,10 @@
-"""What people see while they wait: a bar over the steps of a run, or over those of all runs of a sweep or a table."""
+"""Progress of a run, and of all runs of a sweep or a table."""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
-import shutil
 import sys
 import threading
 import time
@@ -19,22 +19,19 @@ from typing import Any
 
 import pytorch_lightning as pl
 import yaml
+from pytorch_lightning.callbacks import TQDMProgressBar
 from tqdm import tqdm
 
-from dpbench.privacy.mechanism.banded import BandedNoise
 from dpbench.run.runtime import warn_in_one_line
 from dpbench.runs.folder import RunFolder
-from dpbench.runs.numbers import epsilon_text
 from dpbench.runs.readers import steps_logged
 from dpbench.runs.sweep import Sweep
 
-_RUN_BAR = "{percentage:3.0f}% {bar:12} {n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"
 _SWEEP_BAR = "{desc} {bar:20} {percentage:3.0f}% [{elapsed}, left {remaining}]"
 _REFRESH_RUN = 0.25  # seconds
 _REFRESH_SWEEP = 1.0
 _LOOKING = 50  # a look at all runs takes a fiftieth of the time at most: runs may train in this very process
 _ENDED = ("done", "failed")
-_FIGURES = {"val/accuracy": "val", "test/accuracy": "test"}
 _CHATTER = (
     ".*does not have many workers.*",
     ".*GPU available but not used.*",
@@ -56,49 +53,45 @@ def quiet() -> None:
     warn_in_one_line()
 
 
-def _open_bar(bar_format: str, total: float | None = None, initial: int = 0, leave: bool = True) -> tqdm[Any]:
-    width = max(shutil.get_terminal_size((100, 24)).columns, 80)
-    return tqdm(total=total, initial=initial, ncols=width, bar_format=bar_format, leave=leave)
-
-
 def bars(trainer: Mapping[str, Any], show: bool | None = None) -> list[RunProgress]:
     """The bar of a training, if it may have one.
 
     Args:
         trainer: Options of Lightning's trainer, which refuses a bar where `enable_progress_bar` is false.
-        show: Whether anybody sees it; by default, if standard error is a terminal and this is no job of a queue.
+        show: Whether to draw it; by default, if standard output is a terminal and this is no job of a queue.
     """
     if trainer.get("enable_progress_bar") is False:
         return []
     if show is None:
-        show = sys.stderr.isatty() and "SLURM_JOB_ID" not in os.environ
+        show = sys.stdout.isatty() and "SLURM_JOB_ID" not in os.environ
     return [RunProgress(show)]
 
 
-class RunProgress(pl.callbacks.ProgressBar):
-    """A bar over all steps, instead of one for each short epoch: steps, time left, epsilon, loss, accuracy.
+class RunProgress(TQDMProgressBar):
+    """Lightning's bar with epsilon, loss, accuracies and the time left of the whole training.
 
     Args:
-        enabled: False where nobody watches (no terminal).
+        enabled: Whether the bar is drawn.
     """
 
     def __init__(self, enabled: bool = True) -> None:
         super().__init__()
         self._enabled = enabled
-        self._bar: tqdm[Any] | None = None
         self._refreshed = 0.0
-
-    def disable(self) -> None:
-        """Called by Lightning on ranks other than 0."""
-        self._enabled = False
+        self._start_time = 0.0
+        self._start_step = 0
+        self._outputs: Any = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Be quiet in spawned processes too."""
         super().setup(trainer, pl_module, stage)
         quiet()
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Open the bar."""
+    def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Print the noise of a private training, and open the bar."""
+        super().on_train_start(trainer)
+        self._start_time = time.monotonic()
+        self._start_step = trainer.global_step
         if not self._enabled:
             return
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
@@ -107,54 +100,35 @@ class RunProgress(pl.callbacks.ProgressBar):
                 planned = trainer.estimated_stepping_batches - trainer.global_step
                 if callback.remaining_steps is not None and callback.remaining_steps < planned:
                     tqdm.write(_budget_line(callback, trainer.global_step), file=sys.stderr)
-        steps = trainer.estimated_stepping_batches
-        self._bar = _open_bar(_RUN_BAR, None if steps == float("inf") else int(steps), trainer.global_step)
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:
-        """Advance, a few times a second, with the newest figures."""
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Advance, a few times a second: figures on a GPU are waited for."""
         is_last = trainer.should_stop or trainer.global_step == trainer.max_steps
-        if self._bar is None or (time.monotonic() - self._refreshed < _REFRESH_RUN and not is_last):
+        if time.monotonic() - self._refreshed < _REFRESH_RUN and not is_last:
             return
         self._refreshed = time.monotonic()
-        figures: dict[str, str] = {}
-        metrics = trainer.progress_bar_metrics
-        if "privacy/epsilon" in metrics:
-            figures["epsilon"] = epsilon_text(metrics["privacy/epsilon"])
-        if isinstance(outputs, dict) and "loss" in outputs:
-            figures["loss"] = f"{float(outputs['loss']):.3f}"
-        for metric, short in _FIGURES.items():
-            if metric in metrics:
-                figures[short] = f"{100 * metrics[metric]:.1f}%"
-        self._bar.set_postfix(figures, refresh=False)
-        self._bar.update(trainer.global_step - self._bar.n)
-        self._bar.refresh()
+        self._outputs = outputs
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Close the bar."""
-        self._close()
-
-    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Open a bar for the final test."""
-        if self._enabled:
-            self._bar = _open_bar(_RUN_BAR, int(sum(trainer.num_test_batches)), leave=False)
-
-    def on_test_batch_end(self, *_: Any) -> None:
-        """Advance the bar of the test."""
-        if self._bar is not None:
-            self._bar.update()
-
-    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Close the bar."""
-        self._close()
-
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+    def on_exception(self, *_: Any) -> None:
         """Leave the terminal in order."""
-        self._close()
+        if self._train_progress_bar is not None:
+            self._train_progress_bar.close()
 
-    def _close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-        self._bar = None
+    def get_metrics(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
+        """Whatever is logged for the bar, such as epsilon and accuracies, with the loss and the time left."""
+        figures: dict[str, Any] = super().get_metrics(trainer, pl_module)
+        figures.pop("v_num", None)
+        if isinstance(self._outputs, dict) and "loss" in self._outputs:
+            figures["loss"] = float(self._outputs["loss"])
+        made = trainer.global_step - self._start_step
+        planned = trainer.estimated_stepping_batches
+        if made and planned != math.inf:
+            seconds = (time.monotonic() - self._start_time) * (planned - trainer.global_step) / made
+            figures["left"] = str(timedelta(seconds=round(seconds)))
+        return figures
 
 
 def _noise_line(strategy: Any) -> str:
@@ -164,12 +138,7 @@ def _noise_line(strategy: Any) -> str:
     population = plan.sampling.population
     goal = f" for epsilon {strategy.target_epsilon:g}" if strategy.target_epsilon is not None else ""
     batch = f"expected batch size {size:g} of {population:,} records (sampling rate {size / population:.3g})"
-    noise = strategy.mechanism.training_plan.noise
-    correlation = ""
-    if isinstance(noise, BandedNoise):
-        megabytes = noise.memory(sum(plan.sizes)) / 1e6
-        correlation = f", correlated over {noise.bands} steps (whose noise takes {megabytes:,.1f} MB)"
-    return f"noise multiplier {plan.noise_multiplier:.5g}{goal}{correlation}, {batch}"
+    return f"noise multiplier {plan.noise_multiplier:.5g}{goal}, {batch}"
 
 
 def _budget_line(strategy: Any, completed: int) -> str:
@@ -230,13 +199,16 @@ def watching(look: Callable[[], Progress | None]) -> Iterator[None]:
 
 
 class _Display:
-    """A bar over the steps of all runs; without a terminal a line for each run that ends."""
+    """A bar over the steps of all runs; without a terminal a line for each run that ends.
+
+    Args:
+        look: Progress now; None before anything has begun.
+        terminal: Whether to draw a bar.
+    """
 
     def __init__(self, look: Callable[[], Progress | None], terminal: bool) -> None:
         self._look = look
         self._terminal = terminal
-        self._start_time = 0.0
-        self._start_step: int | None = None
         self._states: Mapping[str, str] | None = None  # at the last look
         self._bar: tqdm[Any] | None = None
 
@@ -246,13 +218,10 @@ class _Display:
             self._states = progress.states if progress is not None else {}
         if progress is None:
             return
-        if self._start_step is None:
-            self._start_time = time.monotonic()
-            self._start_step = progress.made
         if self._terminal and progress.alone:
             self._draw(progress)
         else:
-            self._print(progress)
+            self._print(progress, self._states)
         self._states = progress.states
 
     def close(self) -> None:
@@ -261,28 +230,17 @@ class _Display:
 
     def _draw(self, progress: Progress) -> None:
         if self._bar is None:
-            self._bar = _open_bar(_SWEEP_BAR, initial=progress.made)
+            self._bar = tqdm(initial=progress.made, bar_format=_SWEEP_BAR, dynamic_ncols=True)
         self._bar.total = progress.steps
         self._bar.set_description_str(progress.counts, refresh=False)
         self._bar.update(progress.made - self._bar.n)
         self._bar.refresh()
 
-    def _print(self, progress: Progress) -> None:
-        assert self._states is not None
+    def _print(self, progress: Progress, before: Mapping[str, str]) -> None:
         for name, state in progress.states.items():
-            if state in _ENDED and state != self._states.get(name):
+            if state in _ENDED and state != before.get(name):
                 # By tqdm, because it leaves a bar that a run draws in one piece.
-                line = f"{progress.counts}: {name} is {state}{self._time_left(progress)}"
-                tqdm.write(line, file=sys.stderr)
-
-    def _time_left(self, progress: Progress) -> str:
-        assert self._start_step is not None
-        seconds = time.monotonic() - self._start_time
-        steps = progress.made - self._start_step
-        if steps <= 0 or progress.steps <= progress.made or seconds < _REFRESH_SWEEP:
-            return ""
-        remaining = seconds * (progress.steps - progress.made) / steps
-        return f", left {timedelta(seconds=round(remaining))}"
+                tqdm.write(f"{progress.counts}: {name} is {state}", file=sys.stderr)
 
 
 class SweepProgress:
