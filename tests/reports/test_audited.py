@@ -222,7 +222,7 @@ def test_wandb_holds_each_limit_and_shows_one(tmp_path: Path, monkeypatch: pytes
     run = finished(tmp_path / "run", 0.5)
     record, told = read_result(run), SimpleNamespace(summary={})
     monkeypatch.setattr(wandb, "run", told)
-    mirror_result([], record, {}, {})
+    mirror_result(record, {}, {})
     limits = record["privacy"]["audit"]["audited"]
     assert {f"privacy/audited_epsilon_{name}" for name in limits} < set(told.summary)
     assert told.summary["privacy/audited_epsilon"] == limits["family"] > 0

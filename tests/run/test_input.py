@@ -346,7 +346,7 @@ def test_a_mode_that_wandb_does_not_know(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "banana")
-    message = "$WANDB_MODE must be online, offline, disabled, shared, or not be set, not 'banana'"
+    message = "$WANDB_MODE must be online, offline, disabled or shared, not 'banana'"
     test_one_line_and_nothing_left("logger=wandb", message, tmp_path, monkeypatch, capsys)
 
 

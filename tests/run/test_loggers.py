@@ -1,12 +1,10 @@
-"""`logger=csv|tensorboard|mlflow|many|none`: the same names everywhere, and one line where a package is missing."""
+"""`logger=csv|tensorboard|mlflow|many|none`: the same names everywhere."""
 
 from __future__ import annotations
 
-import importlib.util
 import signal
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -15,7 +13,6 @@ from pytorch_lightning.loggers import CSVLogger
 
 from dpbench.cli import main
 from dpbench.errors import Interrupted
-from dpbench.run import logs
 from dpbench.run.logs import EvaluationRow, logger_state
 from dpbench.run.train import train
 from dpbench.runs.folder import RunFolder
@@ -97,20 +94,6 @@ def test_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [point.step for point in client.get_metric_history(run.info.run_id, "privacy/epsilon")][-1] == 8
 
 
-@pytest.mark.parametrize(("choice", "package"), [("tensorboard", "tensorboard"), ("mlflow", "mlflow")])
-def test_a_logger_that_is_not_installed(
-    choice: str, package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    find = importlib.util.find_spec
-    missing = lambda name, *more: None if name.lower().startswith(package) else find(name, *more)  # noqa: E731
-    monkeypatch.setattr("dpbench.run.logs.find_spec", missing)
-    assert main(["train", *FEW, f"logger={choice}"]) == 1
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert f"logger={choice} needs {package}, which is not installed: pip install -c " in err and f"[{choice}]" in err
-    assert not Path("run").exists()
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -168,15 +151,6 @@ def torch_loader() -> Any:
     from torch.utils.data import DataLoader
 
     return DataLoader(pictures(10), batch_size=10)
-
-
-def test_the_other_accountants_take_their_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter(range(0, 1000))
-    monkeypatch.setattr(logs, "time", SimpleNamespace(monotonic=lambda: float(next(now))))
-    monkeypatch.setattr(logs, "epsilon_here", lambda strategy, name: {"rdp": 2.0, "pld": 1.0}[name])
-    row = EvaluationRow([])
-    asked = ["privacy/epsilon_pld" in row._epsilons(None) for _ in range(20)]  # type: ignore[arg-type]
-    assert asked[0] and 2 <= sum(asked) <= 4  # each takes one second, and one passes between two evaluations
 
 
 def test_best_validation(tmp_path: Path) -> None:

@@ -68,11 +68,6 @@ def report_sweep(sweep: Sweep) -> None:
     print(f"\n{end.text}\n")
     for page in end.pages:
         print(f"  written to      {page}")
-    if end.logged is not None:
-        from dpbench.run.logs import log_table
-
-        opening = log_table(sweep.folder, *end.logged, end.groups.frame)
-        print(f"  wandb           {opening}")
 
 
 def train_and_report(cfg: DictConfig, trust: bool = False) -> float | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from dpbench.errors import DPBenchError
 from dpbench.files import typed, write_atomically
@@ -30,13 +29,11 @@ class EndOfSweep:
         groups: Its finished runs.
         text: Table, notes, what a choice costs, and how to see the table again.
         pages: Where it was written, in Markdown and as CSV.
-        logged: A run of the sweep that was logged to wandb, and the options by which; None where none was.
     """
 
     groups: GroupTable
     text: str
     pages: tuple[Path, Path]
-    logged: tuple[RunFolder, dict[str, Any]] | None
 
 
 def end_of_sweep(sweep: Sweep) -> EndOfSweep | None:
@@ -67,12 +64,7 @@ def end_of_sweep(sweep: Sweep) -> EndOfSweep | None:
     pages = (_free(sweep.folder, ".md"), _free(sweep.folder, ".csv"))
     write_atomically(pages[0], text + "\n")
     write_atomically(pages[1], groups.to_csv())
-    logged = None
-    for row in table.rows:
-        options = row.record["config"].get("logger") or {}
-        if logged is None and options.get("wandb") and row.folder is not None:
-            logged = (row.folder, options)
-    return EndOfSweep(groups, text, pages, logged)
+    return EndOfSweep(groups, text, pages)
 
 
 def _free(folder: Path, kind: str) -> Path:

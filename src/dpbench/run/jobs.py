@@ -226,8 +226,8 @@ def _check(command: Command) -> list[list[str]]:
         The words of each job of a sweep; none of a single run, and where a sweeper chooses them on the way.
     """
     with without_collections():
+        from dpbench.run import logs  # noqa: F401 (with what `_check_run` needs)
         from dpbench.run._objective import optimizes, refuse_choice
-        from dpbench.run.logs import require_installed  # noqa: F401 (with what `_check_run` needs)
 
     settings = command.cfg.hydra
     if not command.sweeps:
@@ -289,14 +289,10 @@ def _check(command: Command) -> list[list[str]]:
 def _check_run(cfg: DictConfig) -> dict[str, Any]:
     # PyTorch is imported here: not for a question, nor for words that do not compose.
     from dpbench.run.build import plain
-    from dpbench.run.config import check_config, uses_wandb
-    from dpbench.run.logs import environment_mode, require_installed
+    from dpbench.run.config import check_config
 
     config = plain(without_hydra(cfg))
     check_config(config)
-    require_installed(config)
-    if uses_wandb(config):
-        environment_mode()
     return config
 
 

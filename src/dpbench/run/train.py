@@ -246,7 +246,7 @@ def _train_and_record(config: dict[str, Any], job: _Job) -> dict[str, Any]:
         raise ConfigurationError(f"trainer: {brief(error)}") from error
     finally:
         if uses_wandb(config) and is_first():
-            logs.finish_wandb(run, loggers, failed)
+            logs.finish_wandb(run, failed)
 
 
 def _callbacks(
@@ -367,7 +367,7 @@ def _finish(
     log_end(services(trainer.loggers), record, checkpoint)
     opening = "not logged"
     if uses_wandb(run.config):
-        logs.mirror_result(trainer.loggers, record, pictures, best_validation(folder.metrics))
+        logs.mirror_result(record, pictures, best_validation(folder.metrics))
         opening = logs.how_to_open(folder)
     if reporter is not None:
         reporter.summarize(run, record, opening)
