@@ -33,14 +33,14 @@ def test_steps_of_all_runs_count_also_those_that_have_not_begun(tmp_path: Path) 
     run_of(tmp_path / "1", 30, 6)
     now = look()
     assert now == Progress(
-        {str(tmp_path / "0"): "done", str(tmp_path / "1"): "begun"}, "1/4 done, 1 begun", 16, 10 + 30 + 2 * 20, True
+        {str(tmp_path / "0"): "done", str(tmp_path / "1"): "begun"}, "1/4 done, 1 begun", 1 + 6 / 30, 4, True
     )
 
 
-def test_a_run_that_epochs_end_counts_as_one_step(tmp_path: Path) -> None:
+def test_a_run_that_epochs_end_counts_when_it_is_done(tmp_path: Path) -> None:
     run_of(tmp_path / "0", -1, 500)
     now = SweepProgress(Sweep(tmp_path, jobs=((), ())))()
-    assert (now.made, now.steps) == (1, 2)
+    assert (now.made, now.steps) == (0, 2)
 
 
 def test_each_run_that_ends_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pytorch_lightning as pl
 from hydra.types import RunMode
@@ -24,7 +24,7 @@ from pytorch_lightning.loggers.logger import Logger
 
 from dpbench.callback.strategy import epsilon_here
 from dpbench.errors import brief
-from dpbench.files import write_json
+from dpbench.files import from_here, write_json
 from dpbench.options import checked_value, options_of
 from dpbench.run.build import instantiate
 from dpbench.run.config import LOGGER, other_loggers, uses_wandb
@@ -85,16 +85,13 @@ def origin_of(hydra: Any) -> Origin:
     agent = os.environ.get("WANDB_SWEEP_ID")
     parameters = os.environ.get("WANDB_SWEEP_PARAM_PATH")
     if agent and parameters:
-        keys = OmegaConf.load(parameters)
-        return Origin(agent, tuple(word.lstrip("+") for word in words if key_of(word) in keys))
+        chosen = OmegaConf.load(parameters)
+        return Origin(agent, tuple(word.lstrip("+") for word in words if key_of(word) in chosen))
     if hydra.mode != RunMode.MULTIRUN:
         return Origin()
     keys = (hydra.callbacks.get("folders") or {}).get("swept") or ()
-    folder = Path(str(hydra.sweep.dir)).absolute()
-    # As a user sees the sweep: from here, or by the last two parts of its path.
-    is_below = folder.is_relative_to(Path.cwd())
-    sweep = folder.relative_to(Path.cwd()) if is_below else Path(*folder.parts[-2:])
-    return Origin(sweep.as_posix(), tuple(word.lstrip("+") for word in words if key_of(word) in keys))
+    swept = tuple(word.lstrip("+") for word in words if key_of(word) in keys)
+    return Origin(from_here(Path(str(hydra.sweep.dir)).absolute()), swept)
 
 
 def run_names(config: Mapping[str, Any], origin: Origin) -> dict[str, Any]:
@@ -193,16 +190,16 @@ def _other_logger(run: Run, origin: Origin, name: str, options: Mapping[str, Any
     return logger
 
 
-def wandb_mode(option: str) -> str:
+def wandb_mode(option: str) -> _Mode:
     """Resolve "auto": $WANDB_MODE, else online where a key is stored, else offline (never a prompt).
 
     Raises:
         ConfigurationError: wandb knows no such mode.
     """
     if option != "auto":
-        return option
-    if mode := os.environ.get("WANDB_MODE"):
-        return str(checked_value(_Mode, mode, "$WANDB_MODE"))
+        return cast(_Mode, option)
+    if os.environ.get("WANDB_MODE"):
+        return cast(_Mode, checked_value(_Mode, os.environ["WANDB_MODE"], "$WANDB_MODE"))
     import wandb
 
     try:
@@ -229,17 +226,8 @@ def wandb_logger(run: Run, origin: Origin) -> WandbLogger:
     # A resumed run keeps its names, whatever the command that resumes it and its environment say.
     names = before or _without_environment(run_names(run.config, origin))
     experiment = _begin(run, names)
-    _save_logger_state(
-        run.folder,
-        _WANDB,
-        {
-            "id": experiment.id,
-            "name": experiment.name,
-            "group": experiment.group,
-            "tags": list(experiment.tags or ()),
-            "job_type": experiment.job_type,
-        },
-    )
+    state = {key: getattr(experiment, key) for key in ("id", *_VARIABLES)}
+    _save_logger_state(run.folder, _WANDB, state)
     # Any metric can be drawn against epsilon; by themselves they are drawn against the releases.
     for axis in (_STEPS, "privacy/epsilon_rdp", "privacy/epsilon_pld"):
         experiment.define_metric(axis)

@@ -195,16 +195,7 @@ def first_of_node_first(load: Callable[[], None]) -> None:
 def _refuse_differences(config: Mapping[str, Any]) -> None:
     from dpbench.code import code_hash, foreign_code, versions
 
-    facts: dict[str, Any] = {f"version of {name}": number for name, number in versions().items()}
-    facts["code of dpbench (hash)"] = code_hash()[:12]
-    for name, code in foreign_code(dict(config)).items():
-        facts[f"code of {name} (hash)"] = code[:12]
-    for group, options in config.items():
-        if isinstance(options, Mapping):
-            for key, value in options.items():
-                facts[f"{group}.{key}"] = value
-        else:
-            facts[group] = options
+    facts = {"versions": versions(), "code of dpbench": code_hash(), "other code": foreign_code(dict(config)), **config}
     everybody = _gather((socket.gethostname(), facts))
     with together():
         node = socket.gethostname()
@@ -336,8 +327,7 @@ def run_in_processes(run: Callable[[], T], count: int, strategy: str | None, fol
         mailbox = Path(name)
         processes: list[BaseProcess] = []
         for rank in range(count):
-            arguments = (rank, count, mailbox, run, settings)
-            processes.append(context.Process(target=_run_as, args=arguments))
+            processes.append(context.Process(target=_run_as, args=(rank, count, mailbox, run, settings)))
         stops = StopSignals()
 
         def pass_on(number: int, frame: FrameType | None) -> None:
@@ -496,16 +486,20 @@ def _outcome(codes: Sequence[int | None], mailbox: Path, folder: RunFolder) -> A
                 warnings.warn(f"{death}, after the last line of the ledger: nothing is lost.", stacklevel=3)
         return pickle.loads(result.read_bytes())
     command = folder.command("resume") if folder.trained else None
-    deaths = []
-    for rank, code in enumerate(codes):
-        if code and not (mailbox / f"{rank}.error").exists():
-            deaths.append(WorkerDied(rank, len(codes), _how(code), command))
     reports = sorted(mailbox.glob("*.error"), key=lambda path: path.stat().st_mtime_ns)
     errors: list[Exception] = [pickle.loads(path.read_bytes()) for path in reports]
-    consequences = [error for error in errors if isinstance(error, PeerLost | ReportedByAnotherRank)]
-    causes = [error for error in errors if error not in consequences]
-    with_remedy = [error for error in causes if isinstance(error, DPBenchError)]
-    raise [*with_remedy, *deaths, *causes, *consequences][0]
+    for rank, code in enumerate(codes):
+        if code and not (mailbox / f"{rank}.error").exists():
+            errors.append(WorkerDied(rank, len(codes), _how(code), command))
+    raise min(errors, key=_distance_from_cause)
+
+
+def _distance_from_cause(error: Exception) -> int:
+    if isinstance(error, PeerLost | ReportedByAnotherRank):
+        return 3
+    if isinstance(error, WorkerDied):
+        return 1
+    return 0 if isinstance(error, DPBenchError) else 2
 
 
 def _how(code: int) -> str:

@@ -157,14 +157,14 @@ class Progress:
     Attributes:
         states: Of each run, by its name; a line is printed when it becomes "done" or "failed".
         counts: The same in short.
-        made: Steps that all of them have made.
-        steps: That all of them will make.
+        made: Part of the work that is done, in steps or in runs.
+        steps: All of the work.
         alone: Whether no run draws a bar of its own in this terminal.
     """
 
     states: Mapping[str, str]
     counts: str
-    made: int
+    made: float
     steps: int
     alone: bool = True
 
@@ -252,33 +252,26 @@ class SweepProgress:
 
     def __init__(self, sweep: Sweep) -> None:
         self._sweep = sweep
-        self._planned: dict[Path, int] = {}
+        self._planned: dict[Path, float] = {}
 
     def __call__(self) -> Progress:
-        """How far they are now."""
+        """Progress now: each run counts as one, and one that is under way by the share of its steps."""
         states: dict[str, str] = {}
-        steps_made = 0
-        planned = []
+        made = 0.0
         folders = {lock.parent for lock in self._sweep.folder.rglob(RunFolder.lock)} - self._sweep.before
         for path in sorted(folders):
             run = RunFolder(path)
-            if not run.begun:
-                continue
-            states[str(run)] = "done" if run.finished else "begun"
-            steps = self._steps_of(run)
-            planned.append(steps)
-            steps_made += steps if run.finished else min(steps_logged(run.metrics), steps)
+            if run.begun:
+                states[str(run)] = "done" if run.finished else "begun"
+                made += 1 if run.finished else min(1.0, steps_logged(run.metrics) / self._steps_of(run))
         jobs = len(self._sweep.jobs)
-        usual = sum(planned) / len(planned) if planned else 1  # of those that have not begun
-        total = sum(planned) + usual * max(0, jobs - len(planned))
         counts = Counter(states.values())
-        summary = f"{counts['done']}/{jobs} done, {counts['begun']} begun"
-        return Progress(states, summary, steps_made, round(total), self._sweep.apart)
+        return Progress(states, f"{counts['done']}/{jobs} done, {counts['begun']} begun", made, jobs, self._sweep.apart)
 
-    def _steps_of(self, run: RunFolder) -> int:
-        """Steps of a run, by its configuration; 1 where epochs or a time end it."""
+    def _steps_of(self, run: RunFolder) -> float:
+        """Steps of a run, by its configuration; infinite where epochs or a time end it."""
         if run.path not in self._planned:
             with suppress(OSError, yaml.YAMLError, KeyError, TypeError):
                 steps = yaml.safe_load(run.config.read_text(encoding="utf-8"))["trainer"]["max_steps"]
-                self._planned[run.path] = steps if isinstance(steps, int) and steps > 0 else 1
-        return self._planned.get(run.path, 1)
+                self._planned[run.path] = steps if isinstance(steps, int) and steps > 0 else math.inf
+        return self._planned.get(run.path, math.inf)
