@@ -299,7 +299,7 @@ REFUSED: list[tuple[list[str], str]] = [
     (["target_delta=1e-5"], "there is no key target_delta. Did you mean strategy.delta?"),
     (["strategy.target_delta=1e-5"], "there is no key strategy.target_delta. Did you mean strategy.delta?"),
     (["strategy.epochs=3"], "(on the command line trainer.max_steps)"),
-    (["trainer.max_steps = 1"], "remove the blanks around =, as in trainer.max_steps=1"),
+    (["trainer.max_steps = 1"], "leave no blanks around ="),
     (["optimizer.lrr=1"], "Did you mean optimizer.lr? Known: lr."),
     (["strateg.target_epsilon=3"], "there is no key strateg.target_epsilon. Did you mean strategy.target_epsilon?"),
     (["trainer.max_steps=abc"], "trainer.max_steps must be a positive whole number, or -1 for no limit, not 'abc'"),

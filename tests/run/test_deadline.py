@@ -43,18 +43,6 @@ def test_no_duration_is_one_line(word: str, tmp_path: Path, capsys: pytest.Captu
     assert err.count("\n") == 1 and not (tmp_path / "run").exists()
 
 
-def test_a_queue_that_ends_before_the_run_would_stop_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
-    monkeypatch.chdir(tmp_path)
-    words = ["launcher=submitit", "hydra.launcher.timeout_min=60", "seed=0,1"]
-    assert main(["train", "-m", *FEW, *words, "run.max_time=1h"]) == 1
-    err = capsys.readouterr().err
-    assert "run.max_time=1h is no shorter than the queue's limit (hydra.launcher.timeout_min=60)" in err
-    assert err.count("\n") == 1 and not list(tmp_path.iterdir())
-
-
 class Clock:
     """Time that passes when it is told to."""
 

@@ -1,11 +1,10 @@
-"""Threads that wait for each other: what is set before PyTorch is loaded, and who is warned."""
+"""Threads that wait for each other: what is set before PyTorch is loaded."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import warnings
 
 import pytest
 
@@ -48,33 +47,3 @@ def test_a_program_that_loaded_torch_before_is_not_promised_anything(monkeypatch
         monkeypatch.delenv(name, raising=False)
     runtime.wait_briefly()
     assert "GOMP_SPINCOUNT" not in os.environ
-
-
-@pytest.mark.parametrize(
-    ("env", "number", "load", "warned"),
-    [
-        ({}, 2, 1.0, True),  # a busy process beside
-        ({}, 2, 0.1, False),
-        ({}, 1, 2.0, False),  # one thread waits for nobody
-        ({"OMP_WAIT_POLICY": "ACTIVE"}, 2, 1.0, True),
-        ({"OMP_WAIT_POLICY": "passive"}, 2, 1.0, False),
-        ({"GOMP_SPINCOUNT": runtime.SPINS}, 2, 1.0, False),
-        ({"GOMP_SPINCOUNT": "300000", "OMP_WAIT_POLICY": "PASSIVE"}, 2, 1.0, True),  # the count has the last word
-        ({"GOMP_SPINCOUNT": "INFINITY"}, 2, 1.0, True),
-    ],
-)
-def test_threads_that_spin_beside_other_work_are_named_with_the_remedy(
-    env: dict[str, str], number: int, load: float, warned: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in runtime._WAITING:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
-    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        runtime.warn_of_spinning(number)
-    assert bool(caught) == warned
-    assert not warned or "GOMP_SPINCOUNT=3000 or OMP_NUM_THREADS=1" in str(caught[0].message)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
@@ -40,10 +38,10 @@ class Command:
     overrides: list[Override]
     sweeps: bool
 
-    def words(self, kind: str) -> list[str]:
-        """Overrides as they were written (an interpolation in one is for the job): of the "task" or of "hydra"."""
-        words: Any = OmegaConf.to_container(self.cfg.hydra.overrides, resolve=False)
-        return [str(word) for word in words[kind]]
+    def task_words(self) -> list[str]:
+        """Overrides of the run as they were written: an interpolation in one is for the job."""
+        words: Any = OmegaConf.to_container(self.cfg.hydra.overrides.task, resolve=False)
+        return list(words)
 
 
 def compose(line: CommandLine, loader: ConfigLoader, name: str) -> Command:
@@ -82,8 +80,6 @@ def _check_choices(overrides: Sequence[Override], loader: ConfigLoader) -> None:
         if not key:
             raise ConfigurationError(f"invalid override {override.input_line!r}: expected KEY=VALUE or GROUP=NAME.")
         value = override.value()
-        if key == "hydra.searchpath" and isinstance(value, list):
-            _check_search_path(value)
         if override.is_sweep_override() or override.is_delete() or isinstance(value, str):
             continue
         names = loader.get_group_options(key)
@@ -101,19 +97,3 @@ def _check_several(override: Override, mode: RunMode) -> None:
         )
     if override.is_hydra_override() or override.key_or_group == "launcher":
         raise ConfigurationError(f"{override.input_line}: a sweep has one value of each of Hydra's own settings.")
-
-
-def _check_search_path(entries: Sequence[Any]) -> None:
-    """Hydra goes on without what is not there, and says so only in a log."""
-    for entry in entries:
-        kind, _, place = str(entry).partition("://")
-        exists = True
-        if kind == "file":
-            exists = Path(place).is_dir()
-        elif kind == "pkg":
-            try:
-                exists = find_spec(place.replace("/", ".").strip(".")) is not None
-            except (ImportError, ValueError):
-                exists = False
-        if not exists:
-            raise ConfigurationError(f"hydra.searchpath: there is no {entry} (or it is no folder).")

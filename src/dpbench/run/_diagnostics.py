@@ -6,7 +6,6 @@ be published with a model that is meant to be private.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -39,10 +38,6 @@ _HISTOGRAM_RECORDS = 16  # of a piece of a batch: their gradients are written ou
 class GradientDiagnostics(pl.Callback):
     """Gradient norms by parameter, clipped share, bounds, noise-to-signal ratio and a histogram of gradient values.
 
-    Where a strategy transforms and clips records (discretization), also what it makes of them,
-    `nonprivate/transform/…`: median norm before and after, share of records of which nothing is left ("empty") and of
-    those below the bound that it brings to the bound ("inflated"), and mean norms of those below the bound.
-
     Goes with any strategy. Under a private one it looks at the very gradients that are clipped; without privacy it
     makes a backward pass of its own now and then. The results are private data: see the module's docstring.
 
@@ -53,8 +48,6 @@ class GradientDiagnostics(pl.Callback):
 
     def __init__(self, every_n_steps: int = 50, folder: RunFolder | None = None) -> None:
         super().__init__()
-        if every_n_steps < 1:
-            raise ConfigurationError(f"diagnostics.every_n_steps must be at least 1, not {every_n_steps}.")
         self._every = every_n_steps
         self._folder = folder
         self._counts = np.zeros(len(EDGES) - 1)
@@ -108,10 +101,6 @@ class GradientDiagnostics(pl.Callback):
         plan = mechanism.plan
         values = self._measure(names, gradients)
         if mechanism.recipe.clip_factors is clip_factors:  # of another function no record is above or below the bound
-            is_scaled = any(group.scales for group in plan.groups)  # then norms after it are of other units
-            if mechanism.recipe.transform is not None and not is_scaled:
-                bound = math.hypot(*(group.max_grad_norm for group in plan.groups))
-                values |= _measure_transform(gradients, norms, bound)
             for group, squared in zip(plan.groups, norms, strict=True):
                 is_clipped = squared.sqrt() > group.max_grad_norm
                 values[f"nonprivate/clip_fraction/{group.name}"] = float(is_clipped.double().mean())
@@ -165,28 +154,3 @@ def _read_counts(histogram: Path) -> NDArray[np.float64]:
     if len(counts) != len(EDGES) - 1:
         raise ConfigurationError(f"{histogram} is damaged: delete it to count again.")
     return counts
-
-
-def _measure_transform(gradients: Sequence[ParameterGradients], norms: Tensor, bound: float) -> dict[str, float]:
-    """What a transform makes of records: those with small gradients are learned already, and should weigh little.
-
-    Args:
-        gradients: Before the transform.
-        norms: Squared norms after it by group, (groups, R).
-        bound: Of a record's whole gradient.
-    """
-    before = torch.stack([parameter.squared_norms() for parameter in gradients]).sum(0).double().sqrt()
-    after = norms.double().sum(0).sqrt()
-    if len(before) != len(after):  # a record was dropped, whose norm is no number
-        return {}
-    is_small = before < bound
-    values = {
-        "nonprivate/transform/median_norm_before": float(before.nanmedian()),
-        "nonprivate/transform/median_norm_after": float(after.nanmedian()),
-        "nonprivate/transform/empty": float((after == 0).double().mean()),
-        "nonprivate/transform/inflated": float((is_small & (after >= bound)).double().mean()),
-    }
-    if bool(is_small.any()):
-        values["nonprivate/transform/small_norm_before"] = float(before[is_small].mean())
-        values["nonprivate/transform/small_norm_after"] = float(after[is_small].mean())
-    return values

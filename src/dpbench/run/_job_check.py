@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,10 +14,8 @@ from dpbench.run.build import build_strategy, make_data, module_for
 from dpbench.run.config import class_of
 from dpbench.runs.folder import RunFolder
 
-_OF_THE_NETWORK = ("data", "model", "module", "optimizer", "schedule", "trainable")
 
-
-def check_job(config: dict[str, Any], folder: RunFolder, fitting: set[str]) -> None:
+def check_job(config: dict[str, Any], folder: RunFolder) -> None:
     """Refuse a job that would fail, by making what can be made of it without its data; nothing is written.
 
     That finds a strategy whose options do not go together, an experiment on membership that is none, and a network that
@@ -28,7 +24,6 @@ def check_job(config: dict[str, Any], folder: RunFolder, fitting: set[str]) -> N
     Args:
         config: The whole resolved configuration.
         folder: Of the job.
-        fitting: Networks that were made for other jobs, with the images that they take; this one's is added.
 
     Raises:
         ConfigurationError: As when the job would be run.
@@ -41,20 +36,9 @@ def check_job(config: dict[str, Any], folder: RunFolder, fitting: set[str]) -> N
     data.check_membership()
     if not isinstance(data, ImageDataModule):  # others know what they provide when they are loaded
         return
-    parts = {group: config.get(group) for group in _OF_THE_NETWORK}
-    parts["data"] = _without_records(config["data"])
-    pair = json.dumps(parts, sort_keys=True)
-    if pair in fitting:
-        return
     options = data.model_options()
     try:
         with torch.device("meta"):  # no weights are made
             module_for(config, options)
     except ConfigurationError:
         module_for(config, options)  # a network may need its weights to be built
-    fitting.add(pair)
-
-
-def _without_records(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of the data, but for those that say which of them come when (`inserted` has the run's seed)."""
-    return {name: value for name, value in options.items() if not name.startswith(("expected_batch_size", "inserted"))}

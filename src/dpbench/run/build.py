@@ -5,8 +5,7 @@ Options were checked by `run.config`; what is refused here shows only beside the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,6 @@ from dpbench.records.source import RecordSource
 from dpbench.run.config import CALLBACK, class_of, parts_of_module
 from dpbench.run.evaluation import Exposure, TrainingRecords, moving_average
 from dpbench.run.processes import first_of_node_first, launched_process
-from dpbench.run.search_path import choices_of
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.provenance import fingerprint
 from dpbench.runs.record import has_canaries
@@ -314,18 +312,10 @@ def _model_or_module(
         if is_named and parameter.default is parameter.empty and parameter.name not in options:
             lacking.append(parameter.name)
     if lacking:
-        remedies = []
-        for choosable in ("model", "module") if group == "model" else ("module",):
-            names = _choices_for(model_options, choosable)
-            if names:
-                remedies.append(f"{choosable}={_listed(names, 'or')}")
-            else:
-                remedies = [f"another {group}"]
-                break
         also = " also" if model_options.keys() & options_of(cls).keys() else ""
         raise ConfigurationError(
-            f"{group}: the data set provides {_listed(list(model_options), 'and') or 'nothing'}, and {cls.__name__}"
-            f"{also} needs {_listed(lacking, 'and')}: choose {' with '.join(remedies)}."
+            f"{group}: the data set provides {' and '.join(model_options) or 'nothing'}, and {cls.__name__}{also} "
+            f"needs {' and '.join(lacking)}: choose another model or module."
         )
     return _instance(cls, options, group)
 
@@ -334,27 +324,6 @@ def _takes_images(cls: type[Any]) -> bool:
     """Whether a model declares three sizes, (channels, height, width), for its inputs."""
     annotation: object = options_of(cls)["input_shape"].annotation
     return annotation == tuple[int, int, int]
-
-
-def _choices_for(model_options: Mapping[str, Any], group: str) -> list[str]:
-    """Names of a group's choices that need something of what the data set provides, and nothing else."""
-    choices = []
-    for name, options in choices_of(group):
-        with suppress(ConfigurationError):  # no class, or one of a package that is not installed
-            needed = set()
-            for parameter in options_of(class_of(options, group)).values():
-                if parameter.default is parameter.empty:
-                    needed.add(parameter.name)
-            needed -= {"model", "optimizer", *options}
-            if needed and needed <= model_options.keys():
-                choices.append(name)
-    return choices
-
-
-def _listed(names: Sequence[str], conjunction: str) -> str:
-    """Names as in a sentence: a, b or c."""
-    *others, last = names or [""]
-    return f"{', '.join(others)} {conjunction} {last}" if others else last
 
 
 def _try_optimizer(optimizer: Callable[..., Any] | None, schedule: Callable[..., Any] | None) -> None:

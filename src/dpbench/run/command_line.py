@@ -6,14 +6,13 @@ No import of PyTorch here: a question (`--cfg job`) needs none.
 from __future__ import annotations
 
 import os
-import re
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hydra import version
 from hydra.core.config_loader import ConfigLoader
@@ -25,7 +24,7 @@ from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, InterpolationKeyError
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
 from dpbench.errors import ConfigurationError, brief
 from dpbench.options import did_you_mean, shown
@@ -41,10 +40,6 @@ _EXTRAS = {
     "hydra/sweeper/optuna": ("optuna", "hydra/sweeper=optuna", "hydra_plugins.hydra_optuna_sweeper"),
 }
 """What Hydra looks for, by the beginning of its path: name of the extra, setting and plug-in."""
-_NOW_A_HOWTO = {"data/leaf_json": "docs/howto/federated_files.md", "data/tff_hdf5": "docs/howto/federated_files.md"}
-"""Choices of earlier releases, and the page that says how to do without."""
-_SWEEPERS = {"ax": "hydra-ax-sweeper", "nevergrad": "hydra-nevergrad-sweeper"}
-"""Hydra's other sweepers, with their packages."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +67,6 @@ class CommandLine:
         parser = get_args_parser()
         parser.error = _refuse_flag  # type: ignore[method-assign]
         flags = parser.parse_intermixed_args(list(words))
-        if flags.cfg is None and flags.resolve:
-            raise ConfigurationError("--resolve goes with --cfg job.")
         if flags.experimental_rerun is not None:
             raise ConfigurationError("--experimental-rerun would skip all checks: dpbench resume RUN continues a run.")
         commands = [name for name in _COMMANDS if getattr(flags, name)]
@@ -150,13 +143,9 @@ def _read_override(word: str, parser: OverridesParser) -> Override:
     try:
         (override,) = parser.parse_overrides([word])
     except HydraException as error:
-        key, _, text = word.partition("=")
-        if key != key.rstrip():
-            raise ConfigurationError(
-                f"invalid override {shown(word)}: remove the blanks around =, as in {key.strip()}={text.strip()}."
-            ) from error
         raise ConfigurationError(
-            f"invalid override {shown(word)} ({brief(error)}): quote special characters, such as \"KEY='A=B'\"."
+            f"invalid override {shown(word)} ({brief(error)}): quote special characters, such as \"KEY='A=B'\", "
+            "and leave no blanks around =."
         ) from error
     except ValueError as error:  # Python's, of a number with thousands of digits
         raise ConfigurationError(f"invalid override {shown(word)}: {brief(error)}.") from error
@@ -166,28 +155,19 @@ def _read_override(word: str, parser: OverridesParser) -> Override:
     return override
 
 
-def explain(error: Exception, line: CommandLine, conf: Path, name: str) -> str:
+def explain(error: Exception, line: CommandLine, conf: Path) -> str:
     """One line on what Hydra could not compose, with the nearest name that exists.
 
     Args:
         error: Hydra's or OmegaConf's.
         line: The command line.
         conf: Folder of the configuration.
-        name: Primary configuration in it.
     """
     if isinstance(error, MissingConfigException) and error.options is not None:
         return _unknown_choice(str(error.missing_cfg_file), error.options, line, conf)
     if isinstance(error.__cause__, ConfigAttributeError | ConfigKeyError):
-        missing = str(error.__cause__.full_key)
-        keys = [key_of(word) for word in line.overrides if f"{key_of(word)}.".startswith(f"{missing}.")]
-        key = max([missing, *keys], key=len)  # OmegaConf ends at the first part that is missing
-        return _unknown_key(key, line, conf, name)
-    text = str(error)
+        return _unknown_key(error.__cause__, line)
     where = getattr(error, "full_key", None)
-    if isinstance(error, InterpolationKeyError):
-        absent = re.search(r"Interpolation key '(.+?)' not found", text)
-        if absent is not None:
-            return f"{absent[1]} is missing: {where} takes its value from it."
     lines = [line.strip() for line in str(error.__cause__ or error).splitlines()]
     ornaments = ("object_type=", "reference_type=", "full_key:")
     cause = " ".join(line for line in lines if line and not line.startswith(ornaments))
@@ -208,10 +188,6 @@ def _unknown_choice(path: str, options: Sequence[str], line: CommandLine, conf: 
         if path.startswith(beginning) and find_spec(plugin) is None:
             word = next((word for word in line.overrides if word.startswith(setting)), setting)  # submitit_local, too
             return f"{word} is not installed: {installing(extra)}."
-    if path in _NOW_A_HOWTO:
-        return f"{group}={choice} is read by a few lines of your own now: see {_NOW_A_HOWTO[path]}."
-    if group == "hydra/sweeper" and choice in _SWEEPERS:
-        return f"{group}={choice} is not installed: pip install {_SWEEPERS[choice]}."
     names = sorted({*options, *_names_in_groups(line, conf).get(group, [])})
     known = f" Known: {', '.join(names)}." if names else ""
     setting = f"{group}=" if group else ""
@@ -224,45 +200,32 @@ def _names_in_groups(line: CommandLine, conf: Path) -> dict[str, list[str]]:
     return groups_of(conf, *plugin_dirs(), *added)
 
 
-def _unknown_key(key: str, line: CommandLine, conf: Path, name: str) -> str:
-    """Which keys there are instead, for the groups that the command line chose."""
-    groups = _names_in_groups(line, conf)
-    choices = []
-    for word in line.overrides:
-        group, _, choice = word.partition("=")
-        if choice in groups.get(group, []):
-            choices.append(word)
-    with line.loader(conf) as loader:
-        cfg = without_hydra(loader.load_configuration(name, choices, RunMode.RUN))
-    path, _, leaf = key.rpartition(".")
-    node = OmegaConf.select(cfg, path) if path else cfg
-    if not isinstance(node, DictConfig):
-        known_keys = [f"{group}.{option}" for group, options in _option_groups(cfg).items() for option in options]
-        return f"there is no key {key}.{did_you_mean(key, known_keys)} `dpbench train --cfg job` prints all keys."
-    names = [str(option) for option in node if option not in ("_target_", "_partial_")]
-    if leaf in names:
-        return f"{key} cannot be set: another override (such as ~{path.partition('.')[0]}) removes it."
-    hint = did_you_mean(leaf, names, f"{path}.") if path else _similar_setting(leaf, names, cfg)
-    known = ", ".join(names) or "none, it has no options"
+def _unknown_key(error: ConfigAttributeError | ConfigKeyError, line: CommandLine) -> str:
+    """Which keys there are instead, beside the one that is missing."""
+    path, _, leaf = str(error.full_key).rpartition(".")
+    # OmegaConf ends at the first part that is missing.
+    words = [key_of(word) for word in line.overrides if f"{key_of(word)}.".startswith(f"{error.full_key}.")]
+    key = max([str(error.full_key), *words], key=len)
+    if f"~{leaf}" in line.overrides and not path:
+        return f"{key} cannot be set: another override (~{leaf}) removes it."
+    node: Any = error.parent_node
+    names = [str(option) for option in node if option not in ("_target_", "_partial_", "hydra")]
+    hint = did_you_mean(leaf, names, f"{path}.") if path else _similar_setting(key, names, node)
     if path == "trainer" and not hint:
         hint = f" Another argument of Lightning's Trainer is added by a plus: +{key}=..."
-    return f"there is no key {key}.{hint} Known: {known}."
+    return f"there is no key {key}.{hint} Known: {', '.join(names) or 'none, it has no options'}."
 
 
-def _option_groups(cfg: Mapping[str, object]) -> dict[str, list[str]]:
-    """The options of each part of a configuration that has some."""
-    groups = {str(group): part for group, part in cfg.items() if isinstance(part, DictConfig)}
-    return {group: [str(option) for option in part] for group, part in groups.items()}
-
-
-def _similar_setting(name: str, names: Sequence[str], cfg: Mapping[str, object]) -> str:
-    """What a word without its group may stand for: the setting of that name in a group, or a name that is close."""
-    groups = _option_groups(cfg)
+def _similar_setting(key: str, names: Sequence[str], cfg: DictConfig) -> str:
+    """The setting that a key without a group, or with an unknown one, may stand for."""
+    groups = {name: list(map(str, cfg[name])) for name in names if isinstance(cfg[name], DictConfig)}
+    if "." in key:
+        return did_you_mean(key, [f"{group}.{option}" for group, options in groups.items() for option in options])
     for group, options in groups.items():
-        if name in options:
-            return f" Did you mean {group}.{name}?"
-    hint = did_you_mean(name, names)
+        if key in options:
+            return f" Did you mean {group}.{key}?"
+    hint = did_you_mean(key, names)
     strategy_first = sorted(groups, key=lambda group: group != "strategy")
     for group in strategy_first:
-        hint = hint or did_you_mean(name, groups[group], f"{group}.")
+        hint = hint or did_you_mean(key, groups[group], f"{group}.")
     return hint

@@ -50,7 +50,6 @@ _MARKS = ("_target_", "_partial_")
 _MOST = 1_000_000  # layers, widths, steps of a generator: beyond, building them would not end
 _LARGEST = 2**53  # beyond, whole numbers are no longer exact as floating-point ones
 _HUGE = 1e38  # beyond, what computes in 32 bits overflows
-_DEEPEST = 20
 
 
 def _names_a_folder(name: str) -> str:
@@ -387,7 +386,6 @@ def check_config(config: Mapping[str, Any]) -> None:
     check_options(Configuration, config, group="", is_complete=True)
     _check_parts(config)
     _check_end(config["trainer"], config["strategy"])
-    _check_gradients(config)
     check_processes(config["trainer"])
     objective_of(config)
 
@@ -434,17 +432,15 @@ def _check_values(config: Mapping[str, Any]) -> None:
             raise ConfigurationError(f"{path} must lie between -2^53 and 2^53, not {shown(value)}.")
 
 
-def _values(value: Any, path: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
+def _values(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Walk through a value and whatever it holds, each with its path."""
-    if depth > _DEEPEST:
-        raise ConfigurationError(f"{path.split('.', maxsplit=1)[0]} is nested more than {_DEEPEST} levels deep.")
     yield path, value
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _values(inner, f"{path}.{key}" if path else str(key), depth + 1)
+            yield from _values(inner, f"{path}.{key}" if path else str(key))
     elif isinstance(value, list | tuple):
         for number, inner in enumerate(value):
-            yield from _values(inner, f"{path}[{number}]", depth + 1)
+            yield from _values(inner, f"{path}[{number}]")
 
 
 def _check_parts(config: Mapping[str, Any]) -> None:
@@ -460,16 +456,6 @@ def _check_parts(config: Mapping[str, Any]) -> None:
             raise ConfigurationError(f"{cls.__name__} needs one: choose another {part} than {without}.")
 
 
-def _check_gradients(config: Mapping[str, Any]) -> None:
-    """Refuse what a guard would refuse of a private run, before one of a sweep has begun."""
-    clip = config["trainer"].get("gradient_clip_val")
-    if clip and issubclass(class_of(config["strategy"], "strategy"), PrivateStrategy):
-        raise ConfigurationError(
-            f"trainer.gradient_clip_val={clip} clips the released gradient, not each record: remove it and set "
-            "strategy.max_grad_norm."
-        )
-
-
 def _check_end(trainer: Mapping[str, Any], strategy: Mapping[str, Any]) -> None:
     """Refuse a run that would not end, or not begin."""
     max_time = trainer.get("max_time")
@@ -483,11 +469,6 @@ def _check_end(trainer: Mapping[str, Any], strategy: Mapping[str, Any]) -> None:
             raise ConfigurationError(
                 f"trainer.max_time={shown(max_time)} leaves no time to train: give a positive one."
             )
-    for kind in ("steps", "epochs"):
-        least = trainer.get(f"min_{kind}") or 0
-        limit = trainer.get(f"max_{kind}") or -1
-        if -1 < limit < least:
-            raise ConfigurationError(f"trainer.min_{kind}={least} is more than trainer.max_{kind}={limit}.")
     is_limited = trainer.get("max_steps", -1) != -1 or trainer.get("max_epochs", -1) != -1 or max_time
     has_budget = strategy.get("target_epsilon") is not None and strategy.get("noise_multiplier") is not None
     if not is_limited and not has_budget:

@@ -241,15 +241,10 @@ class TrainingRecords(pl.Callback):
 
     Args:
         most: How many records at most, the first ones of the training data.
-
-    Raises:
-        ConfigurationError: That is no record at all.
     """
 
     def __init__(self, most: int = 10_000) -> None:
         super().__init__()
-        if most < 1:
-            raise ConfigurationError(f"diagnostics.training_records must be at least 1 (or null), not {most}.")
         self._most = most
         self._loader: DataLoader[Any] | None = None
         self._value = 0.0

@@ -10,8 +10,7 @@ import re
 import shutil
 import signal
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -33,7 +32,6 @@ from dpbench.run._command import Command, compose
 from dpbench.run._hydra_internals import Callbacks
 from dpbench.run._signals import SweepInterrupted, end_with, hand_back
 from dpbench.run._sweeper import (
-    check_study,
     check_sweeper,
     grid,
     possible_trials,
@@ -41,7 +39,7 @@ from dpbench.run._sweeper import (
     without_options_of_others,
 )
 from dpbench.run.command_line import CommandLine, explain, read_overrides, without_hydra
-from dpbench.run.hydra_folder import claim_run_folder, claim_sweep_folder, has_workers, is_named_by_time, quoted
+from dpbench.run.hydra_folder import claim_run_folder, claim_sweep_folder, has_workers, quoted
 from dpbench.run.processes import launched_process, together
 from dpbench.run.runtime import without_collections
 from dpbench.run.search_path import code_folder, conf_dir, imports_from, use_plugins
@@ -53,7 +51,6 @@ Task: TypeAlias = Callable[[DictConfig], float | None]
 """What is done with the configuration of each job."""
 T = TypeVar("T")
 
-_PRE_DISPATCH = re.compile(r"all|\d*[1-9]\d*(\s*\*\s*n_jobs)?|n_jobs(\s*\*\s*\d*[1-9]\d*)?")
 _FIXED_IN_RESUME = (
     "hydra.run",
     "hydra.sweep",
@@ -90,24 +87,37 @@ def launch(
     line = CommandLine.parse(words)
     conf = conf or conf_dir()
     name = line.flags.config_name or name
-    use_plugins()
     if line.mode == RunMode.MULTIRUN and launched_process() is not None:
         raise ConfigurationError("a sweep is made by one process: start it without torchrun or srun's tasks.")
-    folder = None if line.flags.config_dir is None else code_folder(Path(line.flags.config_dir))
+    folder = _code_folder(line)
+    if line.is_question:
+        use_plugins()
+        with _errors_explained(line, conf):
+            _answer(line, conf, name)
+        return
     if folder is not None:
         task = partial(_with_imports, task, folder)
-    with _errors_explained(line, conf, name):
-        if line.is_question:
-            _answer(line, conf, name)
-            return
-        with imports_from(folder), line.loader(conf) as loader:
-            with together():
-                command = compose(line, loader, name)
-                jobs = _check(command) if checked else None
-            if command.sweeps:
-                _run_sweep(command, task, jobs, afterwards)
-            else:
-                _run(command, task)
+    with _composed(line, conf, name) as command:
+        with together():
+            jobs = _check(command) if checked else None
+        if command.sweeps:
+            _run_sweep(command, task, jobs, afterwards)
+        else:
+            _run(command, task)
+
+
+def _code_folder(line: CommandLine) -> Path | None:
+    return None if line.flags.config_dir is None else code_folder(Path(line.flags.config_dir))
+
+
+@contextmanager
+def _composed(line: CommandLine, conf: Path, name: str) -> Iterator[Command]:
+    """Compose a command, and keep Hydra and the user's own code at hand inside."""
+    use_plugins()
+    with _errors_explained(line, conf), imports_from(_code_folder(line)), line.loader(conf) as loader:
+        with together():
+            command = compose(line, loader, name)
+        yield command
 
 
 def _with_imports(task: Task, folder: Path, cfg: DictConfig) -> float | None:
@@ -128,11 +138,7 @@ def check_run(words: Sequence[str]) -> DictConfig:
     Raises:
         ConfigurationError: See `launch`.
     """
-
-    def same(cfg: DictConfig) -> DictConfig:
-        return cfg
-
-    return with_one_run(words, same)
+    return with_one_run(words, lambda cfg: cfg)
 
 
 def with_one_run(words: Sequence[str], task: Callable[[DictConfig], T]) -> T:
@@ -149,11 +155,7 @@ def with_one_run(words: Sequence[str], task: Callable[[DictConfig], T]) -> T:
         ConfigurationError: See `launch`; or the words ask for something else than one run.
     """
     line = CommandLine.parse(words)
-    conf = conf_dir()
-    use_plugins()
-    folder = None if line.flags.config_dir is None else code_folder(Path(line.flags.config_dir))
-    with _errors_explained(line, conf, "config"), imports_from(folder), line.loader(conf) as loader:
-        command = compose(line, loader, "config")
+    with _composed(line, conf_dir(), "config") as command:
         if line.is_question or command.sweeps:
             raise ConfigurationError("one run is asked for here: leave out -m and Hydra's questions such as --cfg.")
         _check(command)
@@ -161,12 +163,12 @@ def with_one_run(words: Sequence[str], task: Callable[[DictConfig], T]) -> T:
 
 
 @contextmanager
-def _errors_explained(line: CommandLine, conf: Path, name: str) -> Iterator[None]:
+def _errors_explained(line: CommandLine, conf: Path) -> Iterator[None]:
     """Say in one line what Hydra or OmegaConf could not compose."""
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigurationError(explain(error, line, conf, name)) from error
+        raise ConfigurationError(explain(error, line, conf)) from error
 
 
 def resume(folder: Path, words: Sequence[str], task: Task) -> None:
@@ -236,22 +238,22 @@ def _check(command: Command) -> list[list[str]]:
                 raise ConfigurationError(
                     f"{override.input_line} is for sweeps, and this is one run, made here: add -m, or remove it."
                 )
-        _check_folder_names(settings, "run.dir")
+        _check_folder_name(settings, "run", "dir")
         _check_run(command.cfg)
         return []
-    _check_folder_names(settings, "sweep.dir", "sweep.subdir")
-    _check_launcher(settings.launcher)
+    _check_folder_name(settings, "sweep", "dir")
+    _check_folder_name(settings, "sweep", "subdir")
+    if settings.launcher.get("n_jobs", 1) == 0:
+        raise ConfigurationError("hydra.launcher.n_jobs=0 runs nothing: 2 runs two at a time, -1 one on each core.")
     chooses = optimizes(settings)
     parameters = sweeper_parameters(settings.sweeper)
     task = [override for override in command.overrides if not override.is_hydra_override()]
     overrides = [*read_overrides(parameters, command.loader), *task]
     if chooses:
-        check_sweeper(settings, overrides)
+        check_sweeper(settings)
         jobs = possible_trials(overrides)
     else:
         jobs = without_options_of_others(command, overrides, grid(settings.sweeper, overrides))
-    folders = Counter[str]()
-    fitting: set[str] = set()
     swept = {override.key_or_group for override in overrides if override.is_sweep_override()}
     for number, words in enumerate(jobs):
         # With the words of the command, and as a launcher will do it, but for the folder, which there is not yet.
@@ -260,29 +262,18 @@ def _check(command: Command) -> list[list[str]]:
             job.hydra.job.num = number
             job.hydra.job.id = f"{job.hydra.job.name}_{number}"
         HydraConfig.instance().set_config(job)
-        folders[str(job.hydra.sweep.subdir)] += 1
         config = _check_run(job)
-        _check_time(settings.launcher, config["run"].get("max_time"))
         if not chooses:  # else they are no trials, but examples of values
             from dpbench.run._job_check import check_job
 
-            folder = RunFolder(Path(str(job.hydra.sweep.dir)) / str(job.hydra.sweep.subdir))
             try:
-                check_job(config, folder, fitting)
+                check_job(config, RunFolder(Path(str(job.hydra.sweep.dir))))
             except ConfigurationError as error:
                 which = [word for word in words if key_of(word) in swept]
                 raise ConfigurationError(f"{' '.join(which)}: {error}" if which else str(error)) from error
         else:
             direction = settings.sweeper.get("direction")
             refuse_choice(config, direction if isinstance(direction, str) else getattr(direction, "name", None))
-    subdir, times = folders.most_common(1)[0]
-    if times > 1 and not chooses and not is_named_by_time(settings, "sweep", "subdir"):
-        raise ConfigurationError(
-            f"{times} runs of the sweep would have one folder, hydra.sweep.subdir={subdir}: put ${{hydra.job.num}} "
-            "in it."
-        )
-    if chooses:
-        check_study(settings.sweeper)
     return [] if chooses else jobs
 
 
@@ -296,33 +287,11 @@ def _check_run(cfg: DictConfig) -> dict[str, Any]:
     return config
 
 
-def _check_folder_names(settings: DictConfig, *keys: str) -> None:
-    for key in keys:
-        name: Any = OmegaConf.to_container(settings, resolve=False)
-        for part in key.split("."):
-            name = name[part] if isinstance(name, Mapping) else None
-        if not isinstance(name, str) or not name.strip():
-            raise ConfigurationError(f"hydra.{key} must be the path of a folder, not {shown(name)}.")
-
-
-def _check_launcher(launcher: DictConfig) -> None:
-    if launcher.get("n_jobs", 1) == 0:
-        raise ConfigurationError("hydra.launcher.n_jobs=0 runs nothing: 2 runs two at a time, -1 one on each core.")
-    ahead = str(launcher.get("pre_dispatch", "all"))
-    if not _PRE_DISPATCH.fullmatch(ahead):
-        raise ConfigurationError(f"hydra.launcher.pre_dispatch must be a number, 2*n_jobs or all, not {shown(ahead)}.")
-
-
-def _check_time(launcher: DictConfig, max_time: str | None) -> None:
-    """A run that means to stop by itself must do so before its queue ends it."""
-    from dpbench.run._checkpoint import seconds_of
-
-    minutes = launcher.get("timeout_min")
-    if max_time is not None and minutes is not None and seconds_of(max_time) >= 60 * minutes:
-        raise ConfigurationError(
-            f"run.max_time={max_time} is no shorter than the queue's limit (hydra.launcher.timeout_min={minutes}), "
-            "which would end the run before: make it shorter, or remove it, since the queue gives notice."
-        )
+def _check_folder_name(settings: DictConfig, kind: str, key: str) -> None:
+    options: Any = OmegaConf.to_container(settings[kind], resolve=False)
+    name = options[key]
+    if not isinstance(name, str) or not name.strip():
+        raise ConfigurationError(f"hydra.{kind}.{key} must be the path of a folder, not {shown(name)}.")
 
 
 def _run(command: Command, task: Task) -> None:
@@ -394,7 +363,7 @@ def _run_sweep(
     stop: DPBenchError | OSError | None = None
     try:
         with _progress(sweep):
-            sweeper.sweep(arguments=command.words("task"))
+            sweeper.sweep(arguments=command.task_words())
         callbacks.on_multirun_end(config=cfg, config_name=command.name)
     except SweepInterrupted as interruption:
         raise interruption.error from None
@@ -438,13 +407,12 @@ def _ending_with(parent: int, task: Task) -> Task:
 def _begin(command: Command, jobs: Sequence[Sequence[str]]) -> Sweep:
     """Make the folder of a sweep, and tell its jobs of it."""
     settings = command.cfg.hydra
-    sweeper: Any = OmegaConf.to_container(settings.sweeper, resolve=False)
-    swept = [str(key) for key in (*(sweeper.get("params") or {}), *(sweeper.get("search_space") or {}))]
+    swept = [key_of(word) for word in sweeper_parameters(settings.sweeper)]
     swept += [override.key_or_group for override in command.overrides if override.is_sweep_override()]
     keys = tuple(dict.fromkeys(swept))
     folder = claim_sweep_folder(command.cfg, keys)
     finished = frozenset(run.path for run in finished_runs_below([folder]))
-    study = sweeper.get("study_name") if sweeper.get("storage") else None
+    study = settings.sweeper.get("study_name") if settings.sweeper.get("storage") else None
     return Sweep(folder, keys, finished, study, tuple(map(tuple, jobs)), apart=has_workers(settings))
 
 

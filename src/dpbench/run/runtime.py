@@ -55,34 +55,6 @@ def without_collections() -> Iterator[None]:
         gc.enable()
 
 
-def warn_of_spinning(threads: int) -> None:
-    """Warn where threads would spin beside other work, with the remedy.
-
-    That is where PyTorch was loaded before `wait_briefly` (a program or a launcher of one's own), or asked to spin.
-
-    Args:
-        threads: Of an operator.
-    """
-    if sys.platform != "linux" or threads < 2 or _waits_briefly():
-        return
-    cores = len(os.sched_getaffinity(0))
-    busy = os.getloadavg()[0]
-    if busy + threads > cores + 0.5:
-        warnings.warn(
-            f"other work keeps {busy:.1f} of {cores} cores busy, and {threads} threads that wait for each other spin: "
-            f"this run may take ten times as long. Set GOMP_SPINCOUNT={SPINS} or OMP_NUM_THREADS=1 in the "
-            "environment.",
-            stacklevel=2,
-        )
-
-
-def _waits_briefly() -> bool:
-    spins = os.environ.get("GOMP_SPINCOUNT")
-    if spins is not None:
-        return spins.isdecimal() and int(spins) <= 2 * int(SPINS)
-    return os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE"
-
-
 def keep_large_blocks() -> bool:
     """Keep large blocks of memory that were freed, instead of returning them to the system after every step.
 

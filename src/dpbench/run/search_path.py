@@ -117,15 +117,13 @@ def groups_of(*folders: Path) -> dict[str, list[str]]:
 
 def choices_with(group: str, option: str) -> list[str]:
     """List the names in a group whose files have an option."""
-    return [name for name, options in choices_of(group) if option in options]
-
-
-def choices_of(group: str) -> Iterator[tuple[str, Any]]:
-    """List the names in a group, each with the options that its file gives the group."""
+    names = []
     for folder in (conf_dir(), *plugin_dirs()):
         for path in sorted((folder / group).glob("*.yaml")):
             file: Any = OmegaConf.load(path)
-            yield path.stem, file.get(group, file)  # a file may say more than its group does
+            if option in file.get(group, file):  # a file may say more than its group does
+                names.append(path.stem)
+    return names
 
 
 @cache

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytorch_lightning as pl
-import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from lightning_fabric.utilities.exceptions import MisconfigurationException
@@ -49,7 +48,7 @@ from dpbench.run.processes import (
     with_launched_processes,
 )
 from dpbench.run.progress import RunProgress, bars, quiet
-from dpbench.run.runtime import keep_large_blocks, warn_of_spinning
+from dpbench.run.runtime import keep_large_blocks
 from dpbench.runs.claim import full_disk_explained, locked
 from dpbench.runs.folder import Run, RunFolder
 from dpbench.runs.metrics_log import best_validation
@@ -281,7 +280,6 @@ def _select_engine(config: dict[str, Any]) -> None:
         keep_large_blocks()
     native.select(engine["native"])
     kernels.select(engine["kernels"])
-    warn_of_spinning(torch.get_num_threads())
 
 
 def _fit(
