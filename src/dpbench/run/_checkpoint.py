@@ -50,7 +50,7 @@ class Deadline:
 
     Args:
         end: On the clock of `time.monotonic`; None for no end.
-        limit: What set it, such as `run.max_time=1h`, for messages.
+        limit: The setting behind it, such as `run.max_time=1h`, for messages.
     """
 
     def __init__(self, end: float | None = None, limit: str = "") -> None:
@@ -87,8 +87,8 @@ def deadline_of(max_time: str | None, start: float) -> Deadline:
     """The end of `run.max_time`, or of the Slurm job that this process is of, whichever comes first.
 
     Args:
-        max_time: Of the configuration.
-        start: Of the run, on the clock of `time.monotonic`.
+        max_time: The configuration's `run.max_time`.
+        start: The run's start on the clock of `time.monotonic`.
     """
     limits = []
     if max_time is not None:
@@ -106,9 +106,9 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
     Nothing is chosen among checkpoints: choosing by a metric of private data would cost budget.
 
     Args:
-        folder: Of the run.
+        folder: The run's folder.
         every_n_steps: Steps between two checkpoints.
-        deadline: When the training must have ended.
+        deadline: The end of the training, if it has one.
 
     Attributes:
         metrics: The last value of whatever was logged, as it stands beside the checkpoint.
@@ -195,7 +195,7 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
                 self._listening = False
 
     def _agree_on_stop(self, trainer: pl.Trainer, is_late: bool) -> int:
-        """What stops the training, or 0: the same in all processes, whichever of them knows it."""
+        """Agree among all processes on the signal that stops the training, or 0."""
         number = self.interrupted or requested_stop() or (TIME_LIMIT_REACHED if is_late else 0)
         if trainer.world_size == 1:
             return number

@@ -1,4 +1,4 @@
-"""What gradients look like inside a private step: for research, outside of the guarantee.
+"""Figures of gradients inside a private step: for research, outside of the guarantee.
 
 Everything here reads private gradients without noise. It is named `nonprivate/…`, is off unless asked for, and must not
 be published with a model that is meant to be private.
@@ -42,8 +42,8 @@ class GradientDiagnostics(pl.Callback):
     makes a backward pass of its own now and then. The results are private data: see the module's docstring.
 
     Args:
-        every_n_steps: How often to look.
-        folder: Of the run, where the histogram is written at the end; None writes none.
+        every_n_steps: Steps between two looks.
+        folder: The run's folder, for the histogram; None writes none.
     """
 
     def __init__(self, every_n_steps: int = 50, folder: RunFolder | None = None) -> None:

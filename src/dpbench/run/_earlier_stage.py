@@ -23,7 +23,7 @@ def with_earlier_stage(config: dict[str, Any]) -> dict[str, Any]:
     """Settings in which `after` is the path of a finished run from anywhere.
 
     Args:
-        config: Of the run that goes on.
+        config: The configuration of the run that goes on.
 
     Raises:
         ConfigurationError: There is no such run, it has not ended, or only one of the two is private.
@@ -57,7 +57,7 @@ def weights_before(config: Mapping[str, Any], trust: bool) -> dict[str, Tensor] 
     """Weights of the stage before, adapters merged; None where there is none.
 
     Args:
-        config: From `with_earlier_stage`.
+        config: The result of `with_earlier_stage`.
         trust: Whether its checkpoint may hold objects, see `read_checkpoint`.
     """
     if config.get("after") is None:

@@ -1,4 +1,4 @@
-"""What Hydra has no public name for: the only place that imports from `hydra._internal`, which may move with a release.
+"""Parts of Hydra without a public name: only this module imports from `hydra._internal`, which may move with a release.
 
 Its public ways in (`hydra.main`, `hydra.compose`) compose a command on their own, and could not be handed what was
 composed for the checks.

@@ -1,4 +1,4 @@
-"""What would end a job of a sweep after others have spent their epsilon, looked for before the first one starts."""
+"""Checks of a sweep's jobs before the first one starts: later ones would fail after others have spent their epsilon."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def check_job(config: dict[str, Any], folder: RunFolder) -> None:
 
     Args:
         config: The whole resolved configuration.
-        folder: Of the job.
+        folder: The job's folder.
 
     Raises:
-        ConfigurationError: As when the job would be run.
+        ConfigurationError: The job would be refused when it is run.
     """
     strategy = build_strategy(with_earlier_stage(config), folder)
     if not issubclass(class_of(config["data"], "data"), LotDataModule):  # others may load what they are made of

@@ -29,8 +29,8 @@ def misfit_of(error: Exception, data: pl.LightningDataModule) -> str | None:
     """Say in a line that a network and its batches do not fit, where it failed, and what the data set provides.
 
     Args:
-        error: Of a training.
-        data: What it trains on.
+        error: The error of a training.
+        data: The training's data module.
 
     Returns:
         None of any other error, and of one that comes from our own arithmetic.

@@ -1,4 +1,4 @@
-"""What a sweeper may choose by: never test data, and never what private training data gave without noise."""
+"""Objectives of sweepers: never test data, and never figures of private training data without noise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BASIC = "BasicSweeper"  # Hydra's own: it runs every combination and chooses no
 
 
 def optimizes(hydra: Any) -> bool:
-    """Whether a sweep's own configuration (`hydra`) has a sweeper that chooses by what a run returns."""
+    """Tell whether the sweeper of Hydra's configuration chooses by the values that runs return."""
     return not str(hydra["sweeper"]["_target_"]).endswith(_BASIC)
 
 

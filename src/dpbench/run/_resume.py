@@ -128,11 +128,11 @@ def _warn_of_other_code(run: Run) -> None:
 
 
 def asks_for_more(words: Sequence[str], config: Mapping[str, Any]) -> bool:
-    """Whether words of a command line set the end of a training, or a key that is none: Hydra asks what was meant.
+    """Tell whether words of a command line set the end of a training, or an unknown key: Hydra asks what was meant.
 
     Args:
         words: Overrides.
-        config: Of the run.
+        config: The run's configuration.
     """
     known = OmegaConf.create(dict(config))
     missing = object()
@@ -145,7 +145,7 @@ def _require_extendable(run: Run) -> None:
     Noise and lots go on as they were: noise that was solved for a budget is kept, and the budget ends the run.
 
     Args:
-        run: With the settings of the longer run.
+        run: The run with the settings of the longer one.
 
     Raises:
         ConfigurationError: It would not be longer, or other settings are asked for, or its audit was read.
@@ -213,7 +213,7 @@ class Reopened(pl.Callback):
     Until then it can still be refused, and nothing of it has changed.
 
     Args:
-        run: With the settings of the longer run.
+        run: The run with the settings of the longer one.
     """
 
     def __init__(self, run: Run) -> None:
@@ -246,10 +246,10 @@ def job_name() -> str | None:
 
 
 def is_started_again(folder: RunFolder, config: dict[str, Any]) -> bool:
-    """Whether a folder holds the run that this very job began: the same settings, and the scheduler started it anew.
+    """Tell whether a folder holds the run that this very job began: the scheduler has started it again.
 
     Args:
-        folder: Of the run.
+        folder: The run's folder.
         config: Its resolved configuration.
     """
     name = job_name()

@@ -34,10 +34,10 @@ class SweepInterrupted(BaseException):
 
 
 class StopSignals:
-    """What signals have asked of a training so far.
+    """Requests to a training by signals.
 
     Attributes:
-        number: Of the first that asked to stop after the step at hand, or 0.
+        number: Number of the first signal that asked to stop after the step at hand, or 0.
         save_requested: Whether one that stops nothing has come, and all had better be saved.
     """
 
@@ -74,7 +74,7 @@ def interrupted_at_once(number: int, folder: RunFolder) -> Interrupted:
 
 
 def _stops_nothing(number: int) -> bool:
-    """Whether a signal does not end this job: submitit's get a SIGTERM together with the notice of a preemption.
+    """Tell whether a signal does not end this job: submitit's get a SIGTERM together with the notice of a preemption.
 
     One that ends there by a SIGTERM is over for submitit, though Slurm starts it again.
     """

@@ -28,7 +28,7 @@ _MOST_VALUES = 100  # of a key that are tried before a sweeper chooses among the
 
 
 def sweeper_parameters(sweeper: DictConfig) -> list[str]:
-    """What the sweeper's own configuration sweeps over, as words."""
+    """List the parameters of the sweeper's own configuration as words."""
     settings: Any = OmegaConf.to_container(sweeper, resolve=True)
     parameters = checked_value(_Parameters, settings.get("params"), "hydra.sweeper.params") or {}
     return [f"{key}={values}" for key, values in parameters.items()]

@@ -202,7 +202,7 @@ def build_module(
         config: The whole resolved configuration.
         data: Its `model_options()`, if there is one, are handed to the model and the module where they take them; its
             `monitored` says which data `val_dataloader` gives ("val", or "test").
-        weights: Of the stage before, or None.
+        weights: Weights of the stage before, or None.
 
     Raises:
         ConfigurationError: They do not go together, by the module's `check_data(data)` if there is one.
@@ -225,9 +225,9 @@ def module_for(
 
     Args:
         config: The whole resolved configuration.
-        model_options: What the data set provides, such as input_shape and num_classes.
+        model_options: Sizes that the data set provides, such as input_shape and num_classes.
         monitored: Name of the data that the validation loop sees.
-        weights: Of the stage before, or None.
+        weights: Weights of the stage before, or None.
     """
     for group in ("model", "module"):
         for name in model_options:
@@ -259,9 +259,9 @@ def _take_weights(module: pl.LightningModule, weights: Mapping[str, Tensor], pla
     """Load what has the same name and shape, and say what is new.
 
     Args:
-        module: Of the new stage, without adapters.
-        weights: From `weights_before`.
-        place: Where they come from, for messages.
+        module: The module of the new stage, without adapters.
+        weights: The result of `weights_before`.
+        place: The folder that they come from, for messages.
 
     Raises:
         ConfigurationError: Nothing fits.
@@ -321,7 +321,7 @@ def _model_or_module(
 
 
 def _takes_images(cls: type[Any]) -> bool:
-    """Whether a model declares three sizes, (channels, height, width), for its inputs."""
+    """Tell whether a model declares three sizes, (channels, height, width), for its inputs."""
     annotation: object = options_of(cls)["input_shape"].annotation
     return annotation == tuple[int, int, int]
 

@@ -47,7 +47,7 @@ class CommandLine:
     """The words of a command line.
 
     Attributes:
-        overrides: Such as `optimizer.lr=0.1`, in their order.
+        overrides: Overrides such as `optimizer.lr=0.1`, in their order.
         flags: Hydra's, by their names in its parser.
         in_order: All words, flags first: Hydra does not find overrides on both sides of a flag.
     """
@@ -82,7 +82,7 @@ class CommandLine:
 
     @property
     def is_question(self) -> bool:
-        """Whether the words ask for something, such as the configuration, and run nothing."""
+        """True where the words ask for something, such as the configuration, and run nothing."""
         return any(getattr(self.flags, name) for name in _QUESTIONS)
 
     @property
@@ -178,7 +178,7 @@ def explain(error: Exception, line: CommandLine, conf: Path) -> str:
 
 
 def _unknown_choice(path: str, options: Sequence[str], line: CommandLine, conf: Path) -> str:
-    """Which names there are instead: of Hydra's own groups and of a user's folders too."""
+    """One line on an unknown name, with those of Hydra's own groups and of the user's folders."""
     group = path.rpartition("/")[0]
     for word in line.overrides:  # a name may have slashes of its own
         if path.startswith(f"{key_of(word)}/"):
@@ -201,7 +201,7 @@ def _names_in_groups(line: CommandLine, conf: Path) -> dict[str, list[str]]:
 
 
 def _unknown_key(error: ConfigAttributeError | ConfigKeyError, line: CommandLine) -> str:
-    """Which keys there are instead, beside the one that is missing."""
+    """One line on an unknown key, with those of its group."""
     path, _, leaf = str(error.full_key).rpartition(".")
     # OmegaConf ends at the first part that is missing.
     words = [key_of(word) for word in line.overrides if f"{key_of(word)}.".startswith(f"{error.full_key}.")]

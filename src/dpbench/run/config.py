@@ -396,7 +396,7 @@ def class_of(options: Mapping[str, Any], group: str) -> type:
 
 
 def uses_wandb(config: Mapping[str, Any]) -> bool:
-    """Whether a run is logged to wandb."""
+    """Tell whether a run is logged to wandb."""
     return bool(config["logger"].get("wandb"))
 
 

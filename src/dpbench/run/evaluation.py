@@ -36,7 +36,7 @@ def evaluating(module: pl.LightningModule, trainer: pl.Trainer | None = None) ->
     """Put a module into evaluation mode, and leave no trace of it in the training around it.
 
     Args:
-        module: Whose weights are evaluated.
+        module: The module with the weights to evaluate.
         trainer: Gives precision and transfer of batches; None takes full precision and the module's device.
 
     Yields:
@@ -71,10 +71,10 @@ def score_records(
     It is no step of the training: nothing is released, and nothing enters the ledger.
 
     Args:
-        module: In whatever mode; see `evaluating`.
-        batches: Such as a DataLoader.
-        score: From a batch to a row for each of its records, (R,) or (R, k), such as `module.losses`.
-        trainer: See `evaluating`.
+        module: The module, in any mode; see `evaluating`.
+        batches: Batches, such as those of a DataLoader.
+        score: Function from a batch to a row for each of its records, (R,) or (R, k), such as `module.losses`.
+        trainer: Trainer, see `evaluating`.
 
     Returns:
         (N,) or (N, k), in the order of the batches.
@@ -108,11 +108,11 @@ def score_members(
     """Score members of the training data and others alike: see `score_records`.
 
     Args:
-        module: That was trained on the members.
+        module: The module that was trained on the members.
         members: Batches.
         others: Batches of records that it was not trained on.
-        score: See `score_records`.
-        trainer: See `evaluating`.
+        score: Function of a batch, see `score_records`.
+        trainer: Trainer, see `evaluating`.
     """
     return MemberScores(
         score_records(module, members, score, trainer),
@@ -128,8 +128,8 @@ def exposures(losses: Floats, references: Floats) -> Floats:
     section 4.3, with the candidates drawn at random instead of all that there are.
 
     Args:
-        losses: Of the records, (N,).
-        references: Of records drawn alike that were not trained on, (R,).
+        losses: Losses of the records, (N,).
+        references: Losses of records drawn alike that were not trained on, (R,).
 
     Returns:
         (N,); from 0 to log2(R + 1).
@@ -167,7 +167,7 @@ class Exposure(pl.Callback):
     a record ranks before all references; see `reconstruction_bound`.
 
     Args:
-        folder: Of the run, where its ledger is, and a line for each record is written; None: no ledger, and no line.
+        folder: The run's folder, with its ledger, for a line about each record; None: no ledger, and no line.
     """
 
     def __init__(self, folder: RunFolder | None = None) -> None:
@@ -213,7 +213,7 @@ class Exposure(pl.Callback):
             write_atomically(self._folder.exposure, table.to_csv(index_label="record"))
 
     def _allowed(self, candidates: int, copies: int) -> dict[str, float]:
-        """What the ledger allows; nothing where there is none, or its unit is no image or it has no curve."""
+        """Bounds by the ledger; none where there is no ledger, its unit is no image, or it has no curve."""
         if self._folder is None or not self._folder.ledger.is_file():
             return {}
         from dpbench.privacy.accounting.tradeoff import membership_bound, reconstruction_bound  # dp_accounting
@@ -240,7 +240,7 @@ class TrainingRecords(pl.Callback):
     records, each for itself.
 
     Args:
-        most: How many records at most, the first ones of the training data.
+        most: Largest number of records, the first ones of the training data.
     """
 
     def __init__(self, most: int = 10_000) -> None:

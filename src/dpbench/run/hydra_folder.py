@@ -57,7 +57,7 @@ def claim_sweep_folder(config: DictConfig, swept: Sequence[str]) -> Path:
     """Prepare the folder of a sweep; jobs compose their configuration anew, and are told by words of the command line.
 
     Args:
-        config: Of the sweep.
+        config: The sweep's configuration.
         swept: Keys to which it gives several values.
 
     Raises:
@@ -74,7 +74,7 @@ def claim_sweep_folder(config: DictConfig, swept: Sequence[str]) -> Path:
 
 
 def has_workers(hydra: Any) -> bool:
-    """Whether the jobs of a sweep are run by other processes than the one that started it.
+    """Tell whether the jobs of a sweep are run by other processes than the one that started it.
 
     Args:
         hydra: Hydra's own configuration of the sweep.
@@ -112,7 +112,7 @@ def _claim(config: DictConfig, kind: str) -> Path:
 
 
 def is_named_by_time(hydra: DictConfig, kind: str, key: str = "dir") -> bool:
-    """Whether the folder of a "run" or a "sweep" has the time in its name, so that another one will do."""
+    """Tell whether the folder of a "run" or a "sweep" has the time in its name, so that another one will do."""
     template: Any = OmegaConf.to_container(hydra[kind], resolve=False)
     return "${now:" in str(template[key])
 

@@ -74,7 +74,7 @@ def launch(
 
     Args:
         words: Hydra overrides and flags.
-        task: What to do with each job's configuration.
+        task: Function of each job's configuration.
         conf: Folder of the configuration.
         name: Primary configuration in it.
         checked: Whether a job's configuration is that of a run, to be checked before anything starts.
@@ -175,9 +175,9 @@ def resume(folder: Path, words: Sequence[str], task: Task) -> None:
     """Continue an interrupted run in its own folder, with its own configuration; a finished one with more steps.
 
     Args:
-        folder: Of the run.
+        folder: The run's folder.
         words: Hydra overrides, such as more steps.
-        task: What to do with its configuration.
+        task: Function of its configuration.
 
     Raises:
         ConfigurationError: The folder holds no run, one that cannot be resumed, or a word would move it.
@@ -328,8 +328,8 @@ def _run_sweep(
 
     Args:
         command: The sweep.
-        task: What to do with each job's configuration.
-        jobs: What `_check` gave; None of a sweep that makes its folders itself.
+        task: Function of each job's configuration.
+        jobs: The result of `_check`; None for a sweep that makes its folders itself.
         afterwards: Reports on the sweep.
     """
     cfg = command.cfg
@@ -429,7 +429,7 @@ def _leave_sweep(error: DPBenchError | OSError, settings: Any, in_parent: bool) 
     """Raise an error where Hydra has to hear of it: in another process, of a sweeper that waits for a value.
 
     Args:
-        error: Of a run.
+        error: The error of a run.
         settings: Hydra's configuration.
         in_parent: Whether the run was made by the process that makes the sweep (joblib does so where n_jobs=1): there
             Hydra would keep an interruption to itself until all other runs are made.
@@ -449,7 +449,7 @@ def _require_scheduler(launcher: DictConfig) -> None:
 
 
 def _submitit_error(error: RuntimeError | ValueError) -> ConfigurationError:
-    """What submitit says in many lines, in one: Slurm's last word, or what happened."""
+    """Shorten submitit's error to one line: Slurm's last word, or the first line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     of_slurm = [line for line in lines if re.search("error: |fatal: ", line)]
     cause = [*lines[:1], *of_slurm][-1]

@@ -1,4 +1,4 @@
-"""What the final weights of a run on noise tell of the random labels that it was trained on."""
+"""Scores of the random labels that a run on noise was trained on, by its final weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dpbench.runs.record import has_canaries
 
 
 def is_on_noise(run: RunFolder) -> bool:
-    """Whether a run was trained on images of noise, and on nothing else: then each of them is a canary."""
+    """Tell whether a run was trained on images of noise, and on nothing else: then each of them is a canary."""
     # Most runs are not: the text tells so at once, and nothing else of them is read.
     if not run.begun or NOISE not in run.config.read_text(encoding="utf-8", errors="replace"):
         return False

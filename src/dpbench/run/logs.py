@@ -1,4 +1,4 @@
-"""Where a run's metrics go beside its own metrics.csv: wandb, and any of Lightning's loggers by its class.
+"""Loggers of a run beside its own metrics.csv: wandb, and any of Lightning's loggers by its class.
 
 wandb mirrors the local files, offline unless somebody is logged in. Every logger gets ε and learning rates at each
 evaluation; those that keep a run's id get its name, too.
@@ -117,11 +117,11 @@ def run_names(config: Mapping[str, Any], origin: Origin) -> dict[str, Any]:
 
 
 def logger_state(folder: RunFolder, name: str) -> dict[str, Any]:
-    """What a logger needs to go on with a run that is resumed, such as its id; empty if it has written nothing.
+    """State with which a logger goes on with a resumed run, such as its id; empty if it has written nothing.
 
     Args:
-        folder: Of the run.
-        name: Of the logger.
+        folder: The run's folder.
+        name: The logger's name.
 
     Raises:
         ConfigurationError: The file is damaged.
@@ -144,8 +144,8 @@ def build_loggers(run: Run, origin: Origin) -> list[Logger]:
     """The run's own log first, then those that the configuration asks for.
 
     Args:
-        run: Whose metrics they get.
-        origin: What it is called by.
+        run: The run to log.
+        origin: Its sweep.
 
     Raises:
         ConfigurationError: One cannot be made.
@@ -278,7 +278,7 @@ def mirror_result(
 
     Args:
         record: The content of result.json.
-        pictures: By the names that they get.
+        pictures: Paths of pictures, by their names in wandb.
         best: Best values of metrics on validation data, by name.
     """
     import wandb

@@ -59,9 +59,9 @@ class LaunchedProcess:
 
     Attributes:
         rank: Its number, from 0.
-        world: How many there are.
+        world: Number of processes.
         local_rank: Its number on its node.
-        nodes: How many nodes there are, with as many processes each.
+        nodes: Number of nodes, with as many processes each.
     """
 
     rank: int
@@ -71,7 +71,7 @@ class LaunchedProcess:
 
 
 def launched_process() -> LaunchedProcess | None:
-    """Which one of several processes this is, whoever has started them; None where it is alone."""
+    """Place of this process among several, whoever has started them; None where it is alone."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         process = LaunchedProcess(
             rank=_number("RANK", 0),
@@ -94,7 +94,7 @@ def _number(variable: str, default: int) -> int:
 
 
 def is_first() -> bool:
-    """Whether this process writes: it is alone, or the first of several."""
+    """Tell whether this process writes: it is alone, or the first of several."""
     process = launched_process()
     return process is None or process.rank == 0
 
@@ -242,7 +242,7 @@ def losses_explained(command: Callable[[], str | None]) -> Iterator[None]:
     """Say in one line that another process is gone, where a talk with it breaks off.
 
     Args:
-        command: How to go on.
+        command: The command with which the run goes on, if any.
 
     Raises:
         PeerLost: In place of the library's error.
@@ -275,7 +275,7 @@ def leave_to_first() -> bool:
 
 
 def processes_to_start(trainer: Mapping[str, Any]) -> int:
-    """How many processes a trainer's options ask for on this machine; 1 where somebody has started them already."""
+    """Number of processes that a trainer's options ask for on this machine; 1 where they are started already."""
     if launched_process() is not None:
         return 1
     devices = _devices(trainer)
@@ -297,10 +297,10 @@ def run_in_processes(run: Callable[[], T], count: int, strategy: str | None, fol
     Signals are heard here: the first of them has the training stop after its step, as in a single process.
 
     Args:
-        run: What each of them does; it is pickled, unless they are forked.
-        count: How many.
+        run: Function of each process; it is pickled, unless they are forked.
+        count: Number of processes.
         strategy: Lightning's word for it: ddp_fork, or any other to spawn them.
-        folder: Of the run.
+        folder: The run's folder.
 
     Returns:
         What the first process returns.
@@ -379,7 +379,7 @@ def stopped_by_parent() -> Iterator[None]:
 
 
 def has_parent() -> bool:
-    """Whether `run_in_processes` has started this process."""
+    """Tell whether `run_in_processes` has started this process."""
     return _mailbox() is not None
 
 
@@ -400,7 +400,7 @@ def _phase_in(mailbox: Path) -> str:
 
 
 def _run_as(rank: int, count: int, mailbox: Path, run: Callable[[], Any], hydra: Any) -> None:
-    """What a started process does: it becomes one like torchrun's, runs, and reports."""
+    """Run as a started process: become one like torchrun's, run, and report."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
@@ -546,7 +546,7 @@ def check_processes(trainer: Mapping[str, Any]) -> None:
 
 
 def _devices(trainer: Mapping[str, Any]) -> Any:
-    """How many devices, or which: a number may come as a word."""
+    """Number of devices, or their names: a number may come as a word."""
     devices = trainer.get("devices", 1)
     if isinstance(devices, str) and devices.strip().lstrip("-").isdecimal():
         return int(devices)

@@ -152,10 +152,10 @@ def _budget_line(strategy: Any, completed: int) -> str:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far some runs are at a moment.
+    """Progress of some runs at a moment.
 
     Attributes:
-        states: Of each run, by its name; a line is printed when it becomes "done" or "failed".
+        states: State of each run, by its name; a line is printed when it becomes "done" or "failed".
         counts: The same in short.
         made: Part of the work that is done, in steps or in runs.
         steps: All of the work.
@@ -174,7 +174,7 @@ def watching(look: Callable[[], Progress | None]) -> Iterator[None]:
     """Show in a thread how far the runs are that are made meanwhile.
 
     Args:
-        look: How far they are now; None: nothing yet.
+        look: Function that gives the progress now; None before anything has begun.
     """
     display = _Display(look, sys.stderr.isatty())
     display.show()  # what was there before is not printed
@@ -244,10 +244,10 @@ class _Display:
 
 
 class SweepProgress:
-    """How far the runs of `dpbench train -m` are, by what they have written below the sweep's folder.
+    """Progress of the runs of `dpbench train -m`, by the files below the sweep's folder.
 
     Args:
-        sweep: With the words of its jobs.
+        sweep: The sweep, with the words of its jobs.
     """
 
     def __init__(self, sweep: Sweep) -> None:

@@ -31,7 +31,7 @@ def require_resumable(folder: RunFolder, longer: bool = False) -> None:
     """Check that a run is there that can be resumed.
 
     Args:
-        folder: Of the run.
+        folder: The run's folder.
         longer: Whether more is asked of it than it was to do: then it may be finished.
 
     Raises:
@@ -87,7 +87,7 @@ def with_later_options(config: dict[str, Any]) -> dict[str, Any]:
     """Bring a saved configuration to the options of today, which say what was done before they were there.
 
     Args:
-        config: Of a run, as a file of it gives it.
+        config: A run's configuration as read from its file.
     """
     engine = config.get("engine")
     if isinstance(engine, dict) and "triton" in engine:  # a plug-in now
@@ -130,7 +130,7 @@ def _targets(value: Any) -> Iterator[str]:
 
 
 def _file_in(folder: Path, target: str) -> str | None:
-    """Where in a folder an import of some path would read a module or package; None if nowhere. Nothing is imported."""
+    """Find the file of a folder that an import of some path would read; None if there is none. Nothing is imported."""
     places: list[str] | None = None
     for part in target.split("."):
         # By the last part of the name alone: of a whole name Python wants the parents to be imported.

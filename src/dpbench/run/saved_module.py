@@ -20,13 +20,13 @@ from dpbench.runs.record import read_result
 
 @dataclass(frozen=True)
 class SavedModule:
-    """What a checkpoint of a run holds.
+    """Content of a run's checkpoint.
 
     Attributes:
-        module: In evaluation mode, on the CPU.
-        config: Of the run.
-        checkpoint: As saved.
-        model_options: What the data determine of the model, such as the shape of a record.
+        module: The module in evaluation mode, on the CPU.
+        config: The run's configuration.
+        checkpoint: The checkpoint as saved.
+        model_options: Sizes that the data determine, such as the shape of a record.
     """
 
     module: Any  # a LightningModule, of the class that the configuration names
@@ -36,7 +36,7 @@ class SavedModule:
 
 
 def last_checkpoint(run: RunFolder, trust: bool = False) -> dict[str, Any]:
-    """What a run saved last (never a better one).
+    """Read the last checkpoint of a run (never a better one).
 
     Args:
         run: Folder.
@@ -76,9 +76,9 @@ def require_module(run: RunFolder, config: Mapping[str, Any], kind: type, refusa
 
     Args:
         run: Folder, for the error.
-        config: Of the run.
+        config: The run's configuration.
         kind: Base class of its module.
-        refusal: What to say of the run if it has another one.
+        refusal: Message about a run that has another one.
 
     Raises:
         ConfigurationError: The module is none of that kind, or the configuration names none.

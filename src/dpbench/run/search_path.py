@@ -1,4 +1,4 @@
-"""Where configuration files are: dpbench's own folder, and those that installed packages name (docs/plugins.md)."""
+"""Folders of configuration files: dpbench's own, and those that installed packages name (docs/plugins.md)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def code_folder(config_dir: Path) -> Path:
     finds it.
 
     Args:
-        config_dir: What --config-dir names.
+        config_dir: The folder that --config-dir names.
 
     Raises:
         ConfigurationError: It is no folder, or the configuration lies in one below it.
@@ -65,7 +65,7 @@ def code_folder(config_dir: Path) -> Path:
 
 
 def _has_groups(folder: Path) -> bool:
-    """Whether a folder has files of a group that dpbench has too."""
+    """Tell whether a folder has files of a group that dpbench has too."""
     for group in (*groups_of(conf_dir()), *_NO_CHOICES, "hydra"):
         if next((folder / group).rglob("*.yaml"), None) is not None:
             return True
@@ -79,7 +79,7 @@ def imports_from(folder: Path | None) -> Iterator[None]:
     It comes last: a file of a user's takes the place of no installed package, in none of the processes of a run.
 
     Args:
-        folder: From `code_folder`; None changes nothing.
+        folder: The result of `code_folder`; None changes nothing.
     """
     if folder is None or str(folder) in sys.path:
         yield
@@ -183,7 +183,7 @@ def _unless(value: Any, default: Any) -> Any:
 
 
 def _swept_settings(*, _root_: DictConfig) -> str:
-    """What a job of a sweep has of the settings that differ: "-lr_0.1-seed_3", for the name of its folder.
+    """Settings of a job in which the sweep's jobs differ, for the name of its folder: "-lr_0.1-seed_3".
 
     It has letters, digits and ._+- only: nothing that a file system, a shell or Hydra's grammar minds. A choice that is
     a part of the run's name already, such as the model, is not said twice; the end of a long text is cut off.

@@ -65,7 +65,7 @@ class Reporter(Protocol):
         """Draw pictures into the folder, before the result is written; returns those that wandb shows, by name."""
 
     def audit(self, run: Run) -> Mapping[str, Any] | None:
-        """What a run's canaries tell of its epsilon, for its result; None where it had none."""
+        """Audit a run by its canaries, for its result; returns None where it had none."""
 
     def summarize(self, run: Run, record: Mapping[str, Any], opening: str) -> None:
         """Show the result.
@@ -73,13 +73,13 @@ class Reporter(Protocol):
         Args:
             run: The run.
             record: The content of result.json.
-            opening: How to see the run in wandb.
+            opening: Command or address to see the run in wandb.
         """
 
 
 @dataclass(frozen=True)
 class _Job:
-    """What `train` was asked for beside the configuration; it goes to other processes, and is pickled on the way.
+    """Arguments of `train` beside the configuration, which are pickled on their way to other processes.
 
     Attributes:
         folder: The run's folder.
