@@ -10,7 +10,7 @@ from dpbench.errors import DPBenchError
 from dpbench.files import typed, write_atomically
 from dpbench.privacy.accounting.composition import Selection
 from dpbench.reports.account import AccountingRequest, account
-from dpbench.reports.groups import GroupTable, group_by, missing_note
+from dpbench.reports.groups import group_by, missing_note
 from dpbench.reports.run_table import RunTable
 from dpbench.runs.command import key_of, words_of
 from dpbench.runs.folder import RunFolder, places_of, unfinished_runs_below
@@ -26,12 +26,10 @@ class EndOfSweep:
     """The table of a sweep.
 
     Attributes:
-        groups: Its finished runs.
         text: Table, notes, what a choice costs, and how to see the table again.
         pages: Where it was written, in Markdown and as CSV.
     """
 
-    groups: GroupTable
     text: str
     pages: tuple[Path, Path]
 
@@ -64,7 +62,7 @@ def end_of_sweep(sweep: Sweep) -> EndOfSweep | None:
     pages = (_free(sweep.folder, ".md"), _free(sweep.folder, ".csv"))
     write_atomically(pages[0], text + "\n")
     write_atomically(pages[1], groups.to_csv())
-    return EndOfSweep(groups, text, pages)
+    return EndOfSweep(text, pages)
 
 
 def _free(folder: Path, kind: str) -> Path:

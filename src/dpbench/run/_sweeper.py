@@ -72,9 +72,8 @@ def without_options_of_others(
     options = []
     for override in overrides:
         # A word with + or ~ means what it says; ++ sets an option that is there as well as one that is not.
-        if override.type in (OverrideType.CHANGE, OverrideType.FORCE_ADD) and override.key_or_group.startswith(
-            prefixes
-        ):
+        sets_value = override.type in (OverrideType.CHANGE, OverrideType.FORCE_ADD)
+        if sets_value and override.key_or_group.startswith(prefixes):
             options.append(override.key_or_group)
     if not options:
         return [list(job) for job in jobs]
@@ -86,14 +85,17 @@ def without_options_of_others(
         if choices not in configurations:
             configurations[choices] = command.loader.load_sweep_config(command.cfg, list(choices))
     # An option that no choice has is a mistake, which composing the job will name.
-    known = {key for key in options if any(_has(one, key) for one in configurations.values())}
+    known_keys = set()
+    for key in options:
+        if any(_has(configuration, key) for configuration in configurations.values()):
+            known_keys.add(key)
     shorter_jobs: dict[tuple[str, ...], None] = {}  # each once, in their order
     absent_keys: dict[str, None] = {}
     for job, choices in zip(jobs, choices_of_jobs, strict=True):
         words = []
         for word in job:
             key = key_of(word)
-            if key in known and not _has(configurations[choices], key):
+            if key in known_keys and not _has(configurations[choices], key):
                 absent_keys[key] = None
             else:
                 words.append(word)
