@@ -181,7 +181,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("hydra.run.dir=~/xx", "invalid override 'hydra.run.dir=~/xx'"),
         (f"seed={'9' * 5000}", ": Exceeds the limit"),
         ("optimizer.lr=${optimizer.lr}", "optimizer.lr: "),
-        ("run.name=${nosuch.key}", "run.name: Interpolation key 'nosuch.key' not found"),
+        ("run.name=${nosuch.key}", "nosuch.key is missing: run.name takes its value from it"),
     ],
     "sweeps without end": [
         ("-m seed=range(0,3,0)", "has a step of 0"),

@@ -6,6 +6,7 @@ No import of PyTorch here: a question (`--cfg job`) needs none.
 from __future__ import annotations
 
 import os
+import re
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, InterpolationKeyError
 
 from dpbench.errors import ConfigurationError, brief
 from dpbench.options import did_you_mean, shown
@@ -168,6 +169,10 @@ def explain(error: Exception, line: CommandLine, conf: Path) -> str:
     if isinstance(error.__cause__, ConfigAttributeError | ConfigKeyError):
         return _unknown_key(error.__cause__, line)
     where = getattr(error, "full_key", None)
+    if isinstance(error, InterpolationKeyError):
+        absent = re.search(r"Interpolation key '(.+?)' not found", str(error))
+        if absent is not None:
+            return f"{absent[1]} is missing: {where} takes its value from it."
     lines = [line.strip() for line in str(error.__cause__ or error).splitlines()]
     ornaments = ("object_type=", "reference_type=", "full_key:")
     cause = " ".join(line for line in lines if line and not line.startswith(ornaments))
