@@ -14,7 +14,7 @@ from hydra.utils import get_object
 from omegaconf import OmegaConf, open_dict
 
 from dpbench.data import UserDataModule
-from dpbench.data.sources import SOURCES
+from dpbench.data.sources import source_names
 from dpbench.data.user_data import USER_SOURCES
 from dpbench.options import options_of
 from dpbench.reproduce._results import with_choices
@@ -72,7 +72,7 @@ def test_groups() -> None:
         *("callbacks", "diagnostics", "logger", "launcher", "experiment", "records", "audit"),
         *("debug", "hparams_search"),
     }
-    assert set(GROUPS["data"]) == {*SOURCES, *USER_SOURCES}
+    assert set(GROUPS["data"]) == {*source_names(), *USER_SOURCES}
     assert set(GROUPS["model"]) == {
         *("conv_gan", "densenet40", "mlp", "mlp_gan", "mnist_cnn", "none", "scattering_cnn", "small_alexnet", "two_nn"),
         *("autoencoder", "char_lstm", "emnist_cnn", "resnet18_gn", "tag_regression", "word_lstm"),

@@ -34,6 +34,15 @@ class Capability:
 CAPABILITIES = {
     "graphs": Capability(r"dpbench\.graphs|\bGraphs\b", ("tests/session/test_graphs.py", "tests/gpu")),
     "workflow": Capability("workflow", ("tests/workflow",)),
+    "prior": Capability(
+        r"dpbench\.prior|random_prior|random_shapes|pretrain\b",
+        (
+            "conf/data/random_shapes.yaml",
+            "conf/table/recipes/random_prior.yaml",
+            "conf/table/recipes/random_prior_tuning.yaml",
+            "tests/prior",
+        ),
+    ),
     "claims": Capability(r"dpbench\.claims|claims\.toml|reproduce claims", ("tests/claims",)),
 }
 
@@ -88,6 +97,7 @@ def test_a_capability_can_be_deleted(name: str, tmp_path: Path) -> None:
     listed = ran([sys.executable, "-m", "dpbench", "reproduce", "list"], tmp_path, environment)
     assert ("workflow" in shown) is (name != "workflow")
     assert ("claims" in listed) is (name != "claims")
+    assert ("pretrain" in shown) is (name != "prior")
 
 
 @pytest.mark.slow

@@ -41,12 +41,12 @@ def _rooms(*groups: str) -> set[str]:
 COMPUTING = (
     "__init__.py", "canonical.py", "code.py", "errors.py", "files.py", "locks.py", "optimizers.py", "options.py",
     "callback", "data", "guards", "models", "modules", "privacy", "records", "run", "runs", "session", "strategies",
-    *_rooms("dpbench.executors"),
+    *_rooms("dpbench.executors", "dpbench.features", "dpbench.images"),
 )  # fmt: skip
 """What computes inside a run, and imports nothing of the rest: whatever may change a result is hashed."""
 READING = (
     "__main__.py", "attack", "auditing", "cli", "export", "reports", "reproduce", "synthesis", "templates",
-    *_rooms("dpbench.commands", "dpbench.computed_tables"),
+    *(_rooms("dpbench.commands", "dpbench.computed_tables") - {*COMPUTING}),
 )  # fmt: skip
 """What starts runs and reads them: an edit of it changes no result."""
 

@@ -95,8 +95,8 @@ def test_no_seed_of_32_bits_is_left_where_private_records_are_in_sight() -> None
         "privacy/record_axis/mode.py",  # compared with a step's own generator
         "data/blank.py",  # made-up rows, by which memory is measured
         "data/images.py",  # noise images for first bounds
-        "data/prior/pretraining.py",  # made-up images, and what is trained on them
-        "data/sources.py",  # made-up images
+        "prior/features.py",  # made-up images
+        "prior/pretraining.py",  # and what is trained on them
         "data/scattering.py",  # a test image of the transform
         "records/record_gradients.py",  # first bounds, on noise
         "records/step_state.py",  # put back

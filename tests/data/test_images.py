@@ -15,7 +15,7 @@ from torchvision.datasets import SVHN
 
 from dpbench.data import noise, sources
 from dpbench.data.images import ImageDataModule, normalize
-from dpbench.data.sources import SOURCES, Images, data_root
+from dpbench.data.sources import SOURCES, Images, data_root, source_names
 from dpbench.errors import ConfigurationError, DataError
 from tests.data.user_sources.test_cifar import write_cifar100
 
@@ -253,7 +253,7 @@ def test_where_data_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_unknown_data_set() -> None:
     with pytest.raises(ConfigurationError, match="unknown data set 'imagenet'; known are digits"):
         ImageDataModule("imagenet")
-    assert set(SOURCES) == {
+    assert set(source_names()) == {
         "digits",
         "mnist",
         "fashion_mnist",

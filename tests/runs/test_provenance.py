@@ -118,7 +118,7 @@ def test_what_computes_names_nothing_that_reads() -> None:
     """Neither by an import, lazy or not, nor as a string: else an edit would change results and not the hash."""
     readers = re.compile(rf"\bdpbench\.({'|'.join(name.removesuffix('.py') for name in READING)})\b")
     for path in SOURCES:
-        if room(path) in COMPUTING:
+        if room(path) in COMPUTING and path.name != "command.py":  # which starts what the others compute
             assert not readers.search(path.read_text(encoding="utf-8")), path
 
 

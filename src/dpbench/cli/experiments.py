@@ -1,4 +1,4 @@
-"""Commands that train or try a training: `dpbench train`, `check`, `resume`, `priors`, `reproduce` and `pretrain`."""
+"""Commands that train or try a training: `dpbench train`, `check`, `resume`, `priors` and `reproduce`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from dpbench.cli.arguments import (
     add_command,
     add_config_dir,
     add_trust,
-    file,
     folder,
     own_code,
     place,
@@ -59,15 +58,6 @@ examples:
   dpbench reproduce gradient_compression/table1 seeds=20 --keep    more seeds for a table begun on another machine
 """
 
-_PRETRAIN = """\
-The images are made up (dead leaves, 1/f noise, random shaders): no data set is read, and no privacy is spent. After an
-interruption, the same command goes on. Then: dpbench train data=cifar10 data.features=random_prior data.prior=FILE
-
-examples:
-  dpbench pretrain --out prior.pt
-  dpbench pretrain --out large.pt --device cuda --width 96 --batch-size 1024 --steps 40000
-"""
-
 _MOST_SEEDS = 1000
 
 
@@ -78,7 +68,6 @@ def add_parsers(commands: Commands) -> None:
     _add_resume(commands)
     _add_priors(commands)
     _add_reproduce(commands)
-    _add_pretrain(commands)
 
 
 def _add_resume(commands: Commands) -> None:
@@ -288,31 +277,3 @@ def part_of(words: Sequence[str]) -> Part:
     if isinstance(number, int) and number > _MOST_SEEDS:
         raise ConfigurationError(f"seeds={number} asks for more runs of each cell than {_MOST_SEEDS:,}.")
     return Part(**values, sweep=tuple(launcher))
-
-
-def _add_pretrain(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "pretrain",
-        "Train a feature extractor on images of random processes.",
-        _pretrain,
-        epilog=_PRETRAIN,
-    )
-    add = parser.add_argument
-    add("--out", type=file, required=True, metavar="FILE", help="of the weights; written every hundred steps")
-    add("--device", default="cpu", help="of torch: cpu (default), cuda")
-    add("--steps", type=int, metavar="N", help="steps of the training (default: 2500)")
-    add("--batch-size", type=int, metavar="N", help="images of a step, new ones each time (default: 256)")
-    add("--width", type=int, metavar="N", help="channels of the first layer, an eighth of the last (default: 32)")
-    add("--image-size", type=int, metavar="PIXELS", help="side of the images (default: 32)")
-    add("--learning-rate", type=float, metavar="RATE", help="of AdamW (default: 0.0015)")
-    add("--seed", type=int, help="of images, views and first weights (default: 0)")
-
-
-def _pretrain(options: argparse.Namespace) -> Answer:
-    from dpbench.data.prior.extractor import Settings
-    from dpbench.data.prior.pretraining import pretrain, summary
-
-    names = ("steps", "batch_size", "width", "image_size", "learning_rate", "seed")
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    return Answer(summary(options.out, pretrain(options.out, Settings(**given), options.device)))

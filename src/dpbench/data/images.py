@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any
+from importlib.metadata import entry_points
+from typing import Annotated, Any, cast
 
 import numpy as np
 import torch
@@ -20,12 +21,11 @@ from dpbench.data.inserted import Inserted, inserted_of
 from dpbench.data.lots import RecordOfRow
 from dpbench.data.module import Folder, LotDataModule, Membership, Splits
 from dpbench.data.noise import Split, labeled_noise
-from dpbench.data.prior.extractor import Prior, load
 from dpbench.data.records import Collated
 from dpbench.data.scattering import color_scattering, mirrored_scattering, scattering
-from dpbench.data.sources import NOISE, Images, Source, find_file, noise_like, source
+from dpbench.data.sources import NOISE, Images, Source, noise_like, source
 from dpbench.data.views import AugmentedImages, ImageOfView
-from dpbench.errors import ConfigurationError, DataError
+from dpbench.errors import ConfigurationError
 from dpbench.options import Count, PositiveInt
 
 Batch = tuple[Tensor, Tensor]
@@ -42,11 +42,8 @@ FEATURES = {
     "mirrored_scattering": mirrored_scattering,
 }
 FeaturesName = Annotated[str, Field(pattern=f"^({'|'.join(FEATURES)})$"), f"one of {', '.join(FEATURES)}"]
-PRIOR_FEATURES = {
-    "random_prior": Prior.features,
-    "random_prior_scattering": Prior.features_and_scattering,
-}
-"""Those of a network that `dpbench pretrain` has trained, and these beside `scattering`."""
+_TRAINED = "dpbench.features"
+"""Group of entry points: a name, and a function of `ImageDataModule`'s root, prior and prior_sha256 → features."""
 
 
 class InMemoryImages(Dataset[Batch]):
@@ -196,12 +193,12 @@ class ImageDataModule(LotDataModule[InMemoryImages]):
         scale: "standard" (mean 0 and deviation 1 of the data set), "per_image" (of each image alone), "symmetric"
             ([−1, 1], for generators) or "unit" ([0, 1]).
         features: "scattering", "color_scattering" or "mirrored_scattering" replaces pixels by wavelet features that
-            know no data, see `data.scattering`. "random_prior": those of a network that `dpbench pretrain` has trained
-            on images of random processes; "random_prior_scattering": both, for linear models.
-        prior: Of "random_prior" and "random_prior_scattering": the file that `dpbench pretrain` has written; a relative
-            path is looked for in the working directory, and then in the folder of the data sets.
-        prior_sha256: Of the file, as `dpbench pretrain` prints it; any other file is refused, and so is None. The
-            command line fills it in, and a run goes on with no other file.
+            know no data, see `data.scattering`. The names of entry points of `dpbench.features` are those of networks
+            that were trained on public data.
+        prior: File of such a network; a relative path is looked for in the working directory, and then in the folder of
+            the data sets.
+        prior_sha256: SHA-256 of that file; any other file is refused, and so is None. The command line fills it in, and
+            a run goes on with no other file.
         train_size: Only the first so many training records; None takes all. Of "random_noise", how many there are.
         test_size: The same of the test records.
         like: Of "random_noise": the data set whose shape and classes the noise has; None is CIFAR-10.
@@ -261,13 +258,14 @@ class ImageDataModule(LotDataModule[InMemoryImages]):
             raise ConfigurationError(
                 f"data.like={like} is for data={NOISE}, whose images take any shape, not for {name}."
             )
-        if features not in (None, *FEATURES, *PRIOR_FEATURES):
-            names = ", ".join([*FEATURES, *PRIOR_FEATURES])
+        is_trained = features not in (None, *FEATURES)
+        if is_trained and features not in entry_points(group=_TRAINED).names:
+            names = ", ".join([*FEATURES, *sorted(entry_points(group=_TRAINED).names)])
             raise ConfigurationError(f"data.features must be null or one of {names}, not {features!r}.")
-        if (prior is not None) != (features in PRIOR_FEATURES):
+        if (prior is not None) != is_trained:
             raise ConfigurationError(
-                "data.prior names the file of dpbench pretrain of which data.features=random_prior or "
-                "random_prior_scattering are made: set both, or none."
+                "data.prior names the file of a trained network, and data.features its features: set both, or none "
+                f"(data.features={'null' if features is None else features}, data.prior={prior or 'null'})."
             )
         if scale not in SCALES:
             raise ConfigurationError(f"data.scale must be {', '.join(SCALES[:-1])} or {SCALES[-1]}, not {scale!r}.")
@@ -341,25 +339,12 @@ class ImageDataModule(LotDataModule[InMemoryImages]):
         return normalize(images, self.spec, self._image_size, self.scale, self._make_features())
 
     def _make_features(self) -> Features | None:
-        if self.features not in PRIOR_FEATURES:
-            return None if self.features is None else FEATURES[self.features]
-        assert self.prior is not None
-        try:
-            path = find_file(self.root, self.prior)
-        except DataError as error:
-            raise DataError(f"data.prior: {error} Train it: dpbench pretrain --out {self.prior}") from error
-        prior = load(path)
-        if self.prior_sha256 is None:
-            raise ConfigurationError(
-                "data.prior_sha256=null would let a run go on with another file of data.prior: leave it out, or give "
-                f"the SHA-256 of the file, {prior.sha256}."
-            )
-        if self.prior_sha256 != prior.sha256:
-            raise ConfigurationError(
-                f"data.prior={self.prior} has changed: its SHA-256 is {prior.sha256}, and data.prior_sha256 is "
-                f"{self.prior_sha256}. Take the file that the run began with, or begin a new run."
-            )
-        return partial(PRIOR_FEATURES[self.features], prior)
+        if self.features is None:
+            return None
+        if self.features in FEATURES:
+            return FEATURES[self.features]
+        (entry,) = entry_points(group=_TRAINED, name=self.features)
+        return cast(Features, entry.load()(self.root, self.prior, self.prior_sha256))
 
     def model_options(self) -> dict[str, Any]:
         """Options of a model that the data determine."""

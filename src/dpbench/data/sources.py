@@ -9,21 +9,21 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dpbench.data.noise import NOISE_SIZES, Split, noise_split
-from dpbench.data.prior.processes import SHAPES, labeled_shapes
 from dpbench.errors import ConfigurationError, DataError, brief
 
 NOISE = "random_noise"
 """Name of the data set that is made up."""
-_SHAPES_PIECE = 500  # images at once
-_SHAPES_KEYS: dict[Split, int] = {"train": 2026, "test": 2027}
+_PLUGINS = "dpbench.images"
+"""Group of entry points: a name, and its `Source`."""
 
 
 @dataclass(frozen=True)
@@ -131,14 +131,6 @@ def noise_like(
         num_classes=like.num_classes,
         side=like.side,
     )
-
-
-def _random_shapes(root: Path, split: Split, download: bool) -> Images:
-    """Objects of ten shapes before grounds of random processes: 50,000 / 10,000 color images, the same in each run."""
-    generator = torch.Generator().manual_seed(_SHAPES_KEYS[split])
-    pieces = [labeled_shapes(_SHAPES_PIECE, 32, generator) for _ in range(NOISE_SIZES[split] // _SHAPES_PIECE)]
-    pixels = torch.cat([images.mul(255).round().byte().permute(0, 2, 3, 1) for images, _ in pieces])
-    return Images(pixels, torch.cat([labels for _, labels in pieces]))
 
 
 def load_torchvision(
@@ -287,7 +279,6 @@ SOURCES: dict[str, Source] = {
         side=32,
     ),
 }
-SOURCES["random_shapes"] = Source(_random_shapes, (0.5,) * 3, (0.25,) * 3, SHAPES, side=32)
 # Noise takes the shape of another data set, so that it comes after them.
 SOURCES[NOISE] = noise_like(SOURCES["cifar10"])
 
@@ -298,6 +289,13 @@ def source(name: str) -> Source:
     Raises:
         ConfigurationError: There is none.
     """
-    if name not in SOURCES:
-        raise ConfigurationError(f"unknown data set {name!r}; known are {', '.join(SOURCES)}.")
-    return SOURCES[name]
+    if name in SOURCES:
+        return SOURCES[name]
+    for entry in entry_points(group=_PLUGINS, name=name):
+        return cast(Source, entry.load())
+    raise ConfigurationError(f"unknown data set {name!r}; known are {', '.join(source_names())}.")
+
+
+def source_names() -> list[str]:
+    """Names of all data sets of images, those of plug-ins last."""
+    return [*SOURCES, *sorted(entry_points(group=_PLUGINS).names)]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dpbench.data.images import ImageDataModule
-from dpbench.data.sources import NOISE, SOURCES
+from dpbench.data.sources import NOISE, source_names
 from dpbench.errors import ConfigurationError
 from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.privacy.accounting.calibration import calibrate_noise_multiplier
@@ -213,7 +213,7 @@ def _composed(words: Sequence[str]) -> tuple[dict[str, Any], str, str]:
 def _refuse_kind(config: Mapping[str, Any]) -> None:
     """Refuse what has no noise of its kind, or no memory of labels."""
     data = config["data"]
-    data_sets = [name for name in SOURCES if name != NOISE]
+    data_sets = [name for name in source_names() if name != NOISE]
     of_users = bool((config.get("records") or {}).get("_target_"))
     is_image_data = (
         data.get("name") in data_sets

@@ -20,12 +20,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from dpbench.data.prior.extractor import Extractor, Prior, Settings, cells, load, read, save
-from dpbench.data.prior.processes import mixed_images
-from dpbench.data.prior.views import random_views
 from dpbench.errors import ConfigurationError, Diverged
 from dpbench.files import typed
 from dpbench.locks import open_locked
+from dpbench.prior.extractor import Extractor, Prior, Settings, cells, load, read, save
+from dpbench.prior.processes import mixed_images
+from dpbench.prior.views import random_views
 
 _WORLD = 1.25  # side of an image that views are cut from, over that of a view
 _WARMUP = 0.05  # of all steps

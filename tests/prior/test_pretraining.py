@@ -13,12 +13,12 @@ import torch
 
 from dpbench.cli import main
 from dpbench.data.images import ImageDataModule
-from dpbench.data.prior import pretraining
-from dpbench.data.prior.extractor import Settings, load, read
-from dpbench.data.prior.pretraining import alignment_and_uniformity, pretrain
 from dpbench.data.scattering import scattering
 from dpbench.errors import ConfigurationError, DataError, Diverged
 from dpbench.locks import open_locked
+from dpbench.prior import pretraining
+from dpbench.prior.extractor import Settings, load, read
+from dpbench.prior.pretraining import alignment_and_uniformity, pretrain
 from dpbench.run.search_path import _prior_sha256
 
 SMALL = Settings(image_size=16, width=8, steps=4, batch_size=8)
@@ -187,8 +187,8 @@ def test_in_the_data_module(small: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"features": "random_prior"}, "data.prior names the file of dpbench pretrain .*: set both, or none"),
-        ({"prior": "small.pt"}, "data.prior names the file of dpbench pretrain .*: set both, or none"),
+        ({"features": "random_prior"}, "data.prior names the file of a trained network, .*: set both, or none"),
+        ({"prior": "small.pt"}, "data.prior names the file of a trained network, .*: set both, or none"),
         ({"features": "random_prior", "prior": "none.pt"}, "no .*none.pt.* Train it: dpbench pretrain --out none.pt"),
         ({"features": "random_prior", "prior": "/none.pt"}, "/none.pt does not exist: train it with dpbench pretrain"),
         (

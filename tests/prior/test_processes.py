@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpbench.data.prior.processes import (
+from dpbench.prior.processes import (
     SHAPES,
     _fields,
     dead_leaves,
@@ -15,7 +15,7 @@ from dpbench.data.prior.processes import (
     noise_images,
     shader_images,
 )
-from dpbench.data.prior.views import random_views
+from dpbench.prior.views import random_views
 
 PROCESSES = [noise_images, shader_images, dead_leaves, mixed_images]
 
