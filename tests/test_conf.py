@@ -15,7 +15,7 @@ from omegaconf import OmegaConf, open_dict
 
 from dpbench.data import UserDataModule
 from dpbench.data.sources import source_names
-from dpbench.data.user_data import USER_SOURCES
+from dpbench.data.user_data import user_source, user_source_names
 from dpbench.options import options_of
 from dpbench.reproduce._results import with_choices
 from dpbench.reproduce.tables import read_table
@@ -72,7 +72,7 @@ def test_groups() -> None:
         *("callbacks", "diagnostics", "logger", "launcher", "experiment", "records", "audit"),
         *("debug", "hparams_search"),
     }
-    assert set(GROUPS["data"]) == {*source_names(), *USER_SOURCES}
+    assert set(GROUPS["data"]) == {*source_names(), *user_source_names()}
     assert set(GROUPS["model"]) == {
         *("conv_gan", "densenet40", "mlp", "mlp_gan", "mnist_cnn", "none", "scattering_cnn", "small_alexnet", "two_nn"),
         *("autoencoder", "char_lstm", "emnist_cnn", "resnet18_gn", "tag_regression", "word_lstm"),
@@ -108,11 +108,11 @@ def test_a_file_says_nothing_that_the_common_one_says(group: str) -> None:
         assert not repeated - ({"secure"} if name == "none" else set()), (name, repeated)
 
 
-@pytest.mark.parametrize("name", USER_SOURCES)
+@pytest.mark.parametrize("name", user_source_names())
 def test_a_data_set_by_users_has_every_option_with_its_default(name: str) -> None:
     cfg = composed(f"data={name}").data
     assert cfg.name == name
-    assert OmegaConf.to_container(cfg.options) == USER_SOURCES[name].options
+    assert OmegaConf.to_container(cfg.options) == user_source(name).options
     assert set(cfg) - {"_target_"} == set(options_in(UserDataModule, "data"))
 
 

@@ -43,6 +43,21 @@ CAPABILITIES = {
             "tests/prior",
         ),
     ),
+    "own_data": Capability(
+        r"dpbench\.own_data|user_table|image_folder|stackexchange",
+        (
+            "conf/data/image_folder.yaml",
+            "conf/data/stackexchange_tags.yaml",
+            "conf/data/table.yaml",
+            "conf/data/user_table.yaml",
+            *(f"conf/experiment/adaptive_quantile/{name}.yaml" for name in ("emnist_ae", "emnist_cr", "shakespeare")),
+            *(f"conf/experiment/adaptive_quantile/{name}.yaml" for name in ("so_lr", "so_nwp", "stackexchange_tags")),
+            "conf/table/adaptive_quantile/stackexchange_tags.yaml",
+            "conf/table/adaptive_quantile/stackexchange_tags_tuning.yaml",
+            "tests/own_data",
+            "tests/run/test_own_data.py",
+        ),
+    ),
     "claims": Capability(r"dpbench\.claims|claims\.toml|reproduce claims", ("tests/claims",)),
 }
 

@@ -41,7 +41,7 @@ def _rooms(*groups: str) -> set[str]:
 COMPUTING = (
     "__init__.py", "canonical.py", "code.py", "errors.py", "files.py", "locks.py", "optimizers.py", "options.py",
     "callback", "data", "guards", "models", "modules", "privacy", "records", "run", "runs", "session", "strategies",
-    *_rooms("dpbench.executors", "dpbench.features", "dpbench.images"),
+    *_rooms("dpbench.executors", "dpbench.features", "dpbench.images", "dpbench.user_data"),
 )  # fmt: skip
 """What computes inside a run, and imports nothing of the rest: whatever may change a result is hashed."""
 READING = (

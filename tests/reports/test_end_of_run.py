@@ -40,7 +40,7 @@ def text_of(
         ),
         (
             {"val_users": 5, "split": "hash", "options": {"held_out": 0.1, "test_path": None}},
-            "5 users and a share of 0.1 of the users, for the test, in expectation",
+            "5 users and a share of 0.1 of the records, for the test, in expectation",
         ),
         ({"val_users": 0, "split": "hash", "options": {"held_out": 0.1, "test_path": "t.csv"}}, None),
         ({"val_size": 0, "split": "hash"}, None),

@@ -30,7 +30,7 @@ import dpbench.data.user_sources  # noqa: F401 (registers the data sets by users
 from dpbench.cli import main, parser
 from dpbench.data.images import ImageDataModule
 from dpbench.data.inserted import Inserted
-from dpbench.data.user_data import USER_SOURCES
+from dpbench.data.user_data import user_source
 from dpbench.data.user_module import UserDataModule
 from dpbench.options import described, options_of
 from dpbench.records.local_training import LocalTraining
@@ -214,7 +214,7 @@ def _owner(path: Path, group: str, key: str) -> tuple[_Owner | None, str]:
     above, _, name = key.rpartition(".")
     section: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     if group == "data" and above == "options":
-        return USER_SOURCES[section["name"]].declaration, name
+        return user_source(section["name"]).declaration, name
     for part in filter(None, above.split(".")):
         section = section[part]
     if target := section.get("_target_"):

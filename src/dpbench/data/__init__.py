@@ -2,7 +2,6 @@
 
 from dpbench.data.images import ImageDataModule, InMemoryImages
 from dpbench.data.lots import LotLoader, Lots, make_sampling
-from dpbench.data.readers import read_stackexchange, read_user_table
 from dpbench.data.user_module import UserDataModule
 from dpbench.data.users import UserDataset
 
@@ -14,8 +13,6 @@ __all__ = [
     "UserDataModule",
     "UserDataset",
     "make_sampling",
-    "read_stackexchange",
-    "read_user_table",
 ]
 
 

@@ -180,7 +180,7 @@ class ImageDataModule(LotDataModule[InMemoryImages]):
     """Training lots, an optional validation split and the test set of an image data set.
 
     Args:
-        name: A name in `dpbench.data.sources.SOURCES`.
+        name: See `dpbench.data.sources.source`.
         root: Folder of the data sets; None takes $DPBENCH_DATA, else a per-user cache folder.
         expected_batch_size: Mean number of records in a training lot.
         sampling: "poisson" (also None), "truncated_poisson", "fixed_size" or "shuffled".

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
 
@@ -84,7 +85,9 @@ class UserSource:
 
 
 USER_SOURCES: dict[str, UserSource] = {}
-"""By name, as `data.name` gives it."""
+"""By name, as `data.name` gives it, of what is imported."""
+_PLUGINS = "dpbench.user_data"
+"""Group of entry points: a name, and its function or module, which registers itself by `by_users` when imported."""
 _NOW_A_HOWTO = ("leaf_json", "tff_hdf5", "tff_sqlite")
 """Names of earlier releases, which saved configurations may have."""
 
@@ -124,9 +127,24 @@ def user_source(name: str) -> UserSource:
         raise ConfigurationError(
             f"{name} is read by a few lines of your own now: see docs/howto/federated_files.md, and register a name."
         )
+    source = find_user_source(name)
+    if source is None:
+        known = ", ".join(user_source_names())
+        raise ConfigurationError(f"unknown data set by users {name!r}; known are {known}.")
+    return source
+
+
+def find_user_source(name: str) -> UserSource | None:
+    """Find the data set of a name; None if there is none."""
     if name not in USER_SOURCES:
-        raise ConfigurationError(f"unknown data set by users {name!r}; known are {', '.join(USER_SOURCES)}.")
-    return USER_SOURCES[name]
+        for entry in entry_points(group=_PLUGINS, name=name):
+            entry.load()
+    return USER_SOURCES.get(name)
+
+
+def user_source_names() -> list[str]:
+    """Names of all data sets by users, those of plug-ins last."""
+    return list(dict.fromkeys([*USER_SOURCES, *sorted(entry_points(group=_PLUGINS).names)]))
 
 
 def checked_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:

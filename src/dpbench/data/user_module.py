@@ -23,7 +23,7 @@ class UserDataModule(LotDataModule[Dataset[Any]]):
     """Training lots of users, an optional validation split by users, and the test examples of a data set by users.
 
     Args:
-        name: A name in `dpbench.data.user_data.USER_SOURCES`.
+        name: See `dpbench.data.user_data.user_source`.
         root: Folder of the data sets; None takes $DPBENCH_DATA, else a per-user cache folder.
         expected_batch_size: Mean number of users in a training lot (a cohort).
         sampling: "poisson" (also None), "fixed_size", or another scheme's word; of non-private runs, too.
@@ -86,8 +86,8 @@ class UserDataModule(LotDataModule[Dataset[Any]]):
             raise ConfigurationError(f"data.unit must be user or example, not {unit!r}.")
         if unit == "user" and not user_source(name).has_users:
             raise ConfigurationError(
-                f"data={name} does not say whose a row is: set data.unit=example, or take data=user_table, whose "
-                "data.options.user names the column that does."
+                f"data={name} does not say whose a row is: set data.unit=example, or take a data set by users, such as "
+                "a table with a column that names the user (docs/data_by_users.md)."
             )
         if unit == "example" and membership is not None and user_source(name).has_users:
             raise ConfigurationError(

@@ -101,23 +101,6 @@ class UserDataset(Dataset[Cohort]):
         users.names = list(datasets)
         return users
 
-    @classmethod
-    def from_frame(cls, frame: Any, user: str | None = "user", **options: Any) -> UserDataset:
-        """Users of an open table of pandas, of which a row is an example.
-
-        Args:
-            frame: The table, a `pandas.DataFrame`.
-            user: Column with the user of each row; None: each row is that of a user with no other one, called by what
-                it holds.
-            **options: As for `dpbench.data.readers.table.users_of`, such as `features=[["age", "height"], "label"]`.
-
-        Raises:
-            DataError: A row has no user, or another shape than the first; a column is missing.
-        """
-        from dpbench.data.readers.table import users_of  # which makes users of this class
-
-        return users_of(frame, user, **options)
-
     def __len__(self) -> int:
         return len(self.names)
 

@@ -178,8 +178,7 @@ def _held_out(data: Mapping[str, Any]) -> str:
         parts.append(f"{data['val_users']} users")
     options = data.get("options") or {}
     if options.get("held_out") and not options.get("test_path"):
-        records = "rows" if data.get("name") == "table" else "users"
-        parts.append(f"a share of {options['held_out']:g} of the {records}, for the test")
+        parts.append(f"a share of {options['held_out']:g} of the records, for the test")
     return " and ".join(parts) if "split" in data else ""
 
 

@@ -59,9 +59,9 @@ def _data_options(config: dict[str, Any]) -> dict[str, Any]:
 def _folder_of_own_files(options: dict[str, Any]) -> str | None:
     import dpbench.data.user_sources  # noqa: F401  they register themselves
     from dpbench.data.sources import data_root
-    from dpbench.data.user_data import USER_SOURCES
+    from dpbench.data.user_data import find_user_source
 
-    source = USER_SOURCES.get(str(options.get("name")))
+    source = find_user_source(str(options.get("name")))
     return None if source and source.lies_anywhere else str(data_root(options.get("root")).resolve())
 
 

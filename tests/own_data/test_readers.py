@@ -13,11 +13,12 @@ import pytest
 import torch
 from PIL import Image
 
-from dpbench.data import UserDataModule, UserDataset, read_user_table
-from dpbench.data.readers.table import read_table
+from dpbench.data import UserDataModule, UserDataset
 from dpbench.data.texts import Sequences, labeled_words
 from dpbench.data.user_data import UserData, load_user_data
 from dpbench.errors import ConfigurationError, DataError
+from dpbench.own_data import read_frame, read_user_table
+from dpbench.own_data.table import read_table
 
 PIXELS = np.arange(7 * 4, dtype=np.float32).reshape(7, 2, 2) / 28
 OWNERS = ["ann", "bob", "ann", "cat", "bob", "ann", "bob"]
@@ -41,14 +42,14 @@ def table(**columns: Any) -> pd.DataFrame:
 
 def test_texts() -> None:
     spoken = table(user="ham", snippets=["To be", "or not", "to be"])
-    assert UserDataset.from_frame(spoken).batch(0, [0, 2]) == [("To be", "to be")]
-    characters = UserDataset.from_frame(spoken, text="characters", sequence_length=9)
+    assert read_frame(spoken).batch(0, [0, 2]) == [("To be", "to be")]
+    characters = read_frame(spoken, text="characters", sequence_length=9)
     assert isinstance(characters.examples, Sequences)
     assert characters.batch(0, [0])[0].tolist() == [[88, *range_of("To be"), 89, 0, 0]]
-    known = UserDataset.from_frame(spoken, text="words", vocabulary=["be", "to"], sequence_length=3)
+    known = read_frame(spoken, text="words", vocabulary=["be", "to"], sequence_length=3)
     assert known.batch(0, [0])[1].tolist() == [[2, 1, 10_003]]
     with pytest.raises(ConfigurationError, match="text=words needs a vocabulary"):
-        UserDataset.from_frame(spoken, text="words")
+        read_frame(spoken, text="words")
 
 
 def test_texts_with_tags(tmp_path: Path) -> None:
@@ -60,7 +61,7 @@ def test_texts_with_tags(tmp_path: Path) -> None:
     )
     words = {"vocabulary": ["hops", "beer"], "tags": ["hops", "malt", "beer"]}
     names = ["tokens", "title", "tags"]
-    features, targets = UserDataset.from_frame(tagged, text="tags", features=names, **words).batch(0, [0, 1])
+    features, targets = read_frame(tagged, text="tags", features=names, **words).batch(0, [0, 1])
     assert torch.allclose(features, torch.tensor([[2 / 5, 1 / 5], [0, 0]]))
     assert targets.tolist() == [[1, 0, 1], [0, 0, 0]]
     files = {name: str(tmp_path / name) for name in words}
@@ -70,7 +71,7 @@ def test_texts_with_tags(tmp_path: Path) -> None:
     data = load("user_table", tmp_path, path="so.csv", text="tags", features=names, **files)
     assert data.model_options == {"num_features": 2, "num_tags": 3} and data.held_out == "users"
     with pytest.raises(ConfigurationError, match="text=tags needs a vocabulary, all tags, and features"):
-        UserDataset.from_frame(tagged, text="tags", vocabulary=["hops"])
+        read_frame(tagged, text="tags", vocabulary=["hops"])
 
 
 def range_of(text: str) -> list[int]:
@@ -115,10 +116,10 @@ def test_images_of_whole_numbers() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (2, 4, 5, 3))
     flat = table(user="ann", image=[own.ravel().tolist() for own in pixels], label=[0, 1])
     shapes = {"image": [4, 5, 3], "label": []}
-    last = UserDataset.from_frame(flat, features=shapes, images="channels_last").batch(0, [0, 1])[0]
+    last = read_frame(flat, features=shapes, images="channels_last").batch(0, [0, 1])[0]
     assert last.dtype == torch.float32 and last.shape == (2, 3, 4, 5)
     np.testing.assert_allclose(last.permute(0, 2, 3, 1) * 255, pixels, rtol=1e-5)
-    first = UserDataset.from_frame(flat, features={"image": [3, 4, 5], "label": []}, images="channels_first")
+    first = read_frame(flat, features={"image": [3, 4, 5], "label": []}, images="channels_first")
     np.testing.assert_allclose(first.batch(0, [1])[0] * 255, pixels[1:].reshape(1, 3, 4, 5), rtol=1e-5)
 
 
@@ -136,8 +137,8 @@ def test_json_lines(tmp_path: Path) -> None:
 def test_classes_that_are_words(tmp_path: Path) -> None:
     words = table(user=list("abc"), x=[1.0, 2.0, 3.0], y=[4.0, 5.0, 6.0], kind=["good", "bad", "good"])
     options = {"features": [["x", "y"], "kind"], "classes": ["bad", "good"]}
-    assert UserDataset.from_frame(words, **options).batch(0, [0])[1].tolist() == [1]
-    assert UserDataset.from_frame(words, None, **options).names[1] == "('b', 2, 5, 'bad')"
+    assert read_frame(words, **options).batch(0, [0])[1].tolist() == [1]
+    assert read_frame(words, None, **options).names[1] == "('b', 2, 5, 'bad')"
     words.to_csv(tmp_path / "t.csv", index=False)
     data = load("user_table", tmp_path, path="t.csv", **options)
     assert data.model_options["num_classes"] == 2
@@ -334,7 +335,7 @@ def test_wrong_options(name: str, options: dict[str, Any], says: str, tmp_path: 
 )
 def test_what_no_example_is_made_of(columns: Any, reading: Any, says: str) -> None:
     with pytest.raises(DataError, match=says):
-        UserDataset.from_frame(table(**columns), **reading)
+        read_frame(table(**columns), **reading)
 
 
 @pytest.fixture
@@ -442,8 +443,8 @@ def test_names_of_rows_do_not_depend_on_other_rows(tmp_path: Path) -> None:
     assert set(fewer) < set(every)
     blank = table(x=[1.0, 2.0, 3.0], y=[0, 1, 0], z=[7, 7, None])
     options = {"features": [["x"], "y"]}
-    names = set(UserDataset.from_frame(blank, None, **options).names)
-    assert set(UserDataset.from_frame(blank[:2], None, **options).names) < names
+    names = set(read_frame(blank, None, **options).names)
+    assert set(read_frame(blank[:2], None, **options).names) < names
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpbench.data.readers.columns import Column, Reading, column_of, examples_of
 from dpbench.data.users import UserDataset
 from dpbench.errors import ConfigurationError, DataError, brief
+from dpbench.own_data.columns import Column, Reading, column_of, examples_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,7 +49,7 @@ def read_table(path: str | Path, user: str | None, **options: Any) -> UserDatase
         path: As for `read_user_table`.
         user: Column with the user of each row; None: each row is that of a user with no other one, who is called by
             what the row holds, so that a row's place in the file decides nothing.
-        **options: As for `users_of`.
+        **options: As for `read_frame`.
 
     Raises:
         ConfigurationError: As for `read_user_table`, or a range is empty.
@@ -60,10 +60,10 @@ def read_table(path: str | Path, user: str | None, **options: Any) -> UserDatase
     if options.get("classes") is not None and features and isinstance(list(features)[-1], str):
         words.append(list(features)[-1])
     names = _names_of_rows(_frame(Path(path), (), as_written=True)) if user is None else None
-    return users_of(_frame(Path(path), words), user, where=str(path), names=names, **options)
+    return read_frame(_frame(Path(path), words), user, where=str(path), names=names, **options)
 
 
-def users_of(
+def read_frame(
     frame: pd.DataFrame,
     user: str | None = "user",
     ranges: Mapping[str, Sequence[float]] | None = None,

@@ -1,4 +1,4 @@
-"""Data sets in files of people's own: tables by user (`user_table`) and without (`table`), folders of images."""
+"""Data sets in files: tables by user (`user_table`) and without (`table`), folders of images (`image_folder`)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pydantic import Field
 from torch.utils.data import Dataset, Subset
 
 from dpbench.data.held_out import Split, name_bytes, parted, parted_by_hash
-from dpbench.data.readers.image_folder import class_folders, read_image_folder
-from dpbench.data.readers.table import read_table
 from dpbench.data.sources import find_file
 from dpbench.data.texts import CHARACTER_TOKENS, WORDS, BagsOfWords, Sequences, read_vocabulary
 from dpbench.data.user_data import UserData, by_users
 from dpbench.data.users import Rows, UserDataset
 from dpbench.errors import ConfigurationError, DataError
+from dpbench.own_data.image_folder import class_folders, read_image_folder
+from dpbench.own_data.table import read_table
 
 HeldOutShare = Annotated[float, Field(gt=0, lt=1), "a share between 0 and 1"]
 FilePath = Annotated[str | None, Field(min_length=1), "the path of a file"]
@@ -54,7 +54,7 @@ class TableOptions:
             data sets.
         test_path: Of test data; without it, users are held out.
         features: Names, in the order of an example's parts: inputs, then targets; a list among them puts columns
-            together. See `dpbench.data.readers.columns.Reading`, as for `images`, `text` and `sequence_length`.
+            together. See `dpbench.own_data.columns.Reading`, as for `images`, `text` and `sequence_length`.
         ranges: Columns with their least and largest value, which must not come from the data: what lies beyond is
             clipped, and the range becomes [-1, 1].
         classes: Words of the last feature, in the order of their numbers.

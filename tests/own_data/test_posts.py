@@ -10,10 +10,10 @@ from xml.sax.saxutils import quoteattr
 import pytest
 import torch
 
-from dpbench.data import read_stackexchange
-from dpbench.data.readers.posts import questions_of, read_posts, words_of_others
 from dpbench.data.user_data import UserData, load_user_data
 from dpbench.errors import DataError
+from dpbench.own_data import read_stackexchange
+from dpbench.own_data.posts import questions_of, read_posts, words_of_others
 
 
 def row(number: int, user: str | None, body: str, title: str = "", tags: str = "", kind: int = 1) -> str:

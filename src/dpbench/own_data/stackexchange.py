@@ -10,11 +10,11 @@ from pydantic import Field
 
 from dpbench.data.held_out import Split
 from dpbench.data.noise import tag_noise
-from dpbench.data.readers.posts import read_stackexchange
 from dpbench.data.sources import find_file
 from dpbench.data.texts import read_vocabulary
 from dpbench.data.user_data import UserData, by_users
-from dpbench.data.user_sources.files import FilePath, HeldOutShare, held_out_users
+from dpbench.own_data.files import FilePath, HeldOutShare, held_out_users
+from dpbench.own_data.posts import read_stackexchange
 
 Size = Annotated[int, Field(ge=1, le=1_000_000), "a whole number from 1 to 1000000"]
 SizeOrAll = Annotated[int, Field(ge=0, le=1_000_000), "a whole number from 0 to 1000000"]
