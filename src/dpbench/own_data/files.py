@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -54,7 +54,7 @@ class TableOptions:
             data sets.
         test_path: Of test data; without it, users are held out.
         features: Names, in the order of an example's parts: inputs, then targets; a list among them puts columns
-            together. See `dpbench.own_data.columns.Reading`, as for `images`, `text` and `sequence_length`.
+            together. See `dpbench.own_data.frame.Reading`, as for `images`, `text` and `sequence_length`.
         ranges: Columns with their least and largest value, which must not come from the data: what lies beyond is
             clipped, and the range becomes [-1, 1].
         classes: Words of the last feature, in the order of their numbers.
@@ -181,39 +181,59 @@ def load_image_folder(
     """
     folder = _training_file(root, options.path)
     classes = options.classes or class_folders(folder)
-    read = partial(read_image_folder, classes=classes, image_size=options.image_size, grayscale=options.grayscale)
-    users = read(folder)
-    test_users = None
+    shape = (1 if options.grayscale else 3, options.image_size, options.image_size)
+    return _user_data(
+        partial(read_image_folder, classes=classes, image_size=options.image_size, grayscale=options.grayscale),
+        root,
+        options,
+        held_out_by,
+        lambda train, test: {"input_shape": shape, "num_classes": len(classes)},
+    )
+
+
+def _table(root: Path, options: TableOptions, user: str | None, split: Split) -> UserData:
+    def provided(train: Dataset[Any], test: Dataset[Any]) -> Mapping[str, Any]:
+        if options.features is None and isinstance(train, Rows) and train.tensors[0].dim() == 1:
+            beside = f" beside {user!r}" if user else ""
+            raise ConfigurationError(
+                f"{options.path} has columns of single numbers{beside}: say which are the input together, and which is "
+                "the target: data.options.features=[[age, height], label]."
+            )
+        return _model_options(train, test, options)
+
+    return _user_data(partial(read_table, user=user, **options.reading(root)), root, options, split, provided)
+
+
+def _user_data(
+    read: Callable[[Path], UserDataset],
+    root: Path,
+    options: TableOptions | ImageFolderOptions,
+    split: Split,
+    provided: Callable[[Dataset[Any], Dataset[Any]], Mapping[str, Any]],
+) -> UserData:
+    """Read training and test data.
+
+    Args:
+        read: Reads a file or folder.
+        root: Folder of the data sets.
+        options: Where both are.
+        split: How test users are chosen where there are no test data.
+        provided: Model options that training and test examples determine.
+    """
+    file = _training_file(root, options.path)
+    train = read(file)
     if options.test_path:
         test_users = read(find_file(root, options.test_path))
-    train, test_users, test, held_out = _parted(users, test_users, options.held_out, held_out_by, folder)
-    shape = (1 if options.grayscale else 3, options.image_size, options.image_size)
-    provided = {"input_shape": shape, "num_classes": len(classes)}
-    return UserData(train=train, test=test, held_out=held_out, model_options=provided, test_users=test_users)
-
-
-def _table(
-    root: Path,
-    options: TableOptions,
-    user: str | None,
-    split: Split,
-) -> UserData:
-    file = _training_file(root, options.path)
-    reading = options.reading(root)
-    test_users = None
-    if options.test_path:
-        test_users = read_table(find_file(root, options.test_path), user, **reading)
-    users = read_table(file, user, **reading)
-    train, test_users, test, held_out = _parted(users, test_users, options.held_out, split, file)
-    provided = _model_options(users.examples, test, options)
-    data = UserData(train=train, test=test, held_out=held_out, model_options=provided, test_users=test_users)
-    if options.features is None and isinstance(users.examples, Rows) and users.examples.tensors[0].dim() == 1:
-        beside = f" beside {user!r}" if user else ""
-        raise ConfigurationError(
-            f"{file} has columns of single numbers{beside}: say which are the input together, and which is the "
-            "target: data.options.features=[[age, height], label]."
-        )
-    return data
+        test = test_users.examples
+    else:
+        train, test_users, test = held_out_users(train, options.held_out, split, file)
+    return UserData(
+        train=train,
+        test=test,
+        held_out="users" if set(train.names).isdisjoint(test_users.names) else "rows",
+        model_options=provided(train.examples, test),
+        test_users=test_users,
+    )
 
 
 def _training_file(root: Path, path: str | None) -> Path:
@@ -259,23 +279,6 @@ def held_out_users(
     # In the order of the file, whatever the order of its users.
     rows = np.sort(test.rows_of(np.arange(len(test))))
     return users.subset(remaining), test, Subset(users.examples, rows.tolist())
-
-
-def _parted(
-    users: UserDataset,
-    test_users: UserDataset | None,
-    held_out: float,
-    split: Split,
-    where: Path,
-) -> tuple[UserDataset, UserDataset, Dataset[Any], Literal["users", "rows"]]:
-    """Training users, test users and their examples, and which kind of those these are of."""
-    train = users
-    if test_users is None:
-        train, test_users, test = held_out_users(users, held_out, split, where)
-    else:
-        test = test_users.examples
-    is_apart = set(train.names).isdisjoint(test_users.names)
-    return train, test_users, test, "users" if is_apart else "rows"
 
 
 def _model_options(train: Dataset[Any], test: Dataset[Any], options: TableOptions) -> Mapping[str, Any]:
