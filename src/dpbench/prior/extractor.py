@@ -9,15 +9,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from dpbench.data.scattering import by_pieces, scattering
 from dpbench.errors import ConfigurationError
 from dpbench.files import replacing
+from dpbench.options import check_options
 
 CHANNELS = 3
 _FORMAT = "dpbench random prior 1"
@@ -45,26 +47,19 @@ class Settings:
         ConfigurationError: One of them is out of range.
     """
 
-    image_size: int = 32
-    width: int = 32
-    steps: int = 2500
-    batch_size: int = 256
-    learning_rate: float = 1.5e-3
-    seed: int = 0
+    image_size: Annotated[int, Field(ge=16, multiple_of=8), "a multiple of eight from 16 on"] = 32
+    width: Annotated[int, Field(ge=_GROUPS, multiple_of=_GROUPS), f"a multiple of {_GROUPS}"] = 32
+    steps: Annotated[int, Field(ge=1), "at least 1"] = 2500
+    batch_size: Annotated[int, Field(ge=4, multiple_of=4), "a multiple of four"] = 256
+    learning_rate: Annotated[float, Field(gt=0, le=1), "positive and at most 1"] = 1.5e-3
+    seed: Annotated[int, Field(ge=0, lt=2**32), "a whole number from 0 on (below 2^32)"] = 0
 
     def __post_init__(self) -> None:
-        if self.image_size < 16 or self.image_size % 8:
-            raise ConfigurationError(f"--image-size must be a multiple of eight from 16 on, not {self.image_size}.")
-        if self.width < _GROUPS or self.width % _GROUPS:
-            raise ConfigurationError(f"--width must be a multiple of {_GROUPS}, not {self.width}.")
-        if self.batch_size < 4 or self.batch_size % 4:
-            raise ConfigurationError(f"--batch-size must be a multiple of four, not {self.batch_size}.")
-        if self.steps < 1:
-            raise ConfigurationError(f"--steps must be at least 1, not {self.steps}.")
-        if not 0 < self.learning_rate <= 1:
-            raise ConfigurationError(f"--learning-rate must be positive and at most 1, not {self.learning_rate}.")
-        if not 0 <= self.seed < 2**32:
-            raise ConfigurationError(f"--seed must be a whole number from 0 on (below 2^32), not {self.seed}.")
+        check_options(type(self), vars(self), "pretrain")
+
+
+def _convolution(n_in: int, n_out: int, stride: int) -> tuple[nn.Conv2d, nn.GroupNorm]:
+    return nn.Conv2d(n_in, n_out, 3, stride, 1, bias=False), nn.GroupNorm(_GROUPS, n_out)
 
 
 class _Block(nn.Module):
@@ -73,11 +68,9 @@ class _Block(nn.Module):
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(n_in, n_out, 3, 2, 1, bias=False),
-            nn.GroupNorm(_GROUPS, n_out),
+            *_convolution(n_in, n_out, 2),
             nn.ReLU(),
-            nn.Conv2d(n_out, n_out, 3, 1, 1, bias=False),
-            nn.GroupNorm(_GROUPS, n_out),
+            *_convolution(n_out, n_out, 1),
         )
         self.shortcut = nn.Sequential(nn.AvgPool2d(2), nn.Conv2d(n_in, n_out, 1, bias=False))
 
@@ -97,11 +90,7 @@ class Extractor(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.stem = nn.Sequential(
-            nn.Conv2d(CHANNELS, width, 3, 1, 1, bias=False),
-            nn.GroupNorm(_GROUPS, width),
-            nn.ReLU(),
-        )
+        self.stem = nn.Sequential(*_convolution(CHANNELS, width, 1), nn.ReLU())
         self.first = _Block(width, 2 * width)
         self.second = _Block(2 * width, 4 * width)
         self.third = _Block(4 * width, 8 * width)

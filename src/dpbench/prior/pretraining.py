@@ -158,18 +158,9 @@ class _Training:
                     )
                 bar.set_postfix_str(f"alignment {float(alignment):.3f}, uniformity {float(uniformity):.3f}")
             if done % _SAVED_EVERY == 0 and done < steps:
-                self._save(done)
+                self._save(done, head=self.head.state_dict(), optimizer=self.optimizer.state_dict())
         means, deviations = self._statistics()
-        save(
-            self.path,
-            self.settings,
-            steps,
-            self.network,
-            device=self.device.type,
-            means=means,
-            deviations=deviations,
-            losses=self.losses,
-        )
+        self._save(steps, means=means, deviations=deviations)
 
     def _restore(self, state: dict[str, Any]) -> int:
         self.network.load_state_dict(state["network"])
@@ -179,17 +170,8 @@ class _Training:
         step: int = state["step"]
         return step
 
-    def _save(self, done: int) -> None:
-        save(
-            self.path,
-            self.settings,
-            done,
-            self.network,
-            device=self.device.type,
-            head=self.head.state_dict(),
-            optimizer=self.optimizer.state_dict(),
-            losses=self.losses,
-        )
+    def _save(self, done: int, **more: Any) -> None:
+        save(self.path, self.settings, done, self.network, device=self.device.type, losses=self.losses, **more)
 
     def _generator(self, purpose: str, number: int) -> torch.Generator:
         key = blake2b(f"{purpose} {self.settings.seed} {number}".encode(), digest_size=8).digest()
