@@ -119,5 +119,3 @@ def test_the_configuration_of_the_page_trains(folder: Path) -> None:
 def test_the_old_names_lead_to_the_page(name: str) -> None:
     with pytest.raises(ConfigurationError, match=r"docs/howto/federated_files\.md"):
         user_source(name)
-    with pytest.raises(ImportError, match=r"docs/howto/federated_files\.md"):
-        exec(f"from dpbench.data import read_{name}")

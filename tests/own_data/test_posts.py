@@ -51,9 +51,9 @@ def test_posts_are_words_and_tags(tmp_path: Path) -> None:
 
 def test_the_vocabulary_is_of_people_who_asked_nothing_with_a_tag(tmp_path: Path) -> None:
     path = site(tmp_path)
-    found = questions_of(path)
-    assert [post.user for post in found.posts] == ["7", "7", "8"]  # a question of a deleted account is nobody's
-    assert found.tags == {"deleted": 1, "hops": 1, "malt": 2, "yeast": 1}
+    posts, tags = questions_of(path)
+    assert [post.user for post in posts] == ["7", "7", "8"]  # a question of a deleted account is nobody's
+    assert tags == {"deleted": 1, "hops": 1, "malt": 2, "yeast": 1}
     others = words_of_others(path, {"7", "8"})
     assert others["malt"] == 2 and "none" in others
     assert not {"secret", "hops", "yeast", "deleted"} & set(others)  # of users 7 and 8, who ask

@@ -14,11 +14,12 @@ import torch
 from PIL import Image
 
 from dpbench.data import UserDataModule, UserDataset
-from dpbench.data.texts import Sequences, labeled_words
+from dpbench.data.texts import Sequences
 from dpbench.data.user_data import UserData, load_user_data
 from dpbench.errors import ConfigurationError, DataError
 from dpbench.own_data import read_frame, read_user_table
 from dpbench.own_data.table import read_table
+from dpbench.own_data.texts import labeled_words
 
 PIXELS = np.arange(7 * 4, dtype=np.float32).reshape(7, 2, 2) / 28
 OWNERS = ["ann", "bob", "ann", "cat", "bob", "ann", "bob"]

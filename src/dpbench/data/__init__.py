@@ -14,9 +14,3 @@ __all__ = [
     "UserDataset",
     "make_sampling",
 ]
-
-
-def __getattr__(name: str) -> None:
-    if name in ("read_leaf_json", "read_tff_hdf5", "read_tff_sqlite"):
-        raise ImportError(f"dpbench.data.{name} is a few lines of your own now: see docs/howto/federated_files.md.")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -21,7 +21,7 @@ from dpbench.data.inserted import Inserted, inserted_of
 from dpbench.data.lots import RecordOfRow
 from dpbench.data.module import Folder, LotDataModule, Membership, Splits
 from dpbench.data.noise import Split, labeled_noise
-from dpbench.data.records import Collated
+from dpbench.data.records import Collated, InBatches
 from dpbench.data.scattering import color_scattering, mirrored_scattering, scattering
 from dpbench.data.sources import NOISE, Images, Source, noise_like, source
 from dpbench.data.views import AugmentedImages, ImageOfView
@@ -46,7 +46,7 @@ _TRAINED = "dpbench.features"
 """Group of entry points: a name, and a function of `ImageDataModule`'s root, prior and prior_sha256 → features."""
 
 
-class InMemoryImages(Dataset[Batch]):
+class InMemoryImages(InBatches):
     """Normalized images and labels.
 
     Images lie in memory as (N, H, W, C), so that a lot is one indexed copy that convolutions read channels-last.
@@ -62,10 +62,6 @@ class InMemoryImages(Dataset[Batch]):
 
     def __len__(self) -> int:
         return len(self.labels)
-
-    def __getitem__(self, position: int) -> Batch:
-        """Image (C, H, W) and label ()."""
-        return self.pixels[position].permute(2, 0, 1), self.labels[position]
 
     def __getitems__(self, positions: Sequence[int]) -> Collated:
         """Images (R, C, H, W), channels-last in memory, and labels (R,)."""

@@ -87,17 +87,3 @@ def token_noise(
     """Draw random tokens, inputs and targets (size, length), without padding."""
     tokens = torch.randint(1, vocabulary_size, (size, length + 1), generator=generator)
     return tokens[:, :-1], tokens[:, 1:]
-
-
-def tag_noise(
-    size: int,
-    generator: torch.Generator,
-    num_features: int,
-    num_tags: int,
-    words: int = 40,
-) -> tuple[Tensor, Tensor]:
-    """Draw texts of random words, as shares (size, num_features), with two random tags each on average."""
-    shares = torch.zeros(size, num_features)
-    chosen = torch.randint(num_features, (size, words), generator=generator)
-    shares.scatter_add_(1, chosen, torch.full(chosen.shape, 1 / words))
-    return shares, (torch.rand(size, num_tags, generator=generator) < 2 / num_tags).float()

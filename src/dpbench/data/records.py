@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import ConcatDataset, IterableDataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
 from dpbench.errors import ConfigurationError
 
@@ -35,6 +36,24 @@ class Collated(Sequence[Any]):
         if not -len(self) <= index < len(self):
             raise IndexError(index)
         return tree_map(lambda x: x[index], self.batch)
+
+
+class InBatches(Dataset[tuple[Tensor, ...]]):
+    """Base of data sets in memory that index whole batches: an item is a batch of one record, without its dimension.
+
+    A subclass has `__len__` and `__getitems__(positions)`, which returns a tuple of tensors, `Collated`.
+    """
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __getitems__(self, positions: Sequence[int]) -> Collated:
+        raise NotImplementedError
+
+    def __getitem__(self, position: int) -> tuple[Tensor, ...]:
+        # The range counts a negative position from the end, and raises IndexError, by which an iteration ends.
+        batch = self.__getitems__([range(len(self))[position]]).batch
+        return tuple(part[0] for part in batch)
 
 
 def count_of(dataset: Any) -> int:

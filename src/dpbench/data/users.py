@@ -16,7 +16,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from dpbench.data.collation import Collation
 from dpbench.data.fetching import watched
-from dpbench.data.records import Collated, count_of
+from dpbench.data.records import Collated, InBatches, count_of
 from dpbench.errors import ConfigurationError, DataError
 
 USER = "user"
@@ -249,7 +249,7 @@ def _user_column(users: Sequence[Hashable] | NDArray[Any] | Tensor) -> NDArray[A
     return np.array(column.tolist())
 
 
-class Rows(Dataset[Any]):
+class Rows(InBatches):
     """Tensors in memory whose dimension 0 is the examples; whole batches are one indexed copy.
 
     Args:
@@ -263,9 +263,6 @@ class Rows(Dataset[Any]):
 
     def __len__(self) -> int:
         return len(self.tensors[0])
-
-    def __getitem__(self, position: int) -> tuple[Tensor, ...]:
-        return tuple(tensor[position] for tensor in self.tensors)
 
     def __getitems__(self, positions: Sequence[int]) -> Collated:
         index = torch.as_tensor(positions, dtype=torch.long)

@@ -15,12 +15,13 @@ from torch.utils.data import Dataset, Subset
 
 from dpbench.data.held_out import Split, name_bytes, parted, parted_by_hash
 from dpbench.data.sources import find_file
-from dpbench.data.texts import CHARACTER_TOKENS, WORDS, BagsOfWords, Sequences, read_vocabulary
+from dpbench.data.texts import CHARACTER_TOKENS, WORDS, Sequences, read_vocabulary
 from dpbench.data.user_data import UserData, by_users
 from dpbench.data.users import Rows, UserDataset
 from dpbench.errors import ConfigurationError, DataError
 from dpbench.own_data.image_folder import class_folders, read_image_folder
 from dpbench.own_data.table import read_table
+from dpbench.own_data.texts import BagsOfWords
 
 HeldOutShare = Annotated[float, Field(gt=0, lt=1), "a share between 0 and 1"]
 FilePath = Annotated[str | None, Field(min_length=1), "the path of a file"]
@@ -82,17 +83,12 @@ class TableOptions:
 
     def reading(self, root: Path) -> dict[str, Any]:
         """Options of `read_table`, with the contents of files in the place of their paths."""
-        return {
-            "features": self.features,
-            "ranges": self.ranges,
-            "classes": self.classes,
-            "texts": False,
-            "images": self.images,
-            "text": self.text,
-            "sequence_length": self.sequence_length,
-            "vocabulary": read_vocabulary(find_file(root, self.vocabulary)) if self.vocabulary else None,
-            "tags": read_vocabulary(find_file(root, self.tags)) if self.tags else None,
-        }
+        names = ("features", "ranges", "classes", "images", "text", "sequence_length")
+        options = {name: getattr(self, name) for name in names}
+        for name in ("vocabulary", "tags"):
+            path = getattr(self, name)
+            options[name] = read_vocabulary(find_file(root, path)) if path else None
+        return {**options, "texts": False}
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from dpbench.data.texts import Sequences, bags_of_words, character_sequences, labeled_words, word_sequences
+from dpbench.data.texts import Sequences, character_sequences, word_sequences
 from dpbench.data.users import Rows, UserDataset
 from dpbench.errors import ConfigurationError, DataError
+from dpbench.own_data.texts import bags_of_words, labeled_words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,7 +58,7 @@ class Reading:
             (`dpbench.data.texts`); other features are left out. Words are parted by blanks. With "tags" the last
             feature holds tags that are parted by "|", those before it texts: bags of words. With "labels" the last
             feature is a label, those before it texts as people write them: numbers of words
-            (`dpbench.data.texts.labeled_words`).
+            (`dpbench.own_data.texts.labeled_words`).
         sequence_length: Tokens of a sequence; None: 80 characters, 20 words, 100 words with labels.
         vocabulary: Words, the most frequent first; a bag has as many features. With labels None is possible, too.
         tags: All tags; a bag has as many targets.

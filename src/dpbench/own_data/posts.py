@@ -6,14 +6,14 @@ import html
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from dpbench.data.texts import bags_of_words, by_frequency, words
+from dpbench.data.texts import by_frequency, words
 from dpbench.data.users import UserDataset
 from dpbench.errors import DataError, brief
+from dpbench.own_data.texts import bags_of_words
 
 _MARKUP = re.compile(r"<[^>]*>")
 _TAG = re.compile(r"<([^<>]+)>|([^|<>]+)")  # <a><b>, or |a|b| of newer dumps
@@ -70,34 +70,23 @@ def _post(row: ElementTree.Element, number: int, path: Path) -> Post:
     return Post(row.get("OwnerUserId"), words(text), tags)
 
 
-@dataclass(frozen=True)
-class Questions:
-    """Tagged questions of a site.
+def questions_of(path: str | Path) -> tuple[list[Post], Counter[str]]:
+    """Read the tagged questions of a site that have an owner, and how many questions have each tag.
 
-    Attributes:
-        posts: Questions with a tag and an owner.
-        tags: How many questions have each tag of the site.
-    """
-
-    posts: list[Post]
-    tags: Counter[str]
-
-
-def questions_of(path: str | Path) -> Questions:
-    """Read the tagged questions of a site. Of questions of deleted accounts, only the tags are counted.
+    Of questions of deleted accounts, only the tags are counted.
 
     Raises:
         DataError: The file is absent or damaged, or holds no tagged question.
     """
-    posts: list[Post] = []
     tags: Counter[str] = Counter()
+    posts = []
     for post in read_posts(path):
         tags.update(post.tags)
         if post.tags and post.user is not None:
             posts.append(post)
     if not posts:
         raise DataError(f"{path} contains no tagged question of a user.")
-    return Questions(posts, tags)
+    return posts, tags
 
 
 def words_of_others(path: str | Path, users: Collection[str | None]) -> Counter[str]:
@@ -132,16 +121,16 @@ def read_stackexchange(
     Raises:
         DataError: See `questions_of`.
     """
-    questions = questions_of(path)
-    users = [str(post.user) for post in questions.posts]
+    posts, tags = questions_of(path)
+    users = [str(post.user) for post in posts]
     if vocabulary is None:
         vocabulary = by_frequency(words_of_others(path, set(users)))
-    height = len(questions.tags) if num_tags is None else num_tags
+    height = len(tags) if num_tags is None else num_tags
     examples = bags_of_words(
-        [post.words for post in questions.posts],
-        [post.tags for post in questions.posts],
+        [post.words for post in posts],
+        [post.tags for post in posts],
         vocabulary[:num_features],
-        sorted(by_frequency(questions.tags)[:height]),
+        sorted(by_frequency(tags)[:height]),
         num_features,
         height,
     )

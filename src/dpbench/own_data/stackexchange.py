@@ -6,10 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+import torch
 from pydantic import Field
+from torch import Tensor
 
 from dpbench.data.held_out import Split
-from dpbench.data.noise import tag_noise
 from dpbench.data.sources import find_file
 from dpbench.data.texts import read_vocabulary
 from dpbench.data.user_data import UserData, by_users
@@ -74,3 +75,17 @@ def load_tags(
             "licensed CC BY-SA (3.0 what was posted until May 2018, 4.0 what came after)."
         ),
     )
+
+
+def tag_noise(
+    size: int,
+    generator: torch.Generator,
+    num_features: int,
+    num_tags: int,
+    words: int = 40,
+) -> tuple[Tensor, Tensor]:
+    """Draw texts of random words, as shares (size, num_features), with two random tags each on average."""
+    shares = torch.zeros(size, num_features)
+    chosen = torch.randint(num_features, (size, words), generator=generator)
+    shares.scatter_add_(1, chosen, torch.full(chosen.shape, 1 / words))
+    return shares, (torch.rand(size, num_tags, generator=generator) < 2 / num_tags).float()

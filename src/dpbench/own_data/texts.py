@@ -1,0 +1,132 @@
+"""Texts with labels or tags as tensors: numbers of words, and bags of words.
+
+Bags follow TensorFlow Federated's preprocessing for tag prediction on Stack Overflow (Reddi et al. 2021, "Adaptive
+Federated Optimization", appendix C), so that their models fit: 10,000 features.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dpbench.data.records import Collated, InBatches
+from dpbench.data.texts import WORDS, words
+from dpbench.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
+
+def labeled_words(
+    texts: Iterable[str],
+    vocabulary: Sequence[str] | None = None,
+    length: int = 100,
+    size: int = WORDS,
+) -> NDArray[np.int64]:
+    """Encode the words of texts, cut at or padded with 0 to a length.
+
+    Without a vocabulary, which would be a statistic of the texts that no noise was added to, a word's number is a hash
+    of the word: a few rare words share one.
+
+    Args:
+        texts: As they are.
+        vocabulary: At most `size` words; the n-th has number n (from 1), all others have size + 1.
+        length: T.
+        size: Largest number of a known word.
+
+    Returns:
+        (N, T).
+    """
+    numbers = {word: number for number, word in enumerate(vocabulary or (), 1)}
+
+    def number_of(word: str) -> int:
+        if vocabulary is not None:
+            return numbers.get(word, size + 1)
+        # Not Python's own hash, which is another one in each process.
+        digest = hashlib.blake2b(word.encode(), digest_size=8).digest()
+        return int.from_bytes(digest) % size + 1
+
+    tokens = [list(map(number_of, words(text)[:length])) for text in texts]
+    rows = [row + [0] * (length - len(row)) for row in tokens]
+    return np.array(rows, np.int64).reshape(len(rows), length)
+
+
+class BagsOfWords(InBatches):
+    """Texts as the share of each word of a vocabulary, with their tags; in memory only what is not zero.
+
+    Args:
+        features: (N, words), of float32.
+        targets: (N, tags), of ones.
+    """
+
+    def __init__(self, features: csr_matrix, targets: csr_matrix) -> None:
+        if features.shape[0] != targets.shape[0]:
+            raise ConfigurationError(f"{features.shape[0]} texts have the tags of {targets.shape[0]}.")
+        self.features = features
+        self.targets = targets
+
+    def __len__(self) -> int:
+        return int(self.features.shape[0])
+
+    def __getitems__(self, positions: Sequence[int]) -> Collated:
+        """Shares (R, words) and tags (R, tags), 0 or 1, float32."""
+        index = np.asarray(positions, dtype=np.int64)
+        features = torch.from_numpy(self.features[index].toarray())
+        targets = torch.from_numpy(self.targets[index].toarray())
+        return Collated((features, targets))
+
+
+def bags_of_words(
+    texts: Sequence[Sequence[str]],
+    tags: Sequence[Sequence[str]],
+    vocabulary: Sequence[str],
+    known_tags: Sequence[str],
+    num_features: int | None = None,
+    num_tags: int | None = None,
+) -> BagsOfWords:
+    """Encode texts as the share that each word has of all words of the text, unknown ones counted too.
+
+    So are the features of tag prediction in TensorFlow Federated: the mean of the words' one-hot vectors.
+
+    Args:
+        texts: Words of each text.
+        tags: Tags of each text; those that are not known are left out.
+        vocabulary: Words, at most `num_features`.
+        known_tags: At most `num_tags`.
+        num_features: Columns of the features; None: as many as words.
+        num_tags: Columns of the targets; None: as many as known tags.
+    """
+    features = []
+    for text in texts:
+        counts = Counter(text)
+        features.append({word: count / len(text) for word, count in counts.items()})
+    targets = [dict.fromkeys(marks, 1.0) for marks in tags]
+    return BagsOfWords(
+        _sparse(features, vocabulary, num_features or len(vocabulary)),
+        _sparse(targets, known_tags, num_tags or len(known_tags)),
+    )
+
+
+def _sparse(rows: Sequence[Mapping[str, float]], columns: Sequence[str], width: int) -> csr_matrix:
+    """A matrix of rows {column: value}, of which only those with known columns are taken."""
+    from scipy.sparse import csr_matrix
+
+    # The three arrays of the format: values, their columns, and where each row ends.
+    number_of = {column: number for number, column in enumerate(columns)}
+    places: list[int] = []
+    values: list[float] = []
+    ends = [0]
+    for row in rows:
+        for column, value in row.items():
+            if column in number_of:
+                places.append(number_of[column])
+                values.append(value)
+        ends.append(len(places))
+    matrix = (np.array(values, np.float32), np.array(places, np.int32), np.array(ends))
+    return csr_matrix(matrix, shape=(len(rows), width))
