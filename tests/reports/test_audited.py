@@ -120,12 +120,10 @@ def test_only_the_real_end_is_audited(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-def test_another_confidence_tells_what_tables_show(tmp_path: Path) -> None:
+def test_another_confidence_keeps_what_tables_show(tmp_path: Path) -> None:
     run = finished(tmp_path / "run")
     kept = audit_in(run.path)
-    assert "in tables" not in audit_run(run.path).text  # the same
     report = audit_run(run.path, 0.5)
-    assert f"in tables    >= {kept['audited']['family']:.2f}, CONSISTENT, at 95 % confidence" in report.text
     facts = json.loads(json.dumps(report.facts, allow_nan=False))
     assert facts["stored"] == kept and facts["audited"] > kept["audited"]["family"]
 

@@ -126,8 +126,7 @@ def test_runs_that_differ_by_their_seed_are_a_mean(tmp_path: Path) -> None:
     is_closed(text)
     assert "90.50 ± 0.71" in text and "lr=0.1 (n = 2)" in text and "lr=0.2 (n = 2)" in text
     assert "Choosing one of these 4 runs" in text and "a band of one standard deviation" in text
-    assert "<title>digits: optimizer.lr × seed</title>" in text and "sweep · 4 runs" in text
-    assert text.index("ε (RDP) of all together") < text.index("ε (RDP) of one run")  # first of all what a choice costs
+    assert "<title>sweep</title>" in text and "optimizer.lr × seed" in text and "ε (RDP) of all together" in text
     assert text.index("Choosing one of these 4 runs") < text.index("Alone, everything that one of these trainings")
     one, two = read_subject([tmp_path / "sweep"]).groups.rows
     assert one.n == two.n == 2 and one.bands["test/accuracy"].iloc[0] == pytest.approx(0.01 / 2**0.5)
@@ -149,8 +148,7 @@ def test_a_template_names_every_fact() -> None:
 def test_a_run_by_users(tmp_path: Path) -> None:
     records = {"_target_": "dpbench.records.Users", "local": {"epochs": 3}}
     text = page(tmp_path / "r.html", made(tmp_path / "run", unit="user", records=records))
-    assert "users" in sections(text) and "one user, of 1,000" in text
-    assert "expected users per batch" in text and "records.local.epochs" in text
+    assert "one user, of 1,000" in text and "records.local.epochs" in text
 
 
 def test_a_gan(tmp_path: Path) -> None:
@@ -214,7 +212,7 @@ def test_a_table(tmp_path: Path) -> None:
     text = page(tmp_path / "r.html", folder)
     is_closed(text)
     assert {"guarantee", "results", "curves", "settings", "provenance"} <= sections(text)
-    assert "60.00 ± 14.14 %" in text and "2.000 to 2.500" in text and "Together they cost more" in text
+    assert "60.00 ± 14.14 %" in text and "Together they cost more" in text
     (folder / "table.md").write_text("# T\n\n| | ours | n |\n| --- | ---: | ---: |\n| row <b> | 1.5 ± 2 | 3 |\n")
     text = page(tmp_path / "r.html", folder)
     assert "row &lt;b&gt;" in text and "1.5 ± 2" in text
@@ -319,4 +317,4 @@ def test_what_was_measured_once_is_drawn(tmp_path: Path) -> None:
     folder = made(tmp_path / "a")
     table = pd.read_csv(folder / "metrics.csv")
     table.tail(1).to_csv(folder / "metrics.csv", index=False)
-    assert "<figcaption>test/accuracy</figcaption>" in page(tmp_path / "r.html", folder)
+    assert re.search("<text[^>]*>accuracy</text>", page(tmp_path / "r.html", folder))

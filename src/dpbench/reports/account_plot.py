@@ -1,4 +1,4 @@
-"""`dpbench account --plot`: epsilon against steps, and against the order of the Rényi divergence."""
+"""`dpbench account --plot`: ε against steps."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.accounting.accountants import ACCOUNTANTS, ContinuousRenyiAccountant, RenyiAccountant
+from dpbench.privacy.accounting.accountants import ACCOUNTANTS
 from dpbench.privacy.accounting.composition import (
     MOST_COSTS,
     LedgerCost,
@@ -22,12 +21,11 @@ from dpbench.privacy.accounting.composition import (
 )
 from dpbench.privacy.accounting.ledger import Ledger, counted_event
 from dpbench.privacy.events import Event
-from dpbench.reports.figures import new_figure, write_figure
+from dpbench.reports.figures import GRAY, new_panels, write_figure
 from dpbench.runs.numbers import epsilon_text
 
 _POINTS = {"pld": (12, 100), "rdp-continuous": (40, 400)}
-"""Slow accountants: most points of a curve over steps, and most points times distinct costs."""
-_COLORS = ("#3060a8", "#c04030", "#508850", "#a070b0", "#c09020", "#808080")
+"""Slow accountants: most points of a curve, and most points times distinct costs."""
 
 
 def plot_epsilon(
@@ -52,22 +50,21 @@ def epsilon_figure(
     nominal: bool = False,
     slow_points: int = 40,
 ) -> Figure:
-    """Draw how the epsilon of all releases grew, runs one after another, and from which order it comes.
+    """Draw how the ε of all releases grew, runs one after another.
 
     Args:
-        ledgers: By name.
+        ledgers: Ledgers by name.
         delta: δ.
-        accountants: Names; those that do not cover the sampling are left out.
+        accountants: Names of accountants; those that do not cover the sampling are left out.
         nominal: See `nominal_events`.
         slow_points: Most points of the curve of a slow accountant.
 
     Raises:
         ConfigurationError: No accountant covers the sampling.
     """
-    figure = new_figure(11, 4)
-    over_steps, over_orders = figure.subplots(1, 2)
+    figure, (axes,) = new_panels(1, 1, 8, 4)
     runs = list(ledgers.values())
-    for name, color in zip(accountants, _COLORS, strict=False):
+    for number, name in enumerate(accountants):
         events = _events(runs, name, nominal)
         try:
             composed = composable(Counter(events), name)
@@ -75,29 +72,32 @@ def epsilon_figure(
             continue
         if not composed:
             raise ConfigurationError("nothing was released: there is no epsilon to draw.")
-        note = "" if ACCOUNTANTS[name].guarantee else " (approximation)"
-        if not LedgerCost(runs, name).covered:
-            note += " (nominal)"
         most, work = _POINTS.get(name, (40, 40 * MOST_COSTS))
         if name in _POINTS:
             most = min(most, slow_points)
         # Each point composes all distinct costs once more.
         points = max(3, min(most, work // len(composed)))
         counts = np.unique(np.linspace(1, len(events), points).astype(int)).tolist()
-        _draw_over_steps(over_steps, events, counts, delta, name, color, note)
-        _draw_over_orders(over_orders, composed, delta, name, color, note)
-    if not over_steps.lines:
+        values = []
+        spent = Counter[Event]()
+        for count in counts:
+            spent.update(events[spent.total() : count])
+            values.append(epsilon(spent, delta, name))
+        label = f"{name}: {epsilon_text(values[-1], 5)}"
+        if not ACCOUNTANTS[name].guarantee:
+            label += " (approximation)"
+        if not LedgerCost(runs, name).covered:
+            label += " (nominal)"
+        style = "--" if name == "rdp-continuous" else "-"  # which mostly lies on rdp
+        axes.plot(counts, values, style, color=f"C{number}", marker="." if len(counts) < 20 else None, label=label)
+    if not axes.lines:
         raise ConfigurationError("none of the accountants covers the sampling of these runs: there is nothing to draw.")
-    ends = np.cumsum([len(ledger.releases) for ledger in runs])
-    for end in ends[:-1]:
-        over_steps.axvline(end, color="#808080", linewidth=0.6, linestyle=":")
-    _finish(over_steps, f"steps of {len(runs)} runs, one after another" if len(runs) > 1 else "steps", delta)
-    over_steps.set_ylim(bottom=0)
-    over_orders.set_visible(bool(over_orders.lines))
-    if over_orders.lines:
-        over_orders.set_xscale("log")
-        over_orders.set_yscale("log")
-        _finish(over_orders, "order of the Rényi divergence", delta)
+    for end in np.cumsum([len(ledger.releases) for ledger in runs])[:-1]:
+        axes.axvline(end, color=GRAY, linewidth=0.6, linestyle=":")
+    axes.set_xlabel(f"steps of {len(runs)} runs, one after another" if len(runs) > 1 else "steps")
+    axes.set_ylabel(f"ε at δ = {delta:g}")
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False, fontsize=8)
     return figure
 
 
@@ -113,61 +113,3 @@ def _events(ledgers: Sequence[Ledger], accountant: str, nominal: bool) -> list[E
             events.append(charged[counted_event(release)])
     coarser = coarser_costs(set(events))
     return [coarser[event] for event in events]
-
-
-def _draw_over_steps(
-    ax: Axes,
-    events: list[Event],
-    counts: Sequence[int],
-    delta: float,
-    name: str,
-    color: str,
-    note: str,
-) -> None:
-    values = []
-    spent = Counter[Event]()
-    before = 0
-    for count in counts:
-        spent.update(events[before:count])
-        values.append(epsilon(spent, delta, name))
-        before = count
-    ax.plot(
-        counts,
-        values,
-        color=color,
-        label=f"{name}: {epsilon_text(values[-1], 5)}{note}",
-        marker="." if len(counts) < 20 else None,
-        linestyle="--" if name == "rdp-continuous" else "-",
-    )
-
-
-def _draw_over_orders(
-    ax: Axes,
-    events: Mapping[Event, int],
-    delta: float,
-    name: str,
-    color: str,
-    note: str,
-) -> None:
-    accountant = ACCOUNTANTS[name]
-    if not isinstance(accountant, RenyiAccountant) or isinstance(accountant, ContinuousRenyiAccountant):
-        return  # the latter's grid is that of rdp
-    orders = np.asarray(accountant.orders)
-    values = accountant.epsilon_by_order(accountant.curve(events), delta)
-    best = float(np.where(values > 0, values, np.inf).min())
-    near = (values > 0) & (values < 100 * best)
-    if not near.any():
-        return
-    order = float(orders[near][values[near].argmin()])
-    label = f"{name}: {epsilon_text(best, 5)} at order {order:g}{note}"
-    ax.plot(orders[near], values[near], color=color, label=label)
-    ax.plot(order, best, "o", color=color)
-
-
-def _finish(ax: Axes, label: str, delta: float) -> None:
-    ax.set_xlabel(label)
-    ax.set_ylabel(f"ε at δ = {delta:g}")
-    ax.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0.0, 1.0))  # above, where it covers nothing
-    ax.grid(alpha=0.3)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.margins(x=0.1)

@@ -1,4 +1,4 @@
-"""What `dpbench attack` measured, as attack.json holds it, with its tables, sentences and curves."""
+"""What `dpbench attack` measured, as attack.json holds it, with its tables and curves."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from dpbench.auditing import Verdict
-from dpbench.auditing.membership import FALSE_POSITIVE_RATES, AttackResult, Estimate
+from dpbench.auditing.membership import FALSE_POSITIVE_RATES, AttackResult
 from dpbench.reports.markdown import markdown_rows
-from dpbench.reports.roc import ALLOWED, AUDITED, RocCurve, RocPanel, measured
-from dpbench.runs.numbers import ABSENT, epsilon_text, limit_text
+from dpbench.reports.roc import RocCurve, RocPanel
+from dpbench.runs.numbers import ABSENT, epsilon_text
 from dpbench.runs.readers import read_json
 
 FILE = "attack.json"
-LOW, HIGH = FALSE_POSITIVE_RATES
-"""False positive rates at which attacks are stated; sentences and pictures take the higher one."""
+HIGH = max(FALSE_POSITIVE_RATES)
+"""False positive rate at which tables state what is allowed."""
 _MOST_PANELS = 8
+_TEXTS = 4  # columns of a table of attacks that hold no numbers
 
 
 @dataclass(frozen=True)
@@ -159,24 +160,6 @@ class AttackSummary:
         claim = f"ε = {self.claim}"
         return f"{self.setting}: {claim}" if self.setting else claim
 
-    @property
-    def sentences(self) -> str:
-        """One sentence on the strongest attack, and one on the claim."""
-        opening = f"{self.setting}: the" if self.setting else "The"
-        strongest = self.strongest
-        text = (
-            f"{opening} attack of the largest AUC ({strongest.title}) recognizes {share(strongest.tpr[HIGH].value)} of "
-            f"the members at a false positive rate of {share(HIGH)}"
-        )
-        if self.allowed is None or self.audited is None:
-            return f"{text}; without privacy nothing limits it."
-        audited = f"audited ε {limit_text(self.audited)}" if self.audited > 0 else "no audited ε above 0"
-        verdict = self.verdict
-        if self.refuted:
-            verdict = f"{verdict}: the attack is above what the ledger allows"
-        limit = f"ε = {self.claim} allows {share(self.allowed.tpr[HIGH])}"
-        return f"{text}; {limit}. {verdict} ({audited}, at level {self.level:g})."
-
 
 # The file
 
@@ -228,10 +211,8 @@ def _took_part(run: Path, seed: int, folder: Path, summary: AttackSummary) -> bo
     if not run.is_relative_to(folder):
         return False
     below = run.relative_to(folder).parts
-    for path, attacked_seed in zip(summary.runs, summary.seeds, strict=True):
-        if attacked_seed == seed and Path(path).parts[-len(below) :] == below:
-            return True
-    return False
+    attacked = zip(summary.runs, summary.seeds, strict=True)
+    return any(attacked_seed == seed and Path(path).parts[-len(below) :] == below for path, attacked_seed in attacked)
 
 
 # What is said of it
@@ -245,56 +226,33 @@ def size_of_game(summaries: Sequence[AttackSummary]) -> str:
 
 
 def text_of(summaries: Sequence[AttackSummary]) -> str:
-    """Table and verdicts for the terminal, and for attack.md."""
-    if len(summaries) == 1:
-        table = markdown_rows(attack_rows(summaries), 3)
-        return f"{size_of_game(summaries)}\n\n{table}\n\n{summaries[0].sentences}"
-    return f"{size_of_game(summaries)}\n\n{markdown_rows(overview_rows(summaries), 4)}"
+    """Table for the terminal: of several settings the strongest attack on each."""
+    rows = attack_rows(summaries, only_strongest=len(summaries) > 1)
+    return f"{size_of_game(summaries)}\n\n{markdown_rows(rows, _TEXTS)}"
 
 
-def overview_rows(summaries: Sequence[AttackSummary]) -> list[list[str]]:
-    """A row for each setting: its strongest attack, what the ledger allows, and the verdict; the headings first."""
-    rate = f"TPR at FPR {share(HIGH)}"
+def attack_rows(summaries: Sequence[AttackSummary], only_strongest: bool = False) -> list[list[str]]:
+    """A row for each attack: its rates, the one that the ledger allows, and the verdict; the headings first.
+
+    Args:
+        summaries: The settings that were attacked.
+        only_strongest: Whether of each setting the strongest attack alone has a row.
+    """
+    rates = [f"TPR at FPR {share(fpr)}" for fpr in FALSE_POSITIVE_RATES]
     # The verdict comes early: on a phone the last columns are out of sight.
-    headings = ["setting", "ε", "verdict", "strongest attack", "AUC", rate, "allowed"]
+    headings = ["setting", "ε", "verdict", "attack", "AUC", "advantage", *rates, "allowed"]
     rows = [[*headings, "audited ε", "test accuracy", "runs"]]
     for summary in summaries:
-        strongest = summary.strongest
-        rows.append(
-            [
-                summary.setting or "all runs",
-                summary.claim,
-                summary.verdict or ABSENT,
-                strongest.title,
-                _estimate_text(strongest.auc),
-                _percent_text(strongest.tpr[HIGH]),
-                ABSENT if summary.allowed is None else f"≤ {share(summary.allowed.tpr[HIGH])}",
-                ABSENT if summary.audited is None else f"{summary.audited:.2f}",
-                share(summary.accuracy),
-                str(len(summary.runs)),
-            ]
-        )
-    return rows
-
-
-def attack_rows(summaries: Sequence[AttackSummary]) -> list[list[str]]:
-    """A row for each attack, and one for what the ledger allows; the headings first."""
-    rates = [f"TPR at FPR {share(fpr)}" for fpr in FALSE_POSITIVE_RATES]
-    rows = [["setting", "signal", "attack", "AUC", *rates, "advantage"]]
-    for summary in summaries:
-        name = summary.setting or "all runs"
-        for attack in summary.attacks:
-            row = [name, attack.signal, attack.name, _estimate_text(attack.auc)]
+        for attack in [summary.strongest] if only_strongest else summary.attacks:
+            row = [summary.setting or "all runs", summary.claim, summary.verdict or ABSENT, attack.title]
+            for estimate in (attack.auc, attack.advantage):
+                row.append(f"{estimate.value:.3f} ({estimate.low:.3f} to {estimate.high:.3f})")
             for fpr in FALSE_POSITIVE_RATES:
-                row.append(_percent_text(attack.tpr[fpr]))
-            rows.append([*row, _estimate_text(attack.advantage)])
-        allowed = summary.allowed
-        if allowed is None:
-            continue
-        row = [name, f"ε = {summary.claim}", "allowed at most", f"≤ {allowed.auc:.3f}"]
-        for fpr in FALSE_POSITIVE_RATES:
-            row.append(f"≤ {share(allowed.tpr[fpr])}")
-        rows.append([*row, f"≤ {allowed.advantage:.3f}"])
+                rate = attack.tpr[fpr]
+                row.append(f"{100 * rate.value:.2f} % ({100 * rate.low:.2f} to {100 * rate.high:.2f})")
+            row.append(ABSENT if summary.allowed is None else f"≤ {share(summary.allowed.tpr[HIGH])}")
+            row.append(ABSENT if summary.audited is None else f"{summary.audited:.2f}")
+            rows.append([*row, share(summary.accuracy), str(len(summary.runs))])
     return rows
 
 
@@ -302,37 +260,29 @@ def roc_panels(summaries: Sequence[AttackSummary]) -> list[RocPanel]:
     """ROC curves of the first eight settings: attacks, the audit's bound, and what the ledger allows."""
     panels = []
     for summary in summaries[:_MOST_PANELS]:
-        panels.append(RocPanel(summary.title, tuple(_curves_of(summary))))
+        proven = None if summary.audited_curve is None else np.array(summary.audited_curve)
+        allowed = None if summary.allowed is None else np.array(summary.allowed.curve)
+        panels.append(RocPanel(summary.title, tuple(_curves_of(summary)), proven, allowed))
     return panels
 
 
 def _curves_of(summary: AttackSummary) -> list[RocCurve]:
-    fpr = np.array(summary.fpr)
-    curves = []
+    """Curves of all attacks, a color for each signal, the strongest attack by it in bold."""
+    strongest: dict[str, MeasuredAttack] = {}
+    for attack in sorted(summary.attacks, key=lambda attack: attack.auc.value):
+        strongest[attack.signal] = attack
     signals = list(dict.fromkeys(attack.signal for attack in summary.attacks))
-    for place, signal in enumerate(signals):
-        attacks = [attack for attack in summary.attacks if attack.signal == signal]
-        best = max(attacks, key=lambda attack: attack.auc.value)
-        for attack in attacks:
-            label = f"strongest attack by {attack.signal_title}"
-            if attack is not best:
-                label = f"others by {attack.signal_title}, thin"
-            curves.append(RocCurve(label, measured(place, faint=attack is not best), fpr, np.array(attack.curve)))
-    if summary.audited_curve is not None:
-        curves.append(RocCurve("audit's bound: at least", AUDITED, fpr, np.array(summary.audited_curve)))
-    if summary.allowed is not None:
-        curves.append(RocCurve("allowed by the ledger: at most", ALLOWED, fpr, np.array(summary.allowed.curve)))
+    curves = []
+    for attack in sorted(summary.attacks, key=lambda attack: signals.index(attack.signal)):
+        is_faint = attack is not strongest[attack.signal]
+        label = f"strongest attack by {attack.signal_title}"
+        if is_faint:
+            label = f"others by {attack.signal_title}, thin"
+        kind = signals.index(attack.signal)
+        curves.append(RocCurve(label, np.array(summary.fpr), np.array(attack.curve), kind, is_faint))
     return curves
 
 
 def share(value: float | None) -> str:
     """A share in percent."""
     return ABSENT if value is None else f"{100 * value:.3g} %"
-
-
-def _percent_text(estimate: Estimate) -> str:
-    return f"{100 * estimate.value:.2f} % ({100 * estimate.low:.2f} to {100 * estimate.high:.2f})"
-
-
-def _estimate_text(estimate: Estimate) -> str:
-    return f"{estimate.value:.3f} ({estimate.low:.3f} to {estimate.high:.3f})"

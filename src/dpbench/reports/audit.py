@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
 
 from dpbench.auditing import AuditResult, Family, LabelAudit, Verdict, audit_labels
-from dpbench.auditing.audit import KEYS, NO_PROOF, audit, operating_point
+from dpbench.auditing.audit import KEYS, NO_PROOF, audit
 from dpbench.auditing.membership import roc
 from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.privacy.accounting.ledger import Ledger
@@ -21,12 +23,13 @@ from dpbench.privacy.accounting.tradeoff import trade_off
 from dpbench.privacy.canaries.file import READABLE, SCHEMA
 from dpbench.privacy.canaries.labels import LabelScores
 from dpbench.privacy.canaries.scores import Scores
-from dpbench.reports.roc import ALLOWED, AUDITED, RATES, OperatingPoint, RocCurve, RocPanel, measured
+from dpbench.reports.figures import BLUE, GRAY, new_panels
+from dpbench.reports.roc import RATES, RocCurve, RocPanel, draw_roc
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.ledgers import read_run_ledger
 from dpbench.runs.numbers import MOST_AUDITED, audit_text, limit_or_none, limit_text
 from dpbench.runs.readers import read_json
-from dpbench.runs.record import audited_epsilon, read_result, verdict_of
+from dpbench.runs.record import read_result, verdict_of
 from dpbench.templates import render
 
 _OUTLINE = ("family", "release_game", "one_run_dp")
@@ -38,6 +41,14 @@ VERDICTS = {
     Verdict.CONSISTENT: f"nothing contradicts the claim; {NO_PROOF}",
 }
 """What a verdict means."""
+
+
+class _AuditFile(BaseModel):
+    """The part of audit.json that is no list of scores."""
+
+    model_config = ConfigDict(strict=True)
+
+    left_out: dict[str, int] = {}
 
 
 ResultT = TypeVar("ResultT", bound=AuditResult | LabelAudit)
@@ -97,21 +108,8 @@ class AuditReport(Generic[ResultT]):
             left_out=[f"{name} ({size:,} coordinates)" for name, size in self.left_out.items()],
             most_groups=_MOST_GROUPS,
             records_measured=probes is not None and bool(probes.records),
-            stored_otherwise=self._stored_otherwise(),
         )
         return text.rstrip("\n")
-
-    def _stored_otherwise(self) -> str:
-        """What tables show, where that is something else: of another confidence, or found by another version."""
-        stored = self.stored
-        result = self.result
-        if stored is None or stored.get("verdict") is None:
-            return ""
-        limit = limit_or_none(result.audited)
-        stored_limit = limit_or_none(audited_epsilon({"audit": stored}))
-        if (stored["confidence"], stored["verdict"], stored_limit) == (result.confidence, result.verdict, limit):
-            return ""
-        return f"{stored_limit}, {stored['verdict']}, at {100 * stored['confidence']:g} % confidence"
 
     @property
     def by_labels(self) -> bool:
@@ -130,39 +128,43 @@ class AuditReport(Generic[ResultT]):
     def roc_panel(self) -> RocPanel:
         """Error rates of the scores, above what the audit proves and below what the ledger allows."""
         scores, member = self.observations
-        curves = []
+        curves: tuple[RocCurve, ...] = ()
         if member.any() and not member.all():
-            measured_curve = roc(scores, member)
+            measured = roc(scores, member)
             label = "these records" if self.by_labels else "these canaries"
-            curves.append(RocCurve(label, measured(0), measured_curve.fpr, measured_curve.tpr))
+            curves = (RocCurve(label, measured.fpr, measured.tpr),)
         bound = self.result.shown
+        proven = allowed = None
         if bound is not None and bound.noise_scale is not None and math.isfinite(bound.noise_scale):
-            least = self.family.curve(bound.noise_scale)
-            curves.append(RocCurve("audit's bound: at least", AUDITED, RATES, least.max_true_positive_rate(RATES)))
+            proven = self.family.curve(bound.noise_scale).max_true_positive_rate(RATES)
         if self.family.accountant is not None:
-            allowed = trade_off(self.family.events)
-            label = "allowed by the ledger: at most"
-            curves.append(RocCurve(label, ALLOWED, RATES, allowed.max_true_positive_rate(RATES)))
-        return RocPanel("", tuple(curves), self._operating_points())
+            allowed = trade_off(self.family.events).max_true_positive_rate(RATES)
+        return RocPanel("", curves, proven, allowed)
 
-    def _operating_points(self) -> tuple[OperatingPoint, ...]:
-        """The threshold that "error rates" takes; nothing of labels, where no threshold is chosen beforehand."""
-        if not isinstance(self.scores, Scores):
-            return ()
-        level = 1 - self.result.confidence
-        counts = operating_point(self.scores, self.family, level)
-        # Without a member that is called one there is no point on logarithmic axes.
-        if not counts.others or counts.misses == counts.members:
-            return ()
-        most_fpr, most_fnr = counts.limits(level)
-        point = OperatingPoint(
-            label=f"threshold of the claim, {100 * self.result.confidence:g} %",
-            fpr=counts.false_alarms / counts.others,
-            tpr=1 - counts.misses / counts.members,
-            most_fpr=most_fpr,
-            least_tpr=1 - most_fnr,
-        )
-        return (point,)
+
+def audit_figure(report: AuditReport[Any]) -> Figure:
+    """Draw scores of members and others, and the error rates that they give, between two bounds.
+
+    Args:
+        report: The audit of one run.
+    """
+    scores, member = report.observations
+    figure, (histogram, rates) = new_panels(2, 2, 5.0, 4.2)
+    ends = np.quantile(scores, [0.002, 0.998])  # what lies beyond would leave the rest one bar
+    for name, which, color in (("members", member, BLUE), ("others", ~member, GRAY)):
+        inside = np.clip(scores[which], *ends)
+        histogram.hist(inside, bins=60, range=tuple(ends), color=color, alpha=0.6, label=f"{which.sum():,} {name}")
+    if report.by_labels:
+        histogram.set(xlabel="score: log-odds of the label by the final weights", ylabel="images of noise")
+    else:
+        histogram.set(xlabel="score of a canary: log-likelihood ratio of what was released", ylabel="canaries")
+    draw_roc(rates, report.roc_panel)
+    for axes in (histogram, rates):
+        # Above, where it covers nothing and takes no width.
+        axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2)
+    result = report.result
+    figure.suptitle(f"{result.verdict}: sound ε {audit_text(result.sound)}, audited {limit_or_none(result.audited)}")
+    return figure
 
 
 def refuse_unended(folder: Path) -> None:
@@ -235,7 +237,7 @@ def read_scores(run: RunFolder) -> tuple[Scores, Seal, dict[str, int]]:
     if not run.audit.exists():
         raise ConfigurationError(_no_scores(run))
     again = f"train again, `{_HOW}`, or restore a copy of {{path}}"
-    data = read_json(run.audit, dict[str, Any], again)
+    data = read_json(run.audit, _AuditFile, again)
     if data.get("schema") not in READABLE:
         raise ConfigurationError(
             f"{run.audit} has schema {data.get('schema')!r}, and this version of dpbench reads schemas up to {SCHEMA}: "
@@ -246,12 +248,9 @@ def read_scores(run: RunFolder) -> tuple[Scores, Seal, dict[str, int]]:
         scores = Scores.from_json(data.get("scores"))
         if seal is None:
             raise ValueError("ledger is no seal of a ledger")
-        left_out = data.get("left_out", {})
-        if not isinstance(left_out, dict) or {type(size) for size in left_out.values()} - {int}:
-            raise ValueError("left_out is no number of coordinates for each group")
     except ValueError as error:
         raise ConfigurationError(f"{run.audit} is damaged: {again.format(path=run.audit)} ({error}).") from None
-    return scores, seal, left_out
+    return scores, seal, data.get("left_out", {})
 
 
 def _no_scores(run: RunFolder) -> str:

@@ -29,13 +29,11 @@ class EndOfRun:
 
     def draw(self, run: Run) -> dict[str, Path]:
         """Draw learning curves and, where there were any, diagnostics; returns the picture of the curves, by name."""
-        from dpbench.reports.plots import plot_curves, plot_diagnostics, shows_private_records
+        from dpbench.reports.plots import plot_curves, plot_diagnostics
 
         picture = plot_curves(run.folder, run.config["run"]["name"])
         plot_diagnostics(run.folder, run.config["run"]["name"])
-        if picture is None:
-            return {}
-        return {f"{'nonprivate/' if shows_private_records(run.folder) else ''}curves": picture}
+        return {} if picture is None else {"curves": picture}
 
     def audit(self, run: Run) -> Mapping[str, Any] | None:
         """What the run's canaries tell of its epsilon; None where it had none, or released nothing."""

@@ -6,11 +6,13 @@ import base64
 import hashlib
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -26,19 +28,21 @@ _IDS = re.compile(r"(id=\"|url\(#|href=\"#)")
 _TAB10 = (
     "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf",
 )  # fmt: skip
-_HOUSE = ("#3060a8", "#c04030", "#508850", "#a070b0", "#c09020")
-PAGE_COLORS = {
+COLORS = ("#3060a8", "#c04030", "#508850", "#a070b0", "#c09020")
+"""Blue, red, green, purple and yellow of our drawings."""
+BLUE = COLORS[0]
+RED = COLORS[1]
+GRAY = "#808080"
+_PAGE_COLORS = {
     "#000000": "var(--ink)",
     "#ffffff": "var(--card)",
     "#b0b0b0": "var(--grid)",
     "#cccccc": "var(--grid)",
-    "#808080": "var(--soft)",
+    GRAY: "var(--soft)",
     **{drawn: f"var(--s{number})" for number, drawn in enumerate(_TAB10)},
-    **{drawn: f"var(--s{number})" for number, drawn in enumerate(_HOUSE)},
+    **{drawn: f"var(--s{number})" for number, drawn in enumerate(COLORS)},
 }
 """Colors of our drawings → those of the page, which are others in the dark."""
-PAGE_PANEL = (4.4, 2.7)
-"""Inches: a column of the page, and the width of a phone."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +50,14 @@ class Picture:
     """A drawing on a page.
 
     Attributes:
-        title: Above it.
+        title: What stands above it.
         svg: The drawing.
-        by_epsilon: The same over another axis, where it can be drawn over that.
-        note: A word of warning beside the title.
+        by_epsilon: The same over ε, where it can be drawn over that.
     """
 
     title: str
     svg: str
     by_epsilon: str = ""
-    note: str = ""
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -63,6 +65,40 @@ def new_figure(width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def new_panels(count: int, columns: int, width: float, height: float, **shared: bool) -> tuple[Figure, list[Axes]]:
+    """A figure of panels in rows, each with a grid and without a frame above and to the right.
+
+    Args:
+        count: Number of panels, at least one.
+        columns: Most panels in a row.
+        width: Width of a panel in inches.
+        height: Height of a panel in inches.
+        shared: `sharex` and `sharey` of `Figure.subplots`.
+    """
+    columns = min(count, columns)
+    rows = -(-count // columns)
+    figure = new_figure(width * columns, height * rows)
+    places = figure.subplots(rows, columns, squeeze=False, **shared).flatten()
+    for axes in places[count:]:
+        axes.remove()
+    for axes in places[:count]:
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, list(places[:count])
+
+
+def add_legend(figure: Figure) -> None:
+    """Put one legend for all panels beside them, where it covers nothing, each label once."""
+    handles: dict[str, Any] = {}
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(str(label), handle)
+    legend = figure.legend(handles.values(), handles, loc="outside right upper", fontsize=8, frameon=False)
+    size = legend.get_window_extent().size / figure.dpi
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(width + size[0] + 0.3, max(height, size[1] + 0.3))
 
 
 def write_figure(path: Path, figure: Figure, mark: str = "") -> Path:
@@ -108,13 +144,12 @@ def head_of(path: Path) -> bytes:
         return file.read(_HEAD)
 
 
-def svg(figure: Figure, name: str, colors: Mapping[str, str]) -> str:
-    """A picture as an element for a page, without a background, its text as text in the font of the page.
+def svg(figure: Figure, name: str) -> str:
+    """A picture as an element of a page, without a background, in the colors and the font of the page.
 
     Args:
         figure: What was drawn.
         name: Of the picture on the page: its ids begin with it, so that those of two pictures differ.
-        colors: Colors as the drawing has them (#rrggbb) → as the page calls them (var(--ink), say).
     """
     _take_words_as_they_are(figure)
     file = io.StringIO()
@@ -127,20 +162,9 @@ def svg(figure: Figure, name: str, colors: Mapping[str, str]) -> str:
     text = re.sub(r"<svg width=\"[^\"]*\" height=\"[^\"]*\"|<svg height=\"[^\"]*\"", "<svg", text, count=1)
     text = _FONT.sub(r"font-size: \1px", _IDS.sub(rf"\g<1>{name}-", text))
     text = _PLACES.sub(lambda found: _DIGITS.sub(r"\1", found[0]), re.sub(r"\n\s*", "\n", text))
-    for drawn, color in colors.items():
+    for drawn, color in _PAGE_COLORS.items():
         text = text.replace(drawn, color)
     return text
-
-
-def page_picture(title: str, figure: Figure, name: str) -> Picture:
-    """A figure as a picture of the page, in the colors of the page.
-
-    Args:
-        title: Above it.
-        figure: What was drawn.
-        name: See `svg`.
-    """
-    return Picture(title, svg(figure, name, PAGE_COLORS))
 
 
 def _take_words_as_they_are(figure: Figure) -> None:

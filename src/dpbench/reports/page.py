@@ -22,33 +22,22 @@ from dpbench.errors import ConfigurationError, DPBenchError, brief
 from dpbench.files import from_here, write_atomically
 from dpbench.reports.account_plot import epsilon_figure
 from dpbench.reports.end_of_sweep import SweepCost, cost_of_sweep
-from dpbench.reports.figures import (
-    PAGE_COLORS,
-    PAGE_PANEL,
-    Picture,
-    free_place,
-    head_of,
-    mark_of,
-    new_figure,
-    page_picture,
-    svg,
-)
+from dpbench.reports.figures import Picture, free_place, head_of, mark_of, svg
 from dpbench.reports.groups import GroupTable, group_by
 from dpbench.reports.markdown import markdown_cells
-from dpbench.reports.plots import X_LABELS, Axis, audit_figure, curve_names, draw_panel, has_epsilon
-from dpbench.reports.roc import page_legend, page_pictures
+from dpbench.reports.plots import BOUND, curve_names, curves_figure
+from dpbench.reports.roc import roc_figure
 from dpbench.reports.run_rows import (
     CELLS,
     NOT_FINISHED,
     RunRow,
     cells_of,
     flat,
-    keys_of_any,
     require_folder,
     row_of,
     with_curves,
 )
-from dpbench.reports.run_table import EPSILON, RunTable
+from dpbench.reports.run_table import RunTable
 from dpbench.runs.command import words_of
 from dpbench.runs.folder import RunFolder, finished_runs_below, unfinished_runs_below
 from dpbench.runs.ledgers import lost_ledger, read_run_ledger
@@ -65,18 +54,17 @@ from dpbench.runs.readers import Record, read_csv, read_json, read_metrics, step
 from dpbench.runs.record import CONFIDENCE, privacy_of, read_result
 from dpbench.templates import render
 
-BOUND = "privacy/bound/"
-_TITLES = {BOUND: "clipping bound", EPSILON: "ε spent (RDP)"}
 _MOST_RUNS = 24  # whose settings, facts and audits are shown one by one
-_MOST_QUERIES = 40
-_MOST_PANELS = 12  # of bounds
-_MOST_POINTS = 400  # of a curve
+_MOST_PANELS = 12  # of bounds of several runs
 _SLOW_POINTS = 6  # each a second of the PLD accountant
 _USUAL = Path("report.html")
 _MARK = '<meta name="generator" content="dpbench report'
 _RESTORE = "restore {path}, or make it again (dpbench reproduce)"
 _NO_PRIVACY_YET: dict[str, Any] = {"epsilon": {}, "delta": None, "unit": None, "neighbouring_relation": None}
-_OF_PAPERS = ("commit", "code_hash", "date", "cpu", "gpu", "threads", "kernels", "python", "torch", "dpbench")
+_OF_PAPERS = [
+    "unit", "delta", "neighbouring_relation", "population",
+    "commit", "code_hash", "date", "cpu", "gpu", "threads", "kernels", "python", "torch", "dpbench",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -84,10 +72,10 @@ class PageRun:
     """A run on the page.
 
     Attributes:
-        folder: Its own.
-        record: As result.json holds it; of an unfinished run as much of it as is known.
-        finished: Whether it has a result.
-        lost: What is wrong where it was private and its ledger is gone.
+        folder: The run's folder.
+        record: The content of result.json; of an unfinished run as much of it as is known.
+        finished: Whether the run has a result.
+        lost: The damage, of a private run whose ledger is gone.
     """
 
     folder: RunFolder
@@ -138,25 +126,6 @@ class PageRun:
         return settings
 
     @property
-    def users(self) -> tuple[tuple[str, str], ...]:
-        """What a run by users does with them; nothing where its unit is an example."""
-        data = self.config.get("data") or {}
-        unit = self.privacy.get("unit") or data.get("unit")
-        if unit in (None, "example"):
-            return ()
-        rows = [("unit of privacy", str(unit))]
-        if self.privacy.get("population") is not None:
-            rows.append((f"{unit}s in training", f"{self.privacy['population']:,}"))
-        size = self.privacy.get("expected_batch_size")
-        if isinstance(size, int | float):
-            rows.append((f"expected {unit}s per batch", f"{size:.6g}"))
-        chosen = {key: data[key] for key in ("val_users", "options") if key in data}
-        for key, value in flat({"data": chosen, "records": self.config.get("records")}).items():
-            if value is not None and value != {}:
-                rows.append((key.removesuffix("._target_"), str(value).removeprefix("dpbench.")))
-        return tuple(rows)
-
-    @property
     def command(self) -> str:
         """The words of the command that made it; empty where they are unknown."""
         return shlex.join(words_of(self.folder))
@@ -167,7 +136,7 @@ class Paper:
     """A reproduced table.
 
     Attributes:
-        folder: Of its results.
+        folder: Folder of its results.
         runs: A line for each run.
         cells: Means over seeds.
     """
@@ -177,24 +146,13 @@ class Paper:
     cells: list[RunRow]
 
     @property
-    def guarantee(self) -> list[str]:
-        """What its runs guarantee, each by itself."""
-        values = self._values("unit", "delta", "neighbouring_relation", "population")
-        return [f"{name} {text}" for name, text in values]
-
-    @property
-    def provenance(self) -> list[tuple[str, str]]:
-        """Where its figures come from."""
-        return [("results", str(self.folder)), ("runs", str(len(self.runs))), *self._values(*_OF_PAPERS)]
-
-    def _values(self, *columns: str) -> list[tuple[str, str]]:
-        """Columns that have any value, with all of their values."""
-        values = []
-        for name in columns:
-            if name in self.runs and self.runs[name].notna().any():
-                several = self.runs[name].dropna().astype(str).unique()
-                values.append((name.replace("_", " "), ", ".join(several)))
-        return values
+    def facts(self) -> list[tuple[str, str]]:
+        """What its runs guarantee, and where they come from: all values of each column."""
+        facts = [("results", str(self.folder)), ("runs", str(len(self.runs)))]
+        columns = self.runs.reindex(columns=_OF_PAPERS).dropna(axis=1, how="all")
+        for name, values in columns.items():
+            facts.append((str(name).replace("_", " "), ", ".join(values.dropna().astype(str).unique())))
+        return facts
 
     @property
     def rows(self) -> list[list[str]]:
@@ -245,37 +203,15 @@ class Subject:
 
     @property
     def title(self) -> str:
-        """A run's name; of several runs their data, and what was swept."""
-        if self.alone is not None:
-            return str(self.alone.config["run"]["name"])
-        data = []
-        for run in self.runs:
-            name = (run.config.get("data") or {}).get("name")
-            data.append(str(name or run.config["run"]["name"]))
-        swept = [key.removesuffix("._target_") for key in self.each.distinguishing()]
-        if not data or not swept:
-            return _some(self.names)
-        return f"{_some(list(dict.fromkeys(data)))}: {' × '.join(swept)}"
+        """A run's name; of several runs the names of their folders."""
+        return str(self.alone.config["run"]["name"]) if self.alone is not None else _some(self.names)
 
     @property
     def subtitle(self) -> str:
-        """Of what kind a run is; of several runs where they lie, and how many they are."""
-        run = self.alone
-        parts = []
-        if run is None:
-            parts.append(_some(self.names))
-            if self.runs:
-                parts.append(f"{len(self.runs)} runs")
-            for paper in self.papers:
-                parts.append(f"{len(paper.runs)} runs of a reproduced table")
-            return " · ".join(parts)
-        for part in ("data", "model", "strategy"):
-            options = run.config.get(part)
-            if isinstance(options, dict):
-                name = options.get("name") or options.get("_target_") or ""
-                parts.append(str(name).rpartition(".")[2])
-        parts.append(f"seed {run.record['seed']}")
-        return " · ".join(filter(None, parts))
+        """A run's seed; of several runs the settings in which they differ."""
+        if self.alone is not None:
+            return f"seed {self.alone.record['seed']}"
+        return " × ".join(key.removesuffix("._target_") for key in self.each.distinguishing())
 
     @property
     def names(self) -> list[str]:
@@ -375,33 +311,19 @@ def _settings_of(folder: RunFolder) -> dict[str, Any]:
 
 
 def _facts(subject: Subject, accountants: Sequence[str]) -> dict[str, Any]:
-    """What the template names.
+    """Everything that the template names.
 
     Args:
-        subject: What was read.
-        accountants: Whose ε over the steps of a run is drawn.
+        subject: The runs.
+        accountants: Accountants whose ε over the steps of a run is drawn.
     """
     alone = subject.alone
     groups = subject.groups
-    rows = groups.rows
-    labels = groups.labels()
-    logged = curve_names(subject.each.rows)
     held_out = any(name.startswith("val/") for run in subject.runs for name in run.record["metrics"])
-    curve_pictures = []
-    for place, name in enumerate(curve_names(rows)):
-        curve_pictures.append(_picture(f"curve{place}", rows, name))
-    bound_pictures, bound_legend, bounds_left_out = _bounds(rows, labels)
-    differing = [["", *labels]]
-    for key in groups.differing(stated=True):
-        differing.append([key, *(str(row.settings.get(key, ABSENT)) for row in rows)])
     results = []
     if alone is not None:
         results = [(name, text) for name, text in subject.each.figures() if text != ABSENT]
-    spent = pd.Series([row.metrics.get("privacy/epsilon_rdp") for row in rows], dtype=float)
-    spent_range = ""
-    if spent.notna().any():
-        ends = dict.fromkeys([epsilon_text(spent.min()), epsilon_text(spent.max())])
-        spent_range = " to ".join(ends)
+    bounds = curve_names(groups.rows, BOUND)
     return {
         "title": subject.title,
         "subtitle": subject.subtitle,
@@ -410,26 +332,20 @@ def _facts(subject: Subject, accountants: Sequence[str]) -> dict[str, Any]:
         "alone": alone,
         "cost": subject.cost,
         "cost_of_choosing": [] if subject.cost is None else subject.cost.lines(held_out),
-        "any_nonprivate_curve": any(name.startswith("nonprivate/") for name in logged),
-        "any_mean": any(row.n > 1 and not row.curves.empty for row in rows),
-        "compared": rows,
-        "spent_range": spent_range,
+        "any_nonprivate_curve": any(name.startswith("nonprivate/") for name in curve_names(subject.each.rows)),
+        "any_mean": any(row.n > 1 and not row.curves.empty for row in groups.rows),
+        "compared": groups.rows,
         "results_of_run": results,
         "results_of_groups": _groups_of(subject),
-        "legend": _legend(labels),
-        "curve_pictures": curve_pictures,
+        "curves": _curves("Curves", groups, curve_names(groups.rows)),
         "spent_picture": _spent_picture(alone, accountants),
-        "bound_pictures": bound_pictures,
-        "bound_legend": bound_legend,
-        "bounds_left_out": bounds_left_out,
-        "ledger_sums": _ledger_sums(alone),
-        "most_queries": _MOST_QUERIES,
-        "audits": _audits(subject),
+        "bounds": _curves("Clipping bounds", groups, bounds[:_MOST_PANELS] if alone is None else bounds),
+        "bounds_left_out": max(len(bounds) - _MOST_PANELS, 0) if alone is None else 0,
+        "audit": _audit(alone),
         "attack": _attack(subject),
         "sample_images": _sample_images(subject),
-        "users_of_runs": list(dict.fromkeys(run.users for run in subject.runs)),
         "diagnostics_image": _data_uri(alone.folder.diagnostics) if alone is not None else "",
-        "differing_settings": differing,
+        "side_by_side": groups.compared_rows(),
         "most_runs": _MOST_RUNS,
         "epsilon_of": epsilon_text,
         "epsilons_of": epsilons_text,
@@ -451,55 +367,44 @@ def _groups_of(subject: Subject) -> GroupTable | None:
     return group_by(table, [key for key in keys if table.knows(key)])
 
 
-def _spent_picture(run: PageRun | None, accountants: Sequence[str]) -> list[Picture]:
+def _curves(title: str, table: RunTable, names: Sequence[str]) -> Picture | None:
+    """Curves over steps and, where that can be, over ε; None where no run has any."""
+    figure = curves_figure(table, names)
+    if figure is None:
+        return None
+    name = title.lower().replace(" ", "-")
+    by_epsilon = curves_figure(table, names, "epsilon")
+    return Picture(title, svg(figure, name), "" if by_epsilon is None else svg(by_epsilon, f"{name}-epsilon"))
+
+
+def _spent_picture(run: PageRun | None, accountants: Sequence[str]) -> Picture | None:
     if run is None or not run.private or not run.folder.ledger.is_file():
-        return []
+        return None
     ledger = read_run_ledger(run.folder.ledger)
     try:
         figure = epsilon_figure({"run": ledger}, run.privacy["delta"], accountants, slow_points=_SLOW_POINTS)
     except (ConfigurationError, IndexError, ValueError):  # no release yet, or lots that none of them covers
-        return []
-    return [page_picture("ε by accountant, over steps and over orders", figure, "spent")]
+        return None
+    return Picture("ε by accountant, over steps", svg(figure, "spent"))
 
 
-def _ledger_sums(run: PageRun | None) -> list[list[str]]:
-    """What the ledger of a run says of each of its sums, the headings first; nothing of several runs."""
-    if run is None or not run.private or not run.folder.ledger.is_file():
-        return []
-    releases = read_run_ledger(run.folder.ledger).releases
-    if not releases:
-        return []
-    last = {query.name: query for query in releases[-1][1].queries}
-    rows = [["sum", "sensitivity, first release", "last release", "noise (sd), last release"]]
-    for query in releases[0][1].queries:
-        end = last.get(query.name, query)
-        rows.append([query.name, f"{query.sensitivity:.5g}", f"{end.sensitivity:.5g}", f"{end.noise_std:.5g}"])
-    return rows
+def _audit(run: PageRun | None) -> dict[str, Any] | None:
+    """The audit of a single run; None where it had no canaries."""
+    if run is None or run.privacy.get("audit") is None:
+        return None
+    from dpbench.reports.audit import audit_figure, audit_run, outline  # brings a second of imports
+
+    rows = list(outline(run.privacy))
+    try:
+        report = audit_run(run.folder.path, run.privacy["audit"].get("confidence") or CONFIDENCE)
+    except DPBenchError as error:
+        return {"rows": rows, "picture": None, "text": str(error)}
+    title = "scores of canaries, and their ROC curve under the one that the ledger allows"
+    return {"rows": rows, "picture": Picture(title, svg(audit_figure(report), "audit")), "text": report.text}
 
 
-def _audits(subject: Subject) -> list[dict[str, Any]]:
-    """What is shown of the audits of runs; of a single run all of it."""
-    audits = []
-    for run in subject.runs[:_MOST_RUNS]:
-        if run.privacy.get("audit") is None:
-            continue
-        from dpbench.reports.audit import audit_run, outline  # brings a second of imports
-
-        facts: dict[str, Any] = {"name": run.folder.path.name, "rows": list(outline(run.privacy)), "picture": None}
-        if subject.alone is not None:
-            try:
-                report = audit_run(run.folder.path, run.privacy["audit"].get("confidence") or CONFIDENCE)
-                title = "scores of canaries, and their ROC curve under the one that the ledger allows"
-                facts["picture"] = page_picture(title, audit_figure(report), "audit")
-                facts["text"] = report.text
-            except DPBenchError as error:
-                facts["text"] = str(error)
-        audits.append(facts)
-    return audits
-
-
-def _attack(subject: Subject) -> dict[str, Any] | None:
-    """What `dpbench attack` measured on these runs, among others of their settings; None where it left nothing."""
+def _attack(subject: Subject) -> dict[str, Any] | str | None:
+    """What `dpbench attack` measured on these runs, or why it cannot be read; None where it left nothing."""
     seeds = {}
     for run in subject.runs:
         if (run.config.get("data") or {}).get("membership") is not None:
@@ -511,16 +416,14 @@ def _attack(subject: Subject) -> dict[str, Any] | None:
     try:
         attacks = attacked.attacks_on(seeds, subject.sources)
     except ConfigurationError as error:
-        return {"words": [str(error)]}
+        return str(error)
     if not attacks:
         return None
     summaries = [summary for _, summary in attacks]
-    panels = attacked.roc_panels(summaries)
+    curves = roc_figure(attacked.roc_panels(summaries))
     return {
-        "words": [summary.sentences for summary in summaries] if subject.alone is not None else [],
-        "rows": attacked.overview_rows(summaries),
-        "pictures": page_pictures(panels, "attack"),
-        "legend": page_legend(panels),
+        "rows": attacked.attack_rows(summaries, only_strongest=subject.alone is None),
+        "curves": Picture("Attacked and allowed", svg(curves, "attack")),
         "folders": list(dict.fromkeys(from_here(folder) for folder, _ in attacks)),
         "refuted": [summary.title for summary in summaries if summary.refuted],
     }
@@ -540,63 +443,6 @@ def _sample_images(subject: Subject) -> list[tuple[str, str]]:
 def _data_uri(path: Path) -> str:
     """A PNG for the page itself; empty where there is none."""
     return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}" if path.is_file() else ""
-
-
-# Drawings, in the colors of the page
-
-
-def _bounds(rows: Sequence[RunRow], labels: Sequence[str]) -> tuple[list[Picture], list[tuple[int, int, str]], int]:
-    """Clipping bounds: of one run all groups in a panel, of several runs a panel for each group.
-
-    Returns:
-        Drawings, their legend, and how many groups are in none of them.
-    """
-    columns = keys_of_any(map(str, row.curves) for row in rows)
-    groups = [name for name in columns if name.startswith(BOUND)]
-    if not groups:
-        return [], [], 0
-    if len(rows) > 1:
-        pictures = []
-        for place, name in enumerate(groups[:_MOST_PANELS]):
-            pictures.append(_picture(f"bound{place}", rows, name))
-        return pictures, _legend(labels), len(groups) - len(pictures)
-    curves = rows[0].curves
-    each = []
-    for name in groups:  # a row for each, so that a panel for several runs shows them
-        unlike = [group for group in groups if group != name]
-        curve = curves.drop(columns=unlike).rename(columns={name: BOUND})
-        each.append(replace(rows[0], curves=curve))
-    return [_picture("bounds", each, BOUND)], _legend([name.removeprefix(BOUND) for name in groups]), 0
-
-
-def _legend(labels: Sequence[str]) -> list[tuple[int, int, str]]:
-    """Color, dashes and name of each line; nothing for a single one."""
-    if len(labels) < 2:
-        return []
-    return [(number % 10, number // 10 % 4, label) for number, label in enumerate(labels)]
-
-
-def _picture(place: str, rows: Sequence[RunRow], name: str) -> Picture:
-    return Picture(
-        title=_TITLES.get(name, name.removeprefix("privacy/")),
-        svg=_panel(f"{place}s", rows, name, "step"),
-        by_epsilon=_panel(f"{place}e", rows, name, "epsilon") if has_epsilon(rows, name) else "",
-        note="not private" if name.startswith("nonprivate/") else "",
-    )
-
-
-def _panel(place: str, rows: Sequence[RunRow], name: str, axis: Axis) -> str:
-    figure = new_figure(*PAGE_PANEL)
-    axes = figure.subplots()
-    draw_panel(axes, rows, name, axis, _MOST_POINTS)
-    axes.set_xlabel(X_LABELS[axis])
-    axes.spines[["top", "right"]].set_visible(False)
-    if name.startswith(BOUND):
-        axes.set_yscale("log")
-    return svg(figure, place, PAGE_COLORS)
-
-
-# Words
 
 
 def _some(names: Sequence[str]) -> str:

@@ -1,371 +1,235 @@
-"""Pictures of runs: what they logged, alone or side by side, and what an audit saw."""
+"""Curves of runs, alone or side by side, and the diagnostics of one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
-from numpy.typing import NDArray
 
-from dpbench.reports.figures import new_figure, write_figure
-from dpbench.reports.roc import draw_roc
+from dpbench.reports.figures import BLUE, add_legend, new_panels, write_figure
 from dpbench.reports.run_rows import RunRow
 from dpbench.reports.run_table import EPSILON, RunTable
 from dpbench.runs.folder import RunFolder
-from dpbench.runs.numbers import audit_text, epsilon_text, limit_or_none
 from dpbench.runs.readers import read_csv, read_metrics
 from dpbench.runs.record import MEASURED
 
-if TYPE_CHECKING:
-    from dpbench.reports.audit import AuditReport
-
 Axis = Literal["step", "epsilon"]
-X_LABELS = {"step": "step", "epsilon": "ε spent (RDP)"}
+BOUND = "privacy/bound/"
+_X_LABELS = {"step": "step", "epsilon": "ε spent (RDP)"}
 _COMPARED = ("nonprivate/train_loss", "nonprivate/discriminator_loss", "gan/generator_loss", EPSILON)
 _STYLES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"))  # of each ten curves: dashes, and a single point
-_BOUND = "privacy/bound/"
-_LOSSES = {"nonprivate/discriminator_loss": "discriminator (not private)", "gan/generator_loss": "generator"}
-_BLUE = "#3060a8"
-_RED = "#c04030"
-_GRAY = "#808080"
-_LETTER = 0.058  # inches of a legend's letter
-_LINE = 0.165  # and of its line
-_ACCURACIES = {"val/accuracy": ("validation", _BLUE), "test/accuracy": ("test", _GRAY)}
+_FEW = 5  # points of a curve that are marked
+_MOST_POINTS = 400  # of a curve
+_DIAGNOSTICS = {
+    "nonprivate/grad_norm/": "mean l2 norm of a record's gradient",
+    "nonprivate/bound/": "clipping bound",
+    "nonprivate/clip_fraction/": "share of clipped records",
+    "nonprivate/noise_to_signal/": "noise / signal of the sum",
+}
 
 
-def _draw(ax: Axes, values: pd.Series[float], few: int = 5, **style: Any) -> None:
-    """One curve; its points, too, where they are few, and a single one large enough to be seen."""
-    marker = "o" if len(values) == 1 else "." if len(values) < few else None
-    ax.plot(values.index, values, marker=marker, **style)
+# Curves of one run, or of several
 
 
-def _mark_last(ax: Axes, values: pd.Series[float], text: str) -> None:
-    """Write a figure beside the end of a curve."""
-    end = (float(values.index[-1]), float(values.iloc[-1]))
-    ax.annotate(text, end, xytext=(4, 0), textcoords="offset points", va="center")
-
-
-def _open(ax: Axes) -> None:
-    """No frame above and to the right."""
-    ax.spines[["top", "right"]].set_visible(False)
-
-
-def _legend(ax: Axes, **style: Any) -> None:
-    """A legend without a frame beside the panel, where it covers nothing; none where there is no line."""
-    if ax.get_legend_handles_labels()[0]:
-        ax.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), **style)
-
-
-# One run
-
-
-def plot_curves(folder: RunFolder, title: str) -> Path | None:
-    """Draw a run's learning curve above its privacy budget.
+def curve_names(rows: Sequence[RunRow], prefix: str = "") -> list[str]:
+    """Names of the curves that are drawn: what was measured, losses, ε; or those with a prefix.
 
     Args:
-        folder: Of the run, with its metrics.
-        title: Above the figure.
-
-    Returns:
-        The picture's path, or None if nothing was logged.
+        rows: The runs.
+        prefix: Beginning of the names.
     """
-    if not folder.metrics.exists():
-        return None
-    table = read_metrics(folder.metrics)
-    private = EPSILON in table
-    bounds = [str(column) for column in table if str(column).startswith(_BOUND)]
-    rows = 1 + private + bool(bounds)
-    # A panel each for metrics, epsilon and bounds, which have scales of their own.
-    figure = new_figure(7, 1.6 + 1.8 * rows)
-    axes = figure.subplots(rows, sharex=True, squeeze=False)[:, 0]
-    _draw_metrics(axes[0], table)
-    if private:
-        spent = table[EPSILON].dropna()
-        _draw(axes[1], spent, color=_RED)
-        _mark_last(axes[1], spent, epsilon_text(spent.iloc[-1]))
-        axes[1].set_ylabel(X_LABELS["epsilon"])
-        axes[1].set_ylim(bottom=0)
-    # A margin to the right, for the figure that stands beside the last point.
-    # With their frame of time, so that what was measured once stands where it was measured.
-    axes[0].set_xlim(left=0, right=1.12 * max(1, table.index.max()))
-    for column in bounds:
-        _draw(axes[-1], table[column].dropna(), label=column.removeprefix(_BOUND), linewidth=1.2)
-    if bounds:
-        axes[-1].set_yscale("log")  # an adaptive bound may begin orders of magnitude from where it ends
-        axes[-1].set_ylabel("clipping bound")
-        _legend(axes[-1], fontsize=7)
-    for ax in axes:
-        ax.grid(alpha=0.3)
-        ax.margins(x=0.08)
-        _open(ax)
-    axes[-1].set_xlabel("step")
-    figure.suptitle(title)
-    return write_figure(folder.curves, figure)
-
-
-def _draw_metrics(ax: Axes, table: pd.DataFrame) -> None:
-    """Losses of a GAN; else accuracies; else whatever was measured on validation and test data."""
-    logged = [str(name) for name in table if table[name].notna().any()]
-    losses = [name for name in _LOSSES if name in logged]
-    accuracies = [name for name in _ACCURACIES if name in logged]
-    if losses:
-        ax.set_ylabel("loss")
-        for name in losses:
-            _draw(ax, table[name].dropna(), label=_LOSSES[name], linewidth=1.2)
-    elif accuracies:
-        ax.set_ylabel("accuracy (%)")
-        for name in accuracies:
-            label, color = _ACCURACIES[name]
-            accuracy = 100 * table[name].dropna()
-            _draw(ax, accuracy, few=50, label=label, color=color)
-            _mark_last(ax, accuracy, f"{accuracy.iloc[-1]:.1f}")
-    else:
-        for name in logged:
-            if name.startswith(MEASURED):
-                values = table[name].dropna()
-                _draw(ax, values, few=50, label=name)
-                _mark_last(ax, values, f"{values.iloc[-1]:.3g}")
-    _legend(ax)
-
-
-def shows_private_records(folder: RunFolder) -> bool:
-    """Whether the picture of a run has a curve that no epsilon covers."""
-    table = read_metrics(folder.metrics)
-    return any(name in table for name in _LOSSES if name.startswith("nonprivate/"))
-
-
-def plot_diagnostics(folder: RunFolder, title: str) -> Path | None:
-    """Draw what `GradientDiagnostics` logged (three_tools_2018, Fig. 3; gradient_compression_denoising_2020, Fig. 1).
-
-    Args:
-        folder: Of the run, with its metrics and the histogram.
-        title: Above the figure.
-
-    Returns:
-        The picture's path, or None if there is nothing to draw.
-    """
-    table = read_metrics(folder.metrics)
-    panels = []
-    for prefix, label in (
-        ("nonprivate/grad_norm/", "mean l2 norm of a record's gradient"),
-        ("nonprivate/bound/", "clipping bound"),
-        ("nonprivate/clip_fraction/", "share of clipped records"),
-        ("nonprivate/noise_to_signal/", "noise / signal of the sum"),
-    ):
-        values = table[[name for name in table if str(name).startswith(prefix)]].dropna(how="all")
-        if not values.empty:
-            values.columns = values.columns.str.removeprefix(prefix)
-            panels.append((label, values))
-        elif not panels:  # without norms there was no diagnosis
-            return None
-    rows = (len(panels) + 2) // 2
-    figure = new_figure(13, 3.6 * rows)
-    axes = figure.subplots(rows, 2, squeeze=False).flatten()
-    for ax, (label, values) in zip(axes, panels, strict=False):
-        for name, series in values.items():
-            style = "--" if str(name).endswith("bias") else "-"
-            _draw(ax, series, linestyle=style, label=str(name), linewidth=1.2)
-        if "share" in label:
-            ax.set_ylim(-0.03, 1.03)
-        else:
-            ax.set_yscale("log")
-        ax.set_xlabel("step")
-        ax.set_ylabel(label)
-        ax.grid(alpha=0.3)
-        _legend(ax, fontsize=7)
-    _draw_histogram(axes[len(panels)], folder.gradient_histogram)
-    for ax in axes[len(panels) + 1 :]:
-        ax.set_visible(False)
-    figure.suptitle(f"{title}: not private")
-    return write_figure(folder.diagnostics, figure)
-
-
-def _draw_histogram(ax: Axes, source: Path) -> None:
-    ax.set_xlabel("log10 |gradient value|")
-    ax.set_ylabel("share of values")
-    if not source.exists():
-        return
-    table = read_csv(source, ["log10_from", "log10_to", "count"])
-    total = max(table["count"].sum(), 1)
-    inner = table[np.isfinite(table["log10_from"]) & np.isfinite(table["log10_to"])]
-    width = inner["log10_to"] - inner["log10_from"]
-    ax.bar(inner["log10_from"], inner["count"] / total, width=width, align="edge", color=_BLUE)
-    ax.set_title(f"{100 * table['count'].iloc[0] / total:.0f} % are zero or below 1e-9", fontsize=9)
-    ax.grid(alpha=0.3)
-
-
-# Runs side by side
-
-
-def curve_names(rows: Sequence[RunRow]) -> list[str]:
-    """What runs logged and a comparison draws: what was measured, losses, epsilon."""
-    logged: set[str] = set()
+    logged: dict[str, None] = {}
     for row in rows:
-        logged.update(map(str, row.curves.columns[row.curves.notna().any()]))
+        logged.update(dict.fromkeys(map(str, row.curves.columns[row.curves.notna().any()])))
+    if prefix:
+        return [name for name in logged if name.startswith(prefix)]
     names = []
     for part in MEASURED:
         names += sorted(name for name in logged if name.startswith(part))
     return names + [name for name in _COMPARED if name in logged]
 
 
-def draw_comparison(table: RunTable, path: Path, axis: Axis = "step", mark: str = "") -> Path | None:
-    """Draw all curves of each kind in one panel; None where no run has any.
+def curves_figure(table: RunTable, names: Sequence[str], axis: Axis = "step") -> Figure | None:
+    """Draw the curves of runs; None where no run has any.
+
+    Of one run, curves of one kind share a panel, such as accuracies on validation and test data. Of several runs each
+    curve has a panel, in which each run has its color; of means a band shows one standard deviation.
 
     Args:
-        table: Of the runs.
-        path: The picture.
-        axis: What is drawn to the right: steps, or the epsilon that they had spent.
-        mark: See `figures.free_place`.
+        table: The runs.
+        names: Names of the curves.
+        axis: What is drawn to the right: steps, or the ε that the runs had spent.
     """
     rows = table.rows
-    names = [name for name in curve_names(rows) if axis == "step" or has_epsilon(rows, name)]
-    if not names:
+    is_single = len(rows) == 1
+    labels = table.labels()
+    panels: dict[str, list[tuple[str, int, pd.DataFrame]]] = {}
+    for name in names:
+        for number, row in enumerate(rows):
+            curve = _curve(row, name, axis)
+            if curve.empty:
+                continue
+            panel = panels.setdefault(_kind(name) if is_single else _title(name), [])
+            label, look = (_title(name), len(panel)) if is_single else (labels[number], number)
+            panel.append((label, look, curve))
+    if not panels:
         return None
-    labels = table.labels() if len(rows) > 1 else [rows[0].name]
-    # The legend stands beside the panels, where it covers no curve, and has room for all of its lines.
-    longest = max(map(len, labels))
-    figure = new_figure(8 + 0.4 + _LETTER * longest, max(1 + 2.4 * len(names), 0.5 + _LINE * len(labels)))
-    panels = figure.subplots(len(names), sharex=True, squeeze=False)[:, 0]
-    for axes, name in zip(panels, names, strict=True):
-        draw_panel(axes, rows, name, axis)
-        axes.set_ylabel(name)
-    panels[-1].set_xlabel(X_LABELS[axis])
-    lines = []
-    for number, label in enumerate(labels):
-        if not rows[number].curves.empty:
-            lines.append(Line2D([], [], label=label, **_look(number)))
-    figure.legend(handles=lines, loc="outside right upper", fontsize=7, frameon=False)
-    return write_figure(path, figure, mark)
-
-
-def has_epsilon(rows: Sequence[RunRow], name: str) -> bool:
-    """Whether any run has a curve that can be drawn over epsilon."""
-    return name != EPSILON and any(not _curve(row, name, "epsilon")[0].empty for row in rows)
-
-
-def draw_panel(
-    axes: Axes,
-    rows: Sequence[RunRow],
-    name: str,
-    axis: Axis,
-    most: int | None = None,
-) -> None:
-    """One curve of each run that has it, with a band of one standard deviation where it is a mean.
-
-    Args:
-        axes: Where to.
-        rows: Which; the color of each is that of its place.
-        name: Of the curve.
-        axis: As in `draw`.
-        most: Points of a curve; of more, means of neighbors are drawn.
-    """
-    for number, row in enumerate(rows):
-        values, band = _curve(row, name, axis)
-        if most is not None and len(values) > most:
-            values = _thinned(values, most)
-            band = _thinned(band, most)
-        if values.empty:
-            continue
-        look = _look(number)
-        if len(values) > 1:
-            look["marker"] = "." if len(values) < 5 else None
-        axes.plot(values.index, values, linewidth=1.4, **look)
-        if band.notna().any():
-            low = values - band
-            axes.fill_between(values.index, low, values + band, color=look["color"], alpha=0.2, linewidth=0)
-    if "accuracy" in name:
-        axes.yaxis.set_major_formatter(PercentFormatter(1))
-    if name == EPSILON:
-        axes.set_ylim(bottom=0)
-    # From the beginning: runs that measured once, or spent the same epsilon, would else fill the width with nothing.
-    axes.set_xlim(left=0)
-    axes.grid(alpha=0.3)
-
-
-def _look(number: int) -> dict[str, Any]:
-    """Color, dashes and point of the curve of a run, by its place."""
-    style, point = _STYLES[number // 10 % len(_STYLES)]
-    return {"color": f"C{number % 10}", "linestyle": style, "marker": point}
-
-
-def _curve(row: RunRow, name: str, axis: Axis) -> tuple[pd.Series[float], pd.Series[float]]:
-    """A run's curve and its standard deviation; over epsilon where the run knows it for these steps."""
-    empty = pd.Series(dtype=float)
-    if name not in row.curves:
-        return empty, empty
-    values = row.curves[name].dropna()
-    band = row.bands[name].reindex(values.index) if name in row.bands else pd.Series(np.nan, values.index)
-    if axis == "step":
-        return values, band
-    spent = row.curves[EPSILON].dropna() if EPSILON in row.curves else empty
-    if spent.empty:
-        return empty, empty
-    between = (values.index >= spent.index.min()) & (values.index <= spent.index.max())
-    at = pd.Index(np.interp(values.index[between], spent.index, spent), name="epsilon")
-    return values[between].set_axis(at), band[between].set_axis(at)
-
-
-def _thinned(values: pd.Series[float], most: int) -> pd.Series[float]:
-    """Means of neighbors, at most so many."""
-    size = -(-len(values) // most)
-    points = pd.DataFrame({"at": values.index, "value": values.to_numpy()})
-    return points.groupby(points.index // size).mean().set_index("at")["value"]
-
-
-# An audit
-
-
-def plot_audit(path: Path, report: AuditReport[Any]) -> Path:
-    """Write the picture of `audit_figure`."""
-    return write_figure(path, audit_figure(report))
-
-
-def audit_figure(report: AuditReport[Any]) -> Figure:
-    """Draw scores of members and others, and the error rates that they give, between two bounds.
-
-    Args:
-        report: Of one run.
-    """
-    scores, member = report.observations
-    figure = new_figure(10, 4.2)
-    of_scores, of_rates = figure.subplots(1, 2)
-    _draw_scores(of_scores, scores, member)
-    if report.by_labels:
-        of_scores.set_xlabel("score: log-odds of the label by the final weights")
-        of_scores.set_ylabel("images of noise")
-    else:
-        of_scores.set_xlabel("score of a canary: log-likelihood ratio of what was released")
-        of_scores.set_ylabel("canaries")
-    draw_roc(of_rates, report.roc_panel, least_rate=_decade_below(1 / max(int((~member).sum()), 1)))
-    for ax in (of_scores, of_rates):
-        _legend_above(ax)
-        _open(ax)
-    result = report.result
-    figure.suptitle(f"{result.verdict}: sound ε {audit_text(result.sound)}, audited {limit_or_none(result.audited)}")
+    figure, places = new_panels(len(panels), 2, 5.0, 3.0)
+    for axes, (title, curves) in zip(places, panels.items(), strict=True):
+        for label, number, curve in curves:
+            _draw(axes, curve, label, number)
+        axes.set_title(title, fontsize=9)
+        axes.set_xlabel(_X_LABELS[axis])
+        # From the beginning: runs that measured once, or spent the same ε, would else fill the width with nothing.
+        axes.set_xlim(left=0)
+        if "accuracy" in title:
+            axes.yaxis.set_major_formatter(PercentFormatter(1))
+        if title == _title(EPSILON):
+            axes.set_ylim(bottom=0)
+        if "bound" in title:
+            axes.set_yscale("log")  # an adaptive bound may begin orders of magnitude from where it ends
+        if is_single and len(curves) > 1:
+            axes.legend(fontsize=7, frameon=False)
+    if not is_single:
+        add_legend(figure)
     return figure
 
 
-def _draw_scores(ax: Axes, scores: NDArray[np.float64], member: NDArray[np.bool_]) -> None:
-    """Histograms of the scores of members and others."""
-    low, high = np.quantile(scores, [0.002, 0.998])  # what lies beyond would leave the rest one bar
-    bins = np.linspace(low, max(high, low + 1e-9), 60)
-    inside = np.clip(scores, bins[0], bins[-1])
-    for name, which, color in (("members", member, _BLUE), ("others", ~member, _GRAY)):
-        ax.hist(inside[which], bins=bins.tolist(), color=color, alpha=0.6, label=f"{which.sum():,} {name}")
+def _kind(name: str) -> str:
+    """Title of the panel in which a curve of a single run is drawn."""
+    if name.startswith(BOUND):
+        return "clipping bound"
+    return name.partition("/")[2] if name.startswith(MEASURED) else _title(name)
 
 
-def _decade_below(rate: float) -> float:
-    """The power of ten at or below a rate."""
-    return float(10.0 ** np.floor(np.log10(rate)))
+def _title(name: str) -> str:
+    """Name of a curve for people."""
+    if name == EPSILON:
+        return _X_LABELS["epsilon"]
+    if name.startswith("nonprivate/"):
+        return f"{name} (not private)"
+    return name.removeprefix("privacy/")
 
 
-def _legend_above(ax: Axes) -> None:
-    """A legend without a frame above the panel, where it covers nothing and takes no width."""
-    ax.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2)
+def _draw(axes: Axes, curve: pd.DataFrame, label: str, number: int) -> None:
+    """Draw one curve with its band.
+
+    Args:
+        axes: Where to draw.
+        curve: Values and their standard deviations, by step or ε.
+        label: Its name in a legend.
+        number: Its place among the curves, which gives its color, dashes and points.
+    """
+    style, point = _STYLES[number // 10 % len(_STYLES)]
+    color = f"C{number % 10}"
+    marker = point if len(curve) == 1 else "." if len(curve) < _FEW else None
+    values = curve["value"]
+    axes.plot(curve.index, values, color=color, linestyle=style, marker=marker, linewidth=1.4, label=label)
+    if curve["band"].notna().any():
+        low = values - curve["band"]
+        high = values + curve["band"]
+        axes.fill_between(curve.index, low, high, color=color, alpha=0.2, linewidth=0)
+
+
+def _curve(row: RunRow, name: str, axis: Axis) -> pd.DataFrame:
+    """Values of a run's curve and their standard deviations, by step or ε, means of neighbors where they are many."""
+    if name not in row.curves:
+        return pd.DataFrame()
+    curve = pd.DataFrame({"value": row.curves[name], "band": row.bands.get(name, np.nan)})
+    curve = curve.dropna(subset="value")
+    if axis == "epsilon":
+        spent = row.curves.get(EPSILON, pd.Series(dtype=float)).dropna()
+        if name == EPSILON or spent.empty:
+            return pd.DataFrame()
+        curve = curve.loc[spent.index.min() : spent.index.max()]
+        curve = curve.set_axis(np.interp(curve.index, spent.index, spent))
+    size = -(-len(curve) // _MOST_POINTS)
+    return curve if size < 2 else curve.rolling(size).mean().iloc[size - 1 :: size]
+
+
+def draw_comparison(table: RunTable, path: Path, axis: Axis = "step", mark: str = "") -> Path | None:
+    """Draw all curves of runs; None where no run has any.
+
+    Args:
+        table: The runs.
+        path: The picture.
+        axis: What is drawn to the right, see `curves_figure`.
+        mark: See `figures.free_place`.
+    """
+    figure = curves_figure(table, curve_names(table.rows), axis)
+    return None if figure is None else write_figure(path, figure, mark)
+
+
+def plot_curves(folder: RunFolder, title: str) -> Path | None:
+    """Draw a run's learning curves, its ε and its clipping bounds; nothing that was computed without noise.
+
+    Args:
+        folder: The run, with its metrics.
+        title: What stands above the figure.
+
+    Returns:
+        The picture's path, or None if nothing of that kind was logged.
+    """
+    row = RunRow(name=title, settings={}, metrics={}, curves=read_metrics(folder.metrics))
+    names = [name for name in curve_names([row]) if not name.startswith("nonprivate/")]
+    figure = curves_figure(RunTable((row,)), [*names, *curve_names([row], BOUND)])
+    if figure is None:
+        return None
+    figure.suptitle(title)
+    return write_figure(folder.curves, figure)
+
+
+# Diagnostics
+
+
+def plot_diagnostics(folder: RunFolder, title: str) -> Path | None:
+    """Draw what `GradientDiagnostics` logged (three_tools_2018, Fig. 3; gradient_compression_denoising_2020, Fig. 1).
+
+    Args:
+        folder: The run, with its metrics and the histogram.
+        title: What stands above the figure.
+
+    Returns:
+        The picture's path, or None if there is nothing to draw.
+    """
+    row = RunRow(name=title, settings={}, metrics={}, curves=read_metrics(folder.metrics))
+    panels = {prefix: names for prefix in _DIAGNOSTICS if (names := curve_names([row], prefix))}
+    if not panels:
+        return None
+    figure, places = new_panels(len(panels) + 1, 2, 6.5, 3.6)
+    for axes, (prefix, names) in zip(places, panels.items(), strict=False):
+        for number, name in enumerate(names):
+            _draw(axes, _curve(row, name, "step"), name.removeprefix(prefix), number)
+        axes.set_xlabel("step")
+        axes.set_ylabel(_DIAGNOSTICS[prefix])
+        if "fraction" in prefix:
+            axes.set_ylim(-0.03, 1.03)
+        else:
+            axes.set_yscale("log")
+        axes.legend(frameon=False, fontsize=7)
+    if folder.gradient_histogram.exists():
+        zeros = draw_histogram(places[-1], read_csv(folder.gradient_histogram, ["log10_from", "log10_to", "count"]))
+        places[-1].set_title(f"{zeros:.0f} % are zero or below 1e-9", fontsize=9)
+    places[-1].set(xlabel="log10 |gradient value|", ylabel="share of values")
+    figure.suptitle(f"{title}: not private")
+    return write_figure(folder.diagnostics, figure)
+
+
+def draw_histogram(axes: Axes, counts: pd.DataFrame) -> float:
+    """Draw how large the values of gradients are; returns the percentage that is zero or too small to be drawn.
+
+    Args:
+        axes: Where to draw.
+        counts: Columns log10_from, log10_to and count.
+    """
+    share = counts["count"] / max(counts["count"].sum(), 1)
+    bounded = np.isfinite(counts["log10_from"]) & np.isfinite(counts["log10_to"])
+    left = counts["log10_from"][bounded]
+    axes.bar(left, share[bounded], width=counts["log10_to"][bounded] - left, align="edge", color=BLUE)
+    return float(100 * share[~np.isfinite(counts["log10_from"])].sum())
