@@ -33,6 +33,7 @@ MISSING = object()
 
 _HIDDEN = ("run.", "logger.", "launcher", "data.root", "data.download", "strategy.secure")  # cannot change a result
 _CELL = ("row", "column", "trial")
+_EPSILONS = ("epsilon_rdp", "epsilon_pld")
 _RESTORE = "restore {path}, or make it again (dpbench reproduce)"
 _STEPS = ("trainer/global_step", "_step")  # releases, as in metrics.csv; else lines, of runs that others logged
 
@@ -161,40 +162,54 @@ def cells_of(folder: Path) -> list[RunRow]:
     if (folder / CELL_CURVES).is_file():
         curves = read_csv(folder / CELL_CURVES, logged, _RESTORE, (*_CELL, "*"))
     by = [name for name in _CELL if name in runs]
+    names = ["value", "seconds", *(str(name) for name in runs if "/" in str(name))]
+    figures = cell_figures(runs, by, [*names, *_EPSILONS])
     rows = []
     for cell, members in runs.groupby(by, sort=False):
         points = curves
         for name, value in zip(by, cell, strict=True):
             if name in points:  # an older file of curves knows of no trials
                 points = points[points[name] == value]
-        rows.append(_cell(", ".join(map(str, cell)), members, points))
+        first = members.iloc[0]
+        settings = unit_setting(first.get("unit"))
+        for word in str(first["words"]).split():
+            if not word.startswith(("seed=", "run.", "logger")):
+                key, _, value = word.partition("=")
+                settings[key] = value
+        metric = str(first["metric"])
+        of_cell = figures.loc[cell].unstack()
+        shown = of_cell.loc[names].rename(index={"value": metric})
+        largest = of_cell.loc[list(_EPSILONS), "max"].rename(lambda name: f"privacy/{name}")
+        points = points.rename(columns={"value": metric})
+        steps = points.groupby("step")[[metric]]
+        row = RunRow(
+            name=f"{', '.join(map(str, cell))} (n = {len(members)})",
+            settings=settings,
+            metrics=floats(shown["mean"]) | floats(largest),
+            curves=pd.DataFrame() if points.empty else steps.mean(),
+            complete=False,
+            n=len(members),
+            deviations=floats(shown["std"]) if len(members) > 1 else {},
+            bands=pd.DataFrame() if points.empty else steps.std(),
+        )
+        rows.append(row)
     return rows
 
 
-def _cell(name: str, runs: pd.DataFrame, curves: pd.DataFrame) -> RunRow:
-    settings = {}
-    for word in str(runs["words"].iloc[0]).split():
-        if not word.startswith(("seed=", "run.", "logger")):
-            key, _, value = word.partition("=")
-            settings[key] = value
-    if "unit" in runs:
-        settings |= unit_setting(runs["unit"].iloc[0])
-    metric = str(runs["metric"].iloc[0])
-    figures = pd.DataFrame({metric: runs["value"], "seconds": runs["seconds"]})
-    for column in runs:
-        if "/" in str(column):
-            figures[column] = pd.to_numeric(runs[column], errors="coerce")
-    metrics = floats(figures.mean())
-    # Of epsilons the largest, which holds for each of the runs.
-    for accountant in ("rdp", "pld"):
-        metrics[f"privacy/epsilon_{accountant}"] = runs[f"epsilon_{accountant}"].max()
-    row = RunRow(name=f"{name} (n = {len(runs)})", settings=settings, metrics=metrics, complete=False, n=len(runs))
-    if len(runs) > 1:
-        row = replace(row, deviations=floats(figures.std()))
-    if not curves.empty:
-        steps = curves.rename(columns={"value": metric}).groupby("step")[[metric]]
-        row = replace(row, curves=steps.mean(), bands=steps.std())
-    return row
+def cell_figures(runs: pd.DataFrame, by: Sequence[str], names: Sequence[str]) -> pd.DataFrame:
+    """Describe the cells of a table.
+
+    Args:
+        runs: A line for each run, as in runs.csv.
+        by: Columns that name a cell.
+        names: Columns of figures.
+
+    Returns:
+        A line for each cell, in the order of their first runs; columns (name, "count"), (name, "mean"), (name, "std"),
+        and (name, "max"), which of an ε holds for each of the runs.
+    """
+    numbers = runs[list(names)].apply(pd.to_numeric, errors="coerce").astype(float)
+    return numbers.groupby([runs[name] for name in by], sort=False).agg(["count", "mean", "std", "max"])
 
 
 def floats(values: pd.Series[float]) -> dict[str, float]:

@@ -465,52 +465,46 @@ def outcome_texts(outcomes: pd.DataFrame) -> list[str]:
         intact = outcome.get("ledger", "intact") == "intact"
         doubts.append(accusation(outcome.get("verdict")) if intact else UNPROVEN)
     doubt = joined(doubts)
+    figures = outcome_means(outcomes)
     cells = []
-    for name, values in outcomes.items():
-        column = str(name)
+    for column in map(str, outcomes):
+        figure = figures[column]
         if column in _WORDS:
-            cells.append(joined(map(str, values)) or ABSENT)
+            cells.append(figure)
         elif _has_mean(column):
-            cells.append(mean_text(*mean_and_deviation(values), percent=column in _ACCURACIES.values()))
+            cells.append(mean_text(figure, figures[f"{column} sd"], percent=column in _ACCURACIES.values()))
+        elif math.isnan(figure):
+            cells.append(ABSENT if column in _RANGES else marked(ABSENT, doubt))
+        elif column in _RANGES:
+            cells.append(range_text([figures[f"{column} least"], figure], _RANGES[column]))
         else:
-            cells.append(_ends_text(column, *_ends(values), doubt))
+            ends = dict.fromkeys([epsilon_text(figures[f"{column} least"]), epsilon_text(figure)])
+            cells.append(marked(" to ".join(ends), doubt))
     return cells
 
 
-def _ends_text(column: str, least: float, most: float, doubt: str | None) -> str:
-    """The least and the largest figure of a column; an epsilon with what speaks against it."""
-    if column in _RANGES:
-        return ABSENT if math.isnan(most) else range_text([least, most], _RANGES[column])
-    text = ABSENT
-    if not math.isnan(most):
-        text = " to ".join(dict.fromkeys([epsilon_text(least), epsilon_text(most)]))
-    return marked(text, doubt)
-
-
 def outcome_means(outcomes: pd.DataFrame) -> dict[str, Any]:
-    """The same as unrounded figures, by the columns of a frame of groups."""
+    """Outcomes of one or several runs as unrounded figures, by the columns of a frame of groups."""
     line: dict[str, Any] = {}
     for name, values in outcomes.items():
         column = str(name)
         if column in _WORDS:
             line[column] = joined(map(str, values)) or ABSENT
-        elif _has_mean(column):
-            line[column], line[f"{column} sd"] = mean_and_deviation(values)
+            continue
+        # A figure that is missing may be the largest of all.
+        numbers = pd.to_numeric(values, errors="coerce")
+        if _has_mean(column):
+            line[column] = float(numbers.mean(skipna=False))
+            line[f"{column} sd"] = float(numbers.std(skipna=False))
         else:
-            line[f"{column} least"], line[column] = _ends(values)
+            line[f"{column} least"] = numbers.min(skipna=False)
+            line[column] = numbers.max(skipna=False)
     return line
 
 
 def _has_mean(column: str) -> bool:
     """Whether the mean stands for several runs: of an epsilon the largest does, of steps and times the range."""
     return column not in _RANGES and not column.startswith("epsilon (")
-
-
-def _ends(values: pd.Series[Any]) -> tuple[float, float]:
-    """Least and largest; not a number where one is missing."""
-    # An epsilon that is missing may be the largest of all.
-    numbers = pd.to_numeric(values, errors="coerce")
-    return numbers.min(skipna=False), numbers.max(skipna=False)
 
 
 def json_records(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -528,12 +522,6 @@ def _finite(values: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 # Means
-
-
-def mean_and_deviation(values: pd.Series[Any]) -> tuple[float, float]:
-    """Mean and standard deviation (n − 1) over runs; not a number where one of them has none, or n is 1."""
-    numbers = pd.to_numeric(values, errors="coerce")
-    return float(numbers.mean(skipna=False)), float(numbers.std(skipna=False))
 
 
 def _mean(rows: Sequence[RunRow]) -> RunRow:

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dpbench.reports.figures import new_figure, write_figure
+from dpbench.reports.plots import draw_histogram
 from dpbench.reproduce._results import CURVES, GRADIENTS
 from dpbench.reproduce.tables import Series, Table, select_cell
 
@@ -252,18 +253,7 @@ def _histograms(table: Table, counts: pd.DataFrame) -> Figure:
     figure = new_figure(5.0 * len(panels), 3.6)
     places = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (label, part) in zip(places, panels.items(), strict=True):
-        share = part["count"] / part["count"].sum()
-        is_inner = np.isfinite(part["log10_from"]) & np.isfinite(part["log10_to"])
-        inner = part[is_inner]
-        width = inner["log10_to"] - inner["log10_from"]
-        axes.bar(
-            inner["log10_from"],
-            share[is_inner],
-            width=width,
-            align="edge",
-            color="#3060a8",
-        )
-        zeros = 100 * share[~np.isfinite(part["log10_from"])].sum()
+        zeros = draw_histogram(axes, part)
         axes.set_title(f"{label} ({zeros:.0f} % are below 1e-9)", fontsize=9)
         axes.set(xlabel="log10 |value of a record's gradient|", ylabel="share of values")
         axes.grid(alpha=0.3)

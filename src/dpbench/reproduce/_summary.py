@@ -8,6 +8,7 @@ import pandas as pd
 from scipy import special
 
 from dpbench.reports.markdown import markdown_rows
+from dpbench.reports.run_rows import cell_figures
 from dpbench.reproduce._results import NOMINAL, of_best_trials
 from dpbench.reproduce.tables import Table
 from dpbench.runs.numbers import ABSENT, epsilon_text
@@ -42,33 +43,32 @@ def summary(table: Table, runs: pd.DataFrame) -> pd.DataFrame:
     """
     # Older runs.csv lack columns that came later, and no run at all has no columns.
     runs = runs.reindex(columns=["row", "column", "unit", *_FIGURES])
-    runs = runs.astype(dict.fromkeys(_FIGURES, float))
-    runs["value"] *= table.measure.scale
-    cells = runs.groupby(["row", "column"])
-    lines = pd.MultiIndex.from_product(
-        [[row.name for row in table.rows], [column.name for column in table.columns]],
-        names=["row", "column"],
-    )
-    frame = _spread(cells["value"]).reindex(lines)
+    runs["value"] = runs["value"].astype(float) * table.measure.scale
+    cells = [[row.name for row in table.rows], [column.name for column in table.columns]]
+    lines = pd.MultiIndex.from_product(cells, names=["row", "column"])
+    figures = cell_figures(runs, ["row", "column"], _FIGURES).reindex(lines)
+    frame = _with_interval(figures["value"].drop(columns="max"))
     frame["n"] = frame["n"].fillna(0).astype(int)
-    epsilons = [*_EPSILONS, NOMINAL]
-    # The largest: runs of a cell may have ended at different steps.
-    frame[epsilons] = cells[epsilons].max()
-    frame["unit"] = cells["unit"].first()
+    for name in (*_EPSILONS, NOMINAL):
+        frame[name] = figures[name, "max"]
+    frame["unit"] = runs.groupby(["row", "column"])["unit"].first()
     frame["private"] = frame["unit"].notna()
-    frame["seconds"] = cells["seconds"].mean()
+    frame["seconds"] = figures["seconds", "mean"]
     printed = [table.printed(row, column) for row, column in lines]
     frame[["paper", "paper_spread"]] = pd.DataFrame(printed, frame.index, dtype=float)
     return frame.reset_index()
 
 
-def _spread(groups: Any) -> pd.DataFrame:
-    """Number, mean, standard deviation, and half the 95 % interval of the mean (Student's t) of each group."""
-    frame: pd.DataFrame = groups.agg(n="count", mean="mean", sd="std")
+def _with_interval(spread: pd.DataFrame) -> pd.DataFrame:
+    """Number, mean, standard deviation, and half the 95 % interval of the mean (Student's t).
+
+    Args:
+        spread: Columns count, mean and std.
+    """
+    frame = spread.set_axis(["n", "mean", "sd"], axis=1)
     # Not scipy.stats, whose import takes as long as all else that `--status` does.
     quantile = special.stdtrit(frame["n"] - 1, 0.975)
-    frame["half"] = frame["sd"] * quantile / frame["n"] ** 0.5
-    return frame
+    return frame.assign(half=frame["sd"] * quantile / frame["n"] ** 0.5)
 
 
 def differences(table: Table, runs: pd.DataFrame, pair: tuple[str, str]) -> pd.DataFrame:
@@ -88,7 +88,7 @@ def differences(table: Table, runs: pd.DataFrame, pair: tuple[str, str]) -> pd.D
     values = values.reindex(columns=list(pair))
     gaps = (values[first] - values[second]).dropna()
     gaps *= table.measure.scale
-    return _spread(gaps.groupby("row"))
+    return _with_interval(gaps.groupby("row").agg(["count", "mean", "std"]))
 
 
 def cells(table: Table, runs: pd.DataFrame) -> list[list[str]]:
