@@ -211,7 +211,7 @@ def test_a_table(tmp_path: Path) -> None:
     pd.DataFrame(logged).to_csv(folder / "curves.csv", index=False)
     text = page(tmp_path / "r.html", folder)
     is_closed(text)
-    assert {"guarantee", "results", "curves", "settings", "provenance"} <= sections(text)
+    assert {"guarantee", "results", "curves", "provenance"} <= sections(text)
     assert "60.00 ± 14.14 %" in text and "Together they cost more" in text
     (folder / "table.md").write_text("# T\n\n| | ours | n |\n| --- | ---: | ---: |\n| row <b> | 1.5 ± 2 | 3 |\n")
     text = page(tmp_path / "r.html", folder)

@@ -267,19 +267,17 @@ def roc_panels(summaries: Sequence[AttackSummary]) -> list[RocPanel]:
 
 
 def _curves_of(summary: AttackSummary) -> list[RocCurve]:
-    """Curves of all attacks, a color for each signal, the strongest attack by it in bold."""
-    strongest: dict[str, MeasuredAttack] = {}
-    for attack in sorted(summary.attacks, key=lambda attack: attack.auc.value):
-        strongest[attack.signal] = attack
-    signals = list(dict.fromkeys(attack.signal for attack in summary.attacks))
+    """Curves of all attacks: a color for each signal, the strongest attack by it in bold and above the others."""
     curves = []
-    for attack in sorted(summary.attacks, key=lambda attack: signals.index(attack.signal)):
-        is_faint = attack is not strongest[attack.signal]
-        label = f"strongest attack by {attack.signal_title}"
-        if is_faint:
-            label = f"others by {attack.signal_title}, thin"
-        kind = signals.index(attack.signal)
-        curves.append(RocCurve(label, np.array(summary.fpr), np.array(attack.curve), kind, is_faint))
+    for kind, signal in enumerate(dict.fromkeys(attack.signal for attack in summary.attacks)):
+        attacks = [attack for attack in summary.attacks if attack.signal == signal]
+        attacks.sort(key=lambda attack: attack.auc.value)
+        for attack in attacks:
+            is_faint = attack is not attacks[-1]
+            label = (
+                f"others by {attack.signal_title}, thin" if is_faint else f"strongest attack by {attack.signal_title}"
+            )
+            curves.append(RocCurve(label, np.array(summary.fpr), np.array(attack.curve), kind, is_faint))
     return curves
 
 

@@ -96,6 +96,8 @@ def add_legend(figure: Figure) -> None:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(str(label), handle)
     legend = figure.legend(handles.values(), handles, loc="outside right upper", fontsize=8, frameon=False)
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # as in `_take_words_as_they_are`: the size is asked for here
     size = legend.get_window_extent().size / figure.dpi
     width, height = figure.get_size_inches()
     figure.set_size_inches(width + size[0] + 0.3, max(height, size[1] + 0.3))

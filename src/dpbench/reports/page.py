@@ -23,7 +23,6 @@ from dpbench.files import from_here, write_atomically
 from dpbench.reports.account_plot import epsilon_figure
 from dpbench.reports.end_of_sweep import SweepCost, cost_of_sweep
 from dpbench.reports.figures import Picture, free_place, head_of, mark_of, svg
-from dpbench.reports.groups import GroupTable, group_by
 from dpbench.reports.markdown import markdown_cells
 from dpbench.reports.plots import BOUND, curve_names, curves_figure
 from dpbench.reports.roc import roc_figure
@@ -38,18 +37,10 @@ from dpbench.reports.run_rows import (
     with_curves,
 )
 from dpbench.reports.run_table import RunTable
+from dpbench.runs import numbers
 from dpbench.runs.command import words_of
 from dpbench.runs.folder import RunFolder, finished_runs_below, unfinished_runs_below
 from dpbench.runs.ledgers import lost_ledger, read_run_ledger
-from dpbench.runs.numbers import (
-    ABSENT,
-    epsilon_text,
-    epsilons_text,
-    membership_text,
-    noise_text,
-    range_text,
-    uncovered_text,
-)
 from dpbench.runs.readers import Record, read_csv, read_json, read_metrics, steps_logged
 from dpbench.runs.record import CONFIDENCE, privacy_of, read_result
 from dpbench.templates import render
@@ -156,11 +147,9 @@ class Paper:
 
     @property
     def rows(self) -> list[list[str]]:
-        """The table as its own page has it, else a comparison of its cells."""
+        """The table as its own page has it; nothing where there is no page."""
         page = self.folder / "table.md"
-        if not page.is_file():
-            return RunTable(tuple(self.cells)).compared_rows()
-        return markdown_cells(page.read_text(encoding="utf-8", errors="replace"))
+        return markdown_cells(page.read_text(encoding="utf-8", errors="replace")) if page.is_file() else []
 
 
 @dataclass(frozen=True)
@@ -245,8 +234,7 @@ def write_report(
     replaced = place.exists()
     if replaced and not force and _MARK.encode() not in head_of(place):
         raise ConfigurationError(f"{place} is not a dpbench report: choose another name, or replace it with --force.")
-    facts = _facts(read_subject(sources), accountants)
-    text = render("report.html", version=__version__, mark=mark, **facts)
+    text = render("report.html", version=__version__, mark=mark, **_facts(read_subject(sources), accountants))
     place.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(place, text.encode("utf-8", "replace").decode("utf-8"))  # half of a surrogate pair is no text
     return place, replaced
@@ -322,7 +310,7 @@ def _facts(subject: Subject, accountants: Sequence[str]) -> dict[str, Any]:
     held_out = any(name.startswith("val/") for run in subject.runs for name in run.record["metrics"])
     results = []
     if alone is not None:
-        results = [(name, text) for name, text in subject.each.figures() if text != ABSENT]
+        results = [(name, text) for name, text in subject.each.figures() if text != numbers.ABSENT]
     bounds = curve_names(groups.rows, BOUND)
     return {
         "title": subject.title,
@@ -336,7 +324,6 @@ def _facts(subject: Subject, accountants: Sequence[str]) -> dict[str, Any]:
         "any_mean": any(row.n > 1 and not row.curves.empty for row in groups.rows),
         "compared": groups.rows,
         "results_of_run": results,
-        "results_of_groups": _groups_of(subject),
         "curves": _curves("Curves", groups, curve_names(groups.rows)),
         "spent_picture": _spent_picture(alone, accountants),
         "bounds": _curves("Clipping bounds", groups, bounds[:_MOST_PANELS] if alone is None else bounds),
@@ -347,24 +334,9 @@ def _facts(subject: Subject, accountants: Sequence[str]) -> dict[str, Any]:
         "diagnostics_image": _data_uri(alone.folder.diagnostics) if alone is not None else "",
         "side_by_side": groups.compared_rows(),
         "most_runs": _MOST_RUNS,
-        "epsilon_of": epsilon_text,
-        "epsilons_of": epsilons_text,
-        "range_of": range_text,
-        "noise_of": noise_text,
-        "uncovered_of": uncovered_text,
-        "membership_of": membership_text,
+        "numbers": numbers,
         "some": _some,
     }
-
-
-def _groups_of(subject: Subject) -> GroupTable | None:
-    """Means of finished runs by the settings that distinguish them; None of one run."""
-    finished = [row for row in subject.each.rows if row.note != NOT_FINISHED]
-    if subject.alone is not None or not finished:
-        return None
-    table = RunTable(tuple(finished))
-    keys = [key.removesuffix("._target_") for key in table.distinguishing() if key != "seed"]
-    return group_by(table, [key for key in keys if table.knows(key)])
 
 
 def _curves(title: str, table: RunTable, names: Sequence[str]) -> Picture | None:

@@ -24,6 +24,7 @@ BOUND = "privacy/bound/"
 _X_LABELS = {"step": "step", "epsilon": "ε spent (RDP)"}
 _COMPARED = ("nonprivate/train_loss", "nonprivate/discriminator_loss", "gan/generator_loss", EPSILON)
 _STYLES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"))  # of each ten curves: dashes, and a single point
+_LOGARITHMIC = ("bound", "norm", "noise / signal")  # which may begin orders of magnitude from where they end
 _FEW = 5  # points of a curve that are marked
 _MOST_POINTS = 400  # of a curve
 _DIAGNOSTICS = {
@@ -32,6 +33,8 @@ _DIAGNOSTICS = {
     "nonprivate/clip_fraction/": "share of clipped records",
     "nonprivate/noise_to_signal/": "noise / signal of the sum",
 }
+_Curve = tuple[str, int, pd.DataFrame]
+"""Label; number, which gives color, dashes and points; values and their standard deviations, by step or ε."""
 
 
 # Curves of one run, or of several
@@ -69,7 +72,7 @@ def curves_figure(table: RunTable, names: Sequence[str], axis: Axis = "step") ->
     rows = table.rows
     is_single = len(rows) == 1
     labels = table.labels()
-    panels: dict[str, list[tuple[str, int, pd.DataFrame]]] = {}
+    panels: dict[str, list[_Curve]] = {}
     for name in names:
         for number, row in enumerate(rows):
             curve = _curve(row, name, axis)
@@ -82,18 +85,8 @@ def curves_figure(table: RunTable, names: Sequence[str], axis: Axis = "step") ->
         return None
     figure, places = new_panels(len(panels), 2, 5.0, 3.0)
     for axes, (title, curves) in zip(places, panels.items(), strict=True):
-        for label, number, curve in curves:
-            _draw(axes, curve, label, number)
-        axes.set_title(title, fontsize=9)
+        _draw_panel(axes, title, curves)
         axes.set_xlabel(_X_LABELS[axis])
-        # From the beginning: runs that measured once, or spent the same ε, would else fill the width with nothing.
-        axes.set_xlim(left=0)
-        if "accuracy" in title:
-            axes.yaxis.set_major_formatter(PercentFormatter(1))
-        if title == _title(EPSILON):
-            axes.set_ylim(bottom=0)
-        if "bound" in title:
-            axes.set_yscale("log")  # an adaptive bound may begin orders of magnitude from where it ends
         if is_single and len(curves) > 1:
             axes.legend(fontsize=7, frameon=False)
     if not is_single:
@@ -117,24 +110,33 @@ def _title(name: str) -> str:
     return name.removeprefix("privacy/")
 
 
-def _draw(axes: Axes, curve: pd.DataFrame, label: str, number: int) -> None:
-    """Draw one curve with its band.
+def _draw_panel(axes: Axes, title: str, curves: Sequence[_Curve]) -> None:
+    """Draw curves with their bands.
 
     Args:
         axes: Where to draw.
-        curve: Values and their standard deviations, by step or ε.
-        label: Its name in a legend.
-        number: Its place among the curves, which gives its color, dashes and points.
+        title: Which decides on the axis.
+        curves: What to draw.
     """
-    style, point = _STYLES[number // 10 % len(_STYLES)]
-    color = f"C{number % 10}"
-    marker = point if len(curve) == 1 else "." if len(curve) < _FEW else None
-    values = curve["value"]
-    axes.plot(curve.index, values, color=color, linestyle=style, marker=marker, linewidth=1.4, label=label)
-    if curve["band"].notna().any():
-        low = values - curve["band"]
-        high = values + curve["band"]
-        axes.fill_between(curve.index, low, high, color=color, alpha=0.2, linewidth=0)
+    for label, number, curve in curves:
+        style, point = _STYLES[number // 10 % len(_STYLES)]
+        color = f"C{number % 10}"
+        marker = point if len(curve) == 1 else "." if len(curve) < _FEW else None
+        values = curve["value"]
+        axes.plot(curve.index, values, color=color, linestyle=style, marker=marker, linewidth=1.4, label=label)
+        if curve["band"].notna().any():
+            low = values - curve["band"]
+            high = values + curve["band"]
+            axes.fill_between(curve.index, low, high, color=color, alpha=0.2, linewidth=0)
+    axes.set_title(title, fontsize=9)
+    # From the beginning: runs that measured once, or spent the same ε, would else fill the width with nothing.
+    axes.set_xlim(left=0)
+    if "accuracy" in title:
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+    elif title == _title(EPSILON):
+        axes.set_ylim(bottom=0)
+    elif any(word in title for word in _LOGARITHMIC):
+        axes.set_yscale("log")
 
 
 def _curve(row: RunRow, name: str, axis: Axis) -> pd.DataFrame:
@@ -199,19 +201,17 @@ def plot_diagnostics(folder: RunFolder, title: str) -> Path | None:
         The picture's path, or None if there is nothing to draw.
     """
     row = RunRow(name=title, settings={}, metrics={}, curves=read_metrics(folder.metrics))
-    panels = {prefix: names for prefix in _DIAGNOSTICS if (names := curve_names([row], prefix))}
+    panels: dict[str, list[_Curve]] = {}
+    for prefix, measured in _DIAGNOSTICS.items():
+        for number, name in enumerate(curve_names([row], prefix)):
+            curve = (name.removeprefix(prefix), number, _curve(row, name, "step"))
+            panels.setdefault(measured, []).append(curve)
     if not panels:
         return None
     figure, places = new_panels(len(panels) + 1, 2, 6.5, 3.6)
-    for axes, (prefix, names) in zip(places, panels.items(), strict=False):
-        for number, name in enumerate(names):
-            _draw(axes, _curve(row, name, "step"), name.removeprefix(prefix), number)
+    for axes, (measured, curves) in zip(places, panels.items(), strict=False):
+        _draw_panel(axes, measured, curves)
         axes.set_xlabel("step")
-        axes.set_ylabel(_DIAGNOSTICS[prefix])
-        if "fraction" in prefix:
-            axes.set_ylim(-0.03, 1.03)
-        else:
-            axes.set_yscale("log")
         axes.legend(frameon=False, fontsize=7)
     if folder.gradient_histogram.exists():
         zeros = draw_histogram(places[-1], read_csv(folder.gradient_histogram, ["log10_from", "log10_to", "count"]))

@@ -326,19 +326,19 @@ class RunTable:
     # One column a run
 
     def compare(self) -> str:
-        """`compared_rows` in Markdown; many runs stand below one another."""
-        rows = self.compared_rows()
-        if len(self.rows) > _MOST_COLUMNS:
-            rows = [list(cells) for cells in zip(*rows, strict=True)]
-            rows[0][0] = "run"
-        return markdown_rows(rows)
+        """`compared_rows` in Markdown."""
+        return markdown_rows(self.compared_rows())
 
     def compared_rows(self) -> list[list[str]]:
-        """Runs as columns, as people read them: settings in which they differ, and figures; names first."""
+        """Runs beside one another, many below one another: settings in which they differ, and figures; names first."""
         rows = [["", *(row.name for row in self.rows)]]
         for key in self.differing():
             rows.append([key, *(_setting(row, key) for row in self.rows)])
-        return rows + self.figures()
+        rows += self.figures()
+        if len(self.rows) > _MOST_COLUMNS:
+            rows = [list(cells) for cells in zip(*rows, strict=True)]
+            rows[0][0] = "run"
+        return rows
 
     def figures(self) -> list[list[str]]:
         """Final figures as people read them, a line for each."""
