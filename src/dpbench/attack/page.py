@@ -1,4 +1,4 @@
-"""What an attack says: a page, pictures, and JSON."""
+"""What an attack says: a page, a picture, a table, and JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dpbench import __version__
 from dpbench.attack.attack import AttackedSetting
 from dpbench.data.images import ImageDataModule
 from dpbench.files import write_atomically, write_json
-from dpbench.reports.attacked import FILE, attack_rows, roc_panels, size_of_game
+from dpbench.reports.attacked import FILE, attack_rows, roc_panels, size_of_game, text_of
 from dpbench.reports.figures import Picture, new_panels, svg, write_figure
 from dpbench.reports.roc import roc_figure
 from dpbench.templates import render
@@ -28,11 +28,13 @@ class Pages:
     Attributes:
         page: HTML, which needs nothing beside itself.
         picture: ROC curves of the attacks, with what is allowed.
+        table: Markdown.
         facts: JSON.
     """
 
     page: Path
     picture: Path
+    table: Path
     facts: Path
 
 
@@ -43,11 +45,12 @@ def write_pages(folder: Path, settings: Sequence[AttackedSetting]) -> Pages:
         folder: Folder of the sweep.
         settings: The settings that were attacked.
     """
-    pages = Pages(folder / "attack.html", folder / "attack.png", folder / FILE)
+    pages = Pages(folder / "attack.html", folder / "attack.png", folder / "attack.md", folder / FILE)
     folder.mkdir(parents=True, exist_ok=True)
     summaries = [setting.summary for setting in settings]
     curves = roc_figure(roc_panels(summaries))
     write_json(pages.facts, [summary.to_dict() for summary in summaries])
+    write_atomically(pages.table, f"{text_of(summaries)}\n")
     write_figure(pages.picture, curves)
     exposed = exposed_figure(max(settings, key=lambda setting: setting.summary.strongest.auc.value))
     text = render(

@@ -121,7 +121,7 @@ def _add_account(commands: Commands) -> None:
         metavar="N",
         help="count only the first N releases of each run",
     )
-    add("--plot", type=png, metavar="PNG", help="draw epsilon against steps and against the order")
+    add("--plot", type=png, metavar="PNG", help="draw epsilon against steps")
     add_json(parser)
 
 
