@@ -150,10 +150,10 @@ def audit_figure(report: AuditReport[Any]) -> Figure:
     """
     scores, member = report.observations
     figure, (histogram, rates) = new_panels(2, 2, 5.0, 4.2)
-    ends = np.quantile(scores, [0.002, 0.998])  # what lies beyond would leave the rest one bar
+    low, high = np.quantile(scores, [0.002, 0.998]).tolist()  # what lies beyond would leave the rest one bar
     for name, which, color in (("members", member, BLUE), ("others", ~member, GRAY)):
-        inside = np.clip(scores[which], *ends)
-        histogram.hist(inside, bins=60, range=tuple(ends), color=color, alpha=0.6, label=f"{which.sum():,} {name}")
+        inside = np.clip(scores[which], low, high)
+        histogram.hist(inside, bins=60, range=(low, high), color=color, alpha=0.6, label=f"{which.sum():,} {name}")
     if report.by_labels:
         histogram.set(xlabel="score: log-odds of the label by the final weights", ylabel="images of noise")
     else:

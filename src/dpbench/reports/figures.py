@@ -67,7 +67,7 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def new_panels(count: int, columns: int, width: float, height: float, **shared: bool) -> tuple[Figure, list[Axes]]:
+def new_panels(count: int, columns: int, width: float, height: float, **shared: Any) -> tuple[Figure, list[Axes]]:
     """A figure of panels in rows, each with a grid and without a frame above and to the right.
 
     Args:
@@ -95,7 +95,7 @@ def add_legend(figure: Figure) -> None:
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(str(label), handle)
-    legend = figure.legend(handles.values(), handles, loc="outside right upper", fontsize=8, frameon=False)
+    legend = figure.legend(list(handles.values()), list(handles), loc="outside right upper", fontsize=8, frameon=False)
     for text in legend.get_texts():
         text.set_parse_math(False)  # as in `_take_words_as_they_are`: the size is asked for here
     size = legend.get_window_extent().size / figure.dpi
