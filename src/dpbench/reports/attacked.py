@@ -1,4 +1,4 @@
-"""What `dpbench attack` measured, as attack.json holds it, with its tables and curves."""
+"""Results of `dpbench attack`, as in attack.json, with their tables and curves."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _TEXTS = 4  # columns of a table of attacks that hold no numbers
 
 @dataclass(frozen=True)
 class MeasuredAttack(AttackResult):
-    """What one attack reaches.
+    """Results of one attack.
 
     Attributes:
-        signal: What it sees of a record.
+        signal: The attacker's view of a record, such as its loss.
         curve: True positive rates at the false positive rates of its summary.
     """
 
@@ -70,7 +70,7 @@ class ExposedRecord:
 
     Attributes:
         record: Position among the candidates.
-        score: By how much on average.
+        score: Mean score as a member minus mean score as another.
     """
 
     record: int
@@ -82,20 +82,20 @@ class AttackSummary:
     """An attack on the runs of one setting, which differ by their seeds and by who was a member.
 
     Attributes:
-        setting: What it differs in from other settings; "" where there is one only.
+        setting: Differences from other settings; "" if there is one only.
         runs: Folders, as they were named.
-        seeds: Of the runs, in the same order.
+        seeds: Seeds of the runs, in the same order.
         candidates: Number of records that may be members.
-        unit: Whose membership it is.
+        unit: Unit of membership, such as "example".
         epsilon: The largest of the runs, by accountant; None where a run has none.
         delta: δ of the ledgers; None of runs without privacy.
         accuracy: Mean test accuracy of the runs; None of another task.
         fpr: False positive rates of all curves, increasing.
-        attacks: By signal and attack.
-        allowed: By the ledger; None of runs without privacy.
+        attacks: Results by signal and attack.
+        allowed: Largest rates that the ledger allows; None without privacy.
         audited_curve: True positive rates that the runs prove to be reached: of the ledger's releases with as much
             noise as the attack's guesses refute. None where they refute nothing, or there are no such curves.
-        verdict: Of the test of the claim; None of runs without privacy.
+        verdict: Verdict of the test of the claim; None without privacy.
         audited: Lower limit of ε by the same guesses.
         level: Probability that a claim which is true is called VIOLATED.
         worst_records: Those that are most exposed, the worst first.
@@ -141,7 +141,7 @@ class AttackSummary:
 
     @property
     def refuted(self) -> bool:
-        """Whether the attack is significantly above what the ledger allows."""
+        """True if the attack is significantly above what the ledger allows."""
         return self.verdict == Verdict.VIOLATED
 
     @property
@@ -165,7 +165,7 @@ class AttackSummary:
 
 
 def read_attack(folder: Path) -> list[AttackSummary]:
-    """What `dpbench attack` left in a folder; nothing where it left nothing.
+    """Read what `dpbench attack` left in a folder; an empty list if it left nothing.
 
     Raises:
         ConfigurationError: The file is damaged.
@@ -204,7 +204,7 @@ def attacks_on(runs: Mapping[Path, int], sources: Sequence[Path]) -> list[tuple[
 
 
 def _took_part(run: Path, seed: int, folder: Path, summary: AttackSummary) -> bool:
-    """Whether a run is one of those that were attacked from a folder.
+    """Return whether a run is one of those that were attacked from a folder.
 
     Sweeps are moved, and attacked from any folder: of the paths in the file only what lies below the sweep is certain.
     """
@@ -236,7 +236,7 @@ def attack_rows(summaries: Sequence[AttackSummary], only_strongest: bool = False
 
     Args:
         summaries: The settings that were attacked.
-        only_strongest: Whether of each setting the strongest attack alone has a row.
+        only_strongest: Leave out all attacks but the strongest one of each setting.
     """
     rates = [f"TPR at FPR {share(fpr)}" for fpr in FALSE_POSITIVE_RATES]
     # The verdict comes early: on a phone the last columns are out of sight.

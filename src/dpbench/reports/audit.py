@@ -40,7 +40,7 @@ VERDICTS = {
     Verdict.NOT_AS_DECLARED: "no bound is above the sound epsilon, but what was done is not what was declared",
     Verdict.CONSISTENT: f"nothing contradicts the claim; {NO_PROOF}",
 }
-"""What a verdict means."""
+"""Meaning of each verdict."""
 
 
 class _AuditFile(BaseModel):
@@ -59,12 +59,12 @@ class AuditReport(Generic[ResultT]):
     """An audited run.
 
     Attributes:
-        run: Its folder.
-        result: What was found.
-        scores: What the canaries saw, or how the final weights score labels.
-        family: What its ledger claims.
+        run: The run's folder.
+        result: Bounds, checks and verdict.
+        scores: Scores of canaries, or of labels by the final weights.
+        family: Claim of the ledger.
         left_out: Groups of parameters that show nothing of the canaries → their coordinates.
-        stored: What its result holds of an audit, and tables show; None where it holds none.
+        stored: The audit in result.json, which tables show; None if there is none.
     """
 
     run: RunFolder
@@ -113,7 +113,7 @@ class AuditReport(Generic[ResultT]):
 
     @property
     def by_labels(self) -> bool:
-        """Whether the run had no canaries but labels of noise."""
+        """True if the run had no canaries but labels of noise."""
         return isinstance(self.result, LabelAudit)
 
     @property
@@ -182,8 +182,8 @@ def audit_run(folder: Path, confidence: float = 0.95) -> AuditReport[AuditResult
     """Audit a run that was trained with canaries.
 
     Args:
-        folder: Of the run.
-        confidence: See `auditing.audit`.
+        folder: The run's folder.
+        confidence: Confidence of each bound, see `auditing.audit`.
 
     Raises:
         DPBenchError: There is no run, it had no canaries, a file is damaged, of another run or not the one that was
@@ -203,9 +203,9 @@ def audit_by_labels(run: RunFolder, scores: LabelScores, confidence: float = 0.9
     """Audit a run on noise, of which each record is a canary with its random label.
 
     Args:
-        run: Its folder.
-        scores: By its final weights.
-        confidence: See `auditing.audit_labels`.
+        run: The run's folder.
+        scores: Scores of labels by the final weights.
+        confidence: Confidence of each bound, see `auditing.audit_labels`.
 
     Raises:
         DPBenchError: It was not private, its unit is no example, or its ledger is damaged.
@@ -227,7 +227,7 @@ def require_private(run: RunFolder) -> None:
 
 
 def read_scores(run: RunFolder) -> tuple[Scores, Seal, dict[str, int]]:
-    """What the canaries of a run saw, the seal of the ledger that it belongs to, and what is left out.
+    """Read the scores of a run's canaries, the seal of their ledger, and the groups that are left out.
 
     Raises:
         ConfigurationError: There is none, or it is damaged.

@@ -50,9 +50,9 @@ class Picture:
     """A drawing on a page.
 
     Attributes:
-        title: What stands above it.
+        title: Title above the drawing.
         svg: The drawing.
-        by_epsilon: The same over ε, where it can be drawn over that.
+        by_epsilon: The same over ε; "" if it cannot be drawn over that.
     """
 
     title: str
@@ -119,7 +119,7 @@ def write_figure(path: Path, figure: Figure, mark: str = "") -> Path:
 
 
 def mark_of(sources: Sequence[object]) -> str:
-    """What pages and pictures of the same sources have in common, and those of others have not."""
+    """A mark that pages and pictures of the same sources share."""
     places = [str(Path(str(source)).resolve()) for source in sources]
     digest = hashlib.sha256(repr(places).encode()).digest()
     return f"sources {base64.b32encode(digest)[:16].decode()}"

@@ -76,7 +76,7 @@ class PageRun:
 
     @property
     def privacy(self) -> dict[str, Any]:
-        """What it guarantees."""
+        """The run's guarantee, as in result.json."""
         privacy: dict[str, Any] = self.record["privacy"]
         return privacy
 
@@ -88,18 +88,18 @@ class PageRun:
 
     @property
     def private(self) -> bool:
-        """Whether it claims an epsilon."""
+        """True if the run claims an ε."""
         return self.privacy.get("delta") is not None
 
     @property
     def seeded(self) -> bool:
-        """Whether its noise came from a seed."""
+        """True if the run's noise came from a seed."""
         strategy = self.config.get("strategy") or {}
         return self.private and not strategy.get("secure")
 
     @property
     def row(self) -> RunRow:
-        """As a row of a table, with its curves."""
+        """The run as a row of a table, with its curves."""
         row = with_curves(row_of(self.folder, self.record))
         if self.finished:
             return row
@@ -118,7 +118,7 @@ class PageRun:
 
     @property
     def command(self) -> str:
-        """The words of the command that made it; empty where they are unknown."""
+        """Arguments of the command that made the run; empty if they are unknown."""
         return shlex.join(words_of(self.folder))
 
 
@@ -138,7 +138,7 @@ class Paper:
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """What its runs guarantee, and where they come from: all values of each column."""
+        """Guarantee and provenance of its runs: all values of each column."""
         facts = [("results", str(self.folder)), ("runs", str(len(self.runs)))]
         columns = self.runs.reindex(columns=_OF_PAPERS).dropna(axis=1, how="all")
         for name, values in columns.items():
@@ -154,10 +154,10 @@ class Paper:
 
 @dataclass(frozen=True)
 class Subject:
-    """All that a page shows.
+    """Contents of a page.
 
     Attributes:
-        sources: As they were named.
+        sources: Folders that were named.
         runs: Finished ones first.
         papers: Reproduced tables.
     """
@@ -168,12 +168,12 @@ class Subject:
 
     @cached_property
     def each(self) -> RunTable:
-        """Every run by itself."""
+        """All runs, each by itself."""
         return RunTable(tuple(run.row for run in self.runs)).told_apart()
 
     @cached_property
     def groups(self) -> RunTable:
-        """What is compared: means over seeds of runs, and cells of papers' tables."""
+        """Means of runs over seeds, and cells of papers' tables."""
         cells = [cell for paper in self.papers for cell in paper.cells]
         return RunTable((*self.each.over_seeds().rows, *cells))
 
@@ -184,7 +184,7 @@ class Subject:
 
     @cached_property
     def cost(self) -> SweepCost | None:
-        """What all runs of the page cost together; None of a single one."""
+        """Joint cost of all runs of the page; None if there is one only."""
         if self.alone is not None or not self.runs:
             return None
         papers = {paper.folder for paper in self.papers}
@@ -220,8 +220,8 @@ def write_report(
         sources: Folders of runs, of sweeps, or of the results of tables.
         out: The file, which appears when it is complete; None: report.html, or where that shows other runs, the first
             free name like it.
-        accountants: Whose ε over the steps of a run is drawn.
-        force: Replace a file that is no such page.
+        accountants: Accountants whose ε over the steps of a run is drawn.
+        force: Permission to replace a file that is no such page.
 
     Returns:
         The file, and whether there was one.
@@ -273,7 +273,7 @@ def read_subject(sources: Sequence[Path]) -> Subject:
 
 
 def _partial_record(folder: RunFolder) -> dict[str, Any]:
-    """Of a run under way, interrupted or failed: its partial result, or what its other files tell."""
+    """Read a run under way, interrupted or failed: its partial result, or its other files."""
     if folder.partial_result.is_file():
         record = read_json(folder.partial_result, Record, "delete {path}, it is not needed")
     else:
@@ -376,7 +376,7 @@ def _audit(run: PageRun | None) -> dict[str, Any] | None:
 
 
 def _attack(subject: Subject) -> dict[str, Any] | str | None:
-    """What `dpbench attack` measured on these runs, or why it cannot be read; None where it left nothing."""
+    """Results of `dpbench attack` on these runs, or why they cannot be read; None if there are none."""
     seeds = {}
     for run in subject.runs:
         if (run.config.get("data") or {}).get("membership") is not None:

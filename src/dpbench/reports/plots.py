@@ -67,7 +67,7 @@ def curves_figure(table: RunTable, names: Sequence[str], axis: Axis = "step") ->
     Args:
         table: The runs.
         names: Names of the curves.
-        axis: What is drawn to the right: steps, or the ε that the runs had spent.
+        axis: Horizontal axis: steps, or the ε that the runs had spent.
     """
     rows = table.rows
     is_single = len(rows) == 1
@@ -114,9 +114,9 @@ def _draw_panel(axes: Axes, title: str, curves: Sequence[_Curve]) -> None:
     """Draw curves with their bands.
 
     Args:
-        axes: Where to draw.
-        title: Which decides on the axis.
-        curves: What to draw.
+        axes: Target axes.
+        title: Title of the panel, on which the scale of the vertical axis depends.
+        curves: Curves of the panel.
     """
     for label, number, curve in curves:
         style, point = _STYLES[number // 10 % len(_STYLES)]
@@ -161,8 +161,8 @@ def draw_comparison(table: RunTable, path: Path, axis: Axis = "step", mark: str 
     Args:
         table: The runs.
         path: The picture.
-        axis: What is drawn to the right, see `curves_figure`.
-        mark: See `figures.free_place`.
+        axis: Horizontal axis, see `curves_figure`.
+        mark: Mark of the sources, see `figures.free_place`.
     """
     figure = curves_figure(table, curve_names(table.rows), axis)
     return None if figure is None else write_figure(path, figure, mark)
@@ -173,7 +173,7 @@ def plot_curves(folder: RunFolder, title: str) -> Path | None:
 
     Args:
         folder: The run, with its metrics.
-        title: What stands above the figure.
+        title: Title of the figure.
 
     Returns:
         The picture's path, or None if nothing of that kind was logged.
@@ -195,7 +195,7 @@ def plot_diagnostics(folder: RunFolder, title: str) -> Path | None:
 
     Args:
         folder: The run, with its metrics and the histogram.
-        title: What stands above the figure.
+        title: Title of the figure.
 
     Returns:
         The picture's path, or None if there is nothing to draw.
@@ -225,7 +225,7 @@ def draw_histogram(axes: Axes, counts: pd.DataFrame) -> float:
     """Draw how large the values of gradients are; returns the percentage that is zero or too small to be drawn.
 
     Args:
-        axes: Where to draw.
+        axes: Target axes.
         counts: Columns log10_from, log10_to and count.
     """
     share = counts["count"] / max(counts["count"].sum(), 1)

@@ -43,7 +43,7 @@ class RocPanel:
     """Attacks or audits of one claim: what was measured between what is proven and what is allowed.
 
     Attributes:
-        title: What stands above it.
+        title: Title of the panel.
         measured: Measured curves; the later ones lie above the earlier ones.
         proven: (61,) true positive rates at `RATES` that an audit proves to be reached; None: it proves nothing.
         allowed: (61,) the largest ones that the ledger allows; None: it allows all, or no accountant covers it.
@@ -72,8 +72,8 @@ def draw_roc(axes: Axes, panel: RocPanel) -> None:
     """Draw the curves of a panel, and that of a guess, on logarithmic axes.
 
     Args:
-        axes: Where to draw.
-        panel: What to draw.
+        axes: Target axes.
+        panel: Curves to draw.
     """
     rates = np.concatenate([curve.fpr for curve in panel.measured] or [RATES])
     least = float(10.0 ** np.floor(np.log10(rates[rates > 0].min())))
