@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ RATES: Floats = np.geomspace(1e-4, 1, 61)
 """False positive rates at which curves are drawn: fifteen a decade."""
 _MEASURED = [color for color in COLORS if color != RED]
 _COLUMNS = 3
+_LINE = 40  # letters of a title
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,4 +92,4 @@ def draw_roc(axes: Axes, panel: RocPanel) -> None:
     axes.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.1))
     axes.set_xlabel("others called members (FPR)")
     axes.set_ylabel("members called members (TPR)")
-    axes.set_title(panel.title, fontsize=9)
+    axes.set_title(textwrap.fill(panel.title, _LINE), fontsize=8)
