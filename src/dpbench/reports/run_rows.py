@@ -171,11 +171,12 @@ def cells_of(folder: Path) -> list[RunRow]:
             if name in points:  # an older file of curves knows of no trials
                 points = points[points[name] == value]
         first = members.iloc[0]
-        settings = unit_setting(first.get("unit"))
+        settings = {}
         for word in str(first["words"]).split():
             if not word.startswith(("seed=", "run.", "logger")):
                 key, _, value = word.partition("=")
                 settings[key] = value
+        settings |= unit_setting(first.get("unit"))
         metric = str(first["metric"])
         of_cell = figures.loc[cell].unstack()
         shown = of_cell.loc[names].rename(index={"value": metric})
