@@ -16,43 +16,52 @@ import pytest
 from dpbench.auditing import Verdict
 from dpbench.cli import main
 from dpbench.code import code_hash
+from dpbench.errors import ConfigurationError
 from dpbench.reports.audit import audit_run
-from dpbench.reproduce.jobs import Job
+from dpbench.reproduce.jobs import Job, table_jobs
 from dpbench.runs.folder import RunFolder
 from dpbench.workflow import run as workflow_run
 from dpbench.workflow.plan import AUDITED, Plan, make_plan
-from dpbench.workflow.results import (
-    Outcome,
-    Recall,
-    Trained,
-    choose,
-    conflicting,
-    steps_text,
-    upper_limit,
-    write_page,
-)
+from dpbench.workflow.results import Results, Row, refuse_other_results, upper_limit, write_page
 
 TINY = [
     *("model=mlp", "model.hidden=[64]", "data=digits", "data.image_size=8", "data.train_size=200"),
     *("data.expected_batch_size=50", "optimizer=momentum", "optimizer.lr=0.1"),
 ]
 PLAN = Plan(
-    ("model=mlp", "data=mnist", "strategy.clipping=per_layer", "strategy.max_grad_norm=2", "optimizer.lr=0.1"),
-    "mnist", "mlp", "dpsgd", 2000, 128.0, False, 625, 1e-5, 3, (1.0, 2.0), ("strategy.max_grad_norm=2",),
-)  # fmt: skip
+    words=("model=mlp", "data=mnist", "strategy.clipping=per_layer", "strategy.max_grad_norm=2", "optimizer.lr=0.1"),
+    data="mnist",
+    model="mlp",
+    strategy="dpsgd",
+    records=2000,
+    lot=128.0,
+    steps=625,
+    delta=1e-5,
+    seed=3,
+    noise=(1.0, 2.0),
+)
 
 
-def recall(z: float | None, recalled: float, limit: float, epsilon: float | None = None) -> Recall:
-    verdict = None if z is None else "CONSISTENT"
-    return Recall(z, epsilon, epsilon, recalled, 0.1, limit, None if z is None else 0.5, verdict, 1.0, "x", "y")
+def recall(z: float | None, recalled: float, limit: float, epsilon: float | None = None) -> Row:
+    return {
+        "noise_multiplier": z,
+        "epsilon_rdp": epsilon,
+        "epsilon_pld": epsilon,
+        "recalled": recalled,
+        "guessed": 0.1,
+        "limit": limit,
+        "audited": None if z is None else 0.5,
+        "verdict": None if z is None else "CONSISTENT",
+        "seconds": 1.0,
+        "words": "x",
+        "code_hash": "y",
+    }
 
 
-def outcome(*passing: bool) -> Outcome:
+def results_of(*passing: bool) -> Results:
     """Private runs on noise by increasing noise, of which some pass at 10 points."""
     noise = [recall(z, 0.3, 0.05 if good else 0.2, 8 / z) for z, good in enumerate(passing, 1)]
-    found = Outcome(PLAN, 0.1, recall(None, 0.99, 0.9), noise)
-    found.chosen = choose(noise, 0.1)
-    return found
+    return Results(PLAN, 0.1, recall(None, 0.99, 0.9), noise)
 
 
 def test_the_limit_is_none_too_low() -> None:
@@ -75,13 +84,13 @@ def test_the_limit_is_none_too_low() -> None:
 def test_the_least_noise_is_chosen_above_which_all_passes(
     passing: Sequence[bool], chosen: float | None, words: str
 ) -> None:
-    found = outcome(*passing)
-    assert (found.chosen and found.chosen.noise_multiplier) == chosen
-    assert words in steps_text(found, "chosen")
+    results = results_of(*passing)
+    assert (results.chosen and results.chosen["noise_multiplier"]) == chosen
+    assert words in results.text("chosen")
 
 
 def power_text(recalled: float) -> str:
-    return steps_text(Outcome(PLAN, 0.1, recall(None, recalled, recalled - 0.1)), "power")
+    return Results(PLAN, 0.1, recall(None, recalled, recalled - 0.1)).text("power")
 
 
 def test_power() -> None:
@@ -116,8 +125,8 @@ def test_what_runs_on_noise_and_on_data() -> None:
 def test_a_plan_of_words() -> None:
     plan = make_plan([*TINY, "seed=4", "trainer.max_steps=150", "strategy.max_grad_norm=0.5"])
     assert (plan.data, plan.model, plan.strategy) == ("digits", "mlp", "dpsgd")
-    assert (plan.records, plan.lot, plan.lot_given, plan.steps, plan.seed) == (200, 50.0, True, 150, 4)
-    assert plan.dropped == ("strategy.max_grad_norm=0.5",) and not any("seed" in word for word in plan.words)
+    assert (plan.records, plan.lot, plan.steps, plan.seed) == (200, 50.0, 150, 4)
+    assert plan.dropped == ["strategy.max_grad_norm=0.5"] and not any("seed" in word for word in plan.words)
     ratios = np.diff(np.log(plan.noise))
     assert len(plan.noise) == 7 and np.ptp(ratios) < 0.02 and ratios[0] > 0
     assert make_plan(TINY, (1.0, 4.0)).noise == (1.0, 4.0)
@@ -141,8 +150,8 @@ def test_a_plan_of_words() -> None:
         ([*TINY, "nonsense"], "invalid override 'nonsense': expected KEY=VALUE"),
         ([*TINY, "--margin", "0"], "--margin must be between 0 and 100 points"),
         ([*TINY, "--status", "--replace"], "leave one of them out"),
-        (["model=mlp", "data=random_noise"], "data=random_noise is none"),
-        (["model=mlp", "data=digits_users", "records=users"], "users are the records"),
+        (["model=mlp", "data=random_noise"], "with a label for each example"),
+        (["model=mlp", "data=digits_users", "records=users"], "with records=examples"),
         (["model=char_lstm", "data=shakespeare_roles", "module=next_token"], "image data set"),
         (["model=autoencoder", "data=digits", "module=reconstruction"], "needs module=classifier"),
         (["model=nothing", "data=digits"], "there is no model=nothing"),
@@ -162,12 +171,13 @@ def test_bad_input_is_one_line(
 
 
 def test_the_page(tmp_path: Path) -> None:
-    found = outcome(False, True, True)
-    found.data = [
-        Trained("none", None, 0.95, None, None, None, None, None, 1.0, "x", "y"),
-        Trained("dpsgd", 2.0, 0.9, 4.2, 4.0, 3.1, 3.9, "CONSISTENT", 1.0, "x", "y"),
-    ]
-    write_page(tmp_path / "page", found)
+    results = results_of(False, True, True)
+    none = {"strategy": "none", "noise_multiplier": None, "accuracy": 0.95, "claimed": None, "sound": None}
+    none |= {"audited": None, "audited_sound": None, "verdict": None}
+    private = {"strategy": "dpsgd", "noise_multiplier": 2.0, "accuracy": 0.9, "claimed": 4.2, "sound": 4.0}
+    private |= {"audited": 3.1, "audited_sound": 3.9, "verdict": "CONSISTENT"}
+    results.data = [none, private]
+    write_page(tmp_path / "page", results)
     page = (tmp_path / "page" / "README.md").read_text(encoding="utf-8")
     for words in (
         "dpbench workflow model=mlp data=mnist",
@@ -182,20 +192,22 @@ def test_the_page(tmp_path: Path) -> None:
     noise = pd.read_csv(tmp_path / "page" / "noise.csv")
     assert len(noise) == 4 and math.isnan(noise["noise_multiplier"][0])
     assert len(pd.read_csv(tmp_path / "page" / "data.csv")) == 2
-    assert "adaptive_mean has no strategy.max_grad_norm=2" in steps_text(found, "data")
-    assert "chosen" in steps_text(found, "noise")
+    assert "adaptive_mean has no strategy.max_grad_norm=2" in results.text("data")
+    assert "chosen" in results.text("noise")
 
 
 def test_results_of_other_code_or_settings_are_not_overwritten(tmp_path: Path) -> None:
-    table = PLAN.on_noise()
-    words = " ".join(table.words_of(table.rows[0], table.columns[0])) + " seed=3 run.name=x"
-    power = replace(recall(None, 0.99, 0.9), words=words, code_hash=code_hash())
-    write_page(tmp_path, Outcome(PLAN, 0.1, power))
-    assert conflicting(tmp_path, PLAN) is None
-    assert "other settings" in str(conflicting(tmp_path, replace(PLAN, lot=64.0)))
-    write_page(tmp_path, Outcome(PLAN, 0.1, replace(power, code_hash="old")))
-    assert "other code" in str(conflicting(tmp_path, PLAN))
-    assert conflicting(tmp_path / "nowhere", PLAN) is None
+    jobs = table_jobs(make_plan(TINY, (1.0,)).on_noise(), tmp_path)
+    power = {**recall(None, 0.99, 0.9), "words": " ".join(jobs[0].words), "code_hash": code_hash()}
+    write_page(tmp_path, Results(PLAN, 0.1, power))
+    refuse_other_results(tmp_path, jobs)
+    refuse_other_results(tmp_path / "nowhere", jobs)
+    others = table_jobs(make_plan([*TINY, "seed=2"], (1.0,)).on_noise(), tmp_path)
+    with pytest.raises(ConfigurationError, match="other settings or of other code: --replace"):
+        refuse_other_results(tmp_path, others)
+    write_page(tmp_path, Results(PLAN, 0.1, {**power, "code_hash": "old"}))
+    with pytest.raises(ConfigurationError, match="other settings or of other code: --replace"):
+        refuse_other_results(tmp_path, jobs)
 
 
 def in_this_process(jobs: Sequence[Job], words: Sequence[str]) -> None:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from dp_accounting import get_epsilon_gaussian
-from matplotlib.axes import Axes
 from tqdm import tqdm
 
 from dpbench.claims.tensors_apart import (
     TENSORS_APART,
-    TensorsApart,
     nominal_epsilon,
     nominal_noise_multiplier,
     tensors_apart,
@@ -25,7 +24,7 @@ from dpbench.claims.tensors_apart import (
 from dpbench.errors import ConfigurationError
 from dpbench.files import write_atomically
 from dpbench.models.mnist_cnn import MNISTCNN
-from dpbench.privacy.accounting.accountants import ACCOUNTANTS, Array, RenyiAccountant
+from dpbench.privacy.accounting.accountants import ACCOUNTANTS, CANONNE_2020, MIRONOV_2017, RenyiAccountant
 from dpbench.privacy.accounting.calibration import TrainingSetting, solved
 from dpbench.privacy.accounting.composition import delta_of
 from dpbench.privacy.events import effective_noise_multiplier
@@ -203,7 +202,7 @@ def claims_table(claims: Sequence[Claim]) -> pd.DataFrame:
     for claim in tqdm(claims, desc="claims", disable=None):
         values = recomputed(claim)
         setting = claim.setting
-        line: dict[str, Any] = {
+        line = {
             "paper": claim.paper,
             "source": claim.source,
             "quantity": claim.quantity,
@@ -211,35 +210,29 @@ def claims_table(claims: Sequence[Claim]) -> pd.DataFrame:
             "epsilon": setting.epsilon,
             "sampling": setting.sampling,
             "q": setting.sample_rate,
-            "T": replace(setting, noise_multiplier=1.0).number_of_steps,
+            "T": setting.number_of_steps,
             "delta": setting.delta,
             "claim": claim.value,
+            **values,
+            "variant": claim.variant,
+            "verdict": verdict(claim, values),
+            "note": claim.note,
         }
-        line |= values
-        line |= {"variant": claim.variant, "verdict": verdict(claim, values), "note": claim.note}
         lines.append(line)
     return pd.DataFrame(lines)
 
 
 def identities_table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """One line for each identity."""
-    lines = []
-    for row in rows:
-        value = recomputed_identity(row)
-        line = {
-            "paper": row["paper"],
-            "source": row["source"],
-            "claim": row["value"],
-            "recomputed": value,
-            "verdict": identity_verdict(row, value),
-            "note": row.get("note", ""),
-        }
-        lines.append(line)
-    return pd.DataFrame(lines)
+    table = pd.DataFrame(rows).fillna({"note": ""})
+    table["claim"] = table["value"]
+    table["recomputed"] = [recomputed_identity(row) for row in rows]
+    table["verdict"] = [identity_verdict(row, value) for row, value in zip(rows, table["recomputed"], strict=True)]
+    return table[["paper", "source", "claim", "recomputed", "verdict", "note"]]
 
 
-def limits_of(row: Mapping[str, Any]) -> list[TensorsApart]:
-    """What the noise behind the ε = 20 of three_tools_2018 costs, by its accounting and in truth."""
+def limits_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Account for the noise behind the ε = 20 of three_tools_2018 as that paper does, and with limits of the truth."""
     lines = []
     for size in row["rows"]:
         setting = TrainingSetting(
@@ -248,78 +241,45 @@ def limits_of(row: Mapping[str, Any]) -> list[TensorsApart]:
             steps=_steps(row, size["batch_size"]),
             delta=_delta(row),
         )
-        lines.append(tensors_apart(setting, row["tensors"], size["noise_multipliers"]))
+        limits = tensors_apart(setting, row["tensors"], size["noise_multipliers"])
+        lines.append({"batch_size": size["batch_size"], **limits})
     return lines
 
 
-@dataclass(frozen=True)
-class BestOrders:
-    """What pyvacy_2019's Fig. 3 shows: ε over the order of the Rényi divergence.
+def epsilons_by_order(row: Mapping[str, Any]) -> tuple[pd.DataFrame, tuple[float, float]]:
+    """Recompute pyvacy_2019's Fig. 3: ε over the order of the Rényi divergence.
 
-    Attributes:
-        orders: From a fine grid.
-        epsilons: Accountant → ε at each: with the papers' conversion, and with today's.
-        grid_best: (order, ε) of the best of the 72 orders, with the papers' conversion.
-        real_best: The same of the best real order.
+    Returns:
+        ε by order, with the papers' conversion and with today's; and (order, ε) of the best of the papers' 72 orders.
     """
-
-    orders: Array
-    epsilons: Mapping[str, Array]
-    grid_best: tuple[float, float]
-    real_best: tuple[float, float]
-
-
-def best_orders(row: Mapping[str, Any]) -> BestOrders:
-    """Recompute pyvacy_2019's Fig. 3."""
     setting = TrainingSetting(
         noise_multiplier=row["noise_multiplier"], sample_rate=row["sample_rate"], steps=row["steps"]
     )
-    orders = np.arange(1.5, 40, 0.1)
     papers = ACCOUNTANTS["rdp-classic"]
-    today = ACCOUNTANTS["rdp"]
-    assert isinstance(papers, RenyiAccountant) and isinstance(today, RenyiAccountant)
+    assert isinstance(papers, RenyiAccountant)
+    orders = np.arange(1.5, 40, 0.1)
     divergences = papers.divergences(setting.event, tuple(orders)) * row["steps"]
-    classic = papers.conversion.epsilon(orders, divergences, row["delta"])
+    epsilons = {
+        "papers' conversion": MIRONOV_2017.epsilon(orders, divergences, row["delta"]),
+        "today's conversion": CANONNE_2020.epsilon(orders, divergences, row["delta"]),
+    }
     grid = papers.epsilon_by_order(papers.curve(setting.events), row["delta"])
-    return BestOrders(
-        orders,
-        {"rdp-classic": classic, "rdp": today.conversion.epsilon(orders, divergences, row["delta"])},
-        grid_best=(papers.orders[int(grid.argmin())], float(grid.min())),
-        real_best=(float(orders[classic.argmin()]), float(classic.min())),
-    )
+    best = (papers.orders[int(grid.argmin())], float(grid.min()))
+    return pd.DataFrame(epsilons, index=orders), best
 
 
-@dataclass(frozen=True)
-class NoisePerExample:
-    """What three_tools_2018's Fig. 5 shows.
-
-    Attributes:
-        batch_sizes: Of the runs.
-        per_example: Budget ε → the σ that uses it up, over the batch size.
-    """
-
-    batch_sizes: list[int]
-    per_example: Mapping[float, Array]
-
-
-def noise_per_example(row: Mapping[str, Any]) -> NoisePerExample:
-    """Recompute three_tools_2018's Fig. 5."""
-    per_example = {}
-    for epsilon in row["epsilons"]:
-        shares = []
-        for batch_size in row["batch_sizes"]:
-            rate = batch_size / row["population"]
-            setting = TrainingSetting(
-                sample_rate=rate,
-                steps=_steps(row, batch_size),
-                epsilon=epsilon,
-                delta=_delta(row),
-            )
-            noise = solved(setting, "rdp-classic").noise_multiplier
-            assert noise is not None
-            shares.append(noise / batch_size)
-        per_example[epsilon] = np.array(shares)
-    return NoisePerExample(row["batch_sizes"], per_example)
+def noise_per_example(row: Mapping[str, Any]) -> pd.DataFrame:
+    """Recompute three_tools_2018's Fig. 5: σ per example that uses up a budget ε, by batch size."""
+    shares = pd.DataFrame(index=row["batch_sizes"], columns=row["epsilons"], dtype=float)
+    for epsilon, batch_size in itertools.product(row["epsilons"], row["batch_sizes"]):
+        setting = TrainingSetting(
+            sample_rate=batch_size / row["population"],
+            steps=_steps(row, batch_size),
+            epsilon=epsilon,
+            delta=_delta(row),
+        )
+        shares.loc[batch_size, epsilon] = solved(setting, "rdp-classic").noise_multiplier / batch_size
+    return shares
 
 
 def reproduce_claims(folder: Path) -> str:
@@ -334,7 +294,9 @@ def reproduce_claims(folder: Path) -> str:
     data = read_claims()
     claims = claims_table(claims_of(data))
     identities = identities_table(data["identity"])
-    orders = best_orders(data["figures"]["pyvacy_2019"]["fig3"])
+    by_order, grid_best = epsilons_by_order(data["figures"]["pyvacy_2019"]["fig3"])
+    papers = by_order["papers' conversion"]
+    real_best = (papers.idxmin(), papers.min())
     noise = noise_per_example(data["figures"]["three_tools_2018"]["fig5"])
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "claims.csv", claims.to_csv(index=False, float_format="%.8g"))
@@ -352,13 +314,13 @@ def reproduce_claims(folder: Path) -> str:
         limits=limits_of(data["tensors_apart"]),
         count=count,
         number=_number,
-        orders=orders,
-        turning_points=int((np.diff(np.sign(np.diff(orders.epsilons["rdp-classic"]))) != 0).sum()),
+        grid_best=grid_best,
+        real_best=real_best,
+        turning_points=int((np.diff(np.sign(np.diff(papers))) != 0).sum()),
         noise=noise,
-        noise_falls=all((np.diff(shares) < 0).all() for shares in noise.per_example.values()),
     )
     write_atomically(folder / "table.md", page)
-    _draw(folder / "figure.png", claims[claims["quantity"] == "epsilon"], orders, noise)
+    _draw(folder / "figure.png", claims[claims["quantity"] == "epsilon"], by_order, noise)
     every = pd.concat([claims, identities])
     width = int(every["source"].str.len().max())
     lines = [f"{row.paper:<36} {row.source:<{width}}  {row.verdict}" for row in every.itertuples()]
@@ -382,88 +344,35 @@ def _number(value: float | None, form: str = ".4g") -> str:
     return ABSENT if value is None or math.isnan(value) else format(value, form)
 
 
-def _draw(path: Path, claims: pd.DataFrame, orders: BestOrders, noise: NoisePerExample) -> None:
-    """Printed and recomputed epsilons beside each other, with the two figures."""
+def _draw(path: Path, claims: pd.DataFrame, by_order: pd.DataFrame, noise: pd.DataFrame) -> None:
+    """Draw printed and recomputed epsilons, and the two figures of papers."""
     figure = new_figure(14, 9)
     grid = figure.add_gridspec(2, 2, width_ratios=[1.5, 1])
-    _draw_claims(figure.add_subplot(grid[:, 0]), claims.reset_index(drop=True))
-    _draw_orders(figure.add_subplot(grid[0, 1]), orders)
-    axes = figure.add_subplot(grid[1, 1])
-    for epsilon, shares in noise.per_example.items():
-        axes.plot(
-            noise.batch_sizes,
-            shares,
-            marker=".",
-            label=f"ε={epsilon:g}",
-        )
-    axes.set(
-        xscale="log",
-        yscale="log",
+    axes = figure.add_subplot(grid[:, 0])
+    labels = claims["paper"].str.rsplit("_", n=1).str[0] + ": " + claims["source"]
+    for name, color in _COLORS.items():
+        axes.plot(claims[name], labels, "o", color=color, label=name, alpha=0.85)
+    axes.plot(claims["claim"], labels, "x", color="black", label="printed", markersize=8)
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", labelsize=7)
+    axes.set(xscale="log", xlabel="ε", title="printed and recomputed")
+    by_order.plot(
+        ax=figure.add_subplot(grid[0, 1]),
+        xlim=(1, 20),
+        ylim=(0, 10),
+        xlabel="order α",
+        ylabel="ε",
+        title="pyvacy, Fig. 3: q=0.005, σ=1.1, 2,500 steps",
+    )
+    noise.add_prefix("ε=").plot(
+        ax=figure.add_subplot(grid[1, 1]),
+        loglog=True,
+        marker=".",
         xlabel="batch size",
         ylabel="σ / batch size",
+        title="three_tools, Fig. 5: noise per example, 10 epochs",
     )
-    axes.set_title("three_tools, Fig. 5: noise per example, 10 epochs", fontsize=10)
     for axes in figure.axes:
         axes.legend(frameon=False, fontsize=8)
         axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
     write_figure(path, figure)
-
-
-def _draw_claims(axes: Axes, claims: pd.DataFrame) -> None:
-    for name, color in _COLORS.items():
-        axes.plot(
-            claims[name],
-            claims.index,
-            "o",
-            color=color,
-            label=name,
-            markersize=5,
-            alpha=0.85,
-        )
-    axes.plot(
-        claims["claim"],
-        claims.index,
-        "x",
-        color="black",
-        label="printed",
-        markersize=8,
-        markeredgewidth=1.6,
-    )
-    papers = claims["paper"].str.rsplit("_", n=1).str[0]
-    axes.set_yticks(claims.index, papers + ": " + claims["source"], fontsize=7)
-    axes.invert_yaxis()
-    axes.set_xscale("log")
-    axes.set_xlabel("ε")
-    axes.set_title("printed and recomputed", fontsize=10)
-
-
-def _draw_orders(axes: Axes, orders: BestOrders) -> None:
-    axes.plot(
-        orders.orders,
-        orders.epsilons["rdp-classic"],
-        color=_COLORS["rdp-classic"],
-        label="papers' conversion",
-    )
-    axes.plot(
-        orders.orders,
-        orders.epsilons["rdp"],
-        color=_COLORS["rdp"],
-        label="today's conversion",
-    )
-    axes.plot(*orders.real_best, "o", color=_COLORS["rdp-classic"])
-    label = f"{orders.real_best[1]:.3f} at {orders.real_best[0]:.1f}"
-    axes.annotate(
-        label,
-        orders.real_best,
-        xytext=(-14, -14),
-        textcoords="offset points",
-        fontsize=8,
-    )
-    axes.set(
-        xlabel="order α",
-        ylabel="ε",
-        xlim=(1, 20),
-        ylim=(0, 10),
-    )
-    axes.set_title("pyvacy, Fig. 3: q=0.005, σ=1.1, 2,500 steps", fontsize=10)

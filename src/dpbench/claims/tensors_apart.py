@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dp_accounting.pld import privacy_loss_distribution
 from scipy import optimize
@@ -40,7 +40,7 @@ def nominal_epsilon(setting: TrainingSetting, tensors: int, noise_multipliers: S
         noise_multipliers: σ of each tensor in units of its bound; further ones of statistics of each tensor.
     """
     assert setting.delta is not None
-    steps = replace(setting, noise_multiplier=1.0).number_of_steps
+    steps = setting.number_of_steps
     events: Counter[Event] = Counter()
     for noise_multiplier in noise_multipliers:
         event = replace(setting, noise_multiplier=noise_multiplier).event
@@ -81,50 +81,26 @@ def epsilon_lower_bound(setting: TrainingSetting) -> float:
     return float(composed.get_epsilon_for_delta(setting.delta + rounding_of(composed) + _TAILS))
 
 
-@dataclass(frozen=True)
-class TensorsApart:
-    """One size of a batch, accounted for in both ways.
-
-    Attributes:
-        batch_size: Expected.
-        tensor_noise_multiplier: σ of each tensor, in units of its bound.
-        norm_noise_multiplier: σ of a norm of each tensor that is released beside it; None: none is.
-        nominal_epsilon: With the moments of each tensor added.
-        noise_multiplier: Of the batch, all queries of all tensors together.
-        lower_bound: Of the true ε.
-        upper_bound: Of the true ε.
-    """
-
-    batch_size: int
-    tensor_noise_multiplier: float
-    norm_noise_multiplier: float | None
-    nominal_epsilon: float
-    noise_multiplier: float
-    lower_bound: float
-    upper_bound: float
-
-
-def tensors_apart(setting: TrainingSetting, tensors: int, multipliers: Sequence[float]) -> TensorsApart:
+def tensors_apart(setting: TrainingSetting, tensors: int, multipliers: Sequence[float]) -> dict[str, float | None]:
     """Account for a training in both ways.
 
     Args:
         setting: All but the noise.
-        tensors: That are clipped and noised apart.
+        tensors: Number of tensors that are clipped and noised apart.
         multipliers: σ of each tensor, and of a statistic of each where there is one.
+
+    Returns:
+        The multipliers, ε with the moments of each tensor added, the noise multiplier of the batch with all queries of
+        all tensors together, and bounds of the true ε.
     """
-    assert setting.sample_rate is not None
-    assert setting.population is not None
-    assert setting.delta is not None
     # All queries of a batch are one: 1/z² is the sum of 1/σ² over them.
     precision = tensors * sum(multiplier**-2 for multiplier in multipliers)
-    noise_multiplier = precision**-0.5
-    batch = replace(setting, noise_multiplier=noise_multiplier)
-    return TensorsApart(
-        batch_size=round(setting.sample_rate * setting.population),
-        tensor_noise_multiplier=multipliers[0],
-        norm_noise_multiplier=multipliers[1] if len(multipliers) > 1 else None,
-        nominal_epsilon=nominal_epsilon(setting, tensors, multipliers),
-        noise_multiplier=noise_multiplier,
-        lower_bound=epsilon_lower_bound(batch),
-        upper_bound=batch.epsilon_by("pld"),
-    )
+    batch = replace(setting, noise_multiplier=precision**-0.5)
+    return {
+        "tensor_noise_multiplier": multipliers[0],
+        "norm_noise_multiplier": multipliers[1] if len(multipliers) > 1 else None,
+        "nominal_epsilon": nominal_epsilon(setting, tensors, multipliers),
+        "noise_multiplier": batch.noise_multiplier,
+        "lower_bound": epsilon_lower_bound(batch),
+        "upper_bound": batch.epsilon_by("pld"),
+    }

@@ -63,38 +63,36 @@ def add_parser(commands: Commands) -> None:
     add_output(parser, Path("runs") / "workflow")
 
 
-def _noise_multipliers(word: str) -> tuple[float, ...]:
+def _noise_multipliers(word: str) -> list[float]:
     """Read positive numbers such as 4,1,2; in increasing order."""
     try:
-        numbers = {float(f"{float(number):g}") for number in word.split(",") if number.strip()}
+        numbers = sorted({float(f"{float(number):g}") for number in word.split(",")})
     except ValueError:
-        numbers = set()
-    if not numbers or not all(0 < number < math.inf for number in numbers):
+        numbers = [math.nan]
+    if not all(0 < number < math.inf for number in numbers):
         raise argparse.ArgumentTypeError(f"must be positive noise multipliers, such as 1,2,4, not {word!r}")
-    return tuple(sorted(numbers))
+    return numbers
 
 
 def _workflow(options: argparse.Namespace) -> Answer:
     """Carry out the workflow; status 1 if it stops before its end."""
-    from dpbench.workflow.run import Settings, run_workflow
+    from dpbench.workflow.run import run_workflow
 
-    names = [word.partition("=")[0] for word in options.words]
     for name in ("model", "data"):
-        if name not in names:
+        if not any(word.startswith(f"{name}=") for word in options.words):
             raise ConfigurationError(f"name the {name}: dpbench workflow model=mlp data=mnist, say.")
     if not 0 < options.margin < 100:
         raise ConfigurationError(f"--margin must be between 0 and 100 points, not {options.margin:g}.")
     refuse_idle_replacement(options.status, options.replace)
-    launcher = tuple(word for word in options.words if word.startswith(("launcher=", "hydra.launcher.")))
-    settings = Settings(
+    launcher = [word for word in options.words if word.startswith(("launcher=", "hydra.launcher."))]
+    passed = run_workflow(
+        [word for word in options.words if word not in launcher],
+        launcher,
+        noise_multipliers=options.noise_multipliers,
         margin=options.margin / 100,
-        noise=options.noise_multipliers,
-        launcher=launcher,
         out=options.out,
         runs=options.runs,
         only_status=options.status,
         replace=options.replace,
     )
-    words = [word for word in options.words if word not in launcher]
-    passed = run_workflow(words, settings, lambda text: print(text, flush=True))
     return Answer(status=0 if passed else 1)

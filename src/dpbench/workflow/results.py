@@ -1,27 +1,21 @@
-"""What a workflow has found: labels that are recalled, epsilons, the noise that is chosen, and a page of all that."""
+"""Results of a workflow: recalled labels, epsilons, the noise that is chosen, and a page of all that."""
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 import textwrap
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from scipy import stats
 
-from dpbench.code import code_hash
-from dpbench.files import write_atomically, write_json
-from dpbench.privacy.canaries.labels import LabelScores
+from dpbench.errors import ConfigurationError
+from dpbench.files import write_atomically
 from dpbench.reports.audit import audit_by_labels, audit_run
 from dpbench.reports.figures import new_figure, write_figure
 from dpbench.reproduce.jobs import Job
@@ -37,11 +31,6 @@ POWER = 0.9
 CONFIDENCE = 0.95
 NOISE_RUNS = "noise.csv"
 DATA_RUNS = "data.csv"
-_SCORES = "label_scores.json"  # in the folder of a run on noise
-_BLUE = "#3060a8"
-_RED = "#c04030"
-_GRAY = "#808080"
-_GREEN = "#508850"
 _CAVEATS = (
     "Passing is not a guarantee; ε is. The check shows what this network learned of random labels with this seed, as "
     "far as its outputs reveal it.",
@@ -53,46 +42,8 @@ _CAVEATS = (
     "The audited ε of the runs on noise is of final weights, on noise; that of the runs on data is of other runs, "
     "with canaries, whose models learned from these. Audits are lower bounds with 95 % confidence.",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Recall:
-    """What a run on noise shows.
-
-    Attributes:
-        noise_multiplier: z; None without privacy.
-        epsilon_rdp: ε by RDP; None without privacy, or where it is not computed.
-        epsilon_pld: The same by privacy loss distributions.
-        recalled: Share of the training labels that the final weights give.
-        guessed: The same of fresh noise.
-        limit: Upper confidence limit of the difference; see `upper_limit`.
-        audited: Lower limit of ε by labels.
-        verdict: Of that audit.
-        seconds: Of the training.
-        words: After `dpbench train`.
-        code_hash: Of the source that ran it.
-    """
-
-    noise_multiplier: float | None
-    epsilon_rdp: float | None
-    epsilon_pld: float | None
-    recalled: float
-    guessed: float
-    limit: float
-    audited: float | None
-    verdict: str | None
-    seconds: float
-    words: str
-    code_hash: str
-
-    def passes(self, margin: float) -> bool:
-        """Whether the training labels are recalled less than `margin` better than fresh ones, with confidence."""
-        return self.limit < margin
-
-    @property
-    def epsilon(self) -> float | None:
-        """The tighter ε that there is."""
-        return self.epsilon_rdp if self.epsilon_pld is None else self.epsilon_pld
+Row = Mapping[str, Any]
+"""One line of noise.csv or data.csv."""
 
 
 def upper_limit(recalled: float, records: int, guessed: float, others: int, confidence: float = CONFIDENCE) -> float:
@@ -100,10 +51,10 @@ def upper_limit(recalled: float, records: int, guessed: float, others: int, conf
 
     Args:
         recalled: Share of the training records.
-        records: How many there are.
-        guessed: Share of the others.
-        others: How many there are.
-        confidence: That the limit is none too low.
+        records: Number of training records.
+        guessed: Share of the other records.
+        others: Number of other records.
+        confidence: Probability that the limit is high enough.
 
     >>> round(upper_limit(0.167, 2000, 0.10, 2000), 3)
     0.085
@@ -112,93 +63,42 @@ def upper_limit(recalled: float, records: int, guessed: float, others: int, conf
     return recalled - guessed + float(stats.norm.ppf(confidence)) * math.sqrt(variance)
 
 
-def recall_of(job: Job, noise_multiplier: float | None) -> Recall:
-    """Measure what a finished run on noise shows.
+def noise_row(job: Job, noise_multiplier: float | None) -> Row:
+    """Measure how many random labels a finished run on noise recalls.
+
+    Args:
+        job: The run.
+        noise_multiplier: z; None without privacy, where there is no ε to refute.
 
     Raises:
         DPBenchError: Its files are damaged.
     """
     record = job.result()
     assert record is not None
-    scores = _scores_of(job)
-    # Without privacy there is no ε to refute.
-    audit = None if noise_multiplier is None else audit_by_labels(job.run, scores, CONFIDENCE).result
-    return Recall(
-        noise_multiplier=noise_multiplier,
-        epsilon_rdp=record["privacy"]["epsilon"].get("rdp"),
-        epsilon_pld=record["privacy"]["epsilon"].get("pld"),
-        recalled=scores.recalled,
-        guessed=scores.guessed,
-        limit=upper_limit(scores.recalled, len(scores.members), scores.guessed, len(scores.others)),
-        audited=audit.audited if audit else None,
-        verdict=str(audit.verdict) if audit else None,
-        seconds=record["seconds"],
-        words=" ".join(job.words),
-        code_hash=job.code_hash,
-    )
-
-
-def _scores_of(job: Job) -> LabelScores:
-    """Scores by a run's final weights, cached in its folder, whose name holds the hash of what computes them."""
-    path = job.path / _SCORES
-    with suppress(OSError, ValueError, TypeError):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        arrays: dict[str, Any] = {name: np.array(content.pop(name)) for name in ("members", "others")}
-        return LabelScores(**arrays, **content)
     scores = label_scores(job.run)
-    write_json(path, {name: np.asarray(value).tolist() for name, value in vars(scores).items()})
-    return scores
+    audit = None if noise_multiplier is None else audit_by_labels(job.run, scores, CONFIDENCE).result
+    return {
+        "noise_multiplier": noise_multiplier,
+        "epsilon_rdp": record["privacy"]["epsilon"].get("rdp"),
+        "epsilon_pld": record["privacy"]["epsilon"].get("pld"),
+        "recalled": scores.recalled,
+        "guessed": scores.guessed,
+        "limit": upper_limit(scores.recalled, len(scores.members), scores.guessed, len(scores.others)),
+        "audited": audit and audit.audited,
+        "verdict": audit and str(audit.verdict),
+        "seconds": record["seconds"],
+        "words": " ".join(job.words),
+        "code_hash": job.code_hash,
+    }
 
 
-def choose(recalls: Sequence[Recall], margin: float) -> Recall | None:
-    """Choose the run of the least noise that passes, and all with more noise too; None if that of the most does not.
+def data_row(job: Job, audited: Job | None, noise_multiplier: float | None) -> Row:
+    """Read a finished run on the data.
 
     Args:
-        recalls: Private runs on noise, in any order.
-        margin: See `Recall.passes`.
-    """
-    chosen = None
-    for recall in sorted(recalls, key=lambda recall: recall.noise_multiplier or 0.0, reverse=True):
-        # A run of less noise that passes beside one that does not has passed by chance.
-        if not recall.passes(margin):
-            break
-        chosen = recall
-    return chosen
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A run on the data themselves, with the audit of another one like it.
-
-    Attributes:
-        strategy: Its name.
+        job: The run.
+        audited: The same training with canaries; None without privacy.
         noise_multiplier: z; None without privacy.
-        accuracy: On test data.
-        claimed: ε of its ledger by RDP, nominal where that does not cover the lots; None without privacy.
-        sound: The tightest ε that covers its lots.
-        audited: Lower limit of ε of a run with canaries.
-        audited_sound: The sound ε of that run, which has more records.
-        verdict: Of that audit.
-        seconds: Of the training.
-        words: After `dpbench train`.
-        code_hash: Of the source that ran it.
-    """
-
-    strategy: str
-    noise_multiplier: float | None
-    accuracy: float | None
-    claimed: float | None
-    sound: float | None
-    audited: float | None
-    audited_sound: float | None
-    verdict: str | None
-    seconds: float
-    words: str
-    code_hash: str
-
-
-def trained(job: Job, audited: Job | None, noise_multiplier: float | None) -> Trained:
-    """Read a finished run on data, with what the finished run with canaries shows, where there is one.
 
     Raises:
         DPBenchError: Files are damaged.
@@ -206,246 +106,132 @@ def trained(job: Job, audited: Job | None, noise_multiplier: float | None) -> Tr
     record = job.result()
     assert record is not None
     audit = None if audited is None else audit_run(audited.path, CONFIDENCE).result
-    epsilons: dict[str, Any] = record["privacy"]["epsilon"]
-    sound = epsilons.get("pld")
-    return Trained(
-        strategy=job.row,
-        noise_multiplier=noise_multiplier,
-        accuracy=record["metrics"].get("test/accuracy"),
-        claimed=epsilons.get("rdp"),
-        sound=epsilons.get("rdp") if sound is None else sound,
-        audited=audit.audited if audit else None,
-        audited_sound=audit.sound if audit else None,
-        verdict=str(audit.verdict) if audit else None,
-        seconds=record["seconds"],
-        words=" ".join(job.words),
-        code_hash=job.code_hash,
-    )
+    epsilon = record["privacy"]["epsilon"]
+    return {
+        "strategy": job.row,
+        "noise_multiplier": noise_multiplier,
+        "accuracy": record["metrics"].get("test/accuracy"),
+        "claimed": epsilon.get("rdp"),
+        "sound": epsilon.get("pld") or epsilon.get("rdp"),
+        "audited": audit and audit.audited,
+        "audited_sound": audit and audit.sound,  # of a run with more records
+        "verdict": audit and str(audit.verdict),
+        "seconds": record["seconds"],
+        "words": " ".join(job.words),
+        "code_hash": job.code_hash,
+    }
 
 
 @dataclass
-class Outcome:
-    """What a workflow has found so far.
+class Results:
+    """Results of a workflow so far.
 
     Attributes:
-        plan: What it trains.
-        margin: See `Recall.passes`.
+        plan: Its runs.
+        margin: Share by which training labels may be recalled better than fresh ones.
         power: The run without privacy on noise.
         noise: The private runs on noise, by increasing noise.
-        chosen: Of these.
         data: The runs on the data.
     """
 
     plan: Plan
     margin: float
-    power: Recall | None = None
-    noise: list[Recall] = field(default_factory=list)
-    chosen: Recall | None = None
-    data: list[Trained] = field(default_factory=list)
+    power: Row | None = None
+    noise: list[Row] = field(default_factory=list)
+    data: list[Row] = field(default_factory=list)
 
     @property
-    def is_doubtful(self) -> bool:
-        """Whether a run of less noise than the chosen one passes, too, although one between them does not."""
-        chosen = self.chosen
-        if chosen is None:
-            return False
-        less_noise = self.noise[: self.noise.index(chosen)]
-        return any(recall.passes(self.margin) for recall in less_noise)
+    def chosen(self) -> Row | None:
+        """The run of the least noise that passes, as all with more noise do; None if that of the most does not."""
+        chosen = None
+        for run in reversed(self.noise):
+            # A run of less noise that passes beside one that does not has passed by chance.
+            if run["limit"] >= self.margin:
+                break
+            chosen = run
+        return chosen
 
-
-def steps_text(outcome: Outcome, *steps: str) -> str:
-    """Say what some steps have found.
-
-    Args:
-        outcome: With what they have found.
-        steps: Of "lot", "power", "noise", "chosen" and "data".
-    """
-    text = render(
-        _FOLDER / "steps.txt.jinja",
-        outcome=outcome,
-        steps=steps,
-        power=POWER,
-        noise_table=_noise_table(outcome),
-        data_table=_data_table(outcome),
-        caveats=_CAVEATS,
-        number=_number,
-        fill=partial(
+    def text(self, *steps: str) -> str:
+        """Describe the results of some steps: "batch", "power", "noise", "chosen", "data"."""
+        fill = partial(
             textwrap.fill,
             width=120,
             initial_indent="  note     ",
             subsequent_indent=" " * 11,
-        ),
-    )
-    return text.rstrip("\n")
+        )
+        return self._rendered("steps.txt.jinja", steps=steps, least_power=POWER, fill=fill)
 
-
-def _noise_table(outcome: Outcome) -> str:
-    runs = [outcome.power, *outcome.noise] if outcome.power else []
-    return render(
-        _FOLDER / "noise.md.jinja",
-        outcome=outcome,
-        runs=runs,
-        number=_number,
-    ).rstrip()
-
-
-def _data_table(outcome: Outcome) -> str:
-    return render(_FOLDER / "data.md.jinja", outcome=outcome, number=_number).rstrip()
+    def _rendered(self, template: str, **values: Any) -> str:
+        text = render(
+            _FOLDER / template,
+            results=self,
+            plan=self.plan,
+            rendered=self._rendered,
+            number=_number,
+            caveats=_CAVEATS,
+            **values,
+        )
+        return text.rstrip("\n")
 
 
 def _number(value: float | None) -> str:
     return ABSENT if value is None or not math.isfinite(value) else f"{value:.2f}"
 
 
-def conflicting(folder: Path, plan: Plan) -> str | None:
-    """What a folder holds that this workflow would wipe out; None: nothing."""
+def refuse_other_results(folder: Path, jobs: Sequence[Job]) -> None:
+    """Refuse to overwrite the page of a workflow with other settings or of other code.
+
+    Args:
+        folder: The folder of the page.
+        jobs: All runs of this workflow on noise.
+
+    Raises:
+        ConfigurationError: It would be overwritten.
+    """
     path = folder / NOISE_RUNS
     if not path.is_file():
-        return None
-    old = read_csv(path, ["words", "code_hash"], "restore {path}, or move it away", ("words", "code_hash", "*"))
-    if set(old["code_hash"].astype(str)) != {code_hash()}:
-        return "a workflow that other code has made"
-    table = plan.on_noise()
-    words = {" ".join(table.words_of(row, table.columns[0])) for row in table.rows}
-    for text in old["words"].astype(str):
-        if text.partition(" seed=")[0] not in words:
-            return f"a workflow with other settings (such as {text})"
-    return None
+        return
+    stored = read_csv(path, ["words", "code_hash"], "restore {path}, or move it away", ("words", "code_hash", "*"))
+    runs = [f"{' '.join(job.words)} {job.code_hash}" for job in jobs]
+    if not (stored["words"].astype(str) + " " + stored["code_hash"].astype(str)).isin(runs).all():
+        raise ConfigurationError(
+            f"{folder} holds a workflow with other settings or of other code: --replace overwrites it, --out writes "
+            "elsewhere."
+        )
 
 
-def write_page(folder: Path, outcome: Outcome) -> None:
+def write_page(folder: Path, results: Results) -> None:
     """Write noise.csv, data.csv, table.md, figure.png and README.md.
 
     Args:
-        folder: Where to; made.
-        outcome: With a power check at least.
+        folder: The folder to write to; made if need be.
+        results: Results, with a power check at least.
     """
-    plan = outcome.plan
-    assert outcome.power is not None
+    plan = results.plan
     folder.mkdir(parents=True, exist_ok=True)
-    _write_runs(folder / NOISE_RUNS, [outcome.power, *outcome.noise])
-    _write_runs(folder / DATA_RUNS, outcome.data)
-    noise_table = _noise_table(outcome)
-    data_table = _data_table(outcome)
-    tables = [noise_table, data_table] if outcome.data else [noise_table]
-    write_atomically(folder / "table.md", "\n\n".join(tables) + "\n")
-    if outcome.noise:
-        _draw(folder / "figure.png", outcome)
-    seed = f" seed={plan.seed}" if plan.seed else ""
+    tables = {NOISE_RUNS: [results.power, *results.noise], DATA_RUNS: results.data}
+    for name, rows in tables.items():
+        if rows:
+            write_atomically(folder / name, pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
+    if results.noise:
+        _draw(folder / "figure.png", results)
     multipliers = ",".join(f"{z:g}" for z in plan.noise)
-    options = f"--margin {100 * outcome.margin:g} --noise-multipliers {multipliers}"
-    command = f"dpbench workflow {shlex.join(plan.words)}{seed} {options}"
-    page = render(
-        _FOLDER / "page.md.jinja",
-        outcome=outcome,
-        command=command,
-        steps=steps_text(outcome, "lot", "power", "chosen"),
-        noise_table=noise_table,
-        data_table=data_table,
-        caveats=_CAVEATS,
-    )
-    write_atomically(folder / "README.md", page)
+    options = f"seed={plan.seed} --margin {100 * results.margin:g} --noise-multipliers {multipliers}"
+    command = f"dpbench workflow {shlex.join(plan.words)} {options}"
+    write_atomically(folder / "table.md", results._rendered("tables.md.jinja") + "\n")
+    write_atomically(folder / "README.md", results._rendered("page.md.jinja", command=command) + "\n")
 
 
-def _write_runs(path: Path, runs: Collection[Recall | Trained]) -> None:
-    if runs:
-        write_atomically(path, pd.DataFrame([vars(run) for run in runs]).to_csv(index=False, lineterminator="\n"))
-
-
-def _draw(path: Path, outcome: Outcome) -> None:
-    """Accuracies on noise over ε, with what passes; and the audit by labels under the sound ε."""
-    recalls = pd.DataFrame(
-        [{**vars(recall), "epsilon": recall.epsilon} for recall in outcome.noise if recall.epsilon is not None]
-    )
-    figure = new_figure(11, 4.2)
-    recall_axes, audit_axes = figure.subplots(1, 2)
-    _draw_recall(recall_axes, outcome, recalls)
-    audit_axes.plot(
-        recalls["epsilon"],
-        recalls["epsilon"],
-        color=_RED,
-        label="sound ε",
-    )
-    audited = recalls["audited"].astype(float)
-    audit_axes.plot(
-        recalls["epsilon"],
-        audited,
-        color=_BLUE,
-        marker="o",
-        label="audited by labels, at least",
-    )
-    audit_axes.set(
-        xscale="log",
-        yscale="log",
-        xlabel="sound ε",
-        ylabel="ε",
-    )
-    for axis in (recall_axes.xaxis, audit_axes.xaxis, audit_axes.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_minor_formatter(NullFormatter())
-    chosen = outcome.chosen
-    for axes in figure.axes:
-        if chosen is not None and chosen.epsilon is not None:
-            label = f"chosen: z = {chosen.noise_multiplier:g}"
-            axes.axvline(
-                chosen.epsilon,
-                color=_GREEN,
-                linewidth=1,
-                label=label,
-            )
-        axes.legend(frameon=False, fontsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
-    plan = outcome.plan
-    figure.suptitle(f"{plan.model}, noise of the size of {plan.data} ({plan.records:,} records)")
+def _draw(path: Path, results: Results) -> None:
+    """Draw the share of random labels that are recalled over ε."""
+    runs = pd.DataFrame(results.noise)
+    epsilon = runs["epsilon_pld"].astype(float).fillna(runs["epsilon_rdp"].astype(float))
+    figure = new_figure(7, 4.2)
+    axes = figure.subplots()
+    axes.plot(epsilon, 100 * runs["recalled"], marker="o", label="training labels")
+    axes.plot(epsilon, 100 * runs["guessed"], marker="o", label="fresh labels")
+    axes.plot(epsilon, 100 * runs["limit"], linestyle=":", label="95 % limit of the gap")
+    axes.axhline(100 * results.margin, linestyle="--", label="margin: a limit below it passes")
+    axes.set(xscale="log", xlabel="sound ε of the run", ylabel="random labels (%)")
+    axes.legend(frameon=False, fontsize=8)
     write_figure(path, figure)
-
-
-def _draw_recall(axes: Axes, outcome: Outcome, recalls: pd.DataFrame) -> None:
-    assert outcome.power is not None
-    epsilons = recalls["epsilon"]
-    fresh = 100 * recalls["guessed"]
-    axes.axhline(
-        100 * outcome.power.recalled,
-        color=_GRAY,
-        linestyle="--",
-        linewidth=1,
-        label="without privacy",
-    )
-    axes.plot(
-        epsilons,
-        100 * recalls["recalled"],
-        color=_BLUE,
-        marker="o",
-        label="training labels",
-    )
-    limit = fresh + 100 * recalls["limit"]
-    axes.plot(
-        epsilons,
-        limit,
-        color=_BLUE,
-        linestyle=":",
-        label="95 % limit of the gap, on top of fresh ones",
-    )
-    axes.plot(
-        epsilons,
-        fresh,
-        color=_GRAY,
-        marker="o",
-        label="fresh labels",
-    )
-    axes.fill_between(
-        epsilons,
-        fresh,
-        fresh + 100 * outcome.margin,
-        color=_GREEN,
-        alpha=0.15,
-        linewidth=0,
-        label="limit within the margin: passes",
-    )
-    axes.set(
-        xscale="log",
-        xlabel="sound ε of the run",
-        ylabel="recalled random labels (%)",
-        ylim=(0, 102),
-    )
