@@ -375,4 +375,5 @@ def _draw(path: Path, claims: pd.DataFrame, by_order: pd.DataFrame, noise: pd.Da
     for axes in figure.axes:
         axes.legend(frameon=False, fontsize=8)
         axes.grid(alpha=0.3)
+        axes.title.set_fontsize(10)
     write_figure(path, figure)

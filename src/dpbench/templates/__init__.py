@@ -32,7 +32,7 @@ def _environment() -> Environment:
     return Environment(
         loader=PackageLoader("dpbench", "templates"),
         extensions=["jinja2.ext.do"],
-        autoescape=select_autoescape(["html"]),
+        autoescape=select_autoescape(["html"], default_for_string=False),
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
