@@ -58,7 +58,7 @@ def test_transformers_of_the_usual_sizes() -> None:
     with torch.device("meta"):
         assert count(VisionTransformer((3, 224, 224), 1000)) == 22_050_664  # ViT-S/16
         assert count(TextEncoder(30_522, 2)) == 109_482_240 - 2 * 768 + 2 * 769  # BERT-base, segments out, output in
-    with pytest.raises(ValueError, match="images whose sides model.patch_size=16 divides"):
+    with pytest.raises(ValueError, match="square images whose side model.patch_size=16 divides"):
         VisionTransformer((3, 28, 28), 10)
     with pytest.raises(ValueError, match="a width that its heads divide"):
         TextEncoder(9, 2, width=10, heads=3)

@@ -8,77 +8,27 @@ from torch import Tensor, nn
 from dpbench.models.shapes import check_sizes, require
 
 
-def _layers(
-    width: int,
-    depth: int,
-    heads: int,
-    norm_first: bool,
-    eps: float,
-) -> nn.Sequential:
-    layers = []
-    for _ in range(depth):
-        layer = nn.TransformerEncoderLayer(
-            width,
-            heads,
-            4 * width,
-            dropout=0.0,
-            activation="gelu",
-            layer_norm_eps=eps,
-            batch_first=True,
-            norm_first=norm_first,
-        )
-        layers.append(layer)
-    return nn.Sequential(*layers)
-
-
 def _check_heads(name: str, width: int, heads: int) -> None:
     if width % heads:
         raise ValueError(f"{name} needs a width that its heads divide, not {width} and {heads}.")
 
 
-class Patches(nn.Module):
-    """Embeddings of an image's patches, after one of the class; all with that of their place.
-
-    Args:
-        channels: Of the images.
-        patches: Number of patches of an image.
-        patch_size: Side of a patch.
-        width: Numbers of an embedding.
-
-    Shape:
-        (N, channels, height, width) → (N, 1 + patches, width).
-    """
-
-    def __init__(self, channels: int, patches: int, patch_size: int, width: int) -> None:
-        super().__init__()
-        self.projection = nn.Conv2d(channels, width, patch_size, patch_size)
-        self.of_class = nn.Parameter(torch.zeros(1, 1, width))
-        self.places = nn.Parameter(torch.empty(1, 1 + patches, width))
-        nn.init.trunc_normal_(self.places, std=0.02)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """The embeddings."""
-        patches = self.projection(images).flatten(2).transpose(1, 2)
-        of_class = self.of_class.expand(len(patches), -1, -1)
-        return torch.cat([of_class, patches], 1) + self.places
-
-
 class VisionTransformer(nn.Module):
-    """ViT (Dosovitskiy et al. 2021); ViT-S/16 unless told otherwise: 22,050,664 parameters at 3×224×224, 1000 classes.
+    """ViT (Dosovitskiy et al. 2021) by torchvision: ViT-S/16, 22,050,664 parameters at 3×224×224 and 1000 classes.
 
     Args:
-        input_shape: (channels, height, width) of an image; `patch_size` divides both sides.
+        input_shape: (channels, side, side) of an image.
         num_classes: Number of classes.
-        patch_size: Side of a patch.
+        patch_size: Side of a patch, which divides that of the image.
         width: Numbers of an embedding.
         depth: Number of layers.
-        heads: Of the attention.
+        heads: Number of heads of the attention.
 
     Raises:
         ValueError: A size is below 1, or sizes do not divide one another.
 
     Shape:
-        (N, channels, height, width) → (N, num_classes).
+        (N, channels, side, side) → (N, num_classes).
     """
 
     def __init__(
@@ -90,25 +40,33 @@ class VisionTransformer(nn.Module):
         depth: int = 12,
         heads: int = 6,
     ) -> None:
+        from torchvision.models import vision_transformer  # late: it takes a second
+
         super().__init__()
         check_sizes("vit", patch_size=patch_size, width=width, depth=depth, heads=heads)
         _check_heads("vit", width, heads)
         channels, height, side = input_shape
         require(
-            not (height % patch_size or side % patch_size),
+            height == side and not side % patch_size,
             "vit",
             input_shape,
-            f"images whose sides model.patch_size={patch_size} divides",
+            f"square images whose side model.patch_size={patch_size} divides",
         )
-        self.patches = Patches(channels, (height // patch_size) * (side // patch_size), patch_size, width)
-        self.layers = _layers(width, depth, heads, norm_first=True, eps=1e-6)
-        self.norm = nn.LayerNorm(width, 1e-6)
-        self.output = nn.Linear(width, num_classes)
+        self.network = vision_transformer.VisionTransformer(
+            image_size=side,
+            patch_size=patch_size,
+            num_layers=depth,
+            num_heads=heads,
+            hidden_dim=width,
+            mlp_dim=4 * width,
+            num_classes=num_classes,
+        )
+        if channels != 3:
+            self.network.conv_proj = nn.Conv2d(channels, width, patch_size, patch_size)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (N, num_classes)."""
-        embeddings = self.norm(self.layers(self.patches(images)))
-        logits: Tensor = self.output(embeddings[:, 0])
+        logits: Tensor = self.network(images)
         return logits
 
 
@@ -155,7 +113,18 @@ class TextEncoder(nn.Module):
         self.words = nn.Embedding(vocabulary_size, width)
         self.places = nn.Embedding(most_tokens, width)
         self.norm = nn.LayerNorm(width, 1e-12)
-        self.layers = _layers(width, depth, heads, norm_first=False, eps=1e-12)
+        self.layers = nn.Sequential()
+        for _ in range(depth):
+            layer = nn.TransformerEncoderLayer(
+                width,
+                heads,
+                4 * width,
+                dropout=0.0,
+                activation="gelu",
+                layer_norm_eps=1e-12,
+                batch_first=True,
+            )
+            self.layers.append(layer)
         self.pooler = nn.Linear(width, width)
         self.output = nn.Linear(width, num_classes)
 
