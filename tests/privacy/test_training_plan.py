@@ -211,7 +211,7 @@ def test_a_recipe_is_told_and_compared_by_nobody() -> None:
     """It changes no cost, and whoever upgrades may call its functions otherwise."""
     plan = Case(FLAT, Recipe(adaptation=QuantileBounds())).plan()
     one = through_json(plan)
-    other = replace(one, recipe={"name": "other"})
+    other = one.model_copy(update={"recipe": {"name": "other"}})
     assert one == other and one.recipe["options"]["adaptation"]["name"] == "dpbench.QuantileBounds"
 
 

@@ -525,7 +525,7 @@ def test_a_membership_risk_as_the_budget(tmp_path: Path, capsys: pytest.CaptureF
         (["--sampling", "magic"], "unknown sampling 'magic'"),
         (["--sampling", "shuffled"], "shuffled_epochs batches cannot be solved for"),
         (["--noise-multiplier", "-1"], "noise_multiplier must be a number from 1e-12"),
-        (["--sample-rate", "2"], "sample_rate must lie from 1e-12 to 1, not 2"),
+        (["--sample-rate", "2"], "sample_rate must be a number from 1e-12 to 1, not 2"),
         (["--steps", "0"], "steps must be a number from 1 to 1e+09, not 0"),
     ],
 )

@@ -99,12 +99,7 @@ class Accountant(ABC):
         >>> ACCOUNTANTS["rdp-analytical"].samplings
         ('fixed_size',)
         """
-        kinds = []
-        for scheme in schemes():
-            example = scheme.at_rate(4, 0.5)
-            if self.covers(example):
-                kinds.append(scheme.kind)
-        return tuple(kinds)
+        return tuple(scheme.kind for scheme in schemes() if self.covers(scheme.at_rate(4, 0.5)))
 
     @abstractmethod
     def epsilon(self, events: Events, delta: float) -> float:
@@ -129,18 +124,13 @@ class Conversion:
 
 
 def _canonne_epsilon(orders: Array, curve: Array, delta: float) -> Array:
-    epsilons = []
-    for order, divergence in zip(orders, curve, strict=True):
-        epsilon, _ = rdp.compute_epsilon([order], [divergence], delta)
-        epsilons.append(epsilon)
-    return np.array(epsilons)
+    pairs = zip(orders, curve, strict=True)
+    return np.array([rdp.compute_epsilon([order], [divergence], delta)[0] for order, divergence in pairs])
 
 
 def _canonne_log_delta(orders: Array, curve: Array, epsilon: float) -> Array:
-    deltas = []
-    for order, divergence in zip(orders, curve, strict=True):
-        delta, _ = rdp.compute_delta([order], [divergence], epsilon)
-        deltas.append(delta)
+    pairs = zip(orders, curve, strict=True)
+    deltas = [rdp.compute_delta([order], [divergence], epsilon)[0] for order, divergence in pairs]
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(deltas))
 
@@ -214,11 +204,8 @@ def _mixed_curve(parts: Sequence[Part], orders: tuple[float, ...]) -> Array:
     logs = []
     for probability, sampling, z in parts:
         release = Event(sampling, (SumQuery("", 1.0, z),))
-        log_probability = math.log(probability)
-        log_moment = factor * release_curve(release, orders)
-        logs.append(log_probability + log_moment)
-    log_mean = special.logsumexp(logs, axis=0)
-    return np.asarray(log_mean / factor)
+        logs.append(math.log(probability) + factor * release_curve(release, orders))
+    return np.asarray(special.logsumexp(logs, axis=0) / factor)
 
 
 def theorem5_curve(event: Event, orders: tuple[float, ...]) -> Array:
@@ -240,8 +227,7 @@ def theorem5_curve(event: Event, orders: tuple[float, ...]) -> Array:
     half = 1 / (2 * z**2)
     order = np.asarray(orders)
     alpha = order[:, None]
-    j = np.arange(2, max(orders) + 1)
-    j = j[None, :]
+    j = np.arange(2, max(orders) + 1)[None, :]
     # Where j > α the binomial coefficient is not needed, but its logarithm must be a number.
     difference = np.maximum(alpha - j, 0)
     log_binomial = special.gammaln(alpha + 1) - special.gammaln(j + 1)
@@ -279,9 +265,7 @@ class RenyiAccountant(Accountant):
     conversion: Conversion = CANONNE_2020
 
     def covers(self, sampling: Sampling) -> bool:
-        parts = [part.sampling for part in sampling.mixture(1.0)]
-        if not parts:
-            return _composes(rdp.RdpAccountant, sampling)
+        parts = [part.sampling for part in sampling.mixture(1.0)] or [sampling]
         return all(_composes(rdp.RdpAccountant, part) for part in parts)
 
     @staticmethod
@@ -292,10 +276,7 @@ class RenyiAccountant(Accountant):
 
     def curve(self, events: Events) -> Array:
         """Divergence of the composition at each order of the grid."""
-        curves = []
-        for event, count in events.items():
-            divergences = self.divergences(event, self.orders)
-            curves.append(count * divergences)
+        curves = [count * self.divergences(event, self.orders) for event, count in events.items()]
         return np.asarray(np.sum(curves, axis=0))
 
     def epsilon_by_order(self, curve: Array, delta: float) -> Array:
@@ -304,17 +285,21 @@ class RenyiAccountant(Accountant):
         return self.conversion.epsilon(orders, curve, delta)
 
     def epsilon(self, events: Events, delta: float) -> float:
-        curve = self.curve(events)
-        epsilons = self.epsilon_by_order(curve, delta)
-        smallest = float(epsilons.min())
-        return max(0.0, smallest)
+        def epsilons(orders: Array, curve: Array) -> Array:
+            return self.conversion.epsilon(orders, curve, delta)
+
+        return max(0.0, self._smallest(events, epsilons))
 
     def delta(self, events: Events, epsilon: float) -> float:
-        orders = np.asarray(self.orders)
-        curve = self.curve(events)
-        log_deltas = self.conversion.log_delta(orders, curve, epsilon)
-        smallest = float(log_deltas.min())
-        return math.exp(min(0.0, smallest))
+        def log_deltas(orders: Array, curve: Array) -> Array:
+            return self.conversion.log_delta(orders, curve, epsilon)
+
+        return math.exp(min(0.0, self._smallest(events, log_deltas)))
+
+    def _smallest(self, events: Events, score: Callable[[Array, Array], Array]) -> float:
+        """Smallest score of an order: (orders, divergences) → ε or log δ at each."""
+        scores = score(np.asarray(self.orders), self.curve(events))
+        return float(scores.min())
 
 
 @dataclass(frozen=True)
@@ -342,53 +327,20 @@ class ContinuousRenyiAccountant(RenyiAccountant):
 
     is_slow: ClassVar[bool] = True
 
-    def epsilon(self, events: Events, delta: float) -> float:
-        def epsilons(orders: Array, curve: Array) -> Array:
-            return self.conversion.epsilon(orders, curve, delta)
-
-        smallest = self._smallest(events, epsilons)
-        return max(0.0, smallest)
-
-    def delta(self, events: Events, epsilon: float) -> float:
-        def log_deltas(orders: Array, curve: Array) -> Array:
-            return self.conversion.log_delta(orders, curve, epsilon)
-
-        smallest = self._smallest(events, log_deltas)
-        return math.exp(min(0.0, smallest))
-
     def _smallest(self, events: Events, score: Callable[[Array, Array], Array]) -> float:
-        """Smallest score of any order.
-
-        Args:
-            events: The composition.
-            score: (orders, divergences) → ε or log δ at each order.
-        """
-
         def score_at(order: float) -> float:
-            curves = []
-            for event, count in events.items():
-                divergences = release_curve(event, (order,))
-                curves.append(count * divergences)
-            curve = np.asarray(sum(curves))
-            scores = score(np.array([order]), curve)
+            divergences = [count * release_curve(event, (order,)) for event, count in events.items()]
+            scores = score(np.array([order]), np.asarray(sum(divergences)))
             return float(scores[0])
 
-        orders = np.asarray(self.orders)
-        curve = self.curve(events)
-        scores = score(orders, curve)
+        scores = score(np.asarray(self.orders), self.curve(events))
         best = int(scores.argmin())
         best_score = float(scores[best])
         if not math.isfinite(best_score):
             return best_score
-        last = len(scores) - 1
         low = self.orders[max(best - 1, 0)]
-        high = self.orders[min(best + 1, last)]
-        result = optimize.minimize_scalar(
-            score_at,
-            bounds=(low, high),
-            method="bounded",
-            options={"xatol": 1e-4},
-        )
+        high = self.orders[min(best + 1, len(scores) - 1)]
+        result = optimize.minimize_scalar(score_at, bounds=(low, high), method="bounded", options={"xatol": 1e-4})
         return min(best_score, float(result.fun))
 
 
@@ -437,10 +389,8 @@ class PldAccountant(Accountant):
     is_slow: ClassVar[bool] = True
 
     def covers(self, sampling: Sampling) -> bool:
-        if not _composes(PLDAccountant, sampling):
-            return False
         # Rdp tells `composed` how wide the intervals may be.
-        return ACCOUNTANTS["rdp"].covers(sampling)
+        return _composes(PLDAccountant, sampling) and ACCOUNTANTS["rdp"].covers(sampling)
 
     def composed(self, events: Events) -> PLDAccountant:
         """All releases, for those who ask for more than one ε or δ.
@@ -466,15 +416,13 @@ class PldAccountant(Accountant):
         return _pld_epsilon(self, tuple(events.items()), delta)
 
     def delta(self, events: Events, epsilon: float) -> float:
-        composed = self.composed(events)
-        return float(composed.get_delta(epsilon))
+        return float(self.composed(events).get_delta(epsilon))
 
 
 @lru_cache(maxsize=256)
 def _pld_epsilon(accountant: PldAccountant, counts: tuple[tuple[Event, int], ...], delta: float) -> float:
     """ε by pld, which logs, reports and searches ask for again."""
-    composed = accountant.composed(dict(counts))
-    return float(composed.get_epsilon(delta))
+    return float(accountant.composed(dict(counts)).get_epsilon(delta))
 
 
 @dataclass(frozen=True)
@@ -491,10 +439,7 @@ class GaussianDpAccountant(Accountant):
 
     def mu(self, events: Events) -> float:
         """μ of the whole composition."""
-        squares = []
-        for event, count in events.items():
-            squared_mu = _squared_mu(event)
-            squares.append(count * squared_mu)
+        squares = [count * _squared_mu(event) for event, count in events.items()]
         return math.sqrt(sum(squares))
 
     def epsilon(self, events: Events, delta: float) -> float:

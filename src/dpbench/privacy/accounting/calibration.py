@@ -6,16 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 
 from scipy import optimize
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.accountants import (
-    ACCOUNTANTS,
     PLD_LIMIT,
     PLD_MOST_RELEASES,
-    Accountant,
     RenyiAccountant,
 )
 from dpbench.privacy.accounting.composition import check_delta, composable, delta_of, epsilon, find_accountant
@@ -31,14 +29,10 @@ _SMALLEST_RATE = 1e-12
 _SMALLEST_EPSILON = 1e-10
 _MOST_STEPS = 10**9
 _FEW = 3  # distinct costs, whose epsilon takes milliseconds
-_TRIALS = 30
-_QUICK_ORDERS = (
-    *map(float, range(2, 33)),
-    *map(float, range(36, 65, 4)),
-    *(80.0, 96.0, 128.0, 192.0, 256.0),
-)
-"""Of Rényi divergences, for a first guess where there are many: whole orders take milliseconds, others do not."""
+_QUICK = RenyiAccountant("a first guess", orders=(*map(float, range(2, 65)), *(80.0, 96.0, 128.0, 192.0, 256.0)))
+"""Takes milliseconds also where there are many costs: whole orders do, others do not."""
 _FAR = 50.0  # logarithm of a ratio of epsilons beyond which it does not matter how far
+_WIDENING = 1.15  # of a bracket, on both sides of a guess
 
 
 def check_target(target_epsilon: float) -> None:
@@ -72,30 +66,52 @@ def _bounded_epsilon(
 
 
 def _solve(
-    epsilon_at: Callable[[float], float],
-    target: float,
+    cost_at: Callable[[float], float],
+    limit: float,
     low: float,
     high: float,
+    guess: float | None = None,
 ) -> float:
-    """Solve for where a monotone epsilon meets the target between two numbers, to 1e-7, never above the target."""
+    """Solve for where a monotone cost meets its limit between two numbers, never above the limit.
 
+    Args:
+        cost_at: ε, or a membership risk.
+        limit: The largest cost.
+        low: Where the search begins.
+        high: Where it ends.
+        guess: A number near the solution, where each cost takes seconds: fewer are computed, and the cost is within
+            1e-5 of the limit.
+    """
+
+    @cache
     def gap(log: float) -> float:
-        value = epsilon_at(math.exp(log))
+        value = cost_at(math.exp(log))
+        if limit * (1 - accuracy) <= value <= limit:
+            return 0.0  # ends the search
         if value > 0:
-            log_ratio = math.log(value / target)
+            log_ratio = math.log(value / aim)
             return max(-_FAR, min(_FAR, log_ratio))
         return -_FAR
 
-    rises = epsilon_at(high) > epsilon_at(low)
-    root = optimize.brentq(
-        gap,
-        math.log(low),
-        math.log(high),
-        xtol=1e-8,
-    )
-    solution = math.exp(root)
+    accuracy = 0.0
+    aim = limit
+    first = math.log(low)
+    last = math.log(high)
+    if guess is not None:
+        accuracy = 1e-5
+        aim = limit * (1 - accuracy / 3)
+        margin = math.log(_WIDENING)
+        first = max(first, math.log(guess) - margin)
+        last = min(last, math.log(guess) + margin)
+        while gap(first) * gap(last) > 0 and (first > math.log(low) or last < math.log(high)):
+            first = max(math.log(low), first - margin)
+            last = min(math.log(high), last + margin)
+        if gap(first) * gap(last) > 0:
+            raise ConfigurationError(f"no value from {low:g} to {high:g} meets {limit:g}: use the rdp accountant.")
+    rises = gap(last) > gap(first)
+    solution = math.exp(optimize.brentq(gap, first, last, xtol=1e-8))
     step = 1e-8
-    while epsilon_at(solution) > target:  # its monotony holds only up to rounding
+    while cost_at(solution) > limit:  # its monotony holds only up to rounding
         if rises:
             solution *= 1 - step
         else:
@@ -104,50 +120,35 @@ def _solve(
     return min(max(solution, low), high)
 
 
-def _refined(
-    epsilon_at: Callable[[float], float],
-    target: float,
-    guess: float,
-    low: float,
-    high: float,
+def _least_noise(
+    cost_at: Callable[[float], float],
+    limit: float,
+    refusal: Callable[[float], str],
+    guess: float | None = None,
 ) -> float:
-    """Solve where each epsilon takes seconds and falls with the noise: from a good guess, by the secant of logarithms.
+    """Smallest noise whose cost is within a limit.
 
-    Returns:
-        A number whose epsilon is at most the target, and within 1e-5 of it unless that takes too many trials.
+    Args:
+        cost_at: The cost, which falls with the noise.
+        limit: The largest cost.
+        refusal: Message of the error, for the cost of the largest noise.
+        guess: See `_solve`.
+
+    Raises:
+        ConfigurationError: The limit is out of reach.
     """
-    insufficient = low  # the most noise that is too little
-    sufficient = high  # the least that is enough
-    noise = guess
-    slope = -1.5  # of log ε by log noise
-    previous: tuple[float, float] | None = None
-    for _ in range(_TRIALS):
-        value = max(epsilon_at(noise), 1e-300)
-        gap = math.log(value / target)
-        if gap <= 0:
-            sufficient = min(sufficient, noise)
-            if gap >= -1e-5:
-                return noise
-        else:
-            insufficient = max(insufficient, noise)
-        if previous is not None and math.isfinite(gap):
-            previous_noise, previous_gap = previous
-            if previous_noise != noise:
-                rise = gap - previous_gap
-                slope = rise / math.log(noise / previous_noise)
-                slope = min(slope, -0.1)
-        previous = (noise, gap)
-        following = 2 * noise
-        if math.isfinite(gap):
-            aim = gap + 3e-6  # a little below the target
-            step = -aim / slope
-            step = max(step, -1.0)
-            step = min(step, 1.0)
-            following = noise * math.exp(step)
-        noise = following
-        if not insufficient < following < sufficient:
-            noise = math.sqrt(insufficient * sufficient)
-    return sufficient
+    low = _SMALLEST_NOISE
+    high = _LARGEST_NOISE
+    least_cost = cost_at(high)
+    if least_cost > limit:
+        raise ConfigurationError(refusal(least_cost))
+    # The usual noise brackets nearly every target; a lavish one is looked for below it, down to `_LEAST_NOISE`.
+    while cost_at(low) <= limit:
+        if low <= _LEAST_NOISE:
+            return low
+        high = low
+        low /= 10
+    return _solve(cost_at, limit, low, high, guess)
 
 
 def calibrate_noise_multiplier(
@@ -221,70 +222,24 @@ def calibrate_scale(
     composable(example + earlier, accountant)  # refuses what the accountant does not cover
     steps = example.total()
 
-    def events_at(scale: float) -> Counter[Event]:
-        return earlier + events_for(scale)
-
     def epsilon_at(scale: float) -> float:
-        return _bounded_epsilon(events_at(scale), delta, accountant, target_epsilon)
+        return _bounded_epsilon(earlier + events_for(scale), delta, accountant, target_epsilon)
 
-    low = _SMALLEST_NOISE
-    high = _LARGEST_NOISE
-    guess = None
-    # Each ε of many costs takes seconds: few trials are left where the search begins near the solution.
-    if len(example) > _FEW:
-        quick = RenyiAccountant("a first guess", orders=_QUICK_ORDERS)
-        guess = _guess_by(quick, events_at, target_epsilon, delta)
-    if guess is None:
-        least_epsilon = epsilon_at(high)
-        if least_epsilon > target_epsilon:
-            raise ConfigurationError(
-                f"no noise_multiplier up to {high:.0f} reaches target_epsilon={target_epsilon} in {steps} steps at "
-                f"delta={delta} (the {accountant} accountant shows {least_epsilon:.4g} there): raise target_epsilon or "
-                "delta, or train for fewer steps."
-            )
-        if accountant == "pld":
-            guess = _guess_by(ACCOUNTANTS["rdp"], events_at, target_epsilon, delta)
-    if guess is not None:
-        return _refined(
-            epsilon_at,
-            target_epsilon,
-            guess,
-            low,
-            high,
+    def quick_epsilon_at(scale: float) -> float:
+        return _QUICK.epsilon(earlier + events_for(scale), delta)
+
+    def refusal(least_epsilon: float) -> str:
+        return (
+            f"no noise_multiplier up to {_LARGEST_NOISE:.0f} reaches target_epsilon={target_epsilon} in {steps} steps "
+            f"at delta={delta} (the {accountant} accountant shows {least_epsilon:.4g} there): raise target_epsilon or "
+            "delta, or train for fewer steps."
         )
-    # The usual noise brackets nearly every target; a lavish one is looked for below it, down to `_LEAST_NOISE`.
-    while epsilon_at(low) <= target_epsilon:
-        if low <= _LEAST_NOISE:
-            return low
-        high = low
-        low /= 10
-    return _solve(epsilon_at, target_epsilon, low, high)
 
-
-def _guess_by(
-    accountant: Accountant,
-    events_at: Callable[[float], Counter[Event]],
-    target: float,
-    delta: float,
-) -> float | None:
-    """The scale by an accountant that takes milliseconds: a little too large, as its bound is looser.
-
-    Args:
-        accountant: RDP, perhaps at few orders.
-        events_at: The composition for a scale of the noise.
-        target: ε.
-        delta: δ.
-
-    Returns:
-        None where it needs a scale out of the usual range.
-    """
-
-    def epsilon_at(scale: float) -> float:
-        return accountant.epsilon(events_at(scale), delta)
-
-    if not epsilon_at(_LARGEST_NOISE) <= target < epsilon_at(_SMALLEST_NOISE):
-        return None
-    return _solve(epsilon_at, target, _SMALLEST_NOISE, _LARGEST_NOISE)
+    guess = None
+    is_slow = accountant == "pld" or len(example) > _FEW
+    if is_slow and quick_epsilon_at(_LARGEST_NOISE) <= target_epsilon < quick_epsilon_at(_SMALLEST_NOISE):
+        guess = _solve(quick_epsilon_at, target_epsilon, _SMALLEST_NOISE, _LARGEST_NOISE)
+    return _least_noise(epsilon_at, target_epsilon, refusal, guess)
 
 
 def remaining_releases(
@@ -299,16 +254,12 @@ def remaining_releases(
 
     def fits(count: int, name: str = accountant) -> bool:
         events = Counter(spent) + Counter({event: count})
-        total = _bounded_epsilon(events, delta, name, target_epsilon)
-        return total <= target_epsilon
-
-    def fits_by_rdp(count: int) -> bool:
-        return fits(count, "rdp")
+        return _bounded_epsilon(events, delta, name, target_epsilon) <= target_epsilon
 
     start = 1
     if accountant == "pld":  # slow: begin where rdp ends
-        start = largest_count(fits_by_rdp, most)
-    return largest_count(fits, most, max(start, 1))
+        start = max(1, largest_count(partial(fits, name="rdp"), most))
+    return largest_count(fits, most, start)
 
 
 def affordable_releases(
@@ -322,11 +273,9 @@ def affordable_releases(
 
     def fits(count: int) -> bool:
         events = Counter(spent) + Counter(ahead[:count])
-        total = _bounded_epsilon(events, delta, accountant, target_epsilon)
-        return total <= target_epsilon
+        return _bounded_epsilon(events, delta, accountant, target_epsilon) <= target_epsilon
 
-    most = len(ahead)
-    return largest_count(fits, most, start=max(most, 1))
+    return largest_count(fits, len(ahead), start=max(len(ahead), 1))
 
 
 def largest_count(fits: Callable[[int], bool], most: int, start: int = 1) -> int:
@@ -398,12 +347,11 @@ class TrainingSetting:
             "epsilon": (self.epsilon, _SMALLEST_EPSILON, 1e30),
             "population": (self.population, 1, 10**15),
             "bands": (self.bands, 1, 10**6),
+            "sample_rate": (self.sample_rate, _SMALLEST_RATE, 1),
         }
         for name, (value, low, high) in ranges.items():
             if value is not None and not low <= value <= high:
                 raise ConfigurationError(f"{name} must be a number from {low:g} to {high:g}, not {value:g}.")
-        if self.sample_rate is not None and not _SMALLEST_RATE <= self.sample_rate <= 1:
-            raise ConfigurationError(f"sample_rate must lie from {_SMALLEST_RATE:g} to 1, not {self.sample_rate:g}.")
         if self.delta is not None:
             check_delta(self.delta)
         if self.membership is not None and self.epsilon is not None:
@@ -493,20 +441,13 @@ def missing_in(setting: TrainingSetting) -> list[str]:
 
     With a membership risk as the budget, ε and δ are none of them.
     """
-    duration: float | None = setting.steps
-    if duration is None:
-        duration = setting.epochs
-    values = {
-        "noise_multiplier": setting.noise_multiplier,
-        "sample_rate": setting.sample_rate,
-        "steps": duration,
-        "epsilon": setting.epsilon,
-        "delta": setting.delta,
-    }
-    if setting.membership is not None:
-        del values["epsilon"]
-        del values["delta"]
-    return [name for name, value in values.items() if value is None]
+    names = ["noise_multiplier", "sample_rate", "steps"]
+    if setting.membership is None:
+        names += ["epsilon", "delta"]
+    missing = [name for name in names if getattr(setting, name) is None]
+    if setting.epochs is not None and "steps" in missing:
+        missing.remove("steps")
+    return missing
 
 
 def solved(setting: TrainingSetting, accountant: str = "rdp") -> TrainingSetting:
@@ -537,15 +478,8 @@ def solved(setting: TrainingSetting, accountant: str = "rdp") -> TrainingSetting
         if setting.membership is not None:
             names = f"noise_multiplier, sample_rate (or batch_size) and steps (or epochs) beside {setting.membership}"
         raise ConfigurationError(f"leave out exactly one of {names}: {problem}.")
-    if setting.membership is None:
-        solution = _SOLVERS[missing[0]](setting, accountant)
-    else:
-        solution = _SOLVERS_WITHIN_RISK[missing[0]](setting)
-    return replace(
-        solution,
-        steps=solution.number_of_steps,
-        epochs=None,
-    )
+    solution = _SOLVERS[missing[0]](setting, accountant)
+    return replace(solution, steps=solution.number_of_steps, epochs=None)
 
 
 def _for_epsilon(setting: TrainingSetting, accountant: str) -> TrainingSetting:
@@ -571,209 +505,141 @@ def _for_delta(setting: TrainingSetting, accountant: str) -> TrainingSetting:
     return replace(setting, delta=value)
 
 
+@dataclass(frozen=True)
+class _Budget:
+    """What a setting may cost: ε by an accountant, or a risk by membership tests.
+
+    Attributes:
+        name: The limit, in words.
+        limit: The largest cost.
+        shown_by: Who shows the cost, in words.
+        accountant: The accountant of ε; None for a risk.
+        most_releases: The largest number of releases for which a cost is known.
+    """
+
+    name: str
+    limit: float
+    shown_by: str
+    accountant: str | None
+    most_releases: int
+
+    @classmethod
+    def of(cls, setting: TrainingSetting, accountant: str) -> _Budget:
+        target = setting.membership
+        if target is not None:
+            return cls(str(target), target.limit, "a membership test reaches", None, PLD_MOST_RELEASES)
+        assert setting.epsilon is not None
+        most = PLD_MOST_RELEASES if accountant == "pld" else _MOST_STEPS
+        return cls(
+            f"epsilon={setting.epsilon}", setting.epsilon, f"the {accountant} accountant shows", accountant, most
+        )
+
+    @property
+    def quick(self) -> _Budget:
+        """The same by an accountant that takes milliseconds."""
+        if self.accountant != "pld":
+            return self
+        return replace(self, accountant="rdp", shown_by="the rdp accountant shows")
+
+    def cost(self, setting: TrainingSetting) -> float:
+        if self.accountant is None:
+            assert setting.membership is not None
+            return setting.membership.reached(trade_off(setting.events))
+        assert setting.delta is not None
+        return _bounded_epsilon(setting.events, setting.delta, self.accountant, self.limit)
+
+
 def _for_noise(setting: TrainingSetting, accountant: str) -> TrainingSetting:
-    assert setting.epsilon is not None
-    assert setting.delta is not None
+    if setting.membership is None:
+        assert setting.epsilon is not None
+        assert setting.delta is not None
+        noise_multiplier = calibrate_noise_multiplier(
+            lambda z: replace(setting, noise_multiplier=z).event,
+            setting.number_of_rounds,
+            setting.epsilon,
+            setting.delta,
+            accountant,
+            setting.spent,
+        )
+        return replace(setting, noise_multiplier=noise_multiplier)
+    budget = _Budget.of(setting, accountant)
 
-    def event_for(noise_multiplier: float) -> Event:
-        candidate = replace(setting, noise_multiplier=noise_multiplier)
-        return candidate.event
+    @cache
+    def risk_at(noise_multiplier: float) -> float:
+        return budget.cost(replace(setting, noise_multiplier=noise_multiplier))
 
-    noise_multiplier = calibrate_noise_multiplier(
-        event_for,
-        setting.number_of_rounds,
-        setting.epsilon,
-        setting.delta,
-        accountant,
-        setting.spent,
-    )
-    return replace(setting, noise_multiplier=noise_multiplier)
+    def refusal(least_risk: float) -> str:
+        return (
+            f"no noise_multiplier up to {_LARGEST_NOISE:.0f} reaches {budget.name} in {setting.number_of_steps} steps: "
+            f"it is {least_risk:.4g} there; allow more, or train for fewer steps."
+        )
+
+    return replace(setting, noise_multiplier=_least_noise(risk_at, budget.limit, refusal))
 
 
 def _for_rate(setting: TrainingSetting, accountant: str) -> TrainingSetting:
-    target = setting.epsilon
-    delta = setting.delta
-    population = setting.population
-    assert target is not None
-    assert delta is not None
-    quick = accountant
-    if accountant == "pld":  # too slow at the smallest rates
-        quick = "rdp"
-
-    def epsilon_at(rate: float, name: str = accountant) -> float:
-        candidate = replace(setting, sample_rate=min(rate, 1 / setting.bands))
-        return _bounded_epsilon(candidate.events, delta, name, target)
-
-    def quick_epsilon_at(rate: float) -> float:
-        return epsilon_at(rate, quick)
-
+    budget = _Budget.of(setting, accountant)
+    quick = budget.quick
+    largest = 1 / setting.bands
     smallest = _SMALLEST_RATE
-    if population is not None:
-        smallest = 1 / population
-    least_epsilon = quick_epsilon_at(smallest)
-    if least_epsilon > target:
+    if setting.population is not None:
+        smallest = 1 / setting.population
+
+    @cache
+    def cost_at(rate: float, budget: _Budget = budget) -> float:
+        return budget.cost(replace(setting, sample_rate=min(rate, largest)))
+
+    def quick_cost_at(rate: float) -> float:
+        return cost_at(rate, quick)
+
+    least_cost = quick_cost_at(smallest)  # by pld it takes too long
+    if least_cost > budget.limit:
         raise ConfigurationError(
-            f"epsilon={target} is out of reach at every rate: the {quick} accountant shows {least_epsilon:.4g} "
-            f"at a sample_rate of {smallest:.4g}; add noise, make fewer steps, or raise epsilon or delta."
+            f"{budget.name} is out of reach at every rate: {quick.shown_by} {least_cost:.4g} at a sample_rate of "
+            f"{smallest:.4g}; add noise, make fewer steps, or allow more."
         )
     if setting.scheme.whole_lots:
+        population = setting.population
         assert population is not None
-
-        def fits(size: int) -> bool:
-            if size == 0:
-                return True
-            return epsilon_at(size / population) <= target
-
-        size = largest_count(fits, population)
+        size = largest_count(lambda size: size == 0 or cost_at(size / population) <= budget.limit, population)
         return replace(setting, sample_rate=size / population)
-    largest = 1 / setting.bands
-    if epsilon_at(largest) <= target:
+    if cost_at(largest) <= budget.limit:
         return replace(setting, sample_rate=largest)
     rate = largest
-    if quick_epsilon_at(largest) > target:
-        rate = _solve(quick_epsilon_at, target, smallest, largest)
-    if accountant != quick:
-
-        def epsilon_at_inverse(inverse: float) -> float:
-            return epsilon_at(1 / inverse)
-
-        inverse_rate = _refined(
-            epsilon_at_inverse,
-            target,
-            guess=1 / rate,
-            low=1 / largest,
-            high=1 / smallest,
-        )
-        rate = 1 / inverse_rate
+    if quick_cost_at(largest) > budget.limit:
+        rate = _solve(quick_cost_at, budget.limit, smallest, largest)
+    if quick is not budget:
+        rate = _solve(cost_at, budget.limit, smallest, largest, guess=rate)
     return replace(setting, sample_rate=rate)
 
 
 def _for_steps(setting: TrainingSetting, accountant: str) -> TrainingSetting:
-    target = setting.epsilon
-    delta = setting.delta
-    assert target is not None
-    assert delta is not None
-    most = _MOST_STEPS
-    if accountant == "pld":
-        most = PLD_MOST_RELEASES
-    most -= sum(setting.spent.values())
-    count = remaining_releases(
-        setting.spent,
-        setting.event,
-        target,
-        delta,
-        accountant,
-        most,
-    )
+    budget = _Budget.of(setting, accountant)
+    quick = budget.quick
+
+    @cache
+    def cost_of(rounds: int, budget: _Budget = budget) -> float:
+        return budget.cost(replace(setting, steps=rounds * setting.bands))
+
+    def fits(rounds: int, budget: _Budget = budget) -> bool:
+        return rounds == 0 or cost_of(rounds, budget) <= budget.limit
+
+    most = min(budget.most_releases, _MOST_STEPS // setting.bands) - sum(setting.spent.values())
+    start = 1
+    if quick is not budget:
+        start = max(1, largest_count(partial(fits, budget=quick), most))
+    count = largest_count(fits, most, start)
     if count == 0:
-        one_step = Counter(setting.spent) + Counter({setting.event: 1})
-        least_epsilon = epsilon(one_step, delta, accountant)
-        step = "step"
-        if setting.spent:
-            step = "further step"
+        step = "further step" if setting.spent else "step"
         raise ConfigurationError(
-            f"epsilon={target} allows no {step}: with one, the {accountant} "
-            f"accountant shows {least_epsilon:.4g}; add noise, or raise epsilon or delta."
+            f"{budget.name} allows no {step}: with one, {quick.shown_by} {cost_of(1, quick):.4g}; add noise, or allow "
+            "more."
         )
     if count == most:
-        raise ConfigurationError(f"epsilon={target} allows more than {most:.0e} steps: it is no limit.")
+        raise ConfigurationError(f"{budget.name} allows more than {most:.0e} steps: it is no limit.")
     return replace(setting, steps=count * setting.bands)
 
 
-def _membership_risk(setting: TrainingSetting) -> float:
-    """What membership tests reach on the whole composition, of what its budget limits."""
-    assert setting.membership is not None
-    return setting.membership.reached(trade_off(setting.events))
-
-
-def _noise_within_risk(setting: TrainingSetting) -> TrainingSetting:
-    target = setting.membership
-    assert target is not None
-
-    @cache
-    def risk_at(noise_multiplier: float) -> float:
-        return _membership_risk(replace(setting, noise_multiplier=noise_multiplier))
-
-    low = _SMALLEST_NOISE
-    high = _LARGEST_NOISE
-    least_risk = risk_at(high)
-    if least_risk > target.limit:
-        raise ConfigurationError(
-            f"no noise_multiplier up to {high:.0f} reaches {target} in {setting.number_of_steps} steps: it is "
-            f"{least_risk:.4g} there; allow more, or train for fewer steps."
-        )
-    while risk_at(low) <= target.limit:
-        if low <= _LEAST_NOISE:
-            return replace(setting, noise_multiplier=low)
-        high = low
-        low /= 10
-    noise_multiplier = _solve(risk_at, target.limit, low, high)
-    return replace(setting, noise_multiplier=noise_multiplier)
-
-
-def _rate_within_risk(setting: TrainingSetting) -> TrainingSetting:
-    target = setting.membership
-    population = setting.population
-    assert target is not None
-
-    @cache
-    def risk_at(rate: float) -> float:
-        return _membership_risk(replace(setting, sample_rate=min(rate, 1 / setting.bands)))
-
-    smallest = _SMALLEST_RATE
-    if population is not None:
-        smallest = 1 / population
-    least_risk = risk_at(smallest)
-    if least_risk > target.limit:
-        raise ConfigurationError(
-            f"{target} is out of reach at every rate: it is {least_risk:.4g} at a sample_rate of {smallest:.4g}; add "
-            "noise, make fewer steps, or allow more."
-        )
-    if setting.scheme.whole_lots:
-        assert population is not None
-
-        def fits(size: int) -> bool:
-            return size == 0 or risk_at(size / population) <= target.limit
-
-        size = largest_count(fits, population)
-        return replace(setting, sample_rate=size / population)
-    largest = 1 / setting.bands
-    rate = largest
-    if risk_at(largest) > target.limit:
-        rate = _solve(risk_at, target.limit, smallest, largest)
-    return replace(setting, sample_rate=rate)
-
-
-def _steps_within_risk(setting: TrainingSetting) -> TrainingSetting:
-    target = setting.membership
-    assert target is not None
-
-    @cache
-    def risk_at(rounds: int) -> float:
-        return _membership_risk(replace(setting, steps=rounds * setting.bands))
-
-    def fits(rounds: int) -> bool:
-        return rounds == 0 or risk_at(rounds) <= target.limit
-
-    most = PLD_MOST_RELEASES - sum(setting.spent.values())
-    count = largest_count(fits, most)
-    if count == 0:
-        step = "step"
-        if setting.spent:
-            step = "further step"
-        raise ConfigurationError(
-            f"{target} allows no {step}: with one, it is {risk_at(1):.4g}; add noise, or allow more."
-        )
-    if count == most:
-        raise ConfigurationError(f"{target} allows more than {most:.0e} steps: it is no limit.")
-    return replace(setting, steps=count * setting.bands)
-
-
-_SOLVERS_WITHIN_RISK: dict[str, Callable[[TrainingSetting], TrainingSetting]] = {
-    "noise_multiplier": _noise_within_risk,
-    "sample_rate": _rate_within_risk,
-    "steps": _steps_within_risk,
-}
 _SOLVERS: dict[str, Callable[[TrainingSetting, str], TrainingSetting]] = {
     "noise_multiplier": _for_noise,
     "sample_rate": _for_rate,

@@ -143,11 +143,8 @@ def composable(events: Mapping[Event, int], accountant: str) -> dict[Event, int]
     Raises:
         ConfigurationError: The accountant does not cover the sampling, or the neighboring relations differ.
     """
-    counts = {}
-    for event, count in events.items():
-        # A lot that is free has its cost stated by the first lot of its round.
-        if count and not event.sampling.is_free:
-            counts[event] = count
+    # A lot that is free has its cost stated by the first lot of its round.
+    counts = {event: count for event, count in events.items() if count and not event.sampling.is_free}
     # First of all: a sampling that no accountant covers refuses to say its relation, and says what to do instead.
     relations = {sampling.relation for sampling, _ in counts}
     _require_coverage(counts, accountant)
@@ -168,10 +165,7 @@ def _require_coverage(events: Collection[Event], accountant: str) -> None:
     for sampling, _ in events:
         if ACCOUNTANTS[accountant].covers(sampling):
             continue
-        names = []
-        for name, other in ACCOUNTANTS.items():
-            if other.covers(sampling):
-                names.append(name)
+        names = [name for name, other in ACCOUNTANTS.items() if other.covers(sampling)]
         raise ConfigurationError(
             f"the {accountant} accountant does not cover {sampling.kind!r} sampling; use another accountant "
             f"({', '.join(names)})."
@@ -188,10 +182,8 @@ def coarser_costs(events: Collection[Event]) -> dict[Event, Event]:
         return {event: event for event in events}
     coarser: dict[Event, Event] = {}
     for sampling in samplings:
-        logs = {}
-        for event in events:
-            if event.sampling == sampling:
-                logs[event] = math.log(effective_noise_multiplier(event.queries))
+        own = [event for event in events if event.sampling == sampling]
+        logs = {event: math.log(effective_noise_multiplier(event.queries)) for event in own}
         lowest = min(logs.values())
         span = max(logs.values()) - lowest
         step = max(span / (MOST_COSTS // len(samplings)), 1e-5)
@@ -275,10 +267,7 @@ def nominal_events(
         changes = record_changes(covered, microbatch_size)
         drawn_changes = record_changes(sampling, microbatch_size)
         factor = changes / max(1, drawn_changes)
-        moved = []
-        for query in queries:
-            sensitivity = query.sensitivity * factor
-            moved.append(query._replace(sensitivity=sensitivity))
+        moved = [query._replace(sensitivity=query.sensitivity * factor) for query in queries]
         nominal[Event(covered, equivalent_queries(moved))] += count
     return nominal
 
@@ -327,10 +316,7 @@ def selection_epsilon(
     renyi = find_accountant(accountant)
     check_delta(delta)
     if not isinstance(renyi, RenyiAccountant):
-        names = []
-        for name, other in ACCOUNTANTS.items():
-            if isinstance(other, RenyiAccountant):
-                names.append(name)
+        names = [name for name, other in ACCOUNTANTS.items() if isinstance(other, RenyiAccountant)]
         raise ConfigurationError(
             f"the cost of selection is known for Rényi accountants ({', '.join(names)}), not {accountant}."
         )

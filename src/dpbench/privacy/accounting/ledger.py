@@ -20,10 +20,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as validated
 
 from dpbench.errors import LedgerError
-from dpbench.privacy.accounting.stated_plan import StatedPlan
+from dpbench.privacy.accounting.stated_plan import STRICT, Count, StatedPlan, problem_of
 from dpbench.privacy.events import METRIC, MICROBATCH, Event, Queries, SumQuery, equivalent_queries
 from dpbench.privacy.sampling import Sampling, sampling_from_dict
 
@@ -48,7 +51,7 @@ _NOT_A_LINE = (
 """What reading a line that makes no sense may raise."""
 
 
-@dataclass(frozen=True)
+@validated(frozen=True, config=STRICT)
 class Header:
     """Facts that hold for all releases of a phase of training.
 
@@ -72,14 +75,14 @@ class Header:
 
     unit: str
     neighboring_relation: str
-    population: int
-    delta: float
+    population: Count
+    delta: Annotated[float, Field(gt=0, lt=1)]
     replay: str | None = None
     phase: int = 0
-    microbatch_size: int = 1
+    microbatch_size: Count = 1
     noise_source: str | None = None
     lot_source: str | None = None
-    noise_end: float | None = None
+    noise_end: Annotated[float, Field(gt=0)] | None = None
     plan: StatedPlan | None = None
 
     @property
@@ -90,36 +93,8 @@ class Header:
         return WITH_ROUNDS if self.plan.has_rounds else WITH_PLANS
 
     def __post_init__(self) -> None:
-        if not isinstance(self.delta, float) or not 0 < self.delta < 1:
-            raise LedgerError(f"delta must be a number between 0 and 1, not {self.delta!r}")
-        if not isinstance(self.unit, str):
-            raise LedgerError(f"unit must be a word, not {self.unit!r}")
-        self._require_count("population")
-        self._require_count("microbatch_size")
-        self._require_word_or_none("replay")
-        self._require_word_or_none("noise_source")
-        self._require_word_or_none("lot_source")
-        self._require_positive_or_none("noise_end")
         if self.plan is not None:
             self._compare_with(self.plan)
-
-    def _require_count(self, name: str) -> None:
-        value = getattr(self, name)
-        if type(value) is not int or value < 1:
-            raise LedgerError(f"{name} must be a positive whole number, not {value!r}")
-
-    def _require_positive_or_none(self, name: str) -> None:
-        value = getattr(self, name)
-        if value is None:
-            return
-        # A bool is an int to Python, and NaN is not above 0.
-        if type(value) not in (int, float) or not value > 0:
-            raise LedgerError(f"{name} must be a positive number or null, not {value!r}")
-
-    def _require_word_or_none(self, name: str) -> None:
-        value = getattr(self, name)
-        if value is not None and not isinstance(value, str):
-            raise LedgerError(f"{name} must be a word or null, not {value!r}")
 
     def _compare_with(self, plan: StatedPlan) -> None:
         """Raise LedgerError where the plan is one of other records."""
@@ -127,7 +102,7 @@ class Header:
             "unit": plan.sampling.unit,
             "neighboring_relation": plan.sampling.neighboring_relation,
             "population": plan.sampling.population,
-            "microbatch_size": plan.per_summand,
+            "microbatch_size": plan.summands.per_summand,
         }
         for name, value in stated.items():
             in_header = getattr(self, name)
@@ -281,6 +256,8 @@ def read_ledger(path: str | os.PathLike[str]) -> Ledger:
         except _OtherSchema as error:
             other_schema = other_schema or error.schema
             damage = f"line {number} is damaged ({error})"
+        except ValidationError as error:
+            damage = f"line {number} is damaged ({problem_of(error)})"
         except _NOT_A_LINE as error:
             kind = type(error).__name__
             damage = f"line {number} is damaged ({kind}: {error})"
@@ -419,6 +396,18 @@ class _OtherSchema(LedgerError):
         self.schema = schema
 
 
+@validated(frozen=True, config=STRICT)
+class _ChecksumLine:
+    record: str
+    number: int
+    checksum: str
+
+
+_NUMBER = TypeAdapter(int, config=STRICT)
+_CHECKSUM: TypeAdapter[str | None] = TypeAdapter(str | None, config=STRICT)
+_QUERIES = TypeAdapter(list[SumQuery], config=STRICT)
+
+
 class _Reader:
     """Reads the lines of a ledger, one after the other.
 
@@ -480,18 +469,11 @@ class _Reader:
         plan = ledger.header.plan
         phase = len(ledger.headers) - 1
         sampling, queries = self._event(data, line)
-        number = data["number"]
+        number = _NUMBER.validate_python(data["number"])
         checksum = data.get("checksum")
-        if type(number) is not int:
-            raise LedgerError(f"{number!r} is no number of a release")
-        if plan is not None and checksum is not None and not isinstance(checksum, str):
-            raise LedgerError(f"the checksum of release {number} must be a word, not {checksum!r:.60}")
-        release = Release(
-            number=number,
-            sampling=sampling,
-            queries=queries,
-            checksum=checksum,
-        )
+        if plan is not None:
+            checksum = _CHECKSUM.validate_python(checksum)
+        release = Release(number, sampling, queries, checksum)
         last_phase, last_number = self._last()
         is_due = number == last_number + 1
         if phase not in (0, last_phase):
@@ -523,7 +505,7 @@ class _Reader:
         if 0 <= sampling_at < queries_at:
             key = line[sampling_at:]
         if key not in self._events:
-            queries = tuple(SumQuery(**query) for query in data["queries"])
+            queries = tuple(_QUERIES.validate_python(data["queries"]))
             _check_queries(queries)
             sampling = sampling_from_dict(data["sampling"])
             self._events[key] = (sampling, queries)
@@ -537,11 +519,8 @@ class _Reader:
         return phase, release.number
 
     def _read_checksum(self, data: dict[str, Any], awaiting: int | None) -> None:
-        number = data["number"]
-        checksum = data["checksum"]
-        is_whole = type(number) is int and isinstance(checksum, str)
-        if not is_whole or set(data) != {"record", "number", "checksum"}:
-            raise LedgerError("a checksum's line has a number and a word, and nothing else")
+        line = _ChecksumLine(**data)
+        number = line.number
         if number != awaiting:
             raise LedgerError(
                 f"the checksum of release {number} does not stand directly after the line of that release, or is its "
@@ -549,7 +528,7 @@ class _Reader:
             )
         releases = self.ledger.releases
         phase, release = releases[-1]
-        releases[-1] = (phase, replace(release, checksum=checksum))
+        releases[-1] = (phase, replace(release, checksum=line.checksum))
 
 
 def _check_queries(queries: Queries) -> None:
@@ -557,12 +536,6 @@ def _check_queries(queries: Queries) -> None:
     if not queries:
         raise LedgerError(_NO_QUERY)
     for query in queries:
-        for number in (query.sensitivity, query.noise_std):
-            if type(number) not in (int, float):
-                raise LedgerError("sensitivity and noise_std must be numbers")
-        for word in (query.name, query.unit):
-            if not isinstance(word, str):
-                raise LedgerError("name and unit of a query must be words")
         ratio = query.noise_std / query.sensitivity
         if not _SMALLEST < ratio < 1 / _SMALLEST:
             raise LedgerError(_NO_QUERY)

@@ -11,10 +11,22 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    PlainSerializer,
+    RootModel,
+    ValidationError,
+    model_validator,
+)
 
 from dpbench.errors import LedgerError
 from dpbench.privacy.events import (
@@ -30,21 +42,18 @@ from dpbench.privacy.sampling import LotSamplings, Sampling, sampling_from_dict
 
 _SMALLEST = 1e-100  # of a number whose square is still one
 _ROUNDING = 1e-9  # of noise multipliers: costs are counted to ten digits
-_ALLOCATIONS = ("equal", "proportional", "dimension")
-_FIELDS = frozenset(
-    [
-        "digest",
-        "sampling",
-        "size_factors",
-        "summands",
-        "noise",
-        "groups",
-        "bound_factors",
-        "allocation",
-        "statistics",
-        "recipe",
-    ]
-)
+# Strict, because pydantic would take true for 1 and "3" for 3.
+STRICT = ConfigDict(strict=True, extra="forbid")
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=_SMALLEST, lt=1 / _SMALLEST, allow_inf_nan=False)]
+_List = Field(strict=False)  # lists of JSON as tuples
+
+
+def problem_of(error: ValidationError) -> str:
+    """Say in one line which value is wrong, and why."""
+    first = error.errors(include_url=False)[0]
+    place = ".".join(str(part) for part in first["loc"])
+    return f"{place}: {first['msg'].removeprefix('Value error, ')}, not {first['input']!r:.60}"
 
 
 class Numbered(Protocol):
@@ -63,51 +72,69 @@ class Numbered(Protocol):
         """What was summed."""
 
 
-@dataclass(frozen=True)
-class Stairs:
+class Stairs(
+    RootModel[Annotated[tuple[Annotated[tuple[Positive, Count], _List], ...], _List]], strict=True, frozen=True
+):
     """Factors of a value over the steps; after the last one it stays.
 
-    Attributes:
-        stairs: (factor, number of steps in a row that have it); empty: always 1.
+    In JSON [[factor, number of steps in a row that have it], ...]; []: always 1.
     """
-
-    stairs: tuple[tuple[float, int], ...] = ()
 
     @cached_property
     def _ends(self) -> list[int]:
         """The step after each stair."""
-        return list(accumulate(steps for _, steps in self.stairs))
+        return list(accumulate(steps for _, steps in self.root))
 
     def at(self, step: int) -> float:
         """The factor of a step, counted from 0."""
-        if not self.stairs:
+        if not self.root:
             return 1.0
         position = bisect_right(self._ends, step)
-        last = len(self.stairs) - 1
-        factor, _ = self.stairs[min(position, last)]
+        last = len(self.root) - 1
+        factor, _ = self.root[min(position, last)]
         return factor
 
-    def to_list(self) -> list[list[float]]:
-        """Plain JSON data."""
-        return [list(stair) for stair in self.stairs]
+
+_ALWAYS_ONE = Stairs(())
+_NOISES = {
+    "gaussian": {"process", "noise_multiplier"},
+    "scheduled": {"process", "noise_multiplier", "factors"},
+    "banded": {"process", "noise_multiplier", "coefficients"},
+}
 
 
-@dataclass(frozen=True)
-class StatedNoise:
+class StatedNoise(BaseModel, strict=True, extra="forbid", frozen=True):
     """What a plan says of its noise.
 
     Attributes:
-        process: "gaussian", "scheduled" or "banded"; else the qualified name of somebody's own class.
-        noise_multiplier: z, in units of the sensitivity of a release as of one added or removed record; None: nobody
-            but its class knows what a process of one's own does.
-        factors: Of z, by step.
-        coefficients: Of noise that is correlated over as many steps: the first column of C, of norm 1 at most.
+        process: "gaussian", "scheduled" or "banded"; else the qualified name of a class outside dpbench.
+        noise_multiplier: z, in units of the sensitivity of a release as of one added or removed record; None where only
+            the class of the process knows it.
+        factors: Factors of z, by step.
+        coefficients: First column of C, of norm 1 at most, of noise that is correlated over as many steps.
+        described: False of a process whose cost the plan does not state.
     """
 
     process: str
-    noise_multiplier: float | None
-    factors: Stairs = Stairs()
-    coefficients: tuple[float, ...] = ()
+    noise_multiplier: Positive | None = None
+    factors: Stairs = _ALWAYS_ONE
+    coefficients: Annotated[tuple[Annotated[float, Field(allow_inf_nan=False)], ...], _List] = ()
+    described: Literal[False] | None = None
+
+    @model_validator(mode="after")
+    def _is_known(self) -> StatedNoise:
+        expected = _NOISES.get(self.process)
+        if self.described is False:
+            expected = {"process", "described"}
+        if self.model_fields_set != expected or (self.noise_multiplier is None) != (self.described is False):
+            raise ValueError("this version of dpbench does not know the noise process")
+        if self.process == "banded" and self.described is None:
+            norm = math.hypot(*self.coefficients)
+            if self.bands < 2 or not self.coefficients[0] > 0 or norm > 1 + _ROUNDING:
+                raise ValueError(
+                    f"coefficients must be two or more, begin above 0 and have a norm of 1 at most, not {norm:.10g}"
+                )
+        return self
 
     @property
     def bands(self) -> int:
@@ -116,21 +143,36 @@ class StatedNoise:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
-        if self.noise_multiplier is None:
-            return {"process": self.process, "described": False}
-        data: dict[str, Any] = {
-            "process": self.process,
-            "noise_multiplier": self.noise_multiplier,
-        }
-        if self.process == "scheduled":
-            data["factors"] = self.factors.to_list()
-        if self.process == "banded":
-            data["coefficients"] = list(self.coefficients)
-        return data
+        return self.model_dump(mode="json", exclude_unset=True)
 
 
-@dataclass(frozen=True)
-class StatedPlan:
+class _Summands(BaseModel, strict=True, extra="forbid", frozen=True):
+    unit: str
+    per_summand: Count
+    total_weight: Positive | None
+
+
+def _is_no_earlier_query(name: str) -> str:
+    if name.startswith(EARLIER):
+        raise ValueError(f"the group {name!r} has a name that begins with {EARLIER!r}: call it otherwise")
+    return name
+
+
+class _Group(BaseModel, strict=True, extra="allow", frozen=True):
+    name: Annotated[str, AfterValidator(_is_no_earlier_query)]
+    max_grad_norm: Positive
+    coordinates: Annotated[int, Field(ge=0)]
+
+
+class _Statistic(BaseModel, strict=True, extra="allow", frozen=True):
+    name: str
+    size: Count
+    bound: Positive
+    noise_std: Positive
+    denominator: Positive
+
+
+class StatedPlan(BaseModel, strict=True, extra="forbid", frozen=True):
     """The plan of a phase, as its header states it.
 
     Guarantee: a release with number t that follows the plan is a Gaussian mechanism on sums over a lot of
@@ -153,25 +195,31 @@ class StatedPlan:
         statistics    released beside the gradients, for release 0: [{"name", "size", "bound", "noise_std", ...}]
         recipe        for people: names and options of what is done with the records; nothing here depends on it
 
-    Attributes:
-        digest: As above.
-        sampling: As above.
-        size_factors: As above.
-        unit: Of the summands; "" where it is that of the sampling.
-        per_summand: Units of the sampling that go into one summand.
-        noise: As above.
-        rest: What is stated and costs nothing: weights, groups, bounds, allocation, statistics, as JSON data.
-        recipe: As above; two plans that differ in it alone are equal.
+    Two plans that differ in `recipe` alone are equal.
     """
 
-    digest: str
-    sampling: Sampling
+    digest: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+    sampling: Annotated[
+        InstanceOf[Sampling],
+        BeforeValidator(lambda data: sampling_from_dict(_object("sampling", data))),
+        PlainSerializer(Sampling.to_dict),
+    ]
     size_factors: Stairs
-    unit: str
-    per_summand: int
+    summands: _Summands
     noise: StatedNoise
-    rest: Mapping[str, Any] = field(hash=False)
-    recipe: Any = field(default=None, compare=False)
+    groups: Annotated[tuple[_Group, ...], _List]
+    bound_factors: Stairs
+    allocation: Literal["equal", "proportional", "dimension"]
+    statistics: Annotated[tuple[_Statistic, ...], _List]
+    recipe: dict[str, Any]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, StatedPlan):
+            return NotImplemented
+        return self.model_dump(exclude={"recipe"}) == other.model_dump(exclude={"recipe"})
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
 
     @classmethod
     def from_dict(cls, data: object) -> StatedPlan:
@@ -181,29 +229,15 @@ class StatedPlan:
             LedgerError: It is none, or holds what this version does not know.
         """
         plan = _object("plan", data)
-        if set(plan) != _FIELDS:
-            differing = sorted(_FIELDS.symmetric_difference(plan))
+        differing = sorted(cls.model_fields.keys() ^ plan.keys())
+        if differing:
             raise LedgerError(
                 f"the plan lacks fields or has others than this version of dpbench reads: {', '.join(differing)}"
             )
-        summands = _object("summands", plan["summands"])
-        rest = {
-            "total_weight": _total_weight(summands),
-            "groups": _groups(plan["groups"]),
-            "bound_factors": _stairs("bound_factors", plan["bound_factors"]).to_list(),
-            "allocation": _word("allocation", plan["allocation"], _ALLOCATIONS),
-            "statistics": _statistics(plan["statistics"]),
-        }
-        stated = cls(
-            digest=_digest(plan["digest"]),
-            sampling=sampling_from_dict(_object("sampling", plan["sampling"])),
-            size_factors=_stairs("size_factors", plan["size_factors"]),
-            unit=_word("unit", summands.get("unit")),
-            per_summand=_count("per_summand", summands.get("per_summand")),
-            noise=_noise(_object("noise", plan["noise"])),
-            rest=rest,
-            recipe=_object("recipe", plan["recipe"]),
-        )
+        try:
+            stated = cls.model_validate(plan)
+        except ValidationError as error:
+            raise LedgerError(problem_of(error)) from None
         stated._require_rounds()
         return stated
 
@@ -219,11 +253,11 @@ class StatedPlan:
                 f"the noise has {self.noise.bands} bands, and batches hold a record again after {separation} steps"
             )
         # An unknown process is asked of its lines, which state a cost in the first step of a round only.
-        moves = bool(self.noise.factors.stairs) or self.noise.noise_multiplier is None
-        moves = moves or bool(self.size_factors.stairs)
+        moves = bool(self.noise.factors.root) or self.noise.noise_multiplier is None
+        moves = moves or bool(self.size_factors.root)
         if moves and self.sampling.groups > 1:
             raise LedgerError("noise or batches move, and batches of groups that take turns cost the same in each step")
-        if self.noise.bands > 1 and (self.rest["bound_factors"] or self.per_summand > 1):
+        if self.noise.bands > 1 and (self.bound_factors.root or self.summands.per_summand > 1):
             raise LedgerError("banded noise needs bounds that stay, of summands that are one record each")
 
     @property
@@ -233,22 +267,7 @@ class StatedPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data: inverse of `from_dict`."""
-        return {
-            "digest": self.digest,
-            "sampling": self.sampling.to_dict(),
-            "size_factors": self.size_factors.to_list(),
-            "summands": {
-                "unit": self.unit,
-                "per_summand": self.per_summand,
-                "total_weight": self.rest["total_weight"],
-            },
-            "noise": self.noise.to_dict(),
-            "groups": self.rest["groups"],
-            "bound_factors": self.rest["bound_factors"],
-            "allocation": self.rest["allocation"],
-            "statistics": self.rest["statistics"],
-            "recipe": self.recipe,
-        }
+        return {**self.model_dump(mode="json"), "noise": self.noise.to_dict()}
 
     @cached_property
     def _samplings(self) -> LotSamplings:
@@ -275,7 +294,7 @@ class StatedPlan:
                 "line, and cannot be computed from the plan."
             )
         sampling = self.sampling_of(step)
-        changes = record_changes(sampling, self.per_summand)
+        changes = record_changes(sampling, self.summands.per_summand)
         scaled = multiplier * self.noise.factors.at(step)
         return scaled / max(1, changes)
 
@@ -324,117 +343,7 @@ def own_process(noise: Mapping[str, Any]) -> str | None:
     return None
 
 
-# ------------------------------------------------------------------------------------- reading
-
-
 def _object(name: str, value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise LedgerError(f"{name} must be a JSON object, not {value!r:.60}")
     return value
-
-
-def _objects(name: str, value: object) -> list[dict[str, Any]]:
-    if not isinstance(value, list):
-        raise LedgerError(f"{name} must be a list, not {value!r:.60}")
-    return [_object(f"each of {name}", entry) for entry in value]
-
-
-def _word(name: str, value: object, choices: tuple[str, ...] = ()) -> str:
-    if not isinstance(value, str):
-        raise LedgerError(f"{name} must be a word, not {value!r:.60}")
-    if choices and value not in choices:
-        raise LedgerError(f"{name} must be one of {', '.join(choices)}, not {value!r:.60}")
-    return value
-
-
-def _digest(value: object) -> str:
-    digest = _word("digest", value)
-    if len(digest) != 32 or not set(digest) <= set("0123456789abcdef"):
-        raise LedgerError(f"digest must be 32 hexadecimal digits, not {digest!r:.60}")
-    return digest
-
-
-def _count(name: str, value: object, least: int = 1) -> int:
-    if type(value) is not int or value < least:
-        raise LedgerError(f"{name} must be a whole number from {least} on, not {value!r:.60}")
-    return value
-
-
-def _positive(name: str, value: object) -> float:
-    # A bool is an int to Python, and NaN is neither above nor below anything.
-    if type(value) not in (int, float) or not _SMALLEST < value < 1 / _SMALLEST:  # type: ignore[operator]
-        raise LedgerError(f"{name} must be a positive and finite number, not {value!r:.60}")
-    return float(value)  # type: ignore[arg-type]
-
-
-def _stairs(name: str, value: object) -> Stairs:
-    if not isinstance(value, list):
-        raise LedgerError(f"{name} must be a list of [factor, steps], not {value!r:.60}")
-    stairs = []
-    for stair in value:
-        if not isinstance(stair, list) or len(stair) != 2:
-            raise LedgerError(f"{name} must be a list of [factor, steps], and has {stair!r:.60}")
-        factor = _positive(name, stair[0])
-        steps = _count(f"steps of {name}", stair[1])
-        stairs.append((factor, steps))
-    return Stairs(tuple(stairs))
-
-
-def _noise(data: dict[str, Any]) -> StatedNoise:
-    process = _word("the noise process", data.get("process"))
-    if data == {"process": process, "described": False}:
-        return StatedNoise(process, None)
-    if process == "gaussian" and set(data) == {"process", "noise_multiplier"}:
-        multiplier = _positive("noise_multiplier", data["noise_multiplier"])
-        return StatedNoise(process, multiplier)
-    if process == "scheduled" and set(data) == {"process", "noise_multiplier", "factors"}:
-        multiplier = _positive("noise_multiplier", data["noise_multiplier"])
-        factors = _stairs("factors of the noise", data["factors"])
-        return StatedNoise(process, multiplier, factors)
-    if process == "banded" and set(data) == {"process", "noise_multiplier", "coefficients"}:
-        multiplier = _positive("noise_multiplier", data["noise_multiplier"])
-        coefficients = _coefficients(data["coefficients"])
-        return StatedNoise(process, multiplier, coefficients=coefficients)
-    raise LedgerError(f"this version of dpbench does not know the noise process {data!r:.120}")
-
-
-def _coefficients(value: object) -> tuple[float, ...]:
-    if not isinstance(value, list) or len(value) < 2:
-        raise LedgerError(f"coefficients must be a list of two numbers or more, not {value!r:.60}")
-    for number in value:
-        if type(number) not in (int, float) or not math.isfinite(number):
-            raise LedgerError(f"coefficients must be finite numbers, and one is {number!r:.60}")
-    norm = math.hypot(*value)
-    if not value[0] > 0 or norm > 1 + _ROUNDING:
-        raise LedgerError(f"coefficients must begin above 0 and have a norm of 1 at most, not {norm:.10g}")
-    return tuple(float(number) for number in value)
-
-
-def _total_weight(summands: dict[str, Any]) -> float | None:
-    if set(summands) != {"unit", "per_summand", "total_weight"}:
-        raise LedgerError(f"summands must have unit, per_summand and total_weight, not {', '.join(summands)}")
-    weight = summands["total_weight"]
-    if weight is None:
-        return None
-    return _positive("total_weight", weight)
-
-
-def _groups(value: object) -> list[dict[str, Any]]:
-    groups = _objects("groups", value)
-    for group in groups:
-        name = _word("the name of a group", group.get("name"))
-        if name.startswith(EARLIER):
-            raise LedgerError(f"the group {name!r} has a name that begins with {EARLIER!r}: call it otherwise")
-        _positive(f"the bound of {name}", group.get("max_grad_norm"))
-        _count(f"the coordinates of {name}", group.get("coordinates"), least=0)
-    return groups
-
-
-def _statistics(value: object) -> list[dict[str, Any]]:
-    statistics = _objects("statistics", value)
-    for statistic in statistics:
-        name = _word("the name of a statistic", statistic.get("name"))
-        _count(f"the size of {name}", statistic.get("size"))
-        for number in ("bound", "noise_std", "denominator"):
-            _positive(f"{number} of {name}", statistic.get(number))
-    return statistics
