@@ -12,6 +12,7 @@ from scipy import optimize
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.accountants import (
+    ACCOUNTANTS,
     PLD_LIMIT,
     PLD_MOST_RELEASES,
     RenyiAccountant,
@@ -106,6 +107,7 @@ def _solve(
         while gap(first) * gap(last) > 0 and (first > math.log(low) or last < math.log(high)):
             first = max(math.log(low), first - margin)
             last = min(math.log(high), last + margin)
+            margin *= 2
         if gap(first) * gap(last) > 0:
             raise ConfigurationError(f"no value from {low:g} to {high:g} meets {limit:g}: use the rdp accountant.")
     rises = gap(last) > gap(first)
@@ -225,8 +227,10 @@ def calibrate_scale(
     def epsilon_at(scale: float) -> float:
         return _bounded_epsilon(earlier + events_for(scale), delta, accountant, target_epsilon)
 
+    quick = _QUICK if len(example) > _FEW else ACCOUNTANTS["rdp"]
+
     def quick_epsilon_at(scale: float) -> float:
-        return _QUICK.epsilon(earlier + events_for(scale), delta)
+        return quick.epsilon(earlier + events_for(scale), delta)
 
     def refusal(least_epsilon: float) -> str:
         return (
