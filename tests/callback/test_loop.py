@@ -443,26 +443,25 @@ def test_what_needs_a_trainer_is_refused(tmp_path: Path) -> None:
     model, ledger = network(), str(tmp_path / "l.jsonl")
     sgd = torch.optim.SGD(model.parameters(), 0.1)
     private = DPSGD(noise_multiplier=1.0, ledger=ledger)
-    users = Users(LocalTraining(lr=0.1))
     refused: list[tuple[Any, ...]] = [
         ("set the path of the ledger", model, sgd, loader(), DPSGD(noise_multiplier=1.0)),
         ("is not a private strategy", model, sgd, loader(), NonPrivate()),
         ("not a Module", Module(), sgd, loader(), private),
-        ("the optimizer stepped twice", model, torch.optim.LBFGS(model.parameters()), loader(), private),
+        ("without a closure, which LBFGS.step requires", model, torch.optim.LBFGS(model.parameters()), loader(), private),
         ("is unknown", model, sgd, torch.utils.data.DataLoader(data(), 12), private),
-        ("does not support records", model, sgd, loader(), DPSGD(noise_multiplier=1.0, ledger=ledger, records=users)),
-        (
-            "does not support metrics",
-            model,
-            sgd,
-            loader(),
-            DPSGD(noise_multiplier=1.0, ledger=ledger, metrics={"loss": 1.0}),
-        ),
-        ("found on noise", model, sgd, loader(), AdaptiveMeanClipping(noise_multiplier=1.0, ledger=ledger)),
     ]
     for message, *parts in refused:
         with pytest.raises(ConfigurationError, match=message):
             PrivateLoop(*parts, loss, 5)
+    later: list[tuple[str, type[PrivateStrategy], dict[str, Any]]] = [
+        ("does not support training by user", DPSGD, {"records": Users(LocalTraining(lr=0.1))}),
+        ("the module offers no metric loss", DPSGD, {"metrics": {"loss": 1.0}}),
+        ("set initial_max_grad_norm", AdaptiveMeanClipping, {}),
+    ]
+    for message, kind, options in later:
+        strategy = kind(noise_multiplier=1.0, ledger=str(tmp_path / "later.jsonl"), **options)
+        with pytest.raises(ConfigurationError, match=message):
+            list(PrivateLoop(model, sgd, loader(), strategy, loss, 5))
     for steps in (0, 2.5, True, "3"):
         with pytest.raises(ConfigurationError, match="from 1 on"):
             PrivateLoop(model, sgd, loader(), private, loss, steps)  # type: ignore[arg-type]

@@ -106,8 +106,12 @@ class Training(ABC):
         return batch
 
     def local_batches(self) -> LocalBatches:
-        """How the batches of local training come to the device."""
-        raise NotImplementedError(f"{type(self).__name__} knows no local training")
+        """How the batches of local training come to the device.
+
+        Raises:
+            ConfigurationError: The driver knows no local training.
+        """
+        raise ConfigurationError("PrivateLoop does not support training by user: use a Lightning Trainer.")
 
     def index_of_step(self) -> tuple[int, ...]:
         """Arguments of `own_step` after the batch, where it is called outside of the driver's loop."""
