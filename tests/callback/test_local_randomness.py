@@ -93,7 +93,6 @@ def test_no_seed_of_32_bits_is_left_where_private_records_are_in_sight() -> None
         "guards/_number_of_records.py",  # a step that is run and thrown away
         "privacy/randomness.py",
         "privacy/record_axis/mode.py",  # compared with a step's own generator
-        "data/blank.py",  # made-up rows, by which memory is measured
         "data/images.py",  # noise images for first bounds
         "prior/features.py",  # made-up images
         "prior/pretraining.py",  # and what is trained on them

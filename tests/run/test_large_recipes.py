@@ -22,7 +22,9 @@ IMAGES = [
 
 def trained(folder: Path, words: Sequence[str]) -> None:
     """Train two steps, with per-record gradients by the engine."""
-    _, err = dpbench(folder, "train", *words, "trainer.max_steps=2", "logger=none", "hydra.run.dir=run")
+    on_the_cpu = ["strategy.max_physical_batch_size=4"]  # auto is for GPUs
+    run = ["trainer.max_steps=2", "logger=none", "hydra.run.dir=run"]
+    _, err = dpbench(folder, "train", *words, *on_the_cpu, *run)
     assert "record by record" not in err
     assert json.loads((folder / "run" / "result.json").read_text())["steps"] == 2
 

@@ -1,8 +1,9 @@
-"""`max_physical_batch_size=auto`, and what is said where memory is over."""
+"""`max_physical_batch_size=auto`, and what is said when memory is over."""
 
 from __future__ import annotations
 
-import math
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,25 +14,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
+from torchmetrics import MeanMetric
 
 from dpbench.callback.loop import PrivateLoop
-from dpbench.data.blank import blank_batch
-from dpbench.data.images import ImageDataModule
 from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError, OutOfMemory
 from dpbench.privacy.accounting.ledger import read_ledger
-from dpbench.session import _memory, _physical_batch
+from dpbench.privacy.canaries.canaries import GradientCanaries
+from dpbench.privacy.gradients.engine import PerRecordEngine
+from dpbench.privacy.releases import ReleaseEngine
+from dpbench.records import examples
 from dpbench.strategies import DPSGD, AdaptiveQuantileClipping
 from tests.strategies.worlds import trainer_for, weights_of
 
 SIZE = 200
 EXPECTED = 60.0
-CPU = torch.device("cpu")
-TIGHT = 2**18  # bytes, in which a part of a batch fits
+FITS = 20
+"""Rows that fit into memory."""
+FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
 class Counting(nn.Module):
-    """Counts its calls, and draws random numbers: nothing of a measurement may stay in either."""
+    """Counts its calls, and draws random numbers: nothing of an attempt may stay in either."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,6 +47,8 @@ class Counting(nn.Module):
 
 
 class Module(pl.LightningModule):
+    """A module whose attributes, metric, logs and batch all tell how often a step has run."""
+
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -53,9 +59,12 @@ class Module(pl.LightningModule):
             nn.Flatten(),
             nn.Linear(6 * 36, 3),
         )
+        self.mean = MeanMetric()
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = F.cross_entropy(self.net(batch[0]), batch[1])
+        x = batch[0].mul_(2)  # in place
+        loss = F.cross_entropy(self.net(x), batch[1])
+        self.mean.update(loss.detach(), len(x))
         self.log("loss", loss)
         return loss
 
@@ -63,13 +72,13 @@ class Module(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def records(scale: float = 1.0) -> TensorDataset:
+def records() -> TensorDataset:
     generator = torch.Generator().manual_seed(5)
-    return TensorDataset(scale * torch.randn(SIZE, 1, 8, 8, generator=generator), torch.arange(SIZE) % 3)
+    return TensorDataset(torch.randn(SIZE, 1, 8, 8, generator=generator), torch.arange(SIZE) % 3)
 
 
-def loader_of(data: TensorDataset, expected: float = EXPECTED) -> LotLoader:
-    return LotLoader.poisson(data, expected, seed=2)
+def loader_of(expected: float = EXPECTED) -> LotLoader:
+    return LotLoader.poisson(records(), expected, seed=2)
 
 
 def dpsgd(folder: Path, rows: Any, **options: Any) -> DPSGD:
@@ -83,228 +92,249 @@ def dpsgd(folder: Path, rows: Any, **options: Any) -> DPSGD:
     )
 
 
-def fit(strategy: DPSGD, folder: Path, steps: int = 3, data: TensorDataset | None = None, **options: Any) -> Module:
+def fit(strategy: DPSGD, folder: Path, steps: int = 3, **options: Any) -> Module:
     module = Module()
     checkpoint = options.pop("ckpt_path", None)
     trainer = trainer_for(folder, strategy, steps, **options)
-    trainer.fit(module, loader_of(data or records()), ckpt_path=checkpoint, weights_only=False)
+    trainer.fit(module, loader_of(), ckpt_path=checkpoint, weights_only=False)
     return module
 
 
-def give(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """Let so many bytes be free."""
-    monkeypatch.setattr(_memory, "available", lambda device: size)
+@pytest.fixture(autouse=True)
+def _on_any_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "on_the_cpu" not in request.node.name:
+        monkeypatch.setattr(examples, "_RAISES_WHEN_FULL", ("cuda", "cpu"))
 
 
-def test_nothing_of_the_measurement_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    give(monkeypatch, TIGHT)
-    automatic = dpsgd(tmp_path / "auto", "auto")
-    measured = fit(automatic, tmp_path / "auto")
-    rows = automatic.max_physical_batch_size
-    assert isinstance(rows, int) and 1 < rows < EXPECTED / 2
-    given = fit(dpsgd(tmp_path / "given", rows), tmp_path / "given")
-    assert torch.equal(weights_of(measured), weights_of(given))
-    counting: Any = measured.net[2]
-    other: Any = given.net[2]
-    assert counting.calls == other.calls > 0
+def full_in_forward(monkeypatch: pytest.MonkeyPatch, is_over: Callable[[int], bool]) -> None:
+    """Memory is over in the second layer, when some random numbers are drawn."""
+    forward = Counting.forward
+
+    def over(self: Counting, x: Tensor) -> Tensor:
+        x = forward(self, x)
+        if is_over(len(x)):
+            raise FULL
+        return x
+
+    monkeypatch.setattr(Counting, "forward", over)
+
+
+def full_in_backward(monkeypatch: pytest.MonkeyPatch, is_over: Callable[[int], bool]) -> None:
+    backward = PerRecordEngine.backward
+
+    def over(self: PerRecordEngine, loss: Tensor, records: int, **options: Any) -> Any:
+        gradients = backward(self, loss, records, **options)
+        if is_over(records):
+            raise FULL
+        return gradients
+
+    monkeypatch.setattr(PerRecordEngine, "backward", over)
+
+
+def full_in_sums(monkeypatch: pytest.MonkeyPatch, is_over: Callable[[int], bool]) -> None:
+    """Memory is over when the sums of the piece were added up."""
+    accumulate = ReleaseEngine.accumulate
+
+    def over(self: ReleaseEngine, gradients: Any, rows: int, *arguments: Any) -> None:
+        accumulate(self, gradients, rows, *arguments)
+        if is_over(rows):
+            raise FULL
+
+    monkeypatch.setattr(ReleaseEngine, "accumulate", over)
+
+
+PLACES = [full_in_forward, full_in_backward, full_in_sums]
+
+
+@pytest.mark.parametrize("fill", PLACES)
+@pytest.mark.parametrize("options", [{}, {"microbatch_size": 3}], ids=str)
+def test_a_batch_that_begins_again_is_that_of_the_size_from_the_start(
+    options: dict[str, Any],
+    fill: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with monkeypatch.context() as patch:
+        fill(patch, lambda rows: rows > FITS)
+        automatic = dpsgd(tmp_path / "auto", "auto", **options)
+        one = fit(automatic, tmp_path / "auto")
+    file = tmp_path / "auto" / "piece_sizes.json"
+    sizes = json.loads(file.read_text())
+    assert list(sizes) == ["0"] and FITS / 2 <= sizes["0"] <= FITS
+    assert file.stat().st_mode & 0o777 == 0o600
+    other = fit(dpsgd(tmp_path / "given", sizes["0"], **options), tmp_path / "given")
+    assert torch.equal(weights_of(one), weights_of(other))
     ledgers = [(tmp_path / name / "ledger.jsonl").read_bytes() for name in ("auto", "given")]
     assert ledgers[0] == ledgers[1]
+    assert one.net[2].calls == other.net[2].calls > 3  # type: ignore[union-attr, operator]
+    assert torch.equal(one.mean.compute(), other.mean.compute())
+    # The sizes may depend on records, and are told nowhere else.
+    assert automatic.max_physical_batch_size == "auto"
+    assert "physical" not in caplog.text and "memory" not in caplog.text
+    assert sorted(path.name for path in (tmp_path / "auto").iterdir()) == ["ledger.jsonl", "piece_sizes.json"]
 
 
-def test_a_piece_of_the_size_fits_and_one_twice_as_large_does_not(
+def test_memory_may_be_over_after_some_pieces_of_a_later_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peaks: dict[int, int] = {}
-    peak_of = _memory.peak_of
+    strategy = dpsgd(tmp_path / "auto", "auto")
+    tried: list[int] = []
 
-    def noted(device: torch.device, run: Callable[[], object]) -> int:
-        peak = peak_of(device, run)
-        peaks[run.args[0]] = peak  # type: ignore[attr-defined]
-        return peak
-
-    monkeypatch.setattr(_memory, "peak_of", noted)
-    budget = TIGHT * _physical_batch._SHARE_OF_HOST
-    give(monkeypatch, TIGHT)
-    strategy = dpsgd(tmp_path, "auto")
-    fit(strategy, tmp_path, steps=1)
-    rows = strategy.max_physical_batch_size
-    assert isinstance(rows, int) and len(peaks) <= 5
-    assert peaks[rows] <= budget
-    assert min(size for size, peak in peaks.items() if peak > budget) <= 2 * rows
-
-
-def test_all_of_a_batch_goes_in_at_once_where_there_is_room(tmp_path: Path) -> None:
-    strategy = dpsgd(tmp_path, "auto")
-    fit(strategy, tmp_path, steps=1)
-    deviations = 4 * math.sqrt(EXPECTED * (1 - EXPECTED / SIZE))
-    assert EXPECTED + deviations <= strategy.max_physical_batch_size < EXPECTED + deviations + 8  # type: ignore[operator]
-
-
-@pytest.mark.parametrize("scale", [0.0, 1e30, math.nan])
-def test_the_size_does_not_depend_on_the_records(scale: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    give(monkeypatch, TIGHT)
-    batches = []
-    sizes = []
-    for name, data in {"others": records(scale), "usual": records()}.items():
-        batches.append(blank_batch(loader_of(data), 4))
-        strategy = dpsgd(tmp_path / name, "auto")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Module, "training_step", _forgetful(Module.training_step))
-            fit(strategy, tmp_path / name, steps=1, data=data)
-        sizes.append(strategy.max_physical_batch_size)
-    assert sizes[0] == sizes[1]
-    for one, other in zip(*batches, strict=True):
-        assert len(one) == 4 and torch.equal(one, other)
-
-
-def _forgetful(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A step that no guard can refuse for what the records are: it makes finite ones of them."""
-
-    def forgetful(self: Module, batch: Any, batch_idx: int) -> Tensor:
-        return step(self, (batch[0].nan_to_num(0, 0, 0).clamp(-3, 3), batch[1]), batch_idx)
-
-    return forgetful
-
-
-def test_pieces_that_do_not_fit_are_halved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = []
-
-    def peak_of(device: torch.device, run: Callable[[], object]) -> int:
-        rows: int = run.args[0]  # type: ignore[attr-defined]
+    def is_over(rows: int) -> bool:
+        if strategy.releases != 1:
+            return False
         tried.append(rows)
-        if rows > 20:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        run()
-        return rows
+        return len(tried) in (1, 3)  # all rows at once, and the second half
 
-    monkeypatch.setattr(_memory, "peak_of", peak_of)
-    strategy = dpsgd(tmp_path, "auto")
-    fit(strategy, tmp_path, steps=1)
-    rows = strategy.max_physical_batch_size
-    assert tried[:2] == [2, 6] and rows in tried and max(tried) > 20 and 10 <= rows <= 20  # type: ignore[operator]
+    with monkeypatch.context() as patch:
+        full_in_sums(patch, is_over)
+        one = fit(strategy, tmp_path / "auto")
+    sizes = json.loads((tmp_path / "auto" / "piece_sizes.json").read_text())
+    assert sizes == {"1": tried[0] // 4} and tried[3] == tried[0] // 4
 
-
-def test_a_resumed_run_takes_the_same_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    give(monkeypatch, TIGHT)
-    whole = fit(dpsgd(tmp_path / "whole", "auto"), tmp_path / "whole", steps=4)
-    first = dpsgd(tmp_path / "parts", "auto")
-    module = Module()
-    trainer = trainer_for(tmp_path / "parts", first, 2)
-    trainer.fit(module, loader_of(records()))
-    trainer.save_checkpoint(tmp_path / "mid.ckpt")
-    give(monkeypatch, 2**30)  # by now
-    second = dpsgd(tmp_path / "parts", "auto")
-    resumed = fit(second, tmp_path / "parts", steps=4, ckpt_path=tmp_path / "mid.ckpt")
-    assert second.max_physical_batch_size == first.max_physical_batch_size
-    assert torch.equal(weights_of(resumed), weights_of(whole))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "piece_sizes.json").write_text('{"0": 2}')  # of a run whose ledger was deleted
+    strategy = dpsgd(tmp_path / "other", "auto")
+    full_in_forward(monkeypatch, lambda rows: strategy.releases == 1 and rows > sizes["1"])
+    other = fit(strategy, tmp_path / "other")
+    assert json.loads((tmp_path / "other" / "piece_sizes.json").read_text()) == sizes
+    assert torch.equal(weights_of(one), weights_of(other))
 
 
-def test_a_second_training_measures_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = []
-    for number, free in enumerate([TIGHT, 2 * TIGHT]):
-        give(monkeypatch, free)
-        strategy = dpsgd(tmp_path / str(number), "auto")
-        fit(strategy, tmp_path / str(number), steps=1)
-        sizes.append(strategy.max_physical_batch_size)
-    assert sizes[0] < sizes[1]  # type: ignore[operator]
+def test_a_run_that_is_resumed_takes_the_sizes_of_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "whole"
+    strategy = dpsgd(folder, "auto")
+
+    class Saves(pl.Callback):
+        observes_only = True
+
+        def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+            trainer.save_checkpoint(folder / f"{trainer.global_step}.ckpt")
+
+    with monkeypatch.context() as patch:
+        full_in_forward(patch, lambda rows: rows > {0: 99, 1: 99, 2: 30, 3: 30, 4: 9}[strategy.releases])
+        whole = fit(strategy, folder, steps=5, more=[Saves()])
+    assert list(json.loads((folder / "piece_sizes.json").read_text())) == ["2", "4"]
+    for step in (1, 2, 3, 4):
+        parts = tmp_path / str(step)
+        shutil.copytree(folder, parts)
+        state = torch.load(parts / f"{step}.ckpt", weights_only=False)
+        assert "piece" not in str(state["callbacks"]) and "physical" not in str(state["callbacks"])
+        resumed = fit(dpsgd(parts, "auto"), parts, steps=5, ckpt_path=parts / f"{step}.ckpt")
+        assert torch.equal(weights_of(resumed), weights_of(whole))
+        # What the ledger holds beyond the checkpoint was repeated to the last bit: no release counts twice.
+        assert (parts / "ledger.jsonl").read_bytes() == (folder / "ledger.jsonl").read_bytes()
+    damaged = tmp_path / "1" / "piece_sizes.json"
+    damaged.write_text("[]")
+    with pytest.raises(ConfigurationError, match=r"does not hold the sizes of a run's pieces: restore it"):
+        fit(dpsgd(tmp_path / "1", "auto"), tmp_path / "1", steps=5, ckpt_path=tmp_path / "1" / "1.ckpt")
 
 
-@pytest.mark.parametrize("options", [{}, {"metrics": {"accuracy": 1.0}}])
-def test_a_loop_and_adaptive_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
-    give(monkeypatch, 3 * TIGHT)
-    if options:  # metrics need a Trainer
-        strategy = dpsgd(tmp_path, "auto", **options)
-        monkeypatch.setattr(Module, "record_metrics", {"accuracy": 1}, raising=False)
-        monkeypatch.setattr(Module, "training_step", _with_metrics)
-        fit(strategy, tmp_path, steps=2)
-    else:
+def test_a_loop_keeps_the_sizes_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained(name: str, rows: Any) -> Tensor:
         torch.manual_seed(0)
-        net = nn.Sequential(nn.Flatten(), nn.Linear(64, 100), nn.Linear(100, 3))
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        net = nn.Sequential(nn.Flatten(), nn.Linear(64, 100), Counting(), nn.Linear(100, 3))
         strategy = AdaptiveQuantileClipping(
             noise_multiplier=1.0,
             delta=1e-3,
-            ledger=str(tmp_path / "ledger.jsonl"),
-            max_physical_batch_size="auto",
+            seed=3,
+            ledger=str(tmp_path / name / "ledger.jsonl"),
+            max_physical_batch_size=rows,
         )
-        loop = PrivateLoop(net, optimizer, loader_of(records()), strategy, _loss, steps=2)
-        assert list(loop) == [1, 2]
-    assert isinstance(strategy.max_physical_batch_size, int) and strategy.releases == 2
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        assert list(PrivateLoop(net, optimizer, loader_of(), strategy, _loss, steps=2)) == [1, 2]
+        return weights_of(net)
+
+    tried: list[int] = []
+
+    def is_over(rows: int) -> bool:
+        tried.append(rows)
+        return rows > FITS
+
+    with monkeypatch.context() as patch:
+        full_in_backward(patch, is_over)
+        one = trained("auto", "auto")
+    (size,) = {rows for rows in tried if FITS / 2 <= rows <= FITS and tried.count(rows) > 2}
+    assert torch.equal(one, trained("given", size))
+    assert not (tmp_path / "auto" / "piece_sizes.json").exists()
 
 
 def _loss(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def _with_metrics(self: Module, batch: Any, batch_idx: int) -> dict[str, Any]:
-    logits = self.net(batch[0])
-    correct = (logits.argmax(1) == batch[1]).float()
-    return {"loss": F.cross_entropy(logits, batch[1]), "record_metrics": {"accuracy": correct}}
+def test_one_row_that_does_not_fit_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy = dpsgd(tmp_path, "auto")
+    full_in_forward(monkeypatch, lambda rows: strategy.releases == 1)
+    with pytest.raises(OutOfMemory, match="nothing was released: a single row does not fit, so take a smaller") as error:
+        fit(strategy, tmp_path)
+    assert "\n" not in str(error.value)
+    assert len(read_ledger(tmp_path / "ledger.jsonl").releases) == 1
 
 
-@pytest.mark.parametrize(("augmentations", "microbatch"), [(3, 1), (None, 3)])
-def test_records_of_several_rows_are_not_cut(
-    augmentations: int | None, microbatch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    give(monkeypatch, TIGHT if augmentations else TIGHT // 3)
-    data = ImageDataModule("digits", image_size=8, expected_batch_size=EXPECTED, augmentations=augmentations)
-    strategy = dpsgd(tmp_path, "auto", microbatch_size=microbatch)
-    module = Module()
-    module.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    data.setup()
-    trainer_for(tmp_path, strategy, 2).fit(module, data.train_dataloader())
-    rows = strategy.max_physical_batch_size
-    assert isinstance(rows, int) and 3 <= rows < EXPECTED * (augmentations or 1) and rows % 3 == 0
+def test_other_errors_are_raised_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = []
+
+    def broken(self: Counting, x: Tensor) -> Tensor:
+        runs.append(len(x))
+        if len(x) > 10:
+            raise RuntimeError("broken")
+        return x
+
+    monkeypatch.setattr(Counting, "forward", broken)
+    with pytest.raises(RuntimeError, match="broken"):
+        fit(dpsgd(tmp_path, "auto"), tmp_path)
+    assert len([rows for rows in runs if rows > 10]) == 1
 
 
-class OfItsOwn(TensorDataset):
-    """Might give each record another shape."""
+def test_what_an_audit_has_seen_does_not_begin_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full_in_forward(monkeypatch, lambda rows: rows > FITS)
+    strategy = dpsgd(tmp_path, "auto", audit=GradientCanaries(canaries=20, seed=2))
+    with pytest.raises(OutOfMemory, match=r"cannot begin again.*an audit.* set max_physical_batch_size to a number"):
+        fit(strategy, tmp_path)
 
 
-def test_shapes_that_may_be_private_are_refused(tmp_path: Path) -> None:
-    data = OfItsOwn(*records().tensors)
-    with pytest.raises(ConfigurationError, match="a OfItsOwn may give each record another one.*give a number"):
-        trainer_for(tmp_path, dpsgd(tmp_path, "auto"), 1).fit(Module(), loader_of(data))
-    collated = LotLoader.poisson(records(), EXPECTED, seed=2, collate_fn=torch.utils.data.default_collate)
-    assert collated.collate_fn.is_custom is False  # torch's own
-    padded = LotLoader.poisson(records(), EXPECTED, collate_fn=lambda rows: torch.utils.data.default_collate(rows))
-    with pytest.raises(ConfigurationError, match="a collate_fn may give"):
-        trainer_for(tmp_path, dpsgd(tmp_path, "auto"), 1).fit(Module(), padded)
-
-
-def test_one_record_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    give(monkeypatch, 2**10)
-    with pytest.raises(ConfigurationError, match="one record does not fit .* free on cpu: take a smaller network"):
+def test_a_number_is_needed_on_the_cpu(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"auto needs a GPU.*runs on cpu\): give a number of rows"):
         fit(dpsgd(tmp_path, "auto"), tmp_path)
     assert not (tmp_path / "ledger.jsonl").exists()
-
-
-def test_a_step_that_fails_on_made_up_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = Module.training_step
-
-    def picky(self: Module, batch: Any, batch_idx: int) -> Tensor:
-        if len(batch[1]) == 2:
-            raise RuntimeError("these labels are made up")
-        return step(self, batch, batch_idx)
-
-    monkeypatch.setattr(Module, "training_step", picky)
-    with pytest.raises(ConfigurationError, match=r"made-up rows.*\(these labels are made up\): give a number"):
-        fit(dpsgd(tmp_path, "auto"), tmp_path)
 
 
 def test_manual_optimization_is_refused(tmp_path: Path) -> None:
     module = Module()
     module.automatic_optimization = False
     with pytest.raises(ConfigurationError, match="max_physical_batch_size needs automatic optimization"):
-        trainer_for(tmp_path, dpsgd(tmp_path, "auto"), 1).fit(module, loader_of(records()))
+        trainer_for(tmp_path, dpsgd(tmp_path, "auto"), 1).fit(module, loader_of())
 
 
-def test_a_network_that_is_trained_record_by_record_needs_no_size(tmp_path: Path) -> None:
-    module = Module()
-    module.net[4] = nn.utils.parametrizations.weight_norm(nn.Linear(6 * 36, 3))
-    strategy = dpsgd(tmp_path, "auto")
-    trainer_for(tmp_path, strategy, 1).fit(module, loader_of(records(), 4))
-    assert strategy.releases == 1 and strategy.max_physical_batch_size == "auto"
+def test_memory_that_is_over_after_the_release_is_not_explained(tmp_path: Path) -> None:
+    class Manual(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.steps = 0
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+            self.manual_backward(F.cross_entropy(self.net(batch[0]), batch[1]))
+            self.optimizers().step()  # type: ignore[union-attr]
+            self.steps += 1
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    module = Manual()
+    strategy = dpsgd(tmp_path, None)
+    with pytest.raises(torch.OutOfMemoryError, match="^CUDA out of memory.$"):
+        trainer_for(tmp_path, strategy, 2).fit(module, loader_of())
+    assert module.steps == 1 and len(read_ledger(tmp_path / "ledger.jsonl").releases) == 1
+
+
+def test_a_second_backward_pass_is_refused(tmp_path: Path) -> None:
+    class Twice(Module):
+        def on_before_zero_grad(self, optimizer: Any) -> None:
+            self.trainer.lightning_module.backward(torch.zeros((), requires_grad=True))
+
+    with pytest.raises(ConfigurationError, match="backward was called twice"):
+        trainer_for(tmp_path, dpsgd(tmp_path, "auto"), 1).fit(Twice(), loader_of())
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), MemoryError()])
@@ -312,7 +342,7 @@ def test_a_network_that_is_trained_record_by_record_needs_no_size(tmp_path: Path
     ("rows", "remedy"),
     [
         (40, r"max_physical_batch_size=20 \(now 40\)"),
-        (None, "max_physical_batch_size=auto"),
+        (None, "to a number of rows that fit, or to auto on a GPU"),
         (1, "gradients=one_by_one"),
     ],
 )
@@ -333,16 +363,3 @@ def test_memory_that_is_over_within_a_batch(
         fit(strategy, tmp_path, steps=4)
     assert "\n" not in str(raised.value)
     assert len(read_ledger(tmp_path / "ledger.jsonl").releases) == 2
-
-
-def test_memory_of_the_host() -> None:
-    """A tensor counts for as long as it lives."""
-
-    def run() -> None:
-        for _ in range(3):
-            torch.zeros(1000).add_(1)
-        kept = [torch.ones(500) for _ in range(4)]
-        del kept
-
-    assert 8000 <= _memory.peak_of(CPU, run) < 9000
-    assert 2**20 < _memory.available(CPU) < 2**50

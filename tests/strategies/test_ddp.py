@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,6 +17,7 @@ from torch import nn
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.randomness import Stream
+from dpbench.records import examples
 from dpbench.strategies import DPSGD
 from tests.strategies.worlds import Classifier, assert_same_training, loader_of, pictures, trainer_for, weights_of
 
@@ -100,11 +102,29 @@ def test_two_processes_agree_with_one(tmp_path: Path, manual: bool, expected: fl
 
 
 @pytest.mark.slow
-def test_two_processes_measure_the_pieces_of_their_batches(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"noise_multiplier": 1.0, "seed": 0, "delta": 1e-3, "max_physical_batch_size": "auto"}
-    one = run(tmp_path / "1", DPSGD(**options), False)
-    two = run(tmp_path / "2", DPSGD(**options), True)
-    assert_same_training(two, one, noise_std=1.0, expected_batch_size=12)
+def test_two_processes_begin_a_batch_again_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is over on one of them; sums and sizes are those of the size from the start."""
+    forward = nn.Linear.forward
+    monkeypatch.setattr(examples, "_RAISES_WHEN_FULL", ("cuda", "cpu"))
+
+    def over(self: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        if dist.is_initialized() and dist.get_rank() == 1 and len(x) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return forward(self, x)
+
+    def trained(name: str, rows: Any) -> torch.Tensor:
+        ledger = str(tmp_path / name / "ledger.jsonl")
+        strategy = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3, max_physical_batch_size=rows, ledger=ledger)
+        return run(tmp_path / name, strategy, True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(nn.Linear, "forward", over)
+        auto = trained("auto", "auto")
+    sizes = json.loads((tmp_path / "auto" / "piece_sizes.json").read_text())
+    assert list(sizes) == ["0"] and sizes["0"] <= 3
+    assert torch.equal(auto, trained("given", sizes["0"]))
+    ledgers = [(tmp_path / name / "ledger.jsonl").read_bytes() for name in ("auto", "given")]
+    assert ledgers[0] == ledgers[1]
 
 
 @pytest.mark.slow

@@ -30,13 +30,14 @@ from dpbench.guards.divergence import LotsWithoutGradients, refuse_diverged
 from dpbench.options import shown
 from dpbench.privacy.accounting.ledger import FILE_NAME
 from dpbench.privacy.accounting.seal import STATE_KEY, Seal
+from dpbench.privacy.accounting.writer import records_a_run
 from dpbench.privacy.budget import Budget, TrainingLength, check_noise
 from dpbench.privacy.canaries.file import write_scores
 from dpbench.privacy.canaries.scores import ScoreSums
 from dpbench.privacy.mechanism.mechanism import Mechanism
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.releases import Observer, ReleaseEngine
-from dpbench.records.source import ChosenGradients, MeasuredPieces
+from dpbench.records.source import ChosenGradients, InPieces
 from dpbench.records.users import Users
 from dpbench.session.executors import executor_of
 from dpbench.session.session import PrivateSession
@@ -131,10 +132,8 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
         return releases.num_releases > 0 or self._session.is_attached or releases.budget.path is not None
 
     def take_solution(self) -> None:
-        """Show the noise multiplier that a training has solved for, and the size of pieces that it has measured."""
+        """Show the noise multiplier that a training has solved for."""
         self._set_solved("noise_multiplier", self._releases.noise_multiplier)
-        if isinstance(self._source, MeasuredPieces) and self._source.physical_batch_size is not None:
-            self._set_solved("max_physical_batch_size", self._source.physical_batch_size)
 
     def note_unused_lot(self, log: Callable[..., object] | None = None) -> None:
         """Warn once of a lot without a finite record; see `LotsWithoutGradients`."""
@@ -207,7 +206,10 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
         key, key_of = self._run_key(trainer, pl_module, loader)
         horizon = TrainingLength(trainer.estimated_stepping_batches, trainer.global_step)
         sizes = getattr(pl_module, "record_metrics", {})
-        self._session.begin(processes_of(trainer, alike), key, ledger, horizon, sizes, key_of)
+        processes = processes_of(trainer, alike)
+        if isinstance(self._source, InPieces):
+            self._source.keep_sizes(ledger.parent, processes, self._restored or records_a_run(ledger))
+        self._session.begin(processes, key, ledger, horizon, sizes, key_of)
         self.take_solution()
 
     def _ledger_beside_the_log(self, trainer: pl.Trainer) -> Path:
@@ -341,8 +343,6 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
         if isinstance(self._source, ChosenGradients):
             # The engine is tried again: it has to find out anew which rows are whose.
             state["gradients"] = "one_by_one" if self._source.next_method == "one_by_one" else None
-        if isinstance(self._source, MeasuredPieces):
-            state["physical_batch_size"] = self._source.physical_batch_size
         checkpoint["callbacks"][STATE_KEY] = state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -352,9 +352,6 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
         if isinstance(self._source, ChosenGradients):
             self._source.method = state_dict.get("gradients")
             self._source.is_chosen = self._source.method is not None
-        rows = state_dict.get("physical_batch_size")
-        if isinstance(self._source, MeasuredPieces) and self._source.measures_pieces and rows is not None:
-            self._source.limit_pieces(rows)  # as before: sums keep their rounding
         self._restored = True
 
     # ------------------------------------------------------------------------------------- outside of a Trainer

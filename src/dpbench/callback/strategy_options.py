@@ -137,7 +137,7 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
             else that decides the sums (`callback.run_key`), so that two runs that differ share nothing. Whoever knows
             it can subtract the noise. None takes the operating system's entropy: use that for models to be published.
         max_physical_batch_size: Lots are processed in pieces of at most so many rows; the result is the same. "auto":
-            of as many as fit into memory, measured on made-up rows before the first lot.
+            all rows at once; where the memory of a GPU is over, the lot begins again in pieces of half as many.
         microbatch_size: μ. Above 1 the gradients of the examples that were drawn into one microbatch are added up,
             divided by μ and clipped instead of each example's; an example can then move the sum by twice the bound.
         discretization_threshold: τ, discretizes each record's gradient to {−1, 0, +1} before clipping; None: not.

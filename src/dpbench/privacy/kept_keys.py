@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dpbench.errors import ConfigurationError
 from dpbench.files import replacing
@@ -50,12 +51,17 @@ def read_keys(path: Path) -> KeptKeys | None:
 
 
 def write_keys(path: Path, keys: KeptKeys) -> None:
-    """Write keys into a file that nobody else may read.
+    """Write keys into a file that only its owner can read."""
+    write_secret(path, {"noise": f"{keys.noise:x}", "lots": f"{keys.lots:x}"})
+
+
+def write_secret(path: Path, data: Mapping[Any, Any]) -> None:
+    """Write JSON into a file that only its owner can read, whole or not at all.
 
     Raises:
         ConfigurationError: It cannot be written.
     """
-    text = json.dumps({"noise": f"{keys.noise:x}", "lots": f"{keys.lots:x}"})
+    text = json.dumps(data)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as new:
@@ -63,4 +69,6 @@ def write_keys(path: Path, keys: KeptKeys) -> None:
             with open(descriptor, "w", encoding="utf-8") as file:
                 file.write(text)
     except OSError as error:
-        raise ConfigurationError(f"cannot write the keys of the noise to {path}: {error.strerror}.") from None
+        raise ConfigurationError(
+            f"cannot write {path}, by which the run can be resumed: {error.strerror}. Free space, or write elsewhere."
+        ) from None

@@ -19,8 +19,8 @@ class _Logged(NamedTuple):
     """What was logged under one name.
 
     Attributes:
-        total: Sum of its values; or a metric, which adds them up by itself.
-        steps: Number of values; 0 for a metric.
+        total: Weighted sum of its values; or a metric, which adds them up by itself.
+        steps: Sum of the values' weights; 0 for a metric.
         options: Of the last call of `log`.
     """
 
@@ -34,11 +34,15 @@ class LocalLogs:
 
     Args:
         module: Its two methods are replaced in between.
+
+    Attributes:
+        weight: The weight of the values that are logged next, in their mean; 0: they do not count.
     """
 
     def __init__(self, module: Any) -> None:
         self._module = module
         self._values: dict[str, _Logged] = {}
+        self.weight = 1
 
     @contextmanager
     def collected(self, processes: Processes) -> Iterator[None]:
@@ -47,7 +51,7 @@ class LocalLogs:
         Args:
             processes: Of the training; a metric that one of them logs is logged by all.
         """
-        self._values = {}
+        self.forget()
         with replaced_methods(self._module, log=self._log, log_dict=self._log_dict):
             yield
         if processes.world > 1:
@@ -59,6 +63,11 @@ class LocalLogs:
             with new_axis(1):  # a later step may read it
                 mean = total / steps if steps else total
                 self._module.log(name, mean, **options)
+
+    def forget(self) -> None:
+        """Begin the lot again."""
+        self._values = {}
+        self.weight = 1
 
     def _share_metrics(self, processes: Processes) -> None:
         """Log the metrics of rank 0 here too: computing one waits for all processes, also for those without a user.
@@ -90,12 +99,12 @@ class LocalLogs:
     def _log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
         if args:
             options["prog_bar"] = args[0]
-        if isinstance(value, Tensor | numbers.Number):
-            value = torch.as_tensor(value).detach().float().mean()
-            before = self._values.get(name, _Logged(0.0, 0, {}))
-            self._values[name] = _Logged(before.total + value, before.steps + 1, options)
-        else:  # a metric, which adds up by itself
+        if not isinstance(value, Tensor | numbers.Number):  # a metric, which adds up by itself
             self._values[name] = _Logged(value, 0, options)
+        elif self.weight:
+            value = torch.as_tensor(value).detach().float().mean() * self.weight
+            before = self._values.get(name, _Logged(0.0, 0, {}))
+            self._values[name] = _Logged(before.total + value, before.steps + self.weight, options)
 
     def _log_dict(self, dictionary: Mapping[str, Any], *args: Any, **options: Any) -> None:
         for name, value in dictionary.items():

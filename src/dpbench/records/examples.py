@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -16,14 +18,21 @@ from torch import Tensor, nn
 from dpbench.data.lots import LotLoader, RecordOfRow
 from dpbench.data.separate_records import SeparateRecords
 from dpbench.data.users import refuse_users
-from dpbench.data.views import ImageOfView
-from dpbench.errors import CarriedRecordsError, ConfigurationError, DPBenchError, UnsupportedModuleError, brief
+from dpbench.errors import (
+    CarriedRecordsError,
+    ConfigurationError,
+    DPBenchError,
+    OutOfMemory,
+    UnsupportedModuleError,
+    brief,
+)
 from dpbench.privacy.events import MICROBATCH, UNITS, Summands
 from dpbench.privacy.gradients.engine import LossReduction, PerRecordEngine
 from dpbench.privacy.gradients.method import GRADIENTS, GradientMethod, GradientsName
 from dpbench.privacy.gradients.one_by_one import OneByOne
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.gradients.validation import reason_of
+from dpbench.privacy.processes import Processes
 from dpbench.privacy.record_axis.tags import Over
 from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
 from dpbench.privacy.sampling import Sampling
@@ -33,9 +42,10 @@ from dpbench.records.count import count_records
 from dpbench.records.counters import Counters
 from dpbench.records.grouping import RowsOfLot, grouped_lots, merge_of, rows_of_lot
 from dpbench.records.physical_batches import batch_for_step, cut
+from dpbench.records.piece_sizes import FILE_NAME, PieceSizes, is_out_of_memory
 from dpbench.records.record_gradients import record_gradients
-from dpbench.records.source import SECOND_RELEASE, Lot, Piece, PieceFacts
-from dpbench.records.step_state import PublicState
+from dpbench.records.source import SECOND_RELEASE, Lot, Piece
+from dpbench.records.step_state import PublicState, StepState
 from dpbench.records.stopped_step import output_of, stopped
 from dpbench.records.training import Training, TrainingStep, loss_of, nothing, replaced_methods
 from dpbench.records.watched_step import WatchedStep
@@ -55,6 +65,18 @@ _OWN_BACKWARD = (
     "training_step calls backward() itself, so p.grad contains unclipped gradients of records: compute gradients "
     "within a step by torch.autograd.grad, and return the loss (in manual optimization: self.manual_backward)."
 )
+_NEEDS_A_GPU = (
+    "max_physical_batch_size=auto needs a GPU, which says when its memory is over (this training runs on {device}): "
+    "give a number of rows."
+)
+_ONE_ROW = (
+    "out of memory on {device} within a batch, of which nothing was released: a single row does not fit, so take a "
+    "smaller network, shorter records, or gradients=one_by_one."
+)
+_OBSERVED = (
+    "out of memory on {device} within a batch, of which nothing was released; it cannot begin again, since diagnostics "
+    "or an audit have seen records of it: set max_physical_batch_size to a number of rows, or leave these out."
+)
 _RECORD_BY_RECORD = "gradients=auto: record by record{times}, since the engine cannot be used: {reason}"
 _NEITHER = (
     "the engine cannot be used ({reason}), and record by record training_step fails on a batch of one record ({error})"
@@ -63,6 +85,8 @@ _ONE_RECORD = (
     "record by record, training_step is given each record as a batch of one. If it runs on larger batches only, "
     "squeeze() without a dimension is a frequent cause."
 )
+_RAISES_WHEN_FULL = ("cuda",)
+"""Types of devices on which an error says that memory is over."""
 _DEVIATIONS = 4  # standard deviations of the size of a lot that padded lots have room for
 _MULTIPLE = 8  # of which padded lots have rows, which suits matrix products
 _ON_NOISE = 64  # records of the step that first bounds are found by
@@ -77,7 +101,7 @@ class Examples:
     Args:
         loss_reduction: How `training_step` combines records: "mean" or "sum".
         max_physical_batch_size: Lots are processed in pieces of at most so many rows; the result is the same. "auto":
-            as many as fit into memory, see `limit_pieces`.
+            all rows at once until memory of the GPU is over, then in pieces of half as many, see `PieceSizes`.
         microbatch_size: μ. Above 1 the gradients of the examples that were drawn into one microbatch are added up,
             divided by μ and clipped instead of each example's.
         gradients: How they are computed: "engine", all in one backward pass; "one_by_one", each by an ordinary one,
@@ -97,8 +121,8 @@ class Examples:
         self.loss_reduction: LossReduction = loss_reduction
         self.gradients: str = gradients
         self.is_chosen = False
-        self._most_rows_asked = max_physical_batch_size
-        self._most_rows = self._most_rows_known
+        self._most_rows = None if max_physical_batch_size == "auto" else max_physical_batch_size
+        self._sizes = PieceSizes() if max_physical_batch_size == "auto" else None
         self._at_once: int | None = None
         self._microbatch_size = microbatch_size
         self.summands = Summands(MICROBATCH, microbatch_size) if microbatch_size > 1 else UNITS
@@ -124,18 +148,16 @@ class Examples:
 
     def check(self, training: Training) -> None:
         """Lots in pieces need automatic optimization."""
-        _refuse_in_manual_optimization(training, max_physical_batch_size=self._most_rows_asked)
+        _refuse_in_manual_optimization(training, max_physical_batch_size=self._most_rows or self._sizes)
         self.is_chosen = False
         self.limit = None
-        self._most_rows = self._most_rows_known
-
-    @property
-    def _most_rows_known(self) -> int | None:
-        """Most rows of a piece, as far as it is known without measuring."""
-        return None if self._most_rows_asked == "auto" else self._most_rows_asked
+        if self._sizes is not None:
+            self._sizes = PieceSizes()
 
     def attach(self, training: Training, part: nn.Module, releases: ReleaseEngine) -> TrainableParameters:
         """Record what the engine needs."""
+        if self._sizes is not None and training.device.type not in _RAISES_WHEN_FULL:
+            raise ConfigurationError(_NEEDS_A_GPU.format(device=training.device.type))
         _refuse_in_manual_optimization(training, metrics=releases.recipe.metrics)
         self._training = training
         self._releases = releases
@@ -262,6 +284,8 @@ class Examples:
             self._rows,
         )
         self._rows_of_lot = self._rows
+        if self._sizes is not None:
+            self._at_once = self.engine.at_once or self._sizes.at(self._releases.num_releases)
         self._next_row = 0
         self._values = {}
         self._accumulated = False
@@ -306,6 +330,8 @@ class Examples:
             return "manual optimization makes the update itself"
         if self._divisor is None or self._microbatch_size > 1:
             return "which rows make a record differs from batch to batch"
+        if self._sizes is not None:
+            return "a batch may begin again in smaller pieces (max_physical_batch_size=auto)"
         if self._at_once is not None and training.world_size > 1:
             return "processes agree on the pieces of each batch (max_physical_batch_size)"
         return None
@@ -336,30 +362,13 @@ class Examples:
 
     @property
     def physical_batch_size(self) -> int | None:
-        """Most rows of a piece; None: any number, or it is not measured yet."""
+        """Most rows of a piece, as it was given; None: it was not."""
         return self._most_rows
 
-    @property
-    def measures_pieces(self) -> bool:
-        """Whether the size of pieces is to be measured: not where records are run one by one."""
-        runs_alone = self.engine is not None and self.engine.at_once is not None
-        return self._most_rows_asked == "auto" and self._most_rows is None and not runs_alone
-
-    def limit_pieces(self, rows: int) -> None:
-        """Run lots in pieces of at most so many rows from now on, as was measured here or before a checkpoint."""
-        self._most_rows = rows
-        if self.engine is not None:
-            self._at_once = self.engine.at_once or rows
-
-    def piece_facts(self) -> PieceFacts:
-        """Rows are views of an image, examples of a microbatch (on average so many), or records."""
-        assert self._loader is not None
-        lots = self._loader.lots
-        largest = max(lots.size_factors.values, default=1.0)
-        most = self._room(lots.sampling.resized(largest))
-        if isinstance(self._index, ImageOfView):
-            return PieceFacts(self._part, self._index.views, most * self._index.views)
-        return PieceFacts(self._part, self._microbatch_size, most)
+    def keep_sizes(self, folder: Path, processes: Processes, goes_on: bool) -> None:
+        """Keep the sizes of pieces that are found during the training in a folder; see `PieceSizes`."""
+        if self._sizes is not None:
+            self._sizes.keep(folder / FILE_NAME, processes, goes_on)
 
     def _room(self, sampling: Sampling) -> int:
         """Records that all but some 1 in 30,000 lots have at most, on one process."""
@@ -423,6 +432,8 @@ class Examples:
             one_by_one = self.engine.at_once is not None
             logs = self._logs.collected(self._releases.processes) if one_by_one else nullcontext()
             waits = self._training.world_size > 1 and not one_by_one
+            if self._sizes is not None and not one_by_one and (self._rows or waits):
+                return self._in_pieces_that_fit(training_step, batch, *args, **kwargs)
             with logs:
                 if not self._rows and not waits:
                     return torch.zeros((), device=self._training.device, requires_grad=True)
@@ -440,6 +451,66 @@ class Examples:
                     return output
 
         return step
+
+    def _in_pieces_that_fit(self, training_step: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run the step on a lot and add up its gradients, of which nothing is released yet.
+
+        Where memory is over on a process, all put everything back and begin again, in pieces of half as many rows.
+        """
+        training = self._training
+        self._watched.begin_step()
+        state = StepState(training)
+        state.finish()  # gradients stay where they are
+        as_drawn = copy.deepcopy(batch)  # the step may write to it
+        is_over = True
+        with self._logs.collected(self._releases.processes):
+            while is_over:
+                try:
+                    output = self._all_pieces(training_step, batch, *args, **kwargs)
+                    is_over = False
+                except Exception as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    is_over = True
+                if training.world_size > 1:
+                    is_over = training.largest(int(is_over)) > 0
+                if is_over:
+                    state.finish()
+                    self._begin_again()
+                    batch = copy.deepcopy(as_drawn)
+        self._is_summed = True
+        return output
+
+    def _all_pieces(self, training_step: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        training = self._training if self._training.world_size > 1 else None
+        for piece in cut(batch, self._rows, self._at_once, self._record_of_row, training, self._index):
+            self._logs.weight = count_records(piece)
+            output = self._one_piece(training_step, piece, *args, **kwargs)
+            self._accumulate(_require_loss(output))
+        return output
+
+    def _begin_again(self) -> None:
+        """Have the open lot begin again, in pieces of half as many rows.
+
+        Raises:
+            OutOfMemory: A piece of one row does not fit, or somebody has seen the pieces.
+        """
+        assert self._sizes is not None
+        training = self._training
+        rows = self._rows_of_lot
+        if training.world_size > 1:
+            rows = training.largest(rows)
+        rows = min(rows, self._at_once or rows)
+        if rows <= 1:
+            raise OutOfMemory(_ONE_ROW.format(device=training.device))
+        if self._releases.observers:
+            raise OutOfMemory(_OBSERVED.format(device=training.device))
+        self._at_once = rows // 2
+        self._sizes.lower(self._releases.num_releases, rows // 2)
+        self._releases.open_lot()
+        self._watched.begin_again()
+        self.rewind()
+        torch.cuda.empty_cache()
 
     def _after_records(self, training_step: Any) -> Any:
         """In manual optimization: each record alone up to its backward pass; then the step of the lot goes on.
@@ -573,7 +644,8 @@ class Examples:
             self._is_summed = False
             self._watched.stop()
             return
-        if self._accumulated and (self._at_once is None or not self._training.automatic_optimization):
+        is_whole = self._at_once is None or self._sizes is not None or not self._training.automatic_optimization
+        if self._accumulated and is_whole:
             raise ConfigurationError(_SECOND_BACKWARD)
         self._accumulate(loss)
 

@@ -7,7 +7,8 @@ the training is not known here, nor what is checked of a lot (`guards`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -22,6 +23,7 @@ from dpbench.privacy.gradients.engine import LossReduction
 from dpbench.privacy.gradients.method import GradientMethod
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.mechanism.mechanism import Merge
+from dpbench.privacy.processes import Processes
 from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
 from dpbench.records.training import Training, TrainingStep
 
@@ -188,45 +190,22 @@ class ChosenGradients(Protocol):
         """Compute gradients by the method of that name from now on, and say why."""
 
 
-class PieceFacts(NamedTuple):
-    """What the rows of a piece are.
-
-    Attributes:
-        part: The module whose layers see them.
-        rows_per_record: Rows that make up a record, whose gradient is their mean.
-        most_rows: Rows that all but some 1 in 30,000 lots have at most, on one process.
-    """
-
-    part: nn.Module
-    rows_per_record: int
-    most_rows: int
-
-
 @runtime_checkable
-class MeasuredPieces(Protocol):
-    """A source that runs lots in pieces, of as many rows as fit into memory where that is asked for.
-
-    Attributes:
-        physical_batch_size: Most rows of a piece; None: any number, or it is not measured yet.
-        measures_pieces: Whether it is to be measured.
-        loss_reduction: How the loss combines records.
-    """
-
-    loss_reduction: LossReduction
+class InPieces(Protocol):
+    """A source that runs lots in pieces."""
 
     @property
     def physical_batch_size(self) -> int | None:
-        """Most rows of a piece; None: any number, or it is not measured yet."""
+        """Most rows of a piece, as it was given; None: it was not."""
 
-    @property
-    def measures_pieces(self) -> bool:
-        """Whether it is to be measured."""
+    def keep_sizes(self, folder: Path, processes: Processes, goes_on: bool) -> None:
+        """Keep sizes that were found during the training, and are as secret as the records, in a folder.
 
-    def piece_facts(self) -> PieceFacts:
-        """What the rows of a piece are, once the training has begun."""
-
-    def limit_pieces(self, rows: int) -> None:
-        """Run lots in pieces of at most so many rows from now on."""
+        Args:
+            folder: The run's folder.
+            processes: All processes of the training.
+            goes_on: Whether the training continues a run of that folder.
+        """
 
 
 @runtime_checkable

@@ -105,9 +105,7 @@ class WatchedStep:
         @functools.wraps(own)
         def step(batch: Any, *arguments: Any, **options: Any) -> Any:
             rows, self._rows = self._rows, 0
-            if self._earlier is not None:
-                self._earlier.give_back()
-                self._earlier = None
+            self.begin_step()
             if not rows or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
                 return own(batch, *arguments, **options)  # recorded kernels: judged when they ran eagerly
             axis = self._axis = new_axis(rows // self._rows_of_record)
@@ -123,6 +121,17 @@ class WatchedStep:
 
         step.unwatched = own  # type: ignore[attr-defined]
         return step
+
+    def begin_step(self) -> None:
+        """Give the module back what the step of an earlier batch has set."""
+        if self._earlier is not None:
+            self._earlier.give_back()
+            self._earlier = None
+
+    def begin_again(self) -> None:
+        """Forget a step that is run again, of which the caller has undone everything."""
+        self._state = None
+        self.open()
 
     def stop(self) -> None:
         """Look no longer at a step in manual optimization: its gradients are computed."""

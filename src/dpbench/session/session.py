@@ -39,10 +39,11 @@ from dpbench.privacy.mechanism.mechanism import mean_norms
 from dpbench.privacy.processes import Processes
 from dpbench.privacy.randomness import Stream, keyed_generator, keyed_seed, seed_global_generators
 from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
+from dpbench.records.piece_sizes import is_out_of_memory
 from dpbench.records.source import (
     SECOND_RELEASE,
     ChosenGradients,
-    MeasuredPieces,
+    InPieces,
     RecordSource,
     require,
     require_hook,
@@ -57,8 +58,6 @@ from dpbench.session._doubts import (
     doubt_about_statistics,
     doubt_about_turns,
 )
-from dpbench.session._memory import is_out_of_memory
-from dpbench.session._physical_batch import physical_batch_size
 from dpbench.session.executor import Executor, SessionParts
 from dpbench.session.executors import keyed_by
 
@@ -263,7 +262,6 @@ class PrivateSession:
         # Bounds that are found on noise need the source and the key.
         groups = self._first_groups(releases.memory)
         releases.begin(sampling, source.summands, trained, groups, metric_sizes, horizon, lot_sizes)
-        self._measure_pieces()
         if releases.recipe.private:
             release = releases.mechanism.training_plan.event(self._first_release)
             z = effective_noise_multiplier(release.queries)
@@ -284,20 +282,6 @@ class PrivateSession:
         """Standard deviation of the noise on the gradients that were released last, by parameter."""
         stds = self.releases.mechanism.gradient_stds
         return dict(zip(self.trained.parameters, stds, strict=True))
-
-    def _measure_pieces(self) -> None:
-        """Find out how many rows fit into memory, where that is asked for and not known from a checkpoint.
-
-        Raises:
-            ConfigurationError: It cannot be measured without a look at records, or one record does not fit.
-        """
-        source = self.source
-        if not isinstance(source, MeasuredPieces) or not source.measures_pieces:
-            return
-        rows = physical_batch_size(self.training, source, self.releases.mechanism, self.loader)
-        if rows is not None:
-            source.limit_pieces(rows)
-            self.training.inform(f"max_physical_batch_size=auto: {rows} rows at once (measured on made-up rows).")
 
     def _warn(self, doubt: str | None) -> None:
         if doubt is not None:
@@ -490,7 +474,7 @@ class PrivateSession:
 
     @contextmanager
     def _out_of_memory_explained(self) -> Iterator[None]:
-        """Within, an error that memory is over is replaced by one line with the remedy.
+        """Within, an error that memory is over is replaced by one line with the remedy, up to the release.
 
         Raises:
             OutOfMemory: Memory is over.
@@ -498,7 +482,7 @@ class PrivateSession:
         try:
             yield
         except Exception as error:
-            if not is_out_of_memory(error):
+            if self.released or not is_out_of_memory(error):
                 raise
             raise OutOfMemory(_out_of_memory(self.training, self.source)) from error
 
@@ -579,13 +563,13 @@ class PrivateSession:
 def _out_of_memory(training: Training, source: RecordSource) -> str:
     """The line about memory that is over. Of the lot, whose size is private, it says nothing."""
     start = f"out of memory on {training.device} within a batch, of which nothing was released: "
-    if not isinstance(source, MeasuredPieces) or not training.automatic_optimization:
+    if not isinstance(source, InPieces) or not training.automatic_optimization:
         return start + "take a smaller batch (data.expected_batch_size) or a smaller network."
     rows = source.physical_batch_size
     if rows is None and isinstance(source, ChosenGradients) and source.method == "one_by_one":
         return start + "a single record does not fit, so take a smaller network or shorter records."
     if rows is None:
-        return start + "set max_physical_batch_size=auto, or to a number of rows that fit (now all go in at once)."
+        return start + "set max_physical_batch_size to a number of rows that fit, or to auto on a GPU (now all go in)."
     if rows == 1:
         return start + "a single row does not fit, so take a smaller network, shorter records, or gradients=one_by_one."
     return start + f"set max_physical_batch_size={max(rows // 2, 1)} (now {rows}); sums differ by rounding at most."
