@@ -175,9 +175,45 @@ def test_a_batch_that_begins_again_is_that_of_the_size_from_the_start(
     assert sorted(path.name for path in (tmp_path / "auto").iterdir()) == ["ledger.jsonl", "piece_sizes.json"]
 
 
-def test_memory_may_be_over_after_some_pieces_of_a_later_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_over", [lambda rows: rows > FITS, lambda rows: False], ids=["pieces", "whole"])
+def test_the_mean_over_the_records_is_logged(
+    is_over: Callable[[int], bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    full_in_sums(monkeypatch, is_over)
+    module = Module()
+    trainer = trainer_for(tmp_path, dpsgd(tmp_path, "auto"), 1)
+    trainer.fit(module, loader_of())
+    assert trainer.callback_metrics["loss"] == pytest.approx(float(module.mean.compute()))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_step_that_reads_values_goes_record_by_record(
+    first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Reads(Module):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            if batch_idx >= first:
+                self.last = loss.item()
+            return loss
+
+    weights = []
+    rows: Any = "auto"
+    for name in ("auto", "given"):
+        module = Reads()
+        strategy = dpsgd(tmp_path / name, rows)
+        with monkeypatch.context() as patch:
+            full_in_forward(patch, lambda rows: rows > FITS)
+            trainer_for(tmp_path, strategy, 3).fit(module, loader_of())
+        assert not hasattr(module, "last") and strategy.releases == 3
+        weights.append(weights_of(module))
+        file = tmp_path / "auto" / "piece_sizes.json"
+        rows = json.loads(file.read_text())["0"] if first else None
+        assert file.exists() == (first > 0)
+    assert torch.equal(*weights)
+
+
+def test_memory_may_be_over_after_some_pieces_of_a_later_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     strategy = dpsgd(tmp_path / "auto", "auto")
     tried: list[int] = []
 
@@ -267,7 +303,9 @@ def _loss(model: nn.Module, batch: Any) -> Tensor:
 def test_one_row_that_does_not_fit_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     strategy = dpsgd(tmp_path, "auto")
     full_in_forward(monkeypatch, lambda rows: strategy.releases == 1)
-    with pytest.raises(OutOfMemory, match="nothing was released: a single row does not fit, so take a smaller") as error:
+    with pytest.raises(
+        OutOfMemory, match="nothing was released: a single row does not fit, so take a smaller"
+    ) as error:
         fit(strategy, tmp_path)
     assert "\n" not in str(error.value)
     assert len(read_ledger(tmp_path / "ledger.jsonl").releases) == 1

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from dpbench.data.lots import LotLoader, RecordOfRow
 from dpbench.data.separate_records import SeparateRecords
@@ -461,7 +462,7 @@ class Examples:
         self._watched.begin_step()
         state = StepState(training)
         state.finish()  # gradients stay where they are
-        as_drawn = copy.deepcopy(batch)  # the step may write to it
+        as_drawn = copy.deepcopy(tree_map(_detached, batch))  # the step may write to it
         is_over = True
         with self._logs.collected(self._releases.processes):
             while is_over:
@@ -509,6 +510,7 @@ class Examples:
         self._sizes.lower(self._releases.num_releases, rows // 2)
         self._releases.open_lot()
         self._watched.begin_again()
+        self._logs.forget()
         self.rewind()
         torch.cuda.empty_cache()
 
@@ -644,8 +646,9 @@ class Examples:
             self._is_summed = False
             self._watched.stop()
             return
-        is_whole = self._at_once is None or self._sizes is not None or not self._training.automatic_optimization
-        if self._accumulated and is_whole:
+        assert self.engine is not None
+        in_step = self._sizes is not None and self.engine.at_once is None
+        if self._accumulated and (self._at_once is None or in_step or not self._training.automatic_optimization):
             raise ConfigurationError(_SECOND_BACKWARD)
         self._accumulate(loss)
 
@@ -693,6 +696,10 @@ class Examples:
         if loss.numel() == 1 and loss.requires_grad:  # else it is refused
             engine.axis = self._watched.separable(loss, over, metrics)
         return engine.backward(loss, records, verify=verify)
+
+
+def _detached(x: Any) -> Any:
+    return x.detach() if isinstance(x, Tensor) else x
 
 
 def _require_loss(output: Any) -> Tensor:
