@@ -1,4 +1,4 @@
-"""Layers whose weight is a function of another tensor (`torch.nn.utils.parametrize`), as in weight standardization.
+"""Layers whose weight is a function of other tensors (`torch.nn.utils.parametrize`), as in weight normalization.
 
 The layer's own rule gives each record's gradient g with respect to the weight w that the layer computed with. With
 respect to what w = f(v) is computed from it is Jᵀg, with the Jacobian J of f at v, which is the same for all records.
@@ -21,9 +21,8 @@ _Rule = Callable[[Any, Arguments, Tensor], LayerGradients]
 
 
 def is_function(parametrizations: nn.Module) -> bool:
-    """Whether a parametrization computes a weight from one tensor, and keeps nothing from one call to the next."""
-    has_state = any(True for _ in parametrizations.buffers())
-    return bool(getattr(parametrizations, "is_tensor", False)) and not has_state
+    """Whether a parametrization keeps nothing from one call to the next."""
+    return not any(True for _ in parametrizations.buffers())
 
 
 def is_parametrized(layer: nn.Module) -> bool:
