@@ -41,7 +41,7 @@ from dpbench.records.grouping import counted_from_zero, places_of_index
 from dpbench.records.physical_batches import select
 from dpbench.records.step_state import StepState
 from dpbench.records.stopped_step import output_of, stopped
-from dpbench.records.tagging import tagged
+from dpbench.records.tagging import tagged, under_tags
 from dpbench.records.training import Training, gathered_alone, loss_of, nothing, replaced_methods
 from dpbench.records.watched_step import even_rows, refusal
 
@@ -118,6 +118,7 @@ class EngineTrial:
         self._training = training
         self._engine = engine
         self._bare: list[str] = []  # parameters of the LightningModule itself that no layer uses
+        self._index: RecordOfRow | None = None
 
     def limit(
         self,
@@ -138,6 +139,7 @@ class EngineTrial:
         if not rows:
             return None
         # What a step draws for a lot may decide which layers it calls: drawn alike in a run that is resumed.
+        self._index = index
         with isolate_rng():
             seed_global_generators([_SEED], self._training.device)
             return self._limit_of(batch, rows, record_of, index)
@@ -164,6 +166,9 @@ class EngineTrial:
             engine.lift(lifted, with_functions=True)
             if not (self._limit(batch, rows) and self._limit(batch, rows)):
                 return None
+        engine.follow_tags()
+        if not self._limit(batch, rows):
+            return None
         engine.lift({})
         engine.folds = {}
         if self._bare:  # the first failure may be another one, which is mended: rows that are folded, say
@@ -176,7 +181,7 @@ class EngineTrial:
         layers = []
         if isinstance(engine, PerRecordEngine):
             for name, module in self._training.module.named_modules():
-                layers.append((name, engine.folds.get(module), module in engine.lifted, engine.with_functions))
+                layers.append((name, engine.folds.get(module), module in engine.lifted, engine.with_functions, engine.needs_tags))
         code = zlib.crc32(repr(layers).encode())
         return self._training.largest(code) == -self._training.largest(-code)
 
@@ -309,7 +314,7 @@ class EngineTrial:
             rewind()
             engine.expect(size)
             try:
-                loss = self._loss(lot)
+                loss = under_tags(engine, self._loss, lot, size, self._index)
                 gradients = engine.backward(loss, size, verify=True)
                 with torch.no_grad():
                     for gradient in gradients:
@@ -329,7 +334,7 @@ class EngineTrial:
         for _ in range(_REPEATS):
             rewind()
             engine.expect(size)
-            if not _are_close(changed, self._loss(lot)):
+            if not _are_close(changed, under_tags(engine, self._loss, lot, size, self._index)):
                 return False
             rewind()
             engine.discard()

@@ -335,6 +335,8 @@ class Examples:
             return "a batch may begin again in smaller pieces (max_physical_batch_size=auto)"
         if self._at_once is not None and training.world_size > 1:
             return "processes agree on the pieces of each batch (max_physical_batch_size)"
+        if isinstance(self.engine, PerRecordEngine) and self.engine.needs_tags:
+            return "gradients of what all records share are found by tags"
         return None
 
     @property

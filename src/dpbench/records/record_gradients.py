@@ -11,6 +11,7 @@ from dpbench.privacy.gradients.method import GradientMethod
 from dpbench.privacy.gradients.parameter import InstantiatedGradients, ParameterGradients
 from dpbench.records.count import count_records
 from dpbench.records.physical_batches import cut
+from dpbench.records.tagging import under_tags
 from dpbench.records.training import Training, loss_of, nothing, replaced_methods
 
 
@@ -38,9 +39,10 @@ def record_gradients(
     with torch.random.fork_rng(), silent:
         torch.manual_seed(seed)
         for piece in pieces:
+            rows = count_records(piece)
             with training.autocast(), torch.enable_grad():
-                output = training.own_step(piece, *training.index_of_step())
-            gradients.append(engine.backward(loss_of(output), count_records(piece), verify=verify))
+                output = under_tags(engine, lambda x: training.own_step(x, *training.index_of_step()), piece, rows)
+            gradients.append(engine.backward(loss_of(output), rows, verify=verify))
     if len(pieces) == 1:
         return gradients[0], records
     return [_one_after_the_other(of_parameter) for of_parameter in zip(*gradients, strict=True)], records

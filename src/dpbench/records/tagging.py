@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dpbench.data.trees import know_as_tree, unopened
+from dpbench.privacy.gradients.engine import PerRecordEngine
+from dpbench.privacy.gradients.method import GradientMethod
 from dpbench.privacy.record_axis.host import watched
 from dpbench.privacy.record_axis.mode import IN_BATCH, RecordAxis
 from dpbench.privacy.record_axis.tags import (
@@ -48,6 +50,31 @@ def tagged(axis: RecordAxis, batch: Any, rows_of_record: int = 1, index: object 
         others = {key: value for key, value in batch.items() if key != index}
         return batch | _tagged(axis, others, rows_of_record, None)
     return _tagged(axis, batch, rows_of_record, None)
+
+
+def under_tags(
+    engine: GradientMethod,
+    step: Callable[[Any], Any],
+    batch: Any,
+    rows: int,
+    index: object = None,
+) -> Any:
+    """Run a step outside of the training, under tags where the engine needs them.
+
+    Args:
+        engine: The method that is about to compute gradients of what the step returns.
+        step: Batch → anything.
+        batch: A batch in which each row is taken for a record.
+        rows: Number of rows.
+        index: See `tagged`.
+    """
+    if not isinstance(engine, PerRecordEngine) or not engine.needs_tags or not rows:
+        return step(batch)
+    axis = new_axis(rows)
+    with watched(axis), axis:
+        output = step(tagged(axis, batch, index=index))
+    engine.axis = (axis, 1)
+    return output
 
 
 def _tagged(axis: RecordAxis, x: Any, inner: int, record: int | None) -> Any:

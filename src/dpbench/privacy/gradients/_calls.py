@@ -116,6 +116,7 @@ def backward(
     inputs: Sequence[Any],
     scale: Tensor,
     parameters: Sequence[nn.Parameter],
+    retain: bool = False,
 ) -> tuple[Tensor | None, ...]:
     """Gradients of a loss times `scale`, None where it does not depend on an input.
 
@@ -124,6 +125,7 @@ def backward(
         inputs: Tensors and gradient edges.
         scale: Scalar.
         parameters: Of the network. Nothing may be added to their `grad`, which is out of sight meanwhile.
+        retain: Keep the graph for another backward pass.
 
     Raises:
         ConfigurationError: The loss is not one number, or depends on nothing.
@@ -139,7 +141,7 @@ def backward(
     for tensor_hooks in hooks:
         tensor_hooks.clear()
     try:
-        gradients = torch.autograd.grad(loss, inputs, scale, allow_unused=True)
+        gradients = torch.autograd.grad(loss, inputs, scale, retain_graph=retain, allow_unused=True)
         if any(parameter.grad is not None for parameter in parameters):
             raise UnsupportedModuleError(_WITHIN_BACKWARD)
         return gradients

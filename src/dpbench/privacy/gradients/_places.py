@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from torch import Tensor, nn
 
 from dpbench.errors import UnsupportedModuleError
+from dpbench.privacy.gradients._shared import SharedCall
 from dpbench.privacy.gradients._uses import Use
 from dpbench.privacy.gradients.folds import Fold
 from dpbench.privacy.record_axis.mode import RecordAxis
@@ -59,6 +60,18 @@ class Places:
             for t in (*_inputs(use), *of_loss):
                 self._refuse(use, self._axis.place_of(t))
 
+    def refuse_other_outputs(self, calls: Iterable[tuple[SharedCall, Sequence[Tensor | None]]]) -> None:
+        """Refuse calls with what all records share whose gradients have records elsewhere than their outputs.
+
+        Args:
+            calls: Calls with the gradients of their outputs.
+        """
+        for call, grads in calls:
+            for expected, grad in zip(call.places, grads, strict=True):
+                place = None if grad is None else self._axis.place_of(grad)
+                if place not in (None, 0 if expected is None else expected):
+                    raise UnsupportedModuleError(_message(call, place))
+
     def _refuse(self, use: Use, place: object) -> None:
         if place is None or place in self._allowed(use):
             return
@@ -69,6 +82,8 @@ class Places:
     def _allowed(self, use: Use) -> tuple[object, ...]:
         if self._axis.records == 1:
             return (0,)
+        if use.places:
+            return use.places
         if use.layer in self._sequence_first:
             return (Axis(1, 1, self._inner),)
         fold = self._folds.get(use.layer)
@@ -102,7 +117,7 @@ def _inputs(use: Use) -> list[Tensor]:
     return [x for x in use.inputs if isinstance(x, Tensor)]
 
 
-def _message(use: Use, place: object) -> str:
+def _message(use: Use | SharedCall, place: object) -> str:
     if isinstance(place, Mixed):
         return f"{use} is given rows of which no single record's are known ({place.place}: {place.reason})"
     if isinstance(place, Total):

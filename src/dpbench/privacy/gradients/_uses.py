@@ -18,8 +18,9 @@ from dpbench.errors import UnsupportedModuleError
 from dpbench.privacy.gradients._interception import Arguments, LayerGradients, Part
 from dpbench.privacy.gradients._own_code import ModuleCall, own_gradients
 from dpbench.privacy.gradients._parametrized import is_parametrized
-from dpbench.privacy.gradients.folds import Fold, is_folded
+from dpbench.privacy.gradients.folds import Fold, by_row, fold_of, is_folded
 from dpbench.privacy.gradients.layers import OVER_POSITIONS, Rule, fallback, refuse_disagreement
+from dpbench.privacy.record_axis.tags import Axis
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Use:
         output: Detached; of layers without a rule of ours only.
         part: Of a layer that is computed from its parts.
         call: Of a module that owns parameters beside layers.
+        places: Where tags say that the layer's output and its inputs have their records; empty without tags.
+        tagged: Number of records of these tags.
     """
 
     name: str
@@ -47,6 +50,8 @@ class Use:
     output: Tensor | None = None
     part: Part | None = None
     call: ModuleCall | None = None
+    places: tuple[Axis | int, ...] = ()
+    tagged: int = 0
 
     def __str__(self) -> str:
         """The layer, as messages name it."""
@@ -133,6 +138,8 @@ class UseGradients:
             return self._of_own_code(use, use.call, grads)
         grad = grads[0]
         assert grad is not None
+        if use.places:
+            return self._of_placed_layer(use, grad)
         fold = self._folds.get(use.layer)
         if use.layer in self._sequence_first:
             return self._of_layer(use, grad, self._records, dimension=1)
@@ -153,7 +160,7 @@ class UseGradients:
         output_grads: list[Tensor | None] = []
         for edge in part.edges:
             grad = None if edge is None else next(remaining)
-            output_grads.append(_summable(grad))
+            output_grads.append(summable(grad))
         gradients = part.gradients(output_grads)
         # The layer may lack biases, or have a weight under two names.
         names = {name for name, _ in use.layer.named_parameters(remove_duplicate=False)}
@@ -167,7 +174,7 @@ class UseGradients:
             if seen.edge is not None and not may_be_folded:
                 self._refuse_other_rows(use, seen.value, self._records)
         try:
-            return own_gradients(call, [_summable(grad) for grad in grads], self._records, fold)
+            return own_gradients(call, [summable(grad) for grad in grads], self._records, fold)
         except UnsupportedModuleError as error:
             raise UnsupportedModuleError(f"no per-record gradients for {use}: {error}.") from error
 
@@ -182,7 +189,7 @@ class UseGradients:
         """
         for x in (*use.with_rows(), grad):
             self._refuse_other_rows(use, x, rows, dimension)
-        grad = cast(Tensor, _summable(grad))
+        grad = cast(Tensor, summable(grad))
         output = use.output
         inputs = tuple(_rule_input(x, grad.dtype, dimension) for x in use.inputs)
         if dimension:
@@ -211,6 +218,23 @@ class UseGradients:
             return gradients
         except UnsupportedModuleError as error:
             raise UnsupportedModuleError(f"no per-record gradients for {use}: {error}.") from error
+
+    def _of_placed_layer(self, use: Use, grad: Tensor) -> LayerGradients:
+        """Gradients of a layer that has its records where tags say."""
+        records = self._records
+        axis, *of_inputs = [place if isinstance(place, Axis) else None for place in use.places]
+        is_one_row_each = len(grad) == records if axis is None else axis == Axis(0, 1, records // use.tagged)
+        if is_one_row_each:
+            return self._of_layer(use, grad, records)
+        if use.rule in OVER_POSITIONS:
+            inputs = tuple(by_row(x, place, use.tagged, records) for x, place in zip(use.inputs, of_inputs, strict=True))
+            return self._of_layer(replace(use, inputs=inputs), by_row(grad, axis, use.tagged, records), records)
+        if axis == Axis(1, 1, 1):
+            return self._of_layer(use, grad, records, dimension=1)
+        fold = Fold.CONTIGUOUS if axis is None else fold_of(axis, records // use.tagged)
+        if fold is None:
+            return self._of_layer(use, grad, records)  # which says what the layer saw
+        return self._of_folded_layer(use, grad, fold)
 
     def _of_folded_layer(self, use: Use, grad: Tensor, fold: Fold) -> LayerGradients:
         """Gradients of a layer that saw several rows of each record.
@@ -266,7 +290,7 @@ def is_coarse(x: Tensor) -> bool:
     return x.dtype.itemsize < 4
 
 
-def _summable(grad: Tensor | None) -> Tensor | None:
+def summable(grad: Tensor | None) -> Tensor | None:
     """An output gradient in float32 at least: half precision is too coarse for norms and sums."""
     if grad is None or not grad.is_floating_point():
         return grad

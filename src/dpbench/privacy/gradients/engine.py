@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +25,18 @@ from dpbench.privacy.gradients._interception import Arguments, Interceptions
 from dpbench.privacy.gradients._own_code import OwnCode
 from dpbench.privacy.gradients._parametrized import is_parametrized
 from dpbench.privacy.gradients._places import Places
-from dpbench.privacy.gradients._uses import Use, UseGradients, is_coarse
+from dpbench.privacy.gradients._shared import SharedCall, SharedCalls, parameter_gradients
+from dpbench.privacy.gradients._uses import Use, UseGradients, is_coarse, summable
 from dpbench.privacy.gradients.folds import Fold
-from dpbench.privacy.gradients.layers import INTERCEPTED, OF_INPUTS, RULES, Rule, rule_of, sequence_first
+from dpbench.privacy.gradients.layers import (
+    INTERCEPTED,
+    OF_INPUTS,
+    RULES,
+    Rule,
+    instantiated,
+    rule_of,
+    sequence_first,
+)
 from dpbench.privacy.gradients.parameter import ParameterGradients, zero_gradients
 from dpbench.privacy.gradients.samplers import Sampled, of_opacus, refuse_packed
 from dpbench.privacy.gradients.validation import (
@@ -42,6 +51,7 @@ from dpbench.privacy.record_axis.mode import RecordAxis
 from dpbench.privacy.record_axis.verdict import has_own_nodes
 
 LossReduction = Literal["mean", "sum"]
+_Call = TypeVar("_Call", Use, SharedCall)
 
 _NO_GRADIENT = (
     "the loss has no gradient: return it undetached, computed of the trained parameters outside of torch.no_grad() and "
@@ -69,6 +79,8 @@ class PerRecordEngine:
             weights that functions use.
         with_functions: Whether functions that draw are watched, too.
         expands: Whether embeddings of what all records share are handed on once for each record.
+        needs_tags: Whether gradients come from calls of functions with what all records share: forward passes have to
+            run under tags.
         at_once: Any number of rows goes into one forward pass.
         axis: The mode that the forward passes ran under, and how many neighboring rows make a record; None: none.
 
@@ -121,11 +133,22 @@ class PerRecordEngine:
         self.close()
         self._watch(layers, with_functions)
 
-    def _watch(self, layers: Mapping[nn.Module, nn.Module], with_functions: bool) -> None:
+    def follow_tags(self) -> None:
+        """Have tags say where layers have their records, and take gradients of what all records share where it meets them."""
+        self.close()
+        self._watch({}, with_functions=False, needs_tags=True)
+
+    def _watch(
+        self,
+        layers: Mapping[nn.Module, nn.Module],
+        with_functions: bool,
+        needs_tags: bool = False,
+    ) -> None:
         """Attach the engine's hooks, with such layers lifted."""
         self._holders = set(layers.values())
         self.lifted = set(layers)
         self.with_functions = with_functions
+        self.needs_tags = needs_tags
         self._own_code = OwnCode(
             self._is_recording,
             lambda: self.records,
@@ -134,6 +157,15 @@ class PerRecordEngine:
             with_functions,
         )
         self._handles = guard_training_mode(self._model, lambda: self.recording)
+        known: set[nn.Module] = set()
+        self._shared_calls = SharedCalls(lambda: self.recording and not self._is_going_back, known)
+        if needs_tags:
+            known.update(module for module in self._model.modules() if self._is_known(module))
+            for module in self._model.modules():
+                self._handles += [
+                    module.register_forward_pre_hook(self._shared_calls.before),
+                    module.register_forward_hook(self._shared_calls.after, always_call=True),
+                ]
         self._attach(self._model)
 
     @property
@@ -142,7 +174,7 @@ class PerRecordEngine:
 
         None where others have trainable parameters, or carry the records in another way than one row each.
         """
-        if self._others or self.folds or self._sequence_first:
+        if self._others or self.folds or self._sequence_first or self.needs_tags:
             return None
         return {name: layer for name, (layer, _) in self._plain.items()}
 
@@ -170,7 +202,7 @@ class PerRecordEngine:
         for layer in filter(is_parametrized, model.modules()):  # which answers for what its weight is computed from
             apart.update(layer.parametrizations.modules())  # type: ignore[union-attr]
         for name, module in model.named_modules():
-            if module in apart:
+            if module in apart or (self.needs_tags and not self._is_known(module)):
                 continue
             if module in watched:
                 self._attach_own_code(name, module)
@@ -197,6 +229,11 @@ class PerRecordEngine:
             after = self._own_code.after_layer
             self._handles.append(layer.register_forward_hook(after, with_kwargs=True, always_call=True))
 
+    def _is_known(self, module: nn.Module) -> bool:
+        """Whether a module is a layer that the engine knows, or PyTorch's own."""
+        is_of_torch = type(module).__module__.startswith("torch.nn.modules.") and not any(module.children())
+        return type(module) in INTERCEPTED or rule_of(module) is not None or is_of_torch
+
     def _has_own_code(self, module: nn.Module) -> bool:
         """Whether a module owns parameters beside layers, or answers for those of lifted layers.
 
@@ -204,6 +241,8 @@ class PerRecordEngine:
         take arguments by name.
         """
         if type(module) in INTERCEPTED or module in self._sequence_first or of_opacus(module, "DPRNNBase"):
+            return False
+        if self.needs_tags:
             return False
         if module in self._holders:
             return True
@@ -215,14 +254,14 @@ class PerRecordEngine:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._uses.clear()
-        self._own_code.clear()
+        self.discard()
         self._interceptions.close()
 
     def discard(self) -> None:
         """Forget forward passes that no backward pass followed."""
         self._uses.clear()
         self._own_code.clear()
+        self._shared_calls.clear()
 
     def expect(self, records: int, counted: Tensor | None = None) -> None:
         """Forget what no backward pass followed, and keep the forward passes of so many records.
@@ -258,11 +297,17 @@ class PerRecordEngine:
         if not self._is_going_back:
             self._uses.append(use)
 
-    def _back(self, loss: Tensor, targets: Sequence[Any], scale: Tensor) -> tuple[Tensor | None, ...]:
+    def _back(
+        self,
+        loss: Tensor,
+        targets: Sequence[Any],
+        scale: Tensor,
+        retain: bool = False,
+    ) -> tuple[Tensor | None, ...]:
         """Gradients of a loss times `scale`; see `_calls.backward`."""
         self._is_going_back = True
         try:
-            return backward(loss, targets, scale, self.parameters)
+            return backward(loss, targets, scale, self.parameters, retain)
         finally:
             self._is_going_back = False
 
@@ -288,6 +333,12 @@ class PerRecordEngine:
                 return
             if kwargs:
                 args = positional(layer, args, kwargs)
+            places: tuple[Any, ...] = ()
+            axis = running_axis() if self.needs_tags else None
+            if axis is not None:
+                places = tuple(axis.place_of(x) for x in (output, *args) if isinstance(x, Tensor))
+                if places[0] is None:
+                    return  # all records share it: see `_shared`
             use = Use(
                 name,
                 layer,
@@ -296,6 +347,8 @@ class PerRecordEngine:
                 edges=(get_gradient_edge(output),),
                 rule=rule,
                 output=output.detach() if needs_output else None,
+                places=places,
+                tagged=0 if axis is None else axis.records,
             )
             self._keep(use)
 
@@ -311,7 +364,8 @@ class PerRecordEngine:
             kwargs: dict[str, Any],
             output: Tensor,
         ) -> Tensor | None:
-            if self.records is None or not self._is_recording() or not self.expands or layer in self.folds:
+            keeps = not self.expands or self.needs_tags or layer in self.folds
+            if self.records is None or not self._is_recording() or keeps:
                 record(layer, args, kwargs, output)
                 return None
             (tokens,) = positional(layer, args, kwargs)
@@ -423,6 +477,7 @@ class PerRecordEngine:
             raise ConfigurationError(_NO_GRADIENT)
         uses = self._uses
         self._uses = []
+        shared_calls = self._shared_calls.take() if records else []
         # Of each record's own loss, of which a mean holds only one part in R.
         if self.loss_reduction == "sum":
             scale = torch.ones_like(loss)
@@ -431,6 +486,8 @@ class PerRecordEngine:
         else:
             scale = self._counted.to(loss).expand_as(loss)
         edges: list[Any] = [edge for use in uses for edge in use.edges]
+        of_layers = len(edges)
+        edges += [edge for call in shared_calls for edge in call.edges]
         compared: list[int] = []  # positions of the parameters whose sums are checked
         if verify:
             refuse_reentrant(loss)
@@ -438,15 +495,16 @@ class PerRecordEngine:
             compared += [position for position, parameter in enumerate(self.parameters) if parameter.requires_grad]
         # In one pass, what the sums are compared with included: a compiled network can go back only once.
         targets = [*edges, *(self.parameters[position] for position in compared)]
-        results = self._back_in_place(uses, loss, targets, scale) if targets else ()
+        results = self._back_in_place(uses, shared_calls, loss, targets, scale) if targets else ()
         count = len(edges)
-        grads = results[:count]
+        grads = results[:of_layers]
         expected = results[count:]
         with torch.no_grad(), self.paused(), torch.autocast(loss.device.type, enabled=False):
+            shared = self._shared_gradients(shared_calls, results[of_layers:count], records)
             if verify:
                 # On gradients of its own, which keep what they compute: the release must come about as in every other
                 # lot, to the last bit, or a run that goes on here would make another one.
-                computed = self._gradients(uses, grads, records, verify=True)
+                computed = self._gradients(uses, grads, shared, records, verify=True)
                 named = {self.names[position]: self.parameters[position] for position in compared}
                 coarse = any(is_coarse(grad) for grad in grads if grad is not None)
                 tolerance = 5e-2 if coarse or tf32.is_allowed(loss.device.type) else 1e-3
@@ -458,11 +516,29 @@ class PerRecordEngine:
                     tolerance,
                     loss,
                 )
-            return self._gradients(uses, grads, records)
+            return self._gradients(uses, grads, shared, records)
+
+    def _shared_gradients(
+        self,
+        calls: Sequence[SharedCall],
+        grads: Sequence[Tensor | None],
+        records: int,
+    ) -> dict[Tensor, ParameterGradients]:
+        """Gradients of parameters by way of calls with what all records share."""
+        ends: list[tuple[Tensor, Tensor]] = []
+        for call, of_call in _by_call(calls, grads):
+            if any(grad is not None for grad in of_call):
+                ends += call.gradients([summable(grad) for grad in of_call], records)
+        if not ends:
+            return {}
+        trainable = [parameter for parameter in self.parameters if parameter.requires_grad]
+        rows = parameter_gradients(ends, trainable)
+        return {p: instantiated(row) for p, row in zip(trainable, rows, strict=True) if row is not None}
 
     def _back_in_place(
         self,
         uses: Sequence[Use],
+        shared_calls: Sequence[SharedCall],
         loss: Tensor,
         targets: Sequence[Any],
         scale: Tensor,
@@ -474,7 +550,7 @@ class PerRecordEngine:
         """
         axis, self.axis = self.axis, None
         if axis is None:
-            return self._back(loss, targets, scale)
+            return self._back(loss, targets, scale, retain=bool(shared_calls))
         mode, rows_of_record = axis
         places = Places(mode, rows_of_record, self._sequence_first, self.folds)
         # Python may mix in the backward pass; and of a public input only the gradient tells whose rows are whose.
@@ -483,10 +559,11 @@ class PerRecordEngine:
             if is_judged:
                 looks.enter_context(watched(mode))
                 looks.enter_context(mode.in_backward())
-            grads = self._back(loss, targets, scale)
+            grads = self._back(loss, targets, scale, retain=bool(shared_calls))
         if mode.reads:  # of the backward pass: before it, the step is refused
             raise UnsupportedModuleError(f"{mode.reads[0]}, in the backward pass")
-        places.refuse_others(_by_use(uses, grads))
+        places.refuse_others(_by_call(uses, grads))
+        places.refuse_other_outputs(_by_call(shared_calls, grads[sum(len(use.edges) for use in uses) :]))
         return grads
 
     def unseen(self, loss: Tensor) -> list[nn.Parameter]:
@@ -518,7 +595,7 @@ class PerRecordEngine:
         edges: list[Any] = [edge for use in uses for edge in use.edges]
         grads_of_edges = self._back(loss, edges, torch.ones_like(loss)) if edges else ()
         seen: list[tuple[nn.Module, list[Tensor]]] = []
-        for use, grads in _by_use(uses, grads_of_edges):
+        for use, grads in _by_call(uses, grads_of_edges):
             tensors = []
             if use.part is None and use.layer not in self._sequence_first:
                 tensors += use.with_rows()
@@ -530,6 +607,7 @@ class PerRecordEngine:
         self,
         uses: Sequence[Use],
         grads: Sequence[Tensor | None],
+        shared: Mapping[Tensor, ParameterGradients],
         records: int,
         verify: bool = False,
     ) -> list[ParameterGradients]:
@@ -538,6 +616,7 @@ class PerRecordEngine:
         Args:
             uses: In the order of the forward pass.
             grads: Of all edges of all uses, in order.
+            shared: Gradients by way of what all records share.
             records: R.
             verify: Compare those of samplers with `fallback`.
         """
@@ -549,7 +628,9 @@ class PerRecordEngine:
             self._shared,
             verify,
         )
-        for use, use_grads in _by_use(uses, grads):
+        for parameter, gradients in shared.items():
+            by_parameter[parameter].append(gradients)
+        for use, use_grads in _by_call(uses, grads):
             if all(grad is None for grad in use_grads):
                 continue  # the loss does not depend on this call
             for name, gradients in answers.of(use, use_grads).items():
@@ -559,16 +640,16 @@ class PerRecordEngine:
         return [_combine(parameter, parts, records) for parameter, parts in by_parameter.items()]
 
 
-def _by_use(uses: Sequence[Use], grads: Sequence[Tensor | None]) -> Iterator[tuple[Use, list[Tensor | None]]]:
-    """Each use with the gradients of its edges.
+def _by_call(calls: Sequence[_Call], grads: Sequence[Tensor | None]) -> Iterator[tuple[_Call, list[Tensor | None]]]:
+    """Each use of a layer, or call of a function, with the gradients of its edges.
 
     Args:
-        uses: In the order of the forward pass.
-        grads: Of all edges of all uses, in order.
+        calls: In the order of the forward pass.
+        grads: Of all edges of all calls, in order.
     """
     remaining = iter(grads)
-    for use in uses:
-        yield use, list(islice(remaining, len(use.edges)))
+    for call in calls:
+        yield call, list(islice(remaining, len(call.edges)))
 
 
 def _between(layers: Mapping[nn.Module, nn.Module]) -> set[nn.Module]:

@@ -50,6 +50,21 @@ def fold_of(axis: Axis, rows_of_record: int = 1) -> Fold | None:
     return Fold.STRIDED if inner == 1 else None
 
 
+def by_row(x: Tensor, axis: Axis | None, records: int, rows: int) -> Tensor:
+    """A tensor with the rows of the batch in front: (rows, *shape), with the other numbers of a row in `axis.dim`.
+
+    Args:
+        x: The tensor.
+        axis: Where it has the records; None if it is the only record's.
+        records: Number of records of the tags.
+        rows: Number of rows of the batch, the same for each record.
+    """
+    if axis is None:
+        return x[None]
+    x = x.unflatten(axis.dim, (axis.outer, rows, axis.inner * records // rows))
+    return x.movedim(axis.dim + 1, 0).flatten(axis.dim + 1, axis.dim + 2)
+
+
 def is_folded(x: Tensor, records: int) -> bool:
     """Whether a tensor may hold the same number of rows for each record, and more than one."""
     return x.dim() > 0 and 0 < records < len(x) and len(x) % records == 0

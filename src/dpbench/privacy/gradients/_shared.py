@@ -1,0 +1,320 @@
+"""Gradients of what all records share where functions combine it with records: prompts, positions, computed weights.
+
+A tensor that belongs to no record, and has a gradient, meets records in some call of a function. `torch.func.vmap` of
+that call gives each record's gradient with respect to it; one batched backward pass takes these on to the parameters
+that it was computed from, by the graph of the forward pass. Tags (`record_axis`) tell what is shared, and where all
+other tensors have their records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+
+from dpbench.errors import UnsupportedModuleError, brief
+from dpbench.privacy.gradients.folds import by_row
+from dpbench.privacy.gradients.layers import refuse_other_values
+from dpbench.privacy.record_axis.host import running_axis
+from dpbench.privacy.record_axis.mode import RecordAxis
+from dpbench.privacy.record_axis.tags import Axis, Exchangeable, Rows, arrangement, tag_of
+
+_NO_TAGS = "it combines what all records share with records where no tags tell them apart"
+
+
+@dataclass(frozen=True)
+class SharedCall:
+    """A call of a function that combines records with what they share.
+
+    Attributes:
+        function: The function, which writes to no argument.
+        leaves: Leaves of its arguments; tensors are detached.
+        spec: Structure of the arguments.
+        shared: Position among the leaves → what all records share, with its graph.
+        axes: Position among the leaves → where a tensor has its records; None if it is the only record's.
+        versions: Versions of the tensors when they were seen.
+        outputs: Outputs with a gradient, detached.
+        output_versions: Versions of the outputs when they were seen.
+        places: Where the outputs have their records.
+        edges: Gradient edges of the outputs.
+        records: Number of records of the tags.
+    """
+
+    function: Callable[..., Any]
+    leaves: list[Any]
+    spec: TreeSpec
+    shared: dict[int, Tensor]
+    axes: dict[int, Axis | None]
+    versions: list[int]
+    outputs: list[Tensor]
+    output_versions: list[int]
+    places: list[Axis | None]
+    edges: list[GradientEdge]
+    records: int
+
+    def __str__(self) -> str:
+        """The function, as messages name it."""
+        return f"a call of {self.function.__name__} with what all records share"
+
+    def gradients(self, grads: Sequence[Tensor | None], rows: int) -> list[tuple[Tensor, Tensor]]:
+        """Gradients of each row with respect to what is shared.
+
+        Args:
+            grads: Gradients of the outputs; None where the loss does not depend on one.
+            rows: Number of rows of the batch.
+
+        Returns:
+            What is shared, with its graph, and its gradients (rows, *shape).
+
+        Raises:
+            UnsupportedModuleError: The function cannot be mapped over records, or gives other numbers for each alone.
+        """
+        if self.versions != _versions(self.leaves):
+            raise UnsupportedModuleError(f"what {self} was given was changed in place afterwards")
+        dtype = max((grad.dtype for grad in grads if grad is not None), key=lambda dtype: dtype.itemsize)
+
+        def in_front(x: Tensor, axis: Axis | None) -> Tensor:
+            return by_row(x.to(dtype) if x.is_floating_point() else x, axis, self.records, rows)
+
+        cotangents = []
+        for output, grad, axis in zip(self.outputs, grads, self.places, strict=True):
+            cotangents.append(in_front(torch.zeros_like(output) if grad is None else grad, axis))
+        of_records = {position: in_front(self.leaves[position], axis) for position, axis in self.axes.items()}
+        shared = {position: x.detach().to(dtype) for position, x in self.shared.items()}
+
+        def one_row(cotangents: list[Tensor], own: dict[int, Tensor]) -> tuple[list[Tensor], dict[int, Tensor]]:
+            def forward(shared: dict[int, Tensor]) -> list[Tensor]:
+                leaves = list(self.leaves)
+                for position, x in (own | shared).items():
+                    leaves[position] = x
+                args, kwargs = tree_unflatten(leaves, self.spec)
+                outputs = [x for x in tree_leaves(self.function(*args, **kwargs)) if isinstance(x, Tensor)]
+                return [x for x in outputs if x.is_floating_point()][: len(self.outputs)]
+
+            values, pullback, *_ = torch.func.vjp(forward, shared)
+            return values, pullback(cotangents)[0]
+
+        try:
+            values, gradients = torch.func.vmap(one_row)(cotangents, of_records)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise UnsupportedModuleError(f"torch.func.vmap of {self} failed ({brief(error)})") from error
+        for value, output, version, axis in zip(values, self.outputs, self.output_versions, self.places, strict=True):
+            if output._version == version:
+                refuse_other_values(value, in_front(output, axis))
+        return [(x, gradients[position]) for position, x in self.shared.items()]
+
+
+def parameter_gradients(
+    ends: Sequence[tuple[Tensor, Tensor]],
+    parameters: Sequence[nn.Parameter],
+) -> list[Tensor | None]:
+    """Gradients of each row with respect to parameters, (rows, *shape); None where nothing depends on one.
+
+    Args:
+        ends: What is computed from the parameters, with its graph, and its gradients (rows, *shape).
+        parameters: The parameters.
+    """
+    tensors = [x for x, _ in ends]
+    cotangents = [rows.to(x.dtype) for x, rows in ends]
+    try:
+        return list(torch.autograd.grad(tensors, parameters, cotangents, is_grads_batched=True, allow_unused=True))
+    except RuntimeError as error:
+        raise UnsupportedModuleError(
+            f"a batched backward pass through what all records share failed ({brief(error)})"
+        ) from error
+
+
+class SharedCalls(TorchFunctionMode):
+    """Keeps calls of functions that combine records with what they share, while modules run.
+
+    Args:
+        is_recording: A function: whether forward passes are those of a lot.
+        known: Layers that answer for their parameters in another way.
+
+    Attributes:
+        calls: The calls since they were last taken.
+    """
+
+    def __init__(self, is_recording: Callable[[], bool], known: Collection[nn.Module]) -> None:
+        super().__init__()
+        self.calls: list[SharedCall] = []
+        self._is_recording = is_recording
+        self._known = known
+        self._problem: str | None = None
+        self._running: list[bool] = []
+
+    def clear(self) -> None:
+        """Forget what was kept."""
+        self.calls = []
+        self._problem = None
+
+    def take(self) -> list[SharedCall]:
+        """The calls of a forward pass.
+
+        Raises:
+            UnsupportedModuleError: There is one of which no gradient can be had.
+        """
+        calls, problem = self.calls, self._problem
+        self.clear()
+        if problem is not None:
+            raise UnsupportedModuleError(problem)
+        return calls
+
+    def before(self, layer: nn.Module, args: Any) -> None:
+        """Hook before each module."""
+        if self._is_recording():
+            if not self._running:
+                self.__enter__()  # type: ignore[no-untyped-call]
+            self._running.append(layer in self._known)
+
+    def after(self, layer: nn.Module, args: Any, output: Any) -> None:
+        """Hook after each module, also where its forward pass fails."""
+        if self._running:
+            self._running.pop()
+            if not self._running and torch.overrides._get_current_function_mode() is self:  # type: ignore[no-untyped-call]
+                self.__exit__(None, None, None)
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if any(self._running) or not self._running or not torch.is_grad_enabled():
+            return function(*args, **kwargs)
+        leaves, spec = tree_flatten((args, kwargs))
+        tensors = {position: leaf for position, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
+        if len(tensors) < 2 or not any(x.requires_grad for x in tensors.values()):
+            return function(*args, **kwargs)
+        axis = running_axis()
+        if axis is None:
+            self._problem = _NO_TAGS
+            return function(*args, **kwargs)
+        places = {position: axis.place_of(x) for position, x in tensors.items()}
+        shared = [position for position, place in places.items() if place is None and tensors[position].requires_grad]
+        if not shared or all(place is None for place in places.values()):
+            return function(*args, **kwargs)
+        written = _writes(function)
+        kept = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        if written:
+            kept[0] = kept[0].clone()
+        output = function(*args, **kwargs)
+        try:
+            call = _call_of(axis, _out_of_place(function), kept, spec, places, shared, leaves, output)
+            if call is not None:
+                self.calls.append(call)
+        except UnsupportedModuleError as error:
+            self._problem = str(error)
+        return output
+
+
+def _call_of(
+    axis: RecordAxis,
+    function: Callable[..., Any],
+    kept: list[Any],
+    spec: TreeSpec,
+    places: dict[int, Any],
+    shared: Sequence[int],
+    leaves: Sequence[Any],
+    output: Any,
+) -> SharedCall | None:
+    """What is kept of a call; None if its output has no gradient.
+
+    Raises:
+        UnsupportedModuleError: Some tensor has no rows of records.
+    """
+    outputs = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.requires_grad]
+    if not outputs:
+        return None
+    name = function.__name__
+    output_axes = [_axis_of(axis, axis.place_of(x), name) for x in outputs]
+    axes: dict[int, Axis | None] = {}
+    ends: dict[int, Tensor] = {}
+    for position, place in places.items():
+        x = leaves[position]
+        along = None
+        if place is not None:
+            axes[position] = _axis_of(axis, place, name)
+            continue
+        if output_axes[0] is not None:
+            along = _public_axis(x, outputs[0], output_axes[0])
+        if position not in shared:
+            if along is not None:
+                axes[position] = along
+        elif along is None:
+            ends[position] = x
+        elif getattr(tag_of(x), "is_random", False):
+            raise UnsupportedModuleError(f"{name} is given draws of what all records share")
+        else:  # the same for each record
+            ends[position] = by_row(x, along, axis.records, axis.records)[0]
+    return SharedCall(
+        function,
+        kept,
+        spec,
+        ends,
+        axes,
+        versions=_versions(kept),
+        outputs=[x.detach() for x in outputs],
+        output_versions=[x._version for x in outputs],
+        places=output_axes,
+        edges=[get_gradient_edge(x) for x in outputs],
+        records=axis.records,
+    )
+
+
+def _axis_of(axis: RecordAxis, place: object, name: str) -> Axis | None:
+    """Where a tensor has its records; None if it is the only record's."""
+    if isinstance(place, Axis):
+        return place
+    if place == 0 and axis.records == 1:
+        return None
+    raise UnsupportedModuleError(f"{name} combines what all records share with a tensor that has no row of each record")
+
+
+def _public_axis(x: Tensor, output: Tensor, axis: Axis) -> Axis | None:
+    """The axis along which a public tensor goes with the records of an output; None if it is the same for all."""
+    dim = axis.dim + x.dim() - output.dim()
+    if dim < 0 or x.shape[dim] != output.shape[axis.dim]:
+        return None
+    tag = tag_of(x)
+    is_alike = x.stride(dim) == 0 or isinstance(tag, Exchangeable)
+    if isinstance(tag, Rows) and not is_alike:
+        place = arrangement(x, tag)
+        is_alike = isinstance(place, Axis) and place.dim == dim
+    return axis._replace(dim=dim) if is_alike else None
+
+
+def _versions(leaves: Iterable[Any]) -> list[int]:
+    return [leaf._version for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def _writes(function: Callable[..., Any]) -> bool:
+    """True if a function writes to its first argument."""
+    name = function.__name__
+    if name.startswith("__"):
+        return name in ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__")
+    return name.endswith("_")
+
+
+def _out_of_place(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that returns what another one writes to its first argument.
+
+    Raises:
+        UnsupportedModuleError: There is none.
+    """
+    if not _writes(function):
+        return function
+    name = function.__name__
+    name = f"__{name[3:]}" if name.startswith("__i") else name.rstrip("_")
+    other = getattr(Tensor, name, None)
+    if other is None:
+        raise UnsupportedModuleError(f"{function.__name__} writes what all records share beside records")
+    return other  # type: ignore[no-any-return]
