@@ -28,6 +28,7 @@ from dpbench.records.grouping import counted_from_zero, places_of_index
 from dpbench.records.physical_batches import batch_for_step, cuts, select
 from dpbench.records.source import ChosenGradients, Lot, PerRecordStep
 from dpbench.records.stopped_step import output_of, stopped
+from dpbench.records.tagging import under_tags
 from dpbench.records.training import Training, loss_of
 
 _FEWEST = 4  # records of a batch that is asked
@@ -202,7 +203,9 @@ class _StepAgain:
         self._engine.expect(count)
         with _uncompiled(), _SharedDraws(seed):  # also in the backward pass, where checkpoints compute once more
             with training.autocast(), torch.enable_grad(), stopped(training):
-                loss = loss_of(output_of(self._step, batch_for_step(rows)))
+                loss = loss_of(
+                    under_tags(self._engine, lambda lot: output_of(self._step, lot), batch_for_step(rows), count)
+                )
             if loss is None or not loss.requires_grad:
                 return None
             with torch.no_grad(), torch.autocast(training.device.type, enabled=False):

@@ -162,10 +162,6 @@ class EngineTrial:
         limit = self._limit(batch, rows) and self._limit(batch, rows)
         if limit is None or not isinstance(engine, PerRecordEngine):
             return limit
-        for lifted in (self._lifted(batch, rows, layers.shared), {}):
-            engine.lift(lifted, with_functions=True)
-            if not (self._limit(batch, rows) and self._limit(batch, rows)):
-                return None
         engine.follow_tags()
         if not self._limit(batch, rows):
             return None
@@ -181,7 +177,9 @@ class EngineTrial:
         layers = []
         if isinstance(engine, PerRecordEngine):
             for name, module in self._training.module.named_modules():
-                layers.append((name, engine.folds.get(module), module in engine.lifted, engine.with_functions, engine.needs_tags))
+                layers.append(
+                    (name, engine.folds.get(module), module in engine.lifted, engine.with_functions, engine.needs_tags)
+                )
         code = zlib.crc32(repr(layers).encode())
         return self._training.largest(code) == -self._training.largest(-code)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
@@ -23,8 +24,10 @@ from dpbench.privacy.gradients.folds import by_row
 from dpbench.privacy.gradients.layers import refuse_other_values
 from dpbench.privacy.record_axis.host import running_axis
 from dpbench.privacy.record_axis.mode import RecordAxis
-from dpbench.privacy.record_axis.tags import Axis, Exchangeable, Rows, arrangement, tag_of
+from dpbench.privacy.record_axis.tags import Axis, Exchangeable, Over, Rows, Total, tag_of
 
+_SUMS = frozenset(["add", "__add__", "__radd__", "sub", "__sub__", "__rsub__"])
+"""Functions whose gradient with respect to one argument does not depend on the others."""
 _NO_TAGS = "it combines what all records share with records where no tags tell them apart"
 
 
@@ -38,10 +41,11 @@ class SharedCall:
         spec: Structure of the arguments.
         shared: Position among the leaves → what all records share, with its graph.
         axes: Position among the leaves → where a tensor has its records; None if it is the only record's.
+        drawn: Position among the leaves → where what is shared differs by record, since it was drawn for each.
         versions: Versions of the tensors when they were seen.
         outputs: Outputs with a gradient, detached.
         output_versions: Versions of the outputs when they were seen.
-        places: Where the outputs have their records.
+        places: Where the outputs have their records; the mean over them if a penalty is added to it.
         edges: Gradient edges of the outputs.
         records: Number of records of the tags.
     """
@@ -51,10 +55,11 @@ class SharedCall:
     spec: TreeSpec
     shared: dict[int, Tensor]
     axes: dict[int, Axis | None]
+    drawn: dict[int, Axis]
     versions: list[int]
     outputs: list[Tensor]
     output_versions: list[int]
-    places: list[Axis | None]
+    places: list[Axis | Total | None]
     edges: list[GradientEdge]
     records: int
 
@@ -79,20 +84,30 @@ class SharedCall:
             raise UnsupportedModuleError(f"what {self} was given was changed in place afterwards")
         dtype = max((grad.dtype for grad in grads if grad is not None), key=lambda dtype: dtype.itemsize)
 
-        def in_front(x: Tensor, axis: Axis | None) -> Tensor:
-            return by_row(x.to(dtype) if x.is_floating_point() else x, axis, self.records, rows)
+        def in_front(x: Tensor, place: Axis | Total | None) -> Tensor:
+            if isinstance(place, Total):
+                return x.expand(rows, *x.shape)
+            return by_row(x.to(dtype) if x.is_floating_point() else x, place, self.records, rows)
 
         cotangents = []
-        for output, grad, axis in zip(self.outputs, grads, self.places, strict=True):
-            cotangents.append(in_front(torch.zeros_like(output) if grad is None else grad, axis))
+        for output, grad, place in zip(self.outputs, grads, self.places, strict=True):
+            grad = torch.zeros_like(output) if grad is None else grad
+            cotangents.append(in_front(grad / rows if isinstance(place, Total) else grad, place))
         of_records = {position: in_front(self.leaves[position], axis) for position, axis in self.axes.items()}
-        shared = {position: x.detach().to(dtype) for position, x in self.shared.items()}
+        of_records |= {
+            position: in_front(self.shared[position].detach(), axis) for position, axis in self.drawn.items()
+        }
+        shared = {}
+        for position, x in self.shared.items():
+            shared[position] = (
+                torch.zeros_like(of_records[position][0]) if position in self.drawn else x.detach().to(dtype)
+            )
 
         def one_row(cotangents: list[Tensor], own: dict[int, Tensor]) -> tuple[list[Tensor], dict[int, Tensor]]:
             def forward(shared: dict[int, Tensor]) -> list[Tensor]:
                 leaves = list(self.leaves)
                 for position, x in (own | shared).items():
-                    leaves[position] = x
+                    leaves[position] = x + own[position] if position in self.drawn else x
                 args, kwargs = tree_unflatten(leaves, self.spec)
                 outputs = [x for x in tree_leaves(self.function(*args, **kwargs)) if isinstance(x, Tensor)]
                 return [x for x in outputs if x.is_floating_point()][: len(self.outputs)]
@@ -104,9 +119,11 @@ class SharedCall:
             values, gradients = torch.func.vmap(one_row)(cotangents, of_records)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise UnsupportedModuleError(f"torch.func.vmap of {self} failed ({brief(error)})") from error
-        for value, output, version, axis in zip(values, self.outputs, self.output_versions, self.places, strict=True):
+        for value, output, version, place in zip(values, self.outputs, self.output_versions, self.places, strict=True):
             if output._version == version:
-                refuse_other_values(value, in_front(output, axis))
+                refuse_other_values(value, in_front(output, place))
+        for position, axis in self.drawn.items():
+            gradients[position] = _in_own_rows(gradients[position], self.shared[position], axis, self.records)
         return [(x, gradients[position]) for position, x in self.shared.items()]
 
 
@@ -202,6 +219,10 @@ class SharedCalls(TorchFunctionMode):
         shared = [position for position, place in places.items() if place is None and tensors[position].requires_grad]
         if not shared or all(place is None for place in places.values()):
             return function(*args, **kwargs)
+        if function is F.scaled_dot_product_attention:  # which may draw, and cannot be repeated then
+            leaves = [self._expanded(axis, x, i, places, tensors) if i in shared else x for i, x in enumerate(leaves)]
+            args, kwargs = tree_unflatten(leaves, spec)
+            return function(*args, **kwargs)
         written = _writes(function)
         kept = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         if written:
@@ -214,6 +235,41 @@ class SharedCalls(TorchFunctionMode):
         except UnsupportedModuleError as error:
             self._problem = str(error)
         return output
+
+    def _expanded(
+        self,
+        axis: RecordAxis,
+        x: Tensor,
+        position: int,
+        places: dict[int, Any],
+        tensors: dict[int, Tensor],
+    ) -> Tensor:
+        """An argument of attention that all records share, once for each: its gradient is that of each then."""
+        place, other = next((place, tensors[i]) for i, place in places.items() if place is not None)
+        dims = other.dim() - 1
+        own = x[:1] if x.dim() > dims and x.stride(0) == 0 else x
+        if place not in (0, Axis(0)) or (x.dim() > dims and len(own) > 1):
+            self._problem = "attention is given what all records share in another form than once, or once for each"
+            return x
+        shape = (*[1] * (dims - x.dim()), *own.shape[-dims:])
+        expanded = own.expand(len(other), *shape)
+        leaves, spec = tree_flatten(((own.detach(),), {}))
+        call = SharedCall(
+            lambda x: x.expand(1, *shape),
+            leaves,
+            spec,
+            {0: own},
+            axes={},
+            drawn={},
+            versions=_versions(leaves),
+            outputs=[expanded.detach()],
+            output_versions=[expanded._version],
+            places=[place or None],
+            edges=[get_gradient_edge(expanded)],
+            records=axis.records,
+        )
+        self.calls.append(call)
+        return expanded
 
 
 def _call_of(
@@ -235,24 +291,28 @@ def _call_of(
     if not outputs:
         return None
     name = function.__name__
-    output_axes = [_axis_of(axis, axis.place_of(x), name) for x in outputs]
+    output_places = [_axis_of(axis, axis.place_of(x), name) for x in outputs]
     axes: dict[int, Axis | None] = {}
+    drawn: dict[int, Axis] = {}
     ends: dict[int, Tensor] = {}
     for position, place in places.items():
         x = leaves[position]
         along = None
         if place is not None:
-            axes[position] = _axis_of(axis, place, name)
+            own = _axis_of(axis, place, name)
+            if not isinstance(own, Total):
+                axes[position] = own
             continue
-        if output_axes[0] is not None:
-            along = _public_axis(x, outputs[0], output_axes[0])
+        if isinstance(output_places[0], Axis):
+            along = _public_axis(axis, x, outputs[0], output_places[0])
         if position not in shared:
             if along is not None:
                 axes[position] = along
         elif along is None:
             ends[position] = x
         elif getattr(tag_of(x), "is_random", False):
-            raise UnsupportedModuleError(f"{name} is given draws of what all records share")
+            ends[position] = x
+            drawn[position] = along
         else:  # the same for each record
             ends[position] = by_row(x, along, axis.records, axis.records)[0]
     return SharedCall(
@@ -261,35 +321,46 @@ def _call_of(
         spec,
         ends,
         axes,
+        drawn,
         versions=_versions(kept),
         outputs=[x.detach() for x in outputs],
         output_versions=[x._version for x in outputs],
-        places=output_axes,
+        places=output_places,
         edges=[get_gradient_edge(x) for x in outputs],
         records=axis.records,
     )
 
 
-def _axis_of(axis: RecordAxis, place: object, name: str) -> Axis | None:
-    """Where a tensor has its records; None if it is the only record's."""
-    if isinstance(place, Axis):
+def _axis_of(axis: RecordAxis, place: object, name: str) -> Axis | Total | None:
+    """Where a tensor has its records, or the mean over them that a penalty is added to; None: the only record's."""
+    if isinstance(place, Axis) or (isinstance(place, Total) and place.over is Over.MEAN and name in _SUMS):
         return place
     if place == 0 and axis.records == 1:
         return None
     raise UnsupportedModuleError(f"{name} combines what all records share with a tensor that has no row of each record")
 
 
-def _public_axis(x: Tensor, output: Tensor, axis: Axis) -> Axis | None:
+def _public_axis(mode: RecordAxis, x: Tensor, output: Tensor, axis: Axis) -> Axis | None:
     """The axis along which a public tensor goes with the records of an output; None if it is the same for all."""
+    tag = tag_of(x)
+    if isinstance(tag, Rows):
+        public = mode.public_axis(x, tag)
+        return public[0] if public is not None and public[1] == mode.records else None
     dim = axis.dim + x.dim() - output.dim()
     if dim < 0 or x.shape[dim] != output.shape[axis.dim]:
         return None
-    tag = tag_of(x)
-    is_alike = x.stride(dim) == 0 or isinstance(tag, Exchangeable)
-    if isinstance(tag, Rows) and not is_alike:
-        place = arrangement(x, tag)
-        is_alike = isinstance(place, Axis) and place.dim == dim
-    return axis._replace(dim=dim) if is_alike else None
+    return axis._replace(dim=dim) if x.stride(dim) == 0 or isinstance(tag, Exchangeable) else None
+
+
+def _in_own_rows(gradients: Tensor, x: Tensor, axis: Axis, records: int) -> Tensor:
+    """Gradients (rows, *shape of a row) with respect to all rows of a tensor, (rows, *x.shape): zero in all others."""
+    rows = len(gradients)
+    inner = axis.inner * records // rows
+    wide = gradients.new_zeros(rows, *x.shape)
+    for row in range(rows):
+        of_row = wide[row].unflatten(axis.dim, (axis.outer, rows, inner)).select(axis.dim + 1, row)
+        of_row.copy_(gradients[row].unflatten(axis.dim, (axis.outer, inner)))
+    return wide
 
 
 def _versions(leaves: Iterable[Any]) -> list[int]:

@@ -227,7 +227,9 @@ class UseGradients:
         if is_one_row_each:
             return self._of_layer(use, grad, records)
         if use.rule in OVER_POSITIONS:
-            inputs = tuple(by_row(x, place, use.tagged, records) for x, place in zip(use.inputs, of_inputs, strict=True))
+            inputs = tuple(
+                by_row(x, place, use.tagged, records) for x, place in zip(use.inputs, of_inputs, strict=True)
+            )
             return self._of_layer(replace(use, inputs=inputs), by_row(grad, axis, use.tagged, records), records)
         if axis == Axis(1, 1, 1):
             return self._of_layer(use, grad, records, dimension=1)
