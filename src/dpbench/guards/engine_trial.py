@@ -10,32 +10,27 @@ from __future__ import annotations
 import functools
 import time
 import warnings
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pytorch_lightning.utilities.seed import isolate_rng
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import Tensor
 
 from dpbench.data.lots import RecordOfRow
 from dpbench.data.separate_records import SeparateRecords
 from dpbench.errors import UnsupportedModuleError
 from dpbench.privacy.gradients import tf32
 from dpbench.privacy.gradients.engine import PerRecordEngine
-from dpbench.privacy.gradients.folds import Fold, fold_of, is_folded
-from dpbench.privacy.gradients.layers import INTERCEPTED
 from dpbench.privacy.gradients.method import GradientMethod
-from dpbench.privacy.gradients.validation import never_called, reason_of
+from dpbench.privacy.gradients.validation import reason_of
 from dpbench.privacy.randomness import seed_global_generators
 from dpbench.privacy.record_axis.host import watched
-from dpbench.privacy.record_axis.tags import Axis, Over
-from dpbench.privacy.record_axis.verdict import LayerPlaces, judge, new_axis
+from dpbench.privacy.record_axis.tags import Over
+from dpbench.privacy.record_axis.verdict import judge, new_axis
 from dpbench.records.count import count_records
 from dpbench.records.grouping import counted_from_zero, places_of_index
 from dpbench.records.physical_batches import select
@@ -75,37 +70,6 @@ class Limit(NamedTuple):
     is_refused: bool
 
 
-class _Layers(NamedTuple):
-    """Layers that do not have one row for each record.
-
-    Attributes:
-        folds: Layers with several rows of each record, and which ones these are.
-        shared: Names of layers that are called on what all records share.
-        reason: Why records are not separable in the step, or None.
-    """
-
-    folds: dict[nn.Module, Fold]
-    shared: set[str]
-    reason: str | None = None
-
-
-def _layers_of(seen: LayerPlaces, rows_of_record: int) -> _Layers:
-    """Layers with several rows of each record, or none.
-
-    Args:
-        seen: Where layers had the records of their inputs.
-        rows_of_record: Neighboring rows that make up a record; the engine takes each for one.
-    """
-    folds: dict[nn.Module, Fold] = {}
-    for name, calls in seen.places.items():
-        layer = seen.module.get_submodule(name)
-        places = [place for call in calls for place in call]
-        of_layer = {fold_of(place, rows_of_record) for place in places if isinstance(place, Axis)} - {None}
-        if len(of_layer) == 1 and type(layer) not in INTERCEPTED:
-            folds[layer] = of_layer.pop()  # type: ignore[assignment]
-    return _Layers(folds, seen.shared)
-
-
 class EngineTrial:
     """Runs the step with and without the engine. It changes nothing of a training.
 
@@ -117,7 +81,6 @@ class EngineTrial:
     def __init__(self, training: Training, engine: GradientMethod) -> None:
         self._training = training
         self._engine = engine
-        self._bare: list[str] = []  # parameters of the LightningModule itself that no layer uses
         self._index: RecordOfRow | None = None
 
     def limit(
@@ -152,12 +115,10 @@ class EngineTrial:
         index: RecordOfRow | None,
     ) -> Limit | None:
         engine = self._engine
-        layers = _Layers({}, set())
         if isinstance(engine, PerRecordEngine):
-            layers = self._layers(batch, rows, record_of, index, engine)
-            if layers.reason is not None:
-                return Limit(layers.reason, is_refused=False)  # not every executor has each batch judged
-            engine.folds = layers.folds
+            reason = self._mixing(batch, rows, record_of, index, engine)
+            if reason is not None:
+                return Limit(reason, is_refused=False)  # not every executor has each batch judged
         # Twice: which arguments of a module are no rows of records, a lot of the other size may have shown.
         limit = self._limit(batch, rows) and self._limit(batch, rows)
         if limit is None or not isinstance(engine, PerRecordEngine):
@@ -165,23 +126,13 @@ class EngineTrial:
         engine.follow_tags()
         if not self._limit(batch, rows):
             return None
-        engine.lift({})
-        engine.folds = {}
-        if self._bare:  # the first failure may be another one, which is mended: rows that are folded, say
-            return Limit(never_called(self._bare), is_refused=True)
+        engine.follow_tags(False)
         return limit
 
     def is_agreed(self) -> bool:
         """Whether all processes have found the same of the layers; each has to ask."""
-        engine = self._engine
-        layers = []
-        if isinstance(engine, PerRecordEngine):
-            for name, module in self._training.module.named_modules():
-                layers.append(
-                    (name, engine.folds.get(module), module in engine.lifted, engine.with_functions, engine.needs_tags)
-                )
-        code = zlib.crc32(repr(layers).encode())
-        return self._training.largest(code) == -self._training.largest(-code)
+        needs_tags = isinstance(self._engine, PerRecordEngine) and self._engine.needs_tags
+        return self._training.largest(needs_tags) == -self._training.largest(-needs_tags)
 
     def _limit(self, batch: Any, rows: int) -> Limit | None:
         limits = []
@@ -213,15 +164,15 @@ class EngineTrial:
             return size * self._seconds(single) / self._seconds(several)
         return None
 
-    def _layers(
+    def _mixing(
         self,
         batch: Any,
         rows: int,
         record_of: NDArray[np.int64] | None,
         index: RecordOfRow | None,
         engine: PerRecordEngine,
-    ) -> _Layers:
-        """Layers that see several rows of each record, or none, as the tags of a step say."""
+    ) -> str | None:
+        """Why records are not separable in the step, as its tags say; None: they are."""
         chosen = _index(rows, _SIZES[0])
         if record_of is not None:
             chosen = np.flatnonzero(np.isin(record_of, np.unique(record_of)[: _SIZES[0]]))
@@ -231,74 +182,18 @@ class EngineTrial:
             lot = counted_from_zero(lot, places_of_index(batch, rows, index), record_of)
         rows_of_record = even_rows(record_of, len(chosen))
         axis = new_axis(len(chosen) // rows_of_record)
-        seen = LayerPlaces(axis, self._training.module, all_layers=True)
         with self._without_traces():
             try:
-                with seen.recorded(), watched(axis), axis:
+                with watched(axis), axis:
                     loss = self._loss(tagged(axis, lot, rows_of_record, index))
             except Exception:
-                return _Layers({}, set())  # its own step says what is wrong
+                return None  # its own step says what is wrong
             if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
-                return _Layers({}, set())
+                return None
             verdict = judge(axis, loss, None, Over(engine.loss_reduction))
         if verdict.kind in ("mixed", "reads"):
-            return _Layers({}, set(), reason_of(refusal(verdict)))
-        return _layers_of(seen, rows_of_record)
-
-    def _lifted(self, batch: Any, rows: int, shared: set[str]) -> dict[nn.Module, nn.Module]:
-        """Layers whose parameters lines of a module above use, each with the nearest one that has rows of the records.
-
-        These are layers on what all records share, and those that are never called since a function takes their
-        weights. Nothing is taken for granted of them: the lines are run for each record alone, and compared.
-
-        Args:
-            batch: Of a lot.
-            rows: Of it.
-            shared: Names of layers that were called on what all records share.
-        """
-        shared = set(shared)
-        with_rows: list[dict[str, bool]] = []
-        names = {module: name for name, module in self._training.module.named_modules()}
-        for size in _SIZES:
-            lot = select(batch, rows, _index(rows, size))
-            with _watched_outputs(self._training.module, size) as outputs, self._without_traces():
-                try:
-                    unseen = self._unseen(lot, size)
-                except Exception:
-                    return {}
-            with_rows.append(outputs)
-            for module, name in names.items():
-                if any(parameter in unseen for parameter in module.parameters(recurse=False)):
-                    shared.add(name)
-            own_parameters = self._training.module.named_parameters(recurse=False)
-            self._bare = [name for name, parameter in own_parameters if parameter in unseen]
-        module = self._training.module
-        lifted = {}
-        for name in shared:
-            above = name.rpartition(".")[0]
-            while above and not all(outputs.get(above, False) for outputs in with_rows):
-                above = above.rpartition(".")[0]
-            if not above:
-                return {}
-            lifted[module.get_submodule(name)] = module.get_submodule(above)
-        return lifted
-
-    def _unseen(self, lot: Any, size: int) -> set[nn.Parameter]:
-        """Parameters that no layer uses in a lot, in the network as it is."""
-        with self._unchanged(size) as engine:
-            return set(engine.unseen(self._loss(lot)))
-
-    @contextmanager
-    def _unchanged(self, size: int) -> Iterator[PerRecordEngine]:
-        """Within, the engine looks at a lot of `size` records, and hands on what layers return as it is."""
-        engine = self._engine
-        assert isinstance(engine, PerRecordEngine)
-        engine.expect(size)
-        engine.expands = False
-        try:
-            yield engine
-        finally:
-            engine.expands = True
+            return reason_of(refusal(verdict))
+        return None
 
     def _limit_on(self, lot: Any, size: int) -> Limit | None:
         engine = self._engine
@@ -417,24 +312,6 @@ def _put_back(weights: list[tuple[Tensor, Tensor, Tensor]]) -> None:
             parameter.data = data
         if not torch.equal(data, before):
             data.copy_(before)
-
-
-@contextmanager
-def _watched_outputs(module: nn.Module, records: int) -> Iterator[dict[str, bool]]:
-    """Within, whether each module that is called returns the records in dimension 0 of all that has a gradient."""
-    outputs: dict[str, bool] = {}
-
-    def hook(name: str, layer: nn.Module, args: Any, output: Any) -> None:
-        tensors = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.requires_grad]
-        have_rows = [x.dim() > 0 and (len(x) == records or is_folded(x, records)) for x in tensors]
-        outputs[name] = outputs.get(name, True) and bool(tensors) and all(have_rows)
-
-    handles = [layer.register_forward_hook(partial(hook, name)) for name, layer in module.named_modules()]
-    try:
-        yield outputs
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _index(rows: int, size: int) -> NDArray[np.int64]:

@@ -9,7 +9,7 @@ Where a network needs it, functions that draw (dropout, masks, noise) and attent
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,44 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from dpbench.errors import UnsupportedModuleError, brief
 from dpbench.privacy.gradients._interception import LayerGradients
-from dpbench.privacy.gradients.folds import Fold, is_folded
 from dpbench.privacy.gradients.layers import instantiated, refuse_other_values
 from dpbench.privacy.gradients.parameter import zero_gradients
 
 _OTHER_CALLS = "it calls other layers for one record than for a batch"
-_ATTENTION = F.scaled_dot_product_attention
-_FUNCTIONS = frozenset(
-    {
-        _ATTENTION,
-        F.alpha_dropout,
-        F.dropout,
-        F.dropout1d,
-        F.dropout2d,
-        F.dropout3d,
-        F.feature_alpha_dropout,
-        F.gumbel_softmax,
-        F.rrelu,
-        torch.bernoulli,
-        torch.dropout,
-        torch.multinomial,
-        torch.normal,
-        torch.poisson,
-        torch.rand,
-        torch.rand_like,
-        torch.randint,
-        torch.randint_like,
-        torch.randn,
-        torch.randn_like,
-        torch.randperm,
-    }
-)
-"""That are answered as layers are: they draw, which cannot be repeated for a record, or compute much."""
 
 
 @dataclass(frozen=True)
@@ -104,20 +74,20 @@ def _aliases(leaves: Sequence[Any]) -> list[Any]:
 
 @dataclass
 class LayerCall:
-    """A call of a layer, or of a function, by the lines of a module above it.
+    """A call of a layer by the lines of a module above it.
 
     Attributes:
-        layer: The layer or function.
+        layer: The layer.
         inputs: Leaves of its arguments; here and below, tensors as `Seen`.
         constants: Positions of outputs that are no rows of records, as some lot has shown.
         outputs: Leaves of what it returned.
         spec: Of these.
         copies: Of the tensors among them, by position, where the module may write to them.
-        is_whole: Whether the call can be left out: it returned, nobody wrote to what it was given, it is not lifted.
+        is_whole: Whether the call can be left out: it returned, nobody wrote to what it was given.
         is_written: Whether the module wrote to what it returned.
     """
 
-    layer: Callable[..., Any]
+    layer: nn.Module
     inputs: list[Any]
     constants: set[int]
     outputs: list[Any] = field(default_factory=list)
@@ -155,11 +125,9 @@ class LayerCall:
         """All that went in or out."""
         return _tensors([*self.inputs, *self.outputs])
 
-    def is_by_record(self, records: int, fold: Fold | None) -> bool:
+    def is_by_record(self, records: int) -> bool:
         """Whether the call can be left out, and has the records in dimension 0 of all that has a gradient."""
-        return self.is_whole and all(
-            has_rows(seen.value, records, fold) for seen in self.tensors if seen.edge is not None
-        )
+        return self.is_whole and all(has_rows(seen.value, records) for seen in self.tensors if seen.edge is not None)
 
 
 @dataclass
@@ -174,8 +142,7 @@ class ModuleCall:
         layers: Calls of layers by its own lines, in order.
         outputs: Leaves of what it returned.
         constants: Positions of arguments that are no rows of records, as some lot has shown.
-        running: Of the layers below it that are running, one within the other, whether each is open: its lines count
-            as the module's own.
+        running: Number of the layers below it that are running, one within the other.
         counts: Of the calls in `layers`, by layer.
     """
 
@@ -186,13 +153,8 @@ class ModuleCall:
     layers: list[LayerCall] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
     constants: set[int] = field(default_factory=set)
-    running: list[bool] = field(default_factory=list)
-    counts: Counter[Callable[..., Any]] = field(default_factory=Counter)
-
-    @property
-    def is_in_own_lines(self) -> bool:
-        """Whether none of its layers is running, but open ones."""
-        return all(self.running)
+    running: int = 0
+    counts: Counter[nn.Module] = field(default_factory=Counter)
 
     @property
     def tensors(self) -> list[Seen]:
@@ -220,57 +182,9 @@ def _with_gradients(leaves: Sequence[Any]) -> list[Seen]:
     return [seen for seen in _tensors(leaves) if seen.edge is not None]
 
 
-def has_rows(x: Tensor, records: int, fold: Fold | None) -> bool:
-    """Whether a tensor has a row for each record, or several where it is known which."""
-    if fold is not None and is_folded(x, records):
-        return True
+def has_rows(x: Tensor, records: int) -> bool:
+    """Whether a tensor has a row for each record."""
     return x.dim() > 0 and len(x) == records
-
-
-def _may_have_rows(x: Tensor, records: int) -> bool:
-    """Whether a tensor may hold one row of each record, or several."""
-    return x.dim() > 0 and len(x) > 0 and len(x) % records == 0
-
-
-def _with_shared_expanded(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Arguments of a function; those of attention that all rows of the query share are given once for each: views.
-
-    Dimensions of arguments are matched from the last one on. So nothing is done to those that have fewer than the
-    query: their first dimension is not that of its rows.
-    """
-    if function is not _ATTENTION:
-        return args, kwargs
-    query = args[0] if args else kwargs["query"]
-
-    def expanded(x: Any) -> Any:
-        if isinstance(x, Tensor) and x.dim() == query.dim() > 2 and len(x) == 1:
-            return x.expand(len(query), *x.shape[1:])
-        return x
-
-    return tuple(map(expanded, args)), {name: expanded(x) for name, x in kwargs.items()}
-
-
-class _Functions(TorchFunctionMode):
-    """Within, calls of `_FUNCTIONS` are handed to somebody else.
-
-    Args:
-        call: Given the function and its arguments.
-    """
-
-    def __init__(self, call: Callable[[Callable[..., Any], Any, Any], Any]) -> None:
-        super().__init__()
-        self._call = call
-
-    def __torch_function__(
-        self,
-        function: Callable[..., Any],
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
-    ) -> Any:
-        if function in _FUNCTIONS:
-            return self._call(function, args, kwargs or {})
-        return function(*args, **(kwargs or {}))
 
 
 class OwnCode:
@@ -278,26 +192,10 @@ class OwnCode:
 
     Args:
         recording: Whether forward passes are those of a lot.
-        records: R, of these; None: unknown.
-        lifted: Layers that are run again with the lines of a module above, which answers for their parameters, too.
-        opened: Layers between these and that module: their lines count as the module's own.
-        with_functions: Whether functions are watched, too, and layers opened that are given what all records share.
     """
 
-    def __init__(
-        self,
-        recording: Callable[[], bool],
-        records: Callable[[], int | None],
-        lifted: Collection[nn.Module] = (),
-        opened: Collection[nn.Module] = (),
-        with_functions: bool = False,
-    ) -> None:
+    def __init__(self, recording: Callable[[], bool]) -> None:
         self._recording = recording
-        self._records = records
-        self._lifted = lifted
-        self._opened = set(opened)
-        self._with_functions = with_functions
-        self._functions: ExitStack | None = None  # of functions that are watched
         self._running: list[ModuleCall] = []
         self._writes: dict[nn.Module, bool] = {}
         self._constants: dict[Any, set[int]] = {}  # by module, and by its calls of layers
@@ -305,33 +203,23 @@ class OwnCode:
     def clear(self) -> None:
         """Forget calls that were interrupted."""
         self._running.clear()
-        self._watch_functions()
-
-    def _watch_functions(self) -> None:
-        """Watch functions while a watched module is running, and only then."""
-        if self._with_functions and self._running and self._functions is None:
-            self._functions = ExitStack()
-            self._functions.enter_context(_Functions(self._call_function))
-        if self._functions is not None and not self._running:
-            self._functions.close()
-            self._functions = None
 
     def before_layer(self, layer: nn.Module, args: Any, kwargs: Any) -> Any:
         """Hook before a layer; what is handed on are the same numbers."""
         if not self._running or not self._recording():
             return None
         call = self._running[-1]
-        is_outermost = call.is_in_own_lines
-        if is_outermost and self._is_given_shared(args, kwargs):
-            self._opened.add(layer)  # from now on: a lot of as many records as there are shared rows tells nothing
-        is_open = is_outermost and layer in self._opened
-        call.running.append(is_open)
-        if is_open or not is_outermost:
+        call.running += 1
+        if call.running > 1:
             return None
         leaves, spec = tree_flatten((args, kwargs))
         # A tensor may be used elsewhere, too; its own gradient would be that of all uses.
         leaves = _aliases(leaves)
-        self._add(call, layer, leaves)
+        # A layer may be called several times in a pass: its calls of two lots are compared by their place among them.
+        number = call.counts[layer]
+        call.counts[layer] += 1
+        constants = self._constants.setdefault((call.module, layer, number), set())
+        call.layers.append(LayerCall(layer, _seen(leaves), constants))
         return tree_unflatten(leaves, spec)
 
     def after_layer(self, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -341,64 +229,20 @@ class OwnCode:
         call = self._running[-1]
         if not call.running:
             return
-        is_open = call.running.pop()
-        if not is_open and call.is_in_own_lines and output is not None:
-            self._keep(call, output)
-            call.layers[-1].is_whole &= layer not in self._lifted
-
-    def _add(self, call: ModuleCall, layer: Callable[..., Any], leaves: Sequence[Any]) -> None:
-        """Add a call to those that a module's lines make."""
-        # A layer may be called several times in a pass: its calls of two lots are compared by their place among them.
-        number = call.counts[layer]
-        call.counts[layer] += 1
-        constants = self._constants.setdefault((call.module, layer, number), set())
-        call.layers.append(LayerCall(layer, _seen(leaves), constants))
-
-    def _keep(self, call: ModuleCall, output: Any) -> None:
-        """Keep what the last layer of a module's lines returned."""
-        # Copied until it is known whether the module writes to what its layers return, and from then on if so.
-        copied = self._writes.get(call.module, True)
-        call.layers[-1].returned(output, copied)
-
-    def _is_given_shared(self, args: Any, kwargs: Any) -> bool:
-        """Whether a layer is given something with a gradient that all records share."""
-        records = self._records()
-        if not self._with_functions or not records:
-            return False
-        for leaf in tree_leaves((args, kwargs)):
-            if isinstance(leaf, Tensor) and leaf.requires_grad and not _may_have_rows(leaf, records):
-                return True
-        return False
-
-    def _call_function(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call a function, and keep the call if the lines of a watched module make it."""
-        if not self._running or not self._running[-1].is_in_own_lines or not self._recording():
-            return function(*args, **kwargs)
-        call = self._running[-1]
-        leaves, spec = tree_flatten(_with_shared_expanded(function, args, kwargs))
-        leaves = _aliases(leaves)
-        args, kwargs = tree_unflatten(leaves, spec)
-        self._add(call, function, leaves)
-        output = function(*args, **kwargs)
-        self._keep(call, output)
-        return output
+        call.running -= 1
+        if not call.running and output is not None:
+            # Copied until it is known whether the module writes to what its layers return, and from then on if so.
+            copied = self._writes.get(call.module, True)
+            call.layers[-1].returned(output, copied)
 
     def before_module(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Hook before a watched module."""
         if self._recording():
             leaves, spec = tree_flatten((args, kwargs))
-            call = ModuleCall(module, self._names(module), _seen(leaves), spec)
+            names = [name for name, parameter in module.named_parameters(recurse=False) if parameter.requires_grad]
+            call = ModuleCall(module, names, _seen(leaves), spec)
             call.constants = self._constants.setdefault(module, set())
             self._running.append(call)
-            self._watch_functions()
-
-    def _names(self, module: nn.Module) -> list[str]:
-        """Of the trainable parameters that a module's own lines use."""
-        names = [name for name, parameter in module.named_parameters(recurse=False) if parameter.requires_grad]
-        for path, layer in module.named_modules():
-            if layer in self._lifted:
-                names += [f"{path}.{name}" for name, parameter in layer.named_parameters() if parameter.requires_grad]
-        return names
 
     def after_module(self, module: nn.Module, output: Any) -> tuple[ModuleCall | None, Any]:
         """After a watched module.
@@ -409,7 +253,6 @@ class OwnCode:
         if not self._running or self._running[-1].module is not module:
             return None, output
         call = self._running.pop()
-        self._watch_functions()
         if output is None or not self._recording():
             return None, output
         for layer_call in call.layers:
@@ -429,7 +272,6 @@ def own_gradients(
     call: ModuleCall,
     grads: Sequence[Tensor | None],
     records: int,
-    fold: Fold | None = None,
 ) -> LayerGradients:
     """Per-record gradients of the parameters that a module owns itself.
 
@@ -437,7 +279,6 @@ def own_gradients(
         call: Of the module.
         grads: Of `call.with_gradients`, in float32 at least; None where the loss does not depend on one.
         records: R.
-        fold: Which rows are a record's, where the module sees several of each.
 
     Raises:
         UnsupportedModuleError: The module cannot be mapped over records, or gives other numbers for one of them.
@@ -448,20 +289,19 @@ def own_gradients(
     parameters = {name: module.get_parameter(name).detach().to(dtype) for name in call.names}
     if not records:
         return {name: zero_gradients(parameter, 0) for name, parameter in parameters.items()}
-    left_out = [layer_call for layer_call in call.layers if layer_call.is_by_record(records, fold)]
+    left_out = [layer_call for layer_call in call.layers if layer_call.is_by_record(records)]
     if any(seen.is_changed for layer_call in left_out for seen in layer_call.tensors):
         raise UnsupportedModuleError("what one of its layers was given or returned was changed in place")
     ends = _with_gradients(call.outputs)
     for layer_call in left_out:
         ends += _with_gradients(layer_call.inputs)
-    by_record = partial((fold or Fold.CONTIGUOUS).by_record, records=records)
     grad_of = {id(seen): grad for seen, grad in zip(call.with_gradients, grads, strict=True)}
     cotangents = []
     for seen in ends:
         grad = grad_of[id(seen)]
         grad = torch.zeros_like(seen.value, dtype=dtype) if grad is None else grad.to(dtype)
-        cotangents.append(by_record(grad))
-    rows = _Rows(by_record, dtype, {len(seen.value) for seen in ends})
+        cotangents.append(grad[:, None])
+    rows = _Rows(dtype, {len(seen.value) for seen in ends})
     inputs = rows.take(call.inputs, call.constants)
     returned = [rows.take(layer_call.outputs, layer_call.constants) for layer_call in left_out]
 
@@ -486,7 +326,7 @@ def own_gradients(
             "owns, or put them into a module without layers"
         ) from error
     for value, seen in zip(values, ends, strict=True):
-        refuse_other_values(value, by_record(seen.value))
+        refuse_other_values(value, seen.value[:, None])
     return {name: instantiated(row) for name, row in gradients.items()}
 
 
@@ -511,16 +351,14 @@ class _Rows:
     """Tensors that have a row for each record, and what is built of one row of each.
 
     Args:
-        by_record: From rows (k·R, ...) to (R, k, ...).
         dtype: Of floating-point numbers.
         sizes: Numbers of rows; what has others is the same for all records.
 
     Attributes:
-        tensors: Shape (R, k, ...): a record looks to a module like a lot of one.
+        tensors: Shape (R, 1, ...): a record looks to a module like a lot of one.
     """
 
-    def __init__(self, by_record: Callable[[Tensor], Tensor], dtype: torch.dtype, sizes: set[int]) -> None:
-        self._by_record = by_record
+    def __init__(self, dtype: torch.dtype, sizes: set[int]) -> None:
         self._dtype = dtype
         self._sizes = sizes
         self.tensors: list[Tensor] = []
@@ -549,7 +387,7 @@ class _Rows:
                 constants.add(position)
             if position not in constants:
                 places[position] = len(self.tensors)
-                self.tensors.append(self._by_record(x))
+                self.tensors.append(x[:, None])
 
         def of_record(row: Sequence[Tensor]) -> list[Any]:
             return [row[places[i]] if i in places else value for i, value in enumerate(values)]
@@ -589,26 +427,17 @@ class _StandIns:
         layers = {id(call.layer): call.layer for call in self._calls}
         with ExitStack() as stack:
             for layer in layers.values():
-                if isinstance(layer, nn.Module):
-                    before = layer.__dict__.get("forward")
-                    layer.forward = partial(self._answer, layer)
-                    stack.callback(_put_back, layer, before)
-            if any(layer in _FUNCTIONS for layer in layers.values()):
-                stack.enter_context(_Functions(self._answer_function))
+                before = layer.__dict__.get("forward")
+                layer.forward = partial(self._answer, layer)
+                stack.callback(_put_back, layer, before)
             yield
 
-    def _answer_function(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        number = len(self._inputs)
-        if number < len(self._calls) and self._calls[number].layer is function:
-            return self._answer(function, *args, **kwargs)
-        return function(*args, **kwargs)
-
-    def _answer(self, layer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _answer(self, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
         number = len(self._inputs)
         if number == len(self._calls) or self._calls[number].layer is not layer:
             raise ValueError(_OTHER_CALLS)
         call = self._calls[number]
-        leaves, _ = tree_flatten(_with_shared_expanded(layer, args, kwargs))
+        leaves, _ = tree_flatten((args, kwargs))
         self._inputs.append(leaves)
         outputs = self._outputs[number]
         if call.is_written:

@@ -6,14 +6,13 @@ of it; where the two differ, the batch goes record by record.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from torch import Tensor, nn
 
 from dpbench.errors import UnsupportedModuleError
 from dpbench.privacy.gradients._shared import SharedCall
 from dpbench.privacy.gradients._uses import Use
-from dpbench.privacy.gradients.folds import Fold
 from dpbench.privacy.record_axis.mode import RecordAxis
 from dpbench.privacy.record_axis.tags import Axis, Mixed, Total
 
@@ -25,7 +24,6 @@ class Places:
         axis: The mode under which the step ran.
         rows_of_record: Neighboring rows that make up a record.
         sequence_first: Layers that carry records in dimension 1.
-        folds: Which rows are a record's, of layers that see several of each.
     """
 
     def __init__(
@@ -33,12 +31,10 @@ class Places:
         axis: RecordAxis,
         rows_of_record: int,
         sequence_first: Collection[nn.Module],
-        folds: Mapping[nn.Module, Fold],
     ) -> None:
         self._axis = axis
         self._inner = rows_of_record
         self._sequence_first = sequence_first
-        self._folds = folds
 
     def are_public(self, uses: Sequence[Use]) -> bool:
         """True if some layer's input is public: only the gradient of its output tells whose rows are whose."""
@@ -83,30 +79,10 @@ class Places:
         if self._axis.records == 1:
             return (0,)
         if use.places:
-            return use.places
+            return use.places[:1]
         if use.layer in self._sequence_first:
             return (Axis(1, 1, self._inner),)
-        fold = self._folds.get(use.layer)
-        plain = Axis(0, 1, self._inner)
-        if fold is None:
-            return (plain,)
-        return (plain, _Folded(fold))
-
-
-class _Folded:
-    """Equals each axis of rows that a fold deals to the right records."""
-
-    def __init__(self, fold: Fold) -> None:
-        self._fold = fold
-
-    def __eq__(self, place: object) -> bool:
-        if not isinstance(place, Axis) or place.dim:
-            return False
-        rows = place.inner if self._fold is Fold.CONTIGUOUS else place.outer
-        return rows > 1 and place.inner * place.outer == rows
-
-    def __hash__(self) -> int:
-        return hash(self._fold)
+        return (Axis(0, 1, self._inner),)
 
 
 def _inputs(use: Use) -> list[Tensor]:

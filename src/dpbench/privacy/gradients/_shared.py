@@ -91,8 +91,8 @@ class SharedCall:
 
         cotangents = []
         for output, grad, place in zip(self.outputs, grads, self.places, strict=True):
-            grad = torch.zeros_like(output) if grad is None else grad
-            cotangents.append(in_front(grad / rows if isinstance(place, Total) else grad, place))
+            cotangent = torch.zeros_like(output) if grad is None else grad
+            cotangents.append(in_front(cotangent / rows if isinstance(place, Total) else cotangent, place))
         of_records = {position: in_front(self.leaves[position], axis) for position, axis in self.axes.items()}
         of_records |= {
             position: in_front(self.shared[position].detach(), axis) for position, axis in self.drawn.items()

@@ -18,7 +18,7 @@ from dpbench.errors import UnsupportedModuleError
 from dpbench.privacy.gradients._interception import Arguments, LayerGradients, Part
 from dpbench.privacy.gradients._own_code import ModuleCall, own_gradients
 from dpbench.privacy.gradients._parametrized import is_parametrized
-from dpbench.privacy.gradients.folds import Fold, by_row, fold_of, is_folded
+from dpbench.privacy.gradients.folds import by_row, row_of_each
 from dpbench.privacy.gradients.layers import OVER_POSITIONS, Rule, fallback, refuse_disagreement
 from dpbench.privacy.record_axis.tags import Axis
 
@@ -102,7 +102,6 @@ class UseGradients:
     Args:
         records: R.
         sequence_first: Layers that carry records in dimension 1.
-        folds: Which rows are a record's, of layers that see several of each.
         shared: Names of embeddings that were called with the same tokens for all records; for messages.
         verify: Compare gradients of a sampler with those of `fallback`.
     """
@@ -111,13 +110,11 @@ class UseGradients:
         self,
         records: int,
         sequence_first: set[nn.Module],
-        folds: Mapping[nn.Module, Fold],
         shared: Mapping[nn.Module, str],
         verify: bool,
     ) -> None:
         self._records = records
         self._sequence_first = sequence_first
-        self._folds = folds
         self._shared = shared
         self._verify = verify
 
@@ -140,11 +137,8 @@ class UseGradients:
         assert grad is not None
         if use.places:
             return self._of_placed_layer(use, grad)
-        fold = self._folds.get(use.layer)
         if use.layer in self._sequence_first:
             return self._of_layer(use, grad, self._records, dimension=1)
-        if fold is not None and is_folded(grad, self._records):
-            return self._of_folded_layer(use, grad, fold)
         return self._of_layer(use, grad, self._records)
 
     def _of_part(self, use: Use, part: Part, grads: Sequence[Tensor | None]) -> LayerGradients:
@@ -168,13 +162,11 @@ class UseGradients:
 
     def _of_own_code(self, use: Use, call: ModuleCall, grads: Sequence[Tensor | None]) -> LayerGradients:
         """Gradients of the parameters that a module owns beside layers."""
-        fold = self._folds.get(use.layer)
         for seen in call.tensors:
-            may_be_folded = fold is not None and is_folded(seen.value, self._records)
-            if seen.edge is not None and not may_be_folded:
+            if seen.edge is not None:
                 self._refuse_other_rows(use, seen.value, self._records)
         try:
-            return own_gradients(call, [summable(grad) for grad in grads], self._records, fold)
+            return own_gradients(call, [summable(grad) for grad in grads], self._records)
         except UnsupportedModuleError as error:
             raise UnsupportedModuleError(f"no per-record gradients for {use}: {error}.") from error
 
@@ -220,45 +212,27 @@ class UseGradients:
             raise UnsupportedModuleError(f"no per-record gradients for {use}: {error}.") from error
 
     def _of_placed_layer(self, use: Use, grad: Tensor) -> LayerGradients:
-        """Gradients of a layer that has its records where tags say."""
-        records = self._records
-        axis, *of_inputs = [place if isinstance(place, Axis) else None for place in use.places]
-        is_one_row_each = len(grad) == records if axis is None else axis == Axis(0, 1, records // use.tagged)
-        if is_one_row_each:
-            return self._of_layer(use, grad, records)
-        if use.rule in OVER_POSITIONS:
-            inputs = tuple(
-                by_row(x, place, use.tagged, records) for x, place in zip(use.inputs, of_inputs, strict=True)
-            )
-            return self._of_layer(replace(use, inputs=inputs), by_row(grad, axis, use.tagged, records), records)
-        if axis == Axis(1, 1, 1):
-            return self._of_layer(use, grad, records, dimension=1)
-        fold = Fold.CONTIGUOUS if axis is None else fold_of(axis, records // use.tagged)
-        if fold is None:
-            return self._of_layer(use, grad, records)  # which says what the layer saw
-        return self._of_folded_layer(use, grad, fold)
-
-    def _of_folded_layer(self, use: Use, grad: Tensor, fold: Fold) -> LayerGradients:
-        """Gradients of a layer that saw several rows of each record.
+        """Gradients of a layer that has its records where tags say.
 
         Args:
             use: A call of the layer.
-            grad: Gradient of its output, of k·R rows.
-            fold: Which rows are a record's.
+            grad: Gradient of its output.
         """
-        records = self._records
-        rows = len(grad)
-        for x in use.with_rows():
-            if x.dim() < 1 or len(x) != rows:
-                self._refuse_other_rows(use, x, records)
+        rows = self._records
+        axis, *of_inputs = [place if isinstance(place, Axis) else None for place in use.places]
+        if len(grad) == rows if axis is None else axis == Axis(0, 1, rows // use.tagged):
+            return self._of_layer(use, grad, rows)
         if use.rule in OVER_POSITIONS:
             # Further rows of a record are further positions: nothing has to be built for each row.
-            inputs = tuple(fold.by_record(x, records) if isinstance(x, Tensor) else x for x in use.inputs)
-            folded = replace(use, inputs=inputs)
-            return self._of_layer(folded, fold.by_record(grad, records), records)
-        by_row = self._of_layer(use, grad, rows)
-        record_of = fold.record_of(rows, records, grad.device)
-        return {name: gradients.merge(record_of, records, 1.0) for name, gradients in by_row.items()}
+            inputs = tuple(by_row(x, place, use.tagged, rows) for x, place in zip(use.inputs, of_inputs, strict=True))
+            return self._of_layer(replace(use, inputs=inputs), by_row(grad, axis, use.tagged, rows), rows)
+        if axis == Axis(1, 1, 1):
+            return self._of_layer(use, grad, rows, dimension=1)
+        if axis is not None and axis.dim:
+            return self._of_layer(use, grad, rows)  # which says what the layer saw
+        by_number = self._of_layer(use, grad, len(grad))
+        row_of = row_of_each(grad, axis, use.tagged, rows)
+        return {name: gradients.merge(row_of, rows, 1.0) for name, gradients in by_number.items()}
 
     def _refuse_other_rows(self, use: Use, x: Tensor, rows: int, dimension: int = 0) -> None:
         """Raise UnsupportedModuleError where a layer saw a tensor that does not have one row a record."""

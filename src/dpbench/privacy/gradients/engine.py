@@ -27,7 +27,6 @@ from dpbench.privacy.gradients._parametrized import is_parametrized
 from dpbench.privacy.gradients._places import Places
 from dpbench.privacy.gradients._shared import SharedCall, SharedCalls, parameter_gradients
 from dpbench.privacy.gradients._uses import Use, UseGradients, is_coarse, summable
-from dpbench.privacy.gradients.folds import Fold
 from dpbench.privacy.gradients.layers import (
     INTERCEPTED,
     OF_INPUTS,
@@ -74,11 +73,6 @@ class PerRecordEngine:
         recording: Whether forward passes are kept for the next call of `backward`.
         records: Number of records in the forward passes that follow, where that is known: embeddings of positions,
             which all records share, need it.
-        folds: Which rows are a record's, of layers that see several of each: as tags say.
-        lifted: Layers whose parameters are those of the lines of a module above: layers on what all records share, and
-            weights that functions use.
-        with_functions: Whether functions that draw are watched, too.
-        expands: Whether embeddings of what all records share are handed on once for each record.
         needs_tags: Whether gradients come from calls of functions with what all records share: forward passes have to
             run under tags.
         at_once: Any number of rows goes into one forward pass.
@@ -113,49 +107,26 @@ class PerRecordEngine:
         self.records: int | None = None
         self._counted: Tensor | None = None
         self.axis: tuple[RecordAxis, int] | None = None
-        self.folds: dict[nn.Module, Fold] = {}
-        self.expands = True
         self._shared: dict[nn.Module, str] = {}
         self._interceptions = Interceptions()
         self._sequence_first = sequence_first(model)
         self._model = model
         self._handles: list[RemovableHandle] = []
-        self._watch({}, with_functions=False)
+        self._watch()
 
-    def lift(self, layers: Mapping[nn.Module, nn.Module], with_functions: bool = False) -> None:
-        """Take layers for lines of modules above them, which have a row for each record.
+    def follow_tags(self, follows: bool = True) -> None:
+        """Have tags say where layers have their records, and what all records share.
 
         Args:
-            layers: Each with such a module.
-            with_functions: Watch functions that draw, in the lines of these modules and of others that use parameters
-                themselves.
+            follows: False: the engine takes one row of each record for granted again.
         """
         self.close()
-        self._watch(layers, with_functions)
+        self._watch(follows)
 
-    def follow_tags(self) -> None:
-        """Have tags say where layers have their records, and take gradients of what all records share where it meets them."""
-        self.close()
-        self._watch({}, with_functions=False, needs_tags=True)
-
-    def _watch(
-        self,
-        layers: Mapping[nn.Module, nn.Module],
-        with_functions: bool,
-        needs_tags: bool = False,
-    ) -> None:
-        """Attach the engine's hooks, with such layers lifted."""
-        self._holders = set(layers.values())
-        self.lifted = set(layers)
-        self.with_functions = with_functions
+    def _watch(self, needs_tags: bool = False) -> None:
+        """Attach the engine's hooks."""
         self.needs_tags = needs_tags
-        self._own_code = OwnCode(
-            self._is_recording,
-            lambda: self.records,
-            self.lifted,
-            _between(layers),
-            with_functions,
-        )
+        self._own_code = OwnCode(self._is_recording)
         self._handles = guard_training_mode(self._model, lambda: self.recording)
         known: set[nn.Module] = set()
         self._shared_calls = SharedCalls(lambda: self.recording and not self._is_going_back, known)
@@ -174,7 +145,7 @@ class PerRecordEngine:
 
         None where others have trainable parameters, or carry the records in another way than one row each.
         """
-        if self._others or self.folds or self._sequence_first or self.needs_tags:
+        if self._others or self._sequence_first or self.needs_tags:
             return None
         return {name: layer for name, (layer, _) in self._plain.items()}
 
@@ -198,7 +169,7 @@ class PerRecordEngine:
         for layer in below:  # before the layers' own hooks, which see what they are given
             handle = layer.register_forward_pre_hook(self._own_code.before_layer, with_kwargs=True)
             self._handles.append(handle)
-        apart = {module for layer in self.lifted for module in layer.modules()}
+        apart: set[nn.Module] = set()
         for layer in filter(is_parametrized, model.modules()):  # which answers for what its weight is computed from
             apart.update(layer.parametrizations.modules())  # type: ignore[union-attr]
         for name, module in model.named_modules():
@@ -235,19 +206,12 @@ class PerRecordEngine:
         return type(module) in INTERCEPTED or rule_of(module) is not None or is_of_torch
 
     def _has_own_code(self, module: nn.Module) -> bool:
-        """Whether a module owns parameters beside layers, or answers for those of lifted layers.
-
-        With functions, modules without layers count, too, unless they have a rule: they may return several tensors, or
-        take arguments by name.
-        """
-        if type(module) in INTERCEPTED or module in self._sequence_first or of_opacus(module, "DPRNNBase"):
+        """Whether a module owns parameters beside layers."""
+        if self.needs_tags or type(module) in INTERCEPTED or module in self._sequence_first:
             return False
-        if self.needs_tags:
+        if of_opacus(module, "DPRNNBase") or not any(True for _ in module.children()):
             return False
-        if module in self._holders:
-            return True
-        may_have = self.with_functions or any(True for _ in module.children())
-        return may_have and has_trainable(module, recurse=False) and rule_of(module) is None
+        return has_trainable(module, recurse=False) and rule_of(module) is None
 
     def close(self) -> None:
         """Remove the hooks; the model is as it was."""
@@ -364,8 +328,7 @@ class PerRecordEngine:
             kwargs: dict[str, Any],
             output: Tensor,
         ) -> Tensor | None:
-            keeps = not self.expands or self.needs_tags or layer in self.folds
-            if self.records is None or not self._is_recording() or keeps:
+            if self.records is None or not self._is_recording() or self.needs_tags:
                 record(layer, args, kwargs, output)
                 return None
             (tokens,) = positional(layer, args, kwargs)
@@ -552,7 +515,7 @@ class PerRecordEngine:
         if axis is None:
             return self._back(loss, targets, scale, retain=bool(shared_calls))
         mode, rows_of_record = axis
-        places = Places(mode, rows_of_record, self._sequence_first, self.folds)
+        places = Places(mode, rows_of_record, self._sequence_first)
         # Python may mix in the backward pass; and of a public input only the gradient tells whose rows are whose.
         is_judged = places.are_public(uses) or bool(mode.hooks) or has_own_nodes(loss)
         with ExitStack() as looks:
@@ -565,20 +528,6 @@ class PerRecordEngine:
         places.refuse_others(_by_call(uses, grads))
         places.refuse_other_outputs(_by_call(shared_calls, grads[sum(len(use.edges) for use in uses) :]))
         return grads
-
-    def unseen(self, loss: Tensor) -> list[nn.Parameter]:
-        """Parameters that a loss depends on, and that no layer owns that was called since the last call.
-
-        Args:
-            loss: Of these forward passes.
-        """
-        seen: set[Tensor] = set()
-        for use in self._uses:
-            seen.update(use.parameters())
-        self._uses = []
-        trainable = [parameter for parameter in self.parameters if parameter.requires_grad]
-        grads = torch.autograd.grad(loss, trainable, allow_unused=True)
-        return [p for p, grad in zip(trainable, grads, strict=True) if grad is not None and p not in seen]
 
     def seen(self, loss: Tensor) -> list[tuple[nn.Module, list[Tensor]]]:
         """What each layer saw in the forward passes since the last call, one after the other.
@@ -624,7 +573,6 @@ class PerRecordEngine:
         answers = UseGradients(
             records,
             self._sequence_first,
-            self.folds,
             self._shared,
             verify,
         )
@@ -650,16 +598,6 @@ def _by_call(calls: Sequence[_Call], grads: Sequence[Tensor | None]) -> Iterator
     remaining = iter(grads)
     for call in calls:
         yield call, list(islice(remaining, len(call.edges)))
-
-
-def _between(layers: Mapping[nn.Module, nn.Module]) -> set[nn.Module]:
-    """Modules that lie between some layer and the module above it that it is given with."""
-    between = set()
-    for layer, above in layers.items():
-        for module in above.modules():
-            if module not in (above, layer) and layer in set(module.modules()):
-                between.add(module)
-    return between
 
 
 def _combine(

@@ -302,15 +302,6 @@ def _reason(loss: Tensor, is_seen: bool, parameter: Tensor) -> str:
     return _BESIDE if is_seen else _NEVER_CALLED
 
 
-def never_called(names: Sequence[str]) -> str:
-    """Why per-record gradients of parameters of the LightningModule itself are not seen, and what to do."""
-    whose, what = ("it lies", "it") if len(names) == 1 else ("they lie", "them")
-    return (
-        f"no layer has {_few(names)}: {whose} on the LightningModule itself; make a small nn.Module whose "
-        f"forward uses {what}, and call that module"
-    )
-
-
 def _function_given(loss: Tensor, parameter: Tensor) -> str | None:
     """The name of a custom autograd Function that a parameter is given to, if there is one in a loss's graph."""
     for node in nodes_of(loss):

@@ -69,18 +69,14 @@ class LayerPlaces:
     Args:
         axis: The mode of the step.
         module: The network.
-        all_layers: Record modules without parameters of their own, too.
 
     Attributes:
         module: The network.
         places: Name of a layer → for each call, the places of its tensors, as `RecordAxis.place_of` returns them.
-        shared: Names of layers with parameters of their own that have returned what all records share.
     """
 
-    def __init__(self, axis: RecordAxis, module: nn.Module, all_layers: bool = False) -> None:
-        self._all_layers = all_layers
+    def __init__(self, axis: RecordAxis, module: nn.Module) -> None:
         self.places: dict[str, list[list[Any]]] = {}
-        self.shared: set[str] = set()
         self.module = module
         self._axis = axis
         self._names = {layer: name for name, layer in module.named_modules()}
@@ -89,26 +85,17 @@ class LayerPlaces:
     def recorded(self) -> Iterator[None]:
         """Within, calls of layers are recorded."""
         before = nn.modules.module.register_module_forward_pre_hook(self._look)
-        after = nn.modules.module.register_module_forward_hook(self._look_at_output)
         try:
             yield
         finally:
             before.remove()
-            after.remove()
 
     def _look(self, layer: nn.Module, inputs: Any) -> None:
         name = self._names.get(layer)
-        if name is None or not (self._all_layers or any(True for _ in layer.parameters(recurse=False))):
+        if name is None or not any(True for _ in layer.parameters(recurse=False)):
             return
         places = [_place(self._axis, t) for t in tree_leaves(inputs) if isinstance(t, Tensor) and t.dim()]
         self.places.setdefault(name, []).append(places)
-
-    def _look_at_output(self, layer: nn.Module, inputs: Any, output: Any) -> None:
-        name = self._names.get(layer)
-        if name is not None and any(p.requires_grad for p in layer.parameters(recurse=False)):
-            trained = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.requires_grad]
-            if any(self._axis.place_of(t) is None for t in trained):
-                self.shared.add(name)
 
     def mixed(self) -> list[Mixed]:
         """Tags of inputs in which records cannot be told apart."""
