@@ -1,4 +1,4 @@
-"""Several rows of a record in dimension 0: which are whose is found by evidence, and nothing else is trained."""
+"""Several rows of a record in dimension 0: tags tell which are whose, and nothing else is trained."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dpbench.errors import UnsupportedModuleError
 from dpbench.guards.engine_trial import EngineTrial
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.gradients.engine import PerRecordEngine
-from dpbench.privacy.gradients.folds import Fold
+from dpbench.records.tagging import under_tags
 from dpbench.strategies import DPSGD, ClipOnly
 from tests.strategies.worlds import loader_of
 from tests.support.one_by_one import (
@@ -140,14 +140,14 @@ def test_tokens_in_a_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("records", [1, 3, 7])
 def test_every_row_and_every_norm(name: str, records: int) -> None:
-    """Given the fold, the engine is right to the last digits, for lots of any size."""
+    """By tags the engine is right to the last digits, for lots of any size."""
     model = NETWORKS[name]().double()
     x = torch.randn(records, 5, 6, dtype=torch.float64)
     engine = PerRecordEngine(model)
-    fold = Fold.STRIDED if name == "twins" else Fold.CONTIGUOUS
-    engine.folds = dict.fromkeys(model.modules(), fold)
+    engine.follow_tags()
     engine.expect(records)
-    computed = engine.backward(mean_square(model, x), records, verify=True)
+    loss = under_tags(engine, lambda x: mean_square(model, x), x, records)
+    computed = engine.backward(loss, records, verify=True)
     wanted = reference_gradients(model, x)
     weights = torch.linspace(-1, 2, records, dtype=torch.float64)
     for gradients, rows in zip(computed, wanted.values(), strict=True):
@@ -156,25 +156,12 @@ def test_every_row_and_every_norm(name: str, records: int) -> None:
         assert relative_error(gradients.weighted_sum(weights), torch.einsum("r,r...->...", weights, rows)) < 1e-9
 
 
-def test_the_wrong_fold_has_the_right_sum() -> None:
-    """Why nothing is guessed: the comparison with autograd sees no difference."""
+def test_without_tags_nothing_is_guessed() -> None:
     model = Flat().double()
-    x = torch.randn(4, 5, 6, dtype=torch.float64)
     engine = PerRecordEngine(model)
-    engine.folds = dict.fromkeys(model.modules(), Fold.STRIDED)
     engine.expect(4)
-    computed = dict(zip(engine.names, engine.backward(mean_square(model, x), 4, verify=True), strict=True))
-    assert engine.verified
-    assert relative_error(computed["map.weight"].per_record(), reference_gradients(model, x)["map.weight"]) > 0.1
-
-
-def test_other_numbers_of_rows_in_a_later_lot() -> None:
-    model = nn.Linear(6, 2)
-    engine = PerRecordEngine(model)
-    engine.folds = {model: Fold.CONTIGUOUS}
-    engine.expect(4)
-    loss = model(torch.randn(10, 6)).sum()
-    with pytest.raises(UnsupportedModuleError, match=r"shape \(10, 6\) for a batch of 4 records"):
+    loss = mean_square(model, torch.randn(4, 5, 6, dtype=torch.float64))
+    with pytest.raises(UnsupportedModuleError, match=r"shape \(20, 6\) for a batch of 4 records"):
         engine.backward(loss, 4)
 
 
@@ -378,8 +365,8 @@ def test_canaries_beside_folded_rows(tmp_path: Path) -> None:
     assert float((weights[0] - weights[1]).norm() / weights[0].norm()) < 2e-3
 
 
-@pytest.mark.parametrize("other", [{}, {"map": Fold.STRIDED}, {"map": Fold.CONTIGUOUS, "out": Fold.CONTIGUOUS}])
-def test_processes_that_found_other_folds_do_not_agree(other: dict[str, Fold]) -> None:
+@pytest.mark.parametrize("other", [True, False])
+def test_processes_of_which_one_needs_tags_do_not_agree(other: bool) -> None:
     class Two:
         """The trainings of two processes, as one that waits for the other sees them."""
 
@@ -393,18 +380,18 @@ def test_processes_that_found_other_folds_do_not_agree(other: dict[str, Fold]) -
             return max(self.counts[-1], self.of_other[len(self.counts) - 1]) if self.of_other else count
 
     agreements = []
-    for mine in ({"map": Fold.CONTIGUOUS}, other):
+    for mine in (True, other):
         trainings = []
-        for folds in (mine, {"map": Fold.CONTIGUOUS}):
+        for needs_tags in (mine, True):
             model = Flat()
             engine = PerRecordEngine(model)
-            engine.folds = {model.get_submodule(name): fold for name, fold in folds.items()}
+            engine.follow_tags(needs_tags)
             training: Any = Two(model)
             training.of_other = trainings[0].counts if trainings else []
             agreements.append(EngineTrial(training, engine).is_agreed())
             trainings.append(training)
             engine.close()
-    assert agreements == [True, True, True, False]
+    assert agreements == [True, True, True, other]
 
 
 @pytest.mark.usefixtures("one_key")

@@ -15,6 +15,7 @@ from torch.overrides import _get_current_function_mode_stack
 from dpbench.errors import UnsupportedModuleError
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.gradients.engine import PerRecordEngine
+from dpbench.records.tagging import under_tags
 from dpbench.strategies import ClipOnly
 from tests.strategies.worlds import loader_of
 from tests.support.one_by_one import BOUND, assert_releases_autograd, cross_entropy, data, fit, used
@@ -281,25 +282,21 @@ RANDOM: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("size", [4, 5, 6, 7])
+@pytest.mark.parametrize("size", [1, 4, 5, 6, 7])
 @pytest.mark.parametrize("name", RANDOM)
 def test_what_a_network_draws_is_not_drawn_again(name: str, size: int) -> None:
     """Lots of as many records as there are positions, too: against autograd on the graph of the same lot."""
     torch.manual_seed(1)
     net = RANDOM[name]().double()
-    lifted: dict[nn.Module, nn.Module] = {}
-    for path, layer in net.named_modules():
-        if isinstance(layer, nn.Embedding | nn.ParameterDict) or path == "map":
-            lifted[layer] = net
     engine = PerRecordEngine(net)
-    engine.lift(lifted, with_functions=True)
-    for records in (3, size):  # what is shared, a lot of another size has shown
-        x = torch.randn(records, 5, 6, dtype=torch.float64)
-        y = torch.arange(records) % 4
-        engine.expect(records)
-        state = torch.get_rng_state()
-        gradients = engine.backward(F.cross_entropy(net(x), y), records)
-        after = torch.get_rng_state()
+    engine.follow_tags()
+    x = torch.randn(size, 5, 6, dtype=torch.float64)
+    y = torch.arange(size) % 4
+    engine.expect(size)
+    state = torch.get_rng_state()
+    loss = under_tags(engine, lambda batch: F.cross_entropy(net(batch[0]), batch[1]), (x, y), size)
+    gradients = engine.backward(loss, size, verify=True)
+    after = torch.get_rng_state()
     torch.set_rng_state(state)
     with engine.paused():
         losses = F.cross_entropy(net(x), y, reduction="none")
@@ -310,17 +307,6 @@ def test_what_a_network_draws_is_not_drawn_again(name: str, size: int) -> None:
             (own,) = torch.autograd.grad(losses[record], parameter, retain_graph=True, allow_unused=True)
             own = torch.zeros_like(parameter) if own is None else own
             torch.testing.assert_close(computed.weighted_sum(weights), own, rtol=1e-9, atol=1e-11)
-
-
-def test_what_is_written_for_one_record_alone_does_not_stay() -> None:
-    net = Skipping()
-    engine = PerRecordEngine(net)
-    engine.lift({}, with_functions=True)
-    engine.expect(4)
-    loss = F.cross_entropy(net(torch.randn(4, 5, 6)), torch.arange(4))
-    before = net.scale
-    [gradients.squared_norms() for gradients in engine.backward(loss, 4)]
-    assert net.scale is before and float(net.scale) > 0
 
 
 @pytest.mark.usefixtures("one_key")
@@ -343,7 +329,7 @@ def test_random_lines_stay_with_the_engine(tmp_path: Path, name: str) -> None:
     assert used(strategy) == "engine" and weights.isfinite().all()
 
 
-def test_functions_are_watched_while_a_module_runs() -> None:
+def test_functions_are_looked_at_while_a_module_runs() -> None:
     """Also where the network fails, or is left in the middle of a forward pass."""
 
     class Failing(Masked):
@@ -352,7 +338,7 @@ def test_functions_are_watched_while_a_module_runs() -> None:
 
     net = Failing()
     engine = PerRecordEngine(net)
-    engine.lift({net.map: net}, with_functions=True)
+    engine.follow_tags()
     engine.expect(3)
     with pytest.raises(RuntimeError, match="of its own"):
         net(torch.randn(3, 5, 6))
@@ -365,16 +351,16 @@ def test_functions_are_watched_while_a_module_runs() -> None:
 
 
 class Written(Attended):
-    """Random numbers that are drawn in place cannot be answered."""
+    """Random numbers that are drawn in place."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) * torch.empty(len(x), 1).bernoulli_(0.8)
 
 
-def test_numbers_drawn_in_place_are_trained_record_by_record(tmp_path: Path) -> None:
+def test_numbers_drawn_in_place(tmp_path: Path) -> None:
     torch.manual_seed(1)
     strategy, weights, _ = fit(tmp_path, Written(Table()), gradients="auto", loader=loader_of(data(40), 10))
-    assert used(strategy) == "one_by_one" and weights.isfinite().all()
+    assert used(strategy) == "engine" and weights.isfinite().all()
 
 
 class Answered(nn.Module):
@@ -436,9 +422,3 @@ def test_statistics_of_the_lot_are_not_shared(tmp_path: Path) -> None:
     assert not read_ledger(tmp_path / "engine" / "ledger.jsonl").releases
     strategy, _, _ = fit(tmp_path / "auto", Coupled(), gradients="auto", loader=loader_of(data(40), 10))
     assert used(strategy) == "one_by_one"
-
-
-def test_the_message_is_that_of_the_network_as_it_is(tmp_path: Path) -> None:
-    torch.manual_seed(1)
-    with pytest.raises(UnsupportedModuleError, match=r"bias.table \(Embedding\) is given a sum over all records"):
-        fit(tmp_path, Written(Table()), gradients="engine", loader=loader_of(data(40), 10))

@@ -282,14 +282,14 @@ def _call_of(
     leaves: Sequence[Any],
     output: Any,
 ) -> SharedCall | None:
-    """What is kept of a call; None if its output has no gradient.
+    """What is kept of a call; None if its output has no gradient, or no records.
 
     Raises:
         UnsupportedModuleError: Some tensor has no rows of records.
     """
     outputs = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.requires_grad]
-    if not outputs:
-        return None
+    if all(axis.place_of(x) is None for x in outputs):
+        return None  # records gave a shape
     name = function.__name__
     output_places = [_axis_of(axis, axis.place_of(x), name) for x in outputs]
     axes: dict[int, Axis | None] = {}
@@ -343,13 +343,17 @@ def _axis_of(axis: RecordAxis, place: object, name: str) -> Axis | Total | None:
 def _public_axis(mode: RecordAxis, x: Tensor, output: Tensor, axis: Axis) -> Axis | None:
     """The axis along which a public tensor goes with the records of an output; None if it is the same for all."""
     tag = tag_of(x)
-    if isinstance(tag, Rows):
-        public = mode.public_axis(x, tag)
-        return public[0] if public is not None and public[1] == mode.records else None
     dim = axis.dim + x.dim() - output.dim()
-    if dim < 0 or x.shape[dim] != output.shape[axis.dim]:
+    is_alike = isinstance(tag, Exchangeable) or (0 <= dim < x.dim() and x.stride(dim) == 0)
+    if isinstance(tag, Rows):
+        place, count = mode.public_axis(x, tag) or (None, 0)
+        if place is not None and count == mode.records:
+            return place
+        is_alike = place is not None
+        dim = -1 if place is None else place.dim
+    if not is_alike or dim < 0 or x.shape[dim] != output.shape[axis.dim]:
         return None
-    return axis._replace(dim=dim) if x.stride(dim) == 0 or isinstance(tag, Exchangeable) else None
+    return axis._replace(dim=dim)
 
 
 def _in_own_rows(gradients: Tensor, x: Tensor, axis: Axis, records: int) -> Tensor:
