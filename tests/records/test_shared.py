@@ -142,7 +142,7 @@ def test_each_record_is_that_of_autograd(name: str, records: int) -> None:
     weights = torch.linspace(-1, 2, records, dtype=torch.float64)
     for computed, (parameter, rows) in zip(gradients, reference_gradients(model, x).items(), strict=True):
         assert relative_error(computed.per_record(), rows) < 1e-9, parameter
-        assert relative_error(computed.squared_norms(), rows.flatten(1).square().sum(1)) < 1e-9
+        assert relative_error(computed.squared_norms(), rows.reshape(records, -1).square().sum(1)) < 1e-9
         assert relative_error(computed.weighted_sum(weights), torch.einsum("r,r...->...", weights, rows)) < 1e-9
 
 
