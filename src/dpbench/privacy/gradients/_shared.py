@@ -362,8 +362,8 @@ def _in_own_rows(gradients: Tensor, x: Tensor, axis: Axis, records: int) -> Tens
     inner = axis.inner * records // rows
     wide = gradients.new_zeros(rows, *x.shape)
     for row in range(rows):
-        of_row = wide[row].unflatten(axis.dim, (axis.outer, rows, inner)).select(axis.dim + 1, row)
-        of_row.copy_(gradients[row].unflatten(axis.dim, (axis.outer, inner)))
+        of_row = wide[row].unflatten(axis.dim, (axis.outer, rows, inner)).select(axis.dim + 1, row)  # type: ignore[no-untyped-call]
+        of_row.copy_(gradients[row].unflatten(axis.dim, (axis.outer, inner)))  # type: ignore[no-untyped-call]
     return wide
 
 

@@ -23,7 +23,7 @@ def by_row(x: Tensor, axis: Axis | None, records: int, rows: int) -> Tensor:
     """
     if axis is None:
         return x[None]
-    x = x.unflatten(axis.dim, (axis.outer, rows, axis.inner * records // rows))
+    x = x.unflatten(axis.dim, (axis.outer, rows, axis.inner * records // rows))  # type: ignore[no-untyped-call]
     return x.movedim(axis.dim + 1, 0).flatten(axis.dim + 1, axis.dim + 2)
 
 
