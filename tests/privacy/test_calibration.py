@@ -198,7 +198,9 @@ def test_a_membership_risk_of_what_was_spent() -> None:
     assert whole.steps is not None
     rest = solved(replace(whole, steps=None, spent={POISSON.event: 100}))
     assert rest.steps == whole.steps - 100
-    with pytest.raises(ConfigurationError, match=r"advantage=0.1 allows no further step: with one, a membership test reaches 0\."):
+    with pytest.raises(
+        ConfigurationError, match=r"advantage=0.1 allows no further step: with one, a membership test reaches 0\."
+    ):
         solved(replace(rest, steps=None, spent={POISSON.event: 10 * whole.steps}))
 
 
