@@ -106,7 +106,7 @@ class WatchedStep:
         def step(batch: Any, *arguments: Any, **options: Any) -> Any:
             rows, self._rows = self._rows, 0
             self.begin_step()
-            if not rows or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+            if not rows or _is_capturing():
                 return own(batch, *arguments, **options)  # recorded kernels: judged when they ran eagerly
             axis = self._axis = new_axis(rows // self._rows_of_record)
             axis.before_first_read = self._keep_state
@@ -244,6 +244,11 @@ class WatchedStep:
             in_batch = event.reason.startswith(IN_BATCH)
             cause = event.reason if in_batch else f"training_step reads values of records: {event}"
             self._training.inform(_PUT_BACK.format(cause=cause))
+
+
+def _is_capturing() -> bool:
+    # Asking whether there is CUDA loads a library each time.
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
 
 
 def _place_of(axis: RecordAxis, metrics: Callable[[], Tensor] | None) -> Any:

@@ -98,9 +98,12 @@ def add_legend(figure: Figure) -> None:
     legend = figure.legend(list(handles.values()), list(handles), loc="outside right upper", fontsize=8, frameon=False)
     for text in legend.get_texts():
         text.set_parse_math(False)  # as in `_take_words_as_they_are`: the size is asked for here
-    size = legend.get_window_extent().size / figure.dpi
+    extent = legend.get_window_extent()
     width, height = figure.get_size_inches()
-    figure.set_size_inches(width + size[0] + 0.3, max(height, size[1] + 0.3))
+    figure.set_size_inches(
+        width + extent.width / figure.dpi + 0.3,
+        max(height, extent.height / figure.dpi + 0.3),
+    )
 
 
 def write_figure(path: Path, figure: Figure, mark: str = "") -> Path:

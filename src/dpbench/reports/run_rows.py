@@ -178,7 +178,7 @@ def cells_of(folder: Path) -> list[RunRow]:
                 settings[key] = value
         settings |= unit_setting(first.get("unit"))
         metric = str(first["metric"])
-        of_cell = figures.loc[cell].unstack()
+        of_cell: pd.DataFrame = figures.xs(cell).unstack()  # type: ignore[assignment]
         shown = of_cell.loc[names].rename(index={"value": metric})
         largest = of_cell.loc[list(_EPSILONS), "max"].rename(lambda name: f"privacy/{name}")
         points = points.rename(columns={"value": metric})
@@ -210,7 +210,10 @@ def cell_figures(runs: pd.DataFrame, by: Sequence[str], names: Sequence[str]) ->
         and (name, "max"), which of an ε holds for each of the runs.
     """
     numbers = runs[list(names)].apply(pd.to_numeric, errors="coerce").astype(float)
-    return numbers.groupby([runs[name] for name in by], sort=False).agg(["count", "mean", "std", "max"])
+    described: pd.DataFrame = numbers.groupby([runs[name] for name in by], sort=False).agg(
+        ["count", "mean", "std", "max"]
+    )
+    return described
 
 
 def floats(values: pd.Series[float]) -> dict[str, float]:

@@ -47,7 +47,8 @@ def summary(table: Table, runs: pd.DataFrame) -> pd.DataFrame:
     cells = [[row.name for row in table.rows], [column.name for column in table.columns]]
     lines = pd.MultiIndex.from_product(cells, names=["row", "column"])
     figures = cell_figures(runs, ["row", "column"], _FIGURES).reindex(lines)
-    frame = _with_interval(figures["value"].drop(columns="max"))
+    values: pd.DataFrame = figures["value"]  # type: ignore[assignment]  # of two levels of columns
+    frame = _with_interval(values[["count", "mean", "std"]])
     frame["n"] = frame["n"].fillna(0).astype(int)
     for name in (*_EPSILONS, NOMINAL):
         frame[name] = figures[name, "max"]

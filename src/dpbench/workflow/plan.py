@@ -198,8 +198,10 @@ def _refuse_kind(config: Mapping[str, Any]) -> None:
 
 def _noise_multipliers(sample_rate: float, steps: int, delta: float) -> list[float]:
     """Noise multipliers of equal ratio, for ε from 32 to 0.5 of one Gaussian query by RDP."""
-    ends = []
+    ends: list[float] = []
     for epsilon in _EPSILONS:
         setting = TrainingSetting(sample_rate=sample_rate, steps=steps, epsilon=epsilon, delta=delta)
-        ends.append(solved(setting, "rdp").noise_multiplier)
-    return [float(f"{z:.3g}") for z in np.geomspace(*ends, _TRIED)]
+        z = solved(setting, "rdp").noise_multiplier
+        assert z is not None
+        ends.append(z)
+    return [float(f"{z:.3g}") for z in np.geomspace(ends[0], ends[1], _TRIED)]

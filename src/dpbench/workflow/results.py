@@ -209,7 +209,7 @@ def write_page(folder: Path, results: Results) -> None:
     """
     plan = results.plan
     folder.mkdir(parents=True, exist_ok=True)
-    tables = {NOISE_RUNS: [results.power, *results.noise], DATA_RUNS: results.data}
+    tables: dict[str, list[Any]] = {NOISE_RUNS: [results.power, *results.noise], DATA_RUNS: results.data}
     for name, rows in tables.items():
         if rows:
             write_atomically(folder / name, pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))

@@ -92,8 +92,8 @@ def run_workflow(
             return False
         for (row, column), job in jobs.items():
             if column != AUDITED:
-                z = None if row == NO_PRIVACY else chosen
-                results.data.append(data_row(job, jobs.get((row, AUDITED)), z))
+                of_row = None if row == NO_PRIVACY else chosen
+                results.data.append(data_row(job, jobs.get((row, AUDITED)), of_row))
         report("data")
     return True
 
