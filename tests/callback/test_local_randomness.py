@@ -171,6 +171,7 @@ def test_a_loop_draws_as_a_trainer_does(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", [None, 5])
 def test_users_draw_numbers_of_their_own(tmp_path: Path, seed: int | None) -> None:
+    @dpbench.independent("history")
     class Toy(user_worlds.Toy):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             self.history.append(torch.tensor([torch.rand(()), np.random.rand(), random.random()]))

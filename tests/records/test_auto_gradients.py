@@ -32,11 +32,10 @@ from tests.support.one_by_one import (
 )
 
 BOUND = 0.3
-KNOWN = ("plain", "shared inputs and folded rows", "lists and dictionaries", "weights by function")
+ALONE = ("routing", "gradient penalty", "lasso")
 REFUSED = {
-    "keywords and tuples": "must return one tensor",
+    "routing": "records are combined",
     "lasso": "weight_decay",
-    "weight norm": "parametrization",
 }
 
 
@@ -48,7 +47,7 @@ def test_each_network_trains_and_is_right(tmp_path: Path, name: str, monkeypatch
     torch.manual_seed(1)
     strategy = ClipOnly(max_grad_norm=BOUND)
     assert_releases_autograd(tmp_path, make(), step, strategy)
-    is_known = name in KNOWN
+    is_known = name not in ALONE
     assert used(strategy) == ("engine" if is_known else "one_by_one")
     said = [line for line in lines if "gradients=auto" in line]
     assert len(said) == int(not is_known) and not any("off by" in line for line in said)
@@ -78,7 +77,7 @@ def test_a_loop_says_so_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     said: list[str] = []
     monkeypatch.setattr("dpbench.callback.loop.log_line", said.append)
     torch.manual_seed(1)
-    make, step = NETWORKS["keywords and tuples"]
+    make, step = NETWORKS["routing"]
     list(loop_of(tmp_path, make(), step, gradients="auto"))
     assert any(line.startswith("gradients=auto: record by record") for line in said)
 
@@ -232,7 +231,7 @@ def test_a_first_lot_of_which_nothing_can_be_said(tmp_path: Path) -> None:
             module.lot = batch_idx
 
     torch.manual_seed(1)
-    make, step = NETWORKS["keywords and tuples"]
+    make, step = NETWORKS["routing"]
     strategy = DPSGD(noise_multiplier=1.0, delta=1e-3, seed=1, ledger=str(tmp_path / "ledger.jsonl"))
     trainer = trainer_for(tmp_path, First(), 6, more=[strategy])
     with pytest.warns(UserWarning, match="no record of a batch has a finite gradient"):
@@ -271,7 +270,7 @@ def test_mixing_beside_a_limit_of_the_engine(tmp_path: Path) -> None:
 
 
 def test_first_lots_without_records_and_of_one(tmp_path: Path) -> None:
-    make, _ = NETWORKS["keywords and tuples"]
+    make, _ = NETWORKS["routing"]
     torch.manual_seed(1)
     strategy, weights, _ = fit(tmp_path, make(), steps=12, gradients="auto", loader=loader_of(data(40), 1))
     assert weights.isfinite().all() and used(strategy) == "one_by_one"
@@ -281,7 +280,7 @@ def test_first_lots_without_records_and_of_one(tmp_path: Path) -> None:
 def test_an_interrupted_run_goes_on_by_the_same_method(tmp_path: Path) -> None:
     def net() -> nn.Module:
         torch.manual_seed(1)
-        return NETWORKS["keywords and tuples"][0]()
+        return NETWORKS["routing"][0]()
 
     _, whole, _ = fit(tmp_path / "whole", net(), steps=8, gradients="auto")
     _, _, half = fit(tmp_path / "half", net(), steps=4, gradients="auto")

@@ -313,11 +313,11 @@ def test_a_resumed_run_keeps_the_method(tmp_path: Path) -> None:
     torch.manual_seed(1)
     strategy = DPSGD(noise_multiplier=1.0, delta=1e-3, seed=1, ledger=str(tmp_path / "ledger.jsonl"))
     trainer = trainer_for(tmp_path, strategy, 3)
-    net = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 4)))
+    net = Routed()
     trainer.fit(Module(net, of_rows), lots(rows(), None, 4, data_id="rows"))
     assert strategy._source.method == "one_by_one"  # type: ignore[union-attr]
     trainer.save_checkpoint(tmp_path / "last.ckpt")
-    again_net = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 4)))
+    again_net = Routed()
     again = DPSGD(noise_multiplier=1.0, delta=1e-3, seed=1, ledger=str(tmp_path / "ledger.jsonl"))
     trials: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:

@@ -183,7 +183,7 @@ def test_the_reason_is_what_the_engine_cannot_do(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(LightningTraining, "inform", lambda self, text: lines.append(text))
     train(tmp_path, Folded(), gradients="auto")
     (line,) = [line for line in lines if "record by record" in line]
-    assert "no layer has first, second: they lie on the LightningModule itself; make a small nn.Module" in line
+    assert "LightningModule, or a function uses it; make it a parameter of an nn.Module" in line
 
 
 @pytest.mark.parametrize("gradients", ["auto", "engine"])

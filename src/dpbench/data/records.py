@@ -41,18 +41,22 @@ class Collated(Sequence[Any]):
 class InBatches(Dataset[tuple[Tensor, ...]]):
     """Base of data sets in memory that index whole batches: an item is a batch of one record, without its dimension.
 
-    A subclass has `__len__` and `__getitems__(positions)`, which returns a tuple of tensors, `Collated`.
+    A subclass has `__len__` and `batch_of`.
     """
 
     def __len__(self) -> int:
         raise NotImplementedError
 
-    def __getitems__(self, positions: Sequence[int]) -> Collated:
+    def batch_of(self, positions: Sequence[int]) -> Collated:
+        """Return the batch of some records, a tuple of tensors."""
         raise NotImplementedError
+
+    def __getitems__(self, positions: Sequence[int]) -> Collated:
+        return self.batch_of(positions)
 
     def __getitem__(self, position: int) -> tuple[Tensor, ...]:
         # The range counts a negative position from the end, and raises IndexError, by which an iteration ends.
-        batch = self.__getitems__([range(len(self))[position]]).batch
+        batch = self.batch_of([range(len(self))[position]]).batch
         return tuple(part[0] for part in batch)
 
 

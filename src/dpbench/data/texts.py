@@ -48,7 +48,8 @@ class Sequences(InBatches):
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def __getitems__(self, positions: Sequence[int]) -> Collated:
+    def batch_of(self, positions: Sequence[int]) -> Collated:
+        """Return the batch of some records, a tuple of tensors."""
         """Inputs (R, T) and targets (R, T), int64."""
         sequences = self.tokens.index_select(0, torch.as_tensor(positions, dtype=torch.long)).long()
         return Collated((sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous()))

@@ -284,6 +284,7 @@ class Rows(InBatches):
     def __len__(self) -> int:
         return len(self.tensors[0])
 
-    def __getitems__(self, positions: Sequence[int]) -> Collated:
+    def batch_of(self, positions: Sequence[int]) -> Collated:
+        """Return the batch of some records, a tuple of tensors."""
         index = torch.as_tensor(positions, dtype=torch.long)
         return Collated(tuple(tensor.index_select(0, index) for tensor in self.tensors))

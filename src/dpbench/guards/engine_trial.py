@@ -124,9 +124,9 @@ class EngineTrial:
         if limit is None or not isinstance(engine, PerRecordEngine):
             return limit
         engine.follow_tags()
-        if not self._limit(batch, rows):
-            return None
-        engine.follow_tags(False)
+        limit = self._limit(batch, rows)
+        if limit is not None:
+            engine.follow_tags(False)
         return limit
 
     def is_agreed(self) -> bool:

@@ -74,7 +74,8 @@ class BagsOfWords(InBatches):
     def __len__(self) -> int:
         return int(self.features.shape[0])
 
-    def __getitems__(self, positions: Sequence[int]) -> Collated:
+    def batch_of(self, positions: Sequence[int]) -> Collated:
+        """Return the batch of some records, a tuple of tensors."""
         """Shares (R, words) and tags (R, tags), 0 or 1, float32."""
         index = np.asarray(positions, dtype=np.int64)
         features = torch.from_numpy(self.features[index].toarray())

@@ -170,7 +170,8 @@ class CroppedImages(InBatches):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitems__(self, positions: Sequence[int]) -> Collated:
+    def batch_of(self, positions: Sequence[int]) -> Collated:
+        """Return the batch of some records, a tuple of tensors."""
         """Images (R, C, crop, crop), channels-last in memory, and labels (R,)."""
         index = torch.as_tensor(positions, dtype=torch.long)
         height, width = self.pixels.shape[1:3]

@@ -6,7 +6,9 @@ respect to what w = f(v) is computed from it is Jᵀg, with the Jacobian J of f 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -18,6 +20,14 @@ from dpbench.privacy.gradients._interception import Arguments, LayerGradients
 from dpbench.privacy.gradients.parameter import InstantiatedGradients, ParameterGradients, zero_gradients
 
 _Rule = Callable[[Any, Arguments, Tensor], LayerGradients]
+
+
+@contextmanager
+def silent_fallbacks() -> Iterator[None]:
+    """Within, torch does not warn of functions that vmap runs record by record, which is exact."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        yield
 
 
 def is_function(parametrizations: nn.Module) -> bool:
@@ -89,7 +99,8 @@ class _Pulled:
         if self._computed is not None:
             # One linear map for all records, whatever f would give if it were called again.
             _, pull, *_ = torch.func.vjp(self._weight, self._parameters)
-            (self._rows,) = torch.func.vmap(pull)(self._computed.per_record())
+            with silent_fallbacks():
+                (self._rows,) = torch.func.vmap(pull)(self._computed.per_record())
             self._computed = None  # its memory is as large as that of the result
         return self._rows[name]
 

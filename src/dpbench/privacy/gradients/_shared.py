@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from dpbench.errors import UnsupportedModuleError, brief
+from dpbench.privacy.gradients._parametrized import silent_fallbacks
 from dpbench.privacy.gradients.folds import by_row
 from dpbench.privacy.gradients.layers import refuse_other_values
 from dpbench.privacy.record_axis.host import running_axis
@@ -140,7 +141,8 @@ def parameter_gradients(
     tensors = [x for x, _ in ends]
     cotangents = [rows.to(x.dtype) for x, rows in ends]
     try:
-        return list(torch.autograd.grad(tensors, parameters, cotangents, is_grads_batched=True, allow_unused=True))
+        with silent_fallbacks():
+            return list(torch.autograd.grad(tensors, parameters, cotangents, is_grads_batched=True, allow_unused=True))
     except RuntimeError as error:
         raise UnsupportedModuleError(
             f"a batched backward pass through what all records share failed ({brief(error)})"

@@ -283,11 +283,6 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # ------------------------------------------------------------------------------------- operators
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Return False: steps are not compiled under the mode, so that no call of it needs a wrapper against that."""
-        return False
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.is_over:
