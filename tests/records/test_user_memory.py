@@ -13,8 +13,10 @@ from torch import Tensor, nn
 import dpbench
 from dpbench.data.lots import LotLoader
 from dpbench.records import LocalTraining
+from dpbench.records.step_state import UserState
 from dpbench.strategies import ClipOnly
-from tests.records.user_worlds import Toy, fit, linear, make_users, naive_training
+from tests.guards.plain_training import plain_training
+from tests.records.user_worlds import WIDTH, Toy, fit, linear, make_users, naive_training
 from tests.strategies.worlds import weights_of
 
 LOCAL = LocalTraining(lr=0.2, batch_size=2, epochs=2)
@@ -182,3 +184,115 @@ def test_states_of_metrics_are_merged(tmp_path: Path, caplog: pytest.LogCaptureF
     examples = sum(len(users.rows(user)) for user in loader.lots.lot(0).tolist())
     assert int(module.error.total) == examples + 2
     assert "states of Own cannot be merged" in caplog.text
+
+
+class Measured(Toy):
+    """With a metric that keeps lists."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__(net)
+        self.targets = torchmetrics.CatMetric()
+
+    def loss(self, batch: Any) -> Tensor:
+        self.targets.update(batch[1])
+        return super().loss(batch)
+
+
+def test_lists_of_metrics_hold_each_example_once(tmp_path: Path) -> None:
+    users = make_users()
+    loader = LotLoader.poisson(users, 4, seed=0)
+    module = Measured(linear())
+    fit(tmp_path, module, users, 2, LocalTraining(lr=0.1, batch_size=2), loader=LotLoader.poisson(users, 4, seed=0))
+    wanted = [len(users.rows(user)) for lot in range(2) for user in loader.lots.lot(lot).tolist()]
+    assert len(module.targets.compute()) == sum(wanted)
+
+
+# ------------------------------------------------------------------------------------------------- what is reached
+
+_SEEN: list[Tensor] = []
+_CENTER: Tensor | None = None
+
+
+def _center(x: Tensor) -> Tensor:
+    """The mean of all that was seen, in a list of the file's."""
+    _SEEN.append(x.mean(0))
+    return torch.stack(_SEEN).mean(0)
+
+
+class ByHelper(Toy):
+    def loss(self, batch: Any) -> Tensor:
+        return super().loss((batch[0] - _center(batch[0]), batch[1]))
+
+
+class Rebinds(Toy):
+    def loss(self, batch: Any) -> Tensor:
+        global _CENTER
+        if _CENTER is None:
+            _CENTER = batch[0].mean(0)
+        return super().loss((batch[0] - _CENTER, batch[1]))
+
+
+class InTheClass(Toy):
+    bank: tuple[Tensor, ...] = ()
+
+    def loss(self, batch: Any) -> Tensor:
+        type(self).bank = (*self.bank, batch[0].mean(0))
+        return super().loss((batch[0] - torch.stack(self.bank).mean(0), batch[1]))
+
+
+class OwnGenerator(Toy):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__(net)
+        self.generator = torch.Generator().manual_seed(3)
+
+    def loss(self, batch: Any) -> Tensor:
+        return super().loss((batch[0] + torch.randn(batch[0].shape, generator=self.generator), batch[1]))
+
+
+class ByGradient(Toy):
+    def loss(self, batch: Any) -> Tensor:
+        loss = super().loss(batch)
+        loss.backward(retain_graph=True)
+        return loss * next(p.grad.norm().detach() for p in self.parameters() if p.grad is not None)
+
+
+class NewMemory(Toy):
+    """Gives a tensor other memory."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__(net)
+        self.center = torch.zeros(WIDTH)
+
+    def loss(self, batch: Any) -> Tensor:
+        self.center.data = self.center + batch[0].mean(0)
+        return super().loss((batch[0] - self.center, batch[1]))
+
+
+class Hooked(Toy):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__(net)
+        seen: list[Tensor] = []
+
+        def centered(layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+            seen.append(output.detach().mean(0))
+            return output - torch.stack(seen).mean(0)
+
+        net[0].register_forward_hook(centered)  # type: ignore[operator,index]
+
+
+REACHED = [RunningMean, Bank, ByHelper, Rebinds, InTheClass, OwnGenerator, ByGradient, NewMemory, Hooked]
+
+
+@pytest.mark.parametrize("kind", REACHED)
+def test_a_user_after_another_one_has_the_loss_that_it_has_alone(kind: type[Toy]) -> None:
+    module = kind(linear())
+    module.net.requires_grad_()
+    generator = torch.Generator().manual_seed(1)
+    one, other = [(torch.randn(3, WIDTH, generator=generator), torch.randn(3, generator=generator)) for _ in range(2)]
+    state = UserState(plain_training(module))
+    alone = module.loss(one)
+    state.put_back()
+    module.loss(other)
+    state.put_back()
+    assert torch.equal(module.loss(one), alone)
+    state.put_back()

@@ -13,7 +13,14 @@ from dpbench.privacy.processes import Processes
 
 FILE_NAME = "piece_sizes.json"
 """Beside the ledger."""
-_NOT_ALLOCATED = ("can't allocate memory", "not enough memory", "out of memory")
+_NOT_ALLOCATED = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "STATUS_ALLOC_FAILED",  # of cuBLAS and cuDNN
+    "unable to find an engine",  # whose workspace would fit
+    "Unable to find a valid cuDNN algorithm",
+)
 
 
 class PieceSizes:

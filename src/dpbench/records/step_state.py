@@ -10,6 +10,7 @@ import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Set
+from contextlib import suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
@@ -20,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only
 from torch.utils.data import DataLoader, Dataset
 
 from dpbench.errors import ConfigurationError
@@ -431,13 +432,17 @@ class UserState(PublicState):
             metric.reset()
 
     def put_back(self) -> None:
-        """Put everything back after a user, but gradients and random numbers."""
+        """Put everything back after a user, gradients and random numbers included."""
         for metric, total in self._metrics:
             if metric.update_called:
                 self._merge(metric, total)
         for metric, _ in self._metrics:
             metric.reset()
         super().put_back()
+        for undo in self._undo_draws:
+            undo()
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
 
     def close(self) -> None:
         """Give metrics what all users have added."""
@@ -460,9 +465,49 @@ class UserState(PublicState):
     def _roots(self, training: Training) -> list[Any]:
         return StepState._roots(self, training)
 
+    def _keep_globals(self, function: FunctionType) -> list[Any]:
+        """Remember bindings of global variables, those of inner functions too, and follow functions and classes."""
+        variables = function.__globals__
+        holders = super()._keep_globals(function)
+        for name in _names_within(function.__code__):
+            before = variables.get(name, _ABSENT)
+            self._undo.append(functools.partial(_bind, variables, name, before))
+            if isinstance(before, (type, FunctionType)):
+                holders.append(before)
+        return holders
+
+    def _keep_cell(self, cell: Any) -> Any:
+        with suppress(ValueError):  # assigned later
+            self._undo.append(functools.partial(setattr, cell, "cell_contents", cell.cell_contents))
+        return super()._keep_cell(cell)
+
+    def _keep(self, x: Any) -> Iterable[Any]:
+        held = list(super()._keep(x))
+        if isinstance(x, nn.Module):
+            for name, hooks in vars(x).items():
+                if name.endswith(_HOOKS) and isinstance(hooks, dict):
+                    held += hooks.values()
+        return held
+
+    def _keep_code(self, x: Any) -> Iterable[Any]:
+        if isinstance(x, type) and not _is_of_library(x) and not _is_installed(_module_of(x)):
+            before = dict(vars(x))
+            stays = getattr(x, _INDEPENDENT, frozenset())
+            self._undo.append(functools.partial(_rebind_attributes, x, before, stays))
+        return super()._keep_code(x)
+
+    def _keep_tensor(self, x: Tensor) -> None:
+        if not isinstance(x, nn.Parameter) and not x.is_inference() and not x.is_meta and x.layout is torch.strided:
+            data = x.data
+            self._undo.append(lambda: x.data_ptr() == data.data_ptr() or setattr(x, "data", data))
+        super()._keep_tensor(x)
+
     def _keep_metric(self, metric: Any) -> None:
         if hasattr(metric, "merge_state"):  # not of a collection
-            self._metrics.append((metric, copy.copy(metric)))
+            total = copy.copy(metric)
+            for name in total._defaults:
+                setattr(total, name, tree_map(lambda x: x, getattr(metric, name)))  # a list of its own
+            self._metrics.append((metric, total))
 
 
 class WithheldValue:
@@ -522,6 +567,37 @@ def independent(*names: str) -> Callable[[Any], Any]:
         return kind
 
     return declared
+
+
+def _bind(variables: dict[str, Any], name: str, before: Any) -> None:
+    """Bind a global variable as before."""
+    if variables.get(name, _ABSENT) is before:
+        return
+    if before is _ABSENT:
+        del variables[name]
+    else:
+        variables[name] = before
+
+
+def _rebind_attributes(kind: type, before: dict[str, Any], stays: Set[str]) -> None:
+    """Give a class the attributes that it had, but for those of Python itself."""
+    for name, value in dict(vars(kind)).items():
+        if value is before.get(name, _ABSENT) or name in stays or name.startswith("__"):
+            continue
+        if name in before:
+            setattr(kind, name, before[name])
+        else:
+            delattr(kind, name)
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_within(code: CodeType) -> frozenset[str]:
+    """Names of global variables that a function and those within it read or bind."""
+    names = {str(i.argval) for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "STORE_GLOBAL")}
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= _names_within(constant)
+    return frozenset(names)
 
 
 def _detach_states(metric: Any) -> None:

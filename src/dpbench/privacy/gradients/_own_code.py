@@ -320,6 +320,8 @@ def own_gradients(
     try:
         with _as_before(module):
             values, gradients = torch.func.vmap(one_record)(cotangents, rows.tensors)
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
         raise UnsupportedModuleError(
             f"torch.func.vmap of its own lines over the records failed ({brief(error)}); freeze the parameters that it "

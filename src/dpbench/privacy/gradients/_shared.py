@@ -118,6 +118,8 @@ class SharedCall:
 
         try:
             values, gradients = torch.func.vmap(one_row)(cotangents, of_records)
+        except torch.OutOfMemoryError:
+            raise
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise UnsupportedModuleError(f"torch.func.vmap of {self} failed ({brief(error)})") from error
         for value, output, version, place in zip(values, self.outputs, self.output_versions, self.places, strict=True):
@@ -143,6 +145,8 @@ def parameter_gradients(
     try:
         with silent_fallbacks():
             return list(torch.autograd.grad(tensors, parameters, cotangents, is_grads_batched=True, allow_unused=True))
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
         raise UnsupportedModuleError(
             f"a batched backward pass through what all records share failed ({brief(error)})"

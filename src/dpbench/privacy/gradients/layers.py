@@ -460,6 +460,8 @@ def fallback(
     over_records = torch.func.vmap(one_record, in_dims=(0, *input_dims))
     try:
         values, rows = over_records(grad_output, *inputs)
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise UnsupportedModuleError(
             f"it has no rule in dpbench.privacy.gradients.layers, and torch.func.vmap over its records failed "
