@@ -292,6 +292,8 @@ class Measuring(Repeatable):
 
 
 class NumPys(Repeatable):
+    """Weighs the loss by a number that NumPy draws."""
+
     def weight(self, batch: Any) -> Any:
         return float(np.random.uniform(0.5, 1.5))
 
