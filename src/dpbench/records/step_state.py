@@ -492,14 +492,14 @@ class UserState(PublicState):
     def _keep_code(self, x: Any) -> Iterable[Any]:
         if isinstance(x, type) and not _is_of_library(x) and not _is_installed(_module_of(x)):
             before = dict(vars(x))
-            stays = getattr(x, _INDEPENDENT, frozenset())
+            stays: frozenset[str] = getattr(x, _INDEPENDENT, frozenset())
             self._undo.append(functools.partial(_rebind_attributes, x, before, stays))
         return super()._keep_code(x)
 
     def _keep_tensor(self, x: Tensor) -> None:
         if not isinstance(x, nn.Parameter) and not x.is_inference() and not x.is_meta and x.layout is torch.strided:
             data = x.data
-            self._undo.append(lambda: x.data_ptr() == data.data_ptr() or setattr(x, "data", data))
+            self._undo.append(functools.partial(_back_in_memory, x, data))
         super()._keep_tensor(x)
 
     def _keep_metric(self, metric: Any) -> None:
@@ -567,6 +567,12 @@ def independent(*names: str) -> Callable[[Any], Any]:
         return kind
 
     return declared
+
+
+def _back_in_memory(x: Tensor, data: Tensor) -> None:
+    """Give a tensor the memory that it had."""
+    if x.data_ptr() != data.data_ptr():
+        x.data = data
 
 
 def _bind(variables: dict[str, Any], name: str, before: Any) -> None:
