@@ -106,9 +106,9 @@ def test_logs_and_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     # Lightning reads what a bar may show in each step, from the first that logs it to the end of the epoch: epsilon
     # alone, which lies on the host.
     in_first_half, in_second_half = counts[:10], counts[10:]
-    # More is looked at in some batches, which depend on the key.
-    assert min(in_first_half) == 3
-    assert min(in_second_half) == 2
-    assert 3 in in_second_half
+    # One of the two is looked at more closely where an earlier batch held too few records for that.
+    assert min(in_first_half[5], in_first_half[6]) == 3
+    assert in_second_half[0] == in_second_half[1] == in_second_half[2] == in_second_half[3] == 2
+    assert in_second_half[6] == in_second_half[7] == 3
     rows = (tmp_path / "metrics.csv").read_text().splitlines()
     assert len(rows) > STEPS // every and "nonprivate/train_loss" in rows[0]
