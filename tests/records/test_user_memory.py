@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import dpbench
 from dpbench.data.lots import LotLoader
 from dpbench.records import LocalTraining
-from dpbench.records.step_state import UserState
+from dpbench.records.step_state import PublicState, UserState
 from dpbench.strategies import ClipOnly
 from tests.guards.plain_training import plain_training
 from tests.records.user_worlds import WIDTH, Toy, fit, linear, make_users, naive_training
@@ -281,6 +281,19 @@ class Hooked(Toy):
 
 
 REACHED = [RunningMean, Bank, ByHelper, Rebinds, InTheClass, OwnGenerator, ByGradient, NewMemory, Hooked]
+
+
+@pytest.mark.parametrize("kind", [RunningMean, Bank, ByHelper, Rebinds, InTheClass, NewMemory])
+def test_so_has_a_record_after_another_one(kind: type[Toy]) -> None:
+    module = kind(linear())
+    one, other = torch.randn(2, 3, WIDTH, generator=torch.Generator().manual_seed(1))
+    state = PublicState(plain_training(module))
+    alone = module.loss((one, torch.zeros(3)))
+    state.put_back()
+    module.loss((other, torch.zeros(3)))
+    state.put_back()
+    assert torch.equal(module.loss((one, torch.zeros(3))), alone)
+    state.put_back()
 
 
 @pytest.mark.parametrize("kind", REACHED)

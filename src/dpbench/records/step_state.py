@@ -394,6 +394,35 @@ class PublicState(StepState):
             self._attributes.append((x.__dict__, dict(x.__dict__)))
         return super()._keep(x)
 
+    def _keep_globals(self, function: FunctionType) -> list[Any]:
+        """Remember bindings of global variables, those of inner functions too, and follow functions and classes."""
+        variables = function.__globals__
+        holders = super()._keep_globals(function)
+        for name in _names_within(function.__code__):
+            before = variables.get(name, _ABSENT)
+            self._undo.append(functools.partial(_bind, variables, name, before))
+            if isinstance(before, (type, FunctionType)):
+                holders.append(before)
+        return holders
+
+    def _keep_cell(self, cell: Any) -> Any:
+        with suppress(ValueError):  # assigned later
+            self._undo.append(functools.partial(setattr, cell, "cell_contents", cell.cell_contents))
+        return super()._keep_cell(cell)
+
+    def _keep_code(self, x: Any) -> Iterable[Any]:
+        if isinstance(x, type) and not _is_of_library(x) and not _is_installed(_module_of(x)):
+            before = dict(vars(x))
+            stays: frozenset[str] = getattr(x, _INDEPENDENT, frozenset())
+            self._undo.append(functools.partial(_rebind_attributes, x, before, stays))
+        return super()._keep_code(x)
+
+    def _keep_tensor(self, x: Tensor) -> None:
+        if not isinstance(x, nn.Parameter) and not x.is_inference() and not x.is_meta and x.layout is torch.strided:
+            data = x.data
+            self._undo.append(functools.partial(_back_in_memory, x, data))
+        super()._keep_tensor(x)
+
     def _keep_metric(self, metric: Any) -> None:
         """Remember a metric whose states are public: numbers that a step has read go into them without a tag."""
         states = {name: getattr(metric, name) for name in getattr(metric, "_defaults", ())}
@@ -465,42 +494,14 @@ class UserState(PublicState):
     def _roots(self, training: Training) -> list[Any]:
         return StepState._roots(self, training)
 
-    def _keep_globals(self, function: FunctionType) -> list[Any]:
-        """Remember bindings of global variables, those of inner functions too, and follow functions and classes."""
-        variables = function.__globals__
-        holders = super()._keep_globals(function)
-        for name in _names_within(function.__code__):
-            before = variables.get(name, _ABSENT)
-            self._undo.append(functools.partial(_bind, variables, name, before))
-            if isinstance(before, (type, FunctionType)):
-                holders.append(before)
-        return holders
-
-    def _keep_cell(self, cell: Any) -> Any:
-        with suppress(ValueError):  # assigned later
-            self._undo.append(functools.partial(setattr, cell, "cell_contents", cell.cell_contents))
-        return super()._keep_cell(cell)
-
     def _keep(self, x: Any) -> Iterable[Any]:
         held = list(super()._keep(x))
+        # Where the engine records a step, hooks are its own, whose state has to go on.
         if isinstance(x, nn.Module):
             for name, hooks in vars(x).items():
                 if name.endswith(_HOOKS) and isinstance(hooks, dict):
                     held += hooks.values()
         return held
-
-    def _keep_code(self, x: Any) -> Iterable[Any]:
-        if isinstance(x, type) and not _is_of_library(x) and not _is_installed(_module_of(x)):
-            before = dict(vars(x))
-            stays: frozenset[str] = getattr(x, _INDEPENDENT, frozenset())
-            self._undo.append(functools.partial(_rebind_attributes, x, before, stays))
-        return super()._keep_code(x)
-
-    def _keep_tensor(self, x: Tensor) -> None:
-        if not isinstance(x, nn.Parameter) and not x.is_inference() and not x.is_meta and x.layout is torch.strided:
-            data = x.data
-            self._undo.append(functools.partial(_back_in_memory, x, data))
-        super()._keep_tensor(x)
 
     def _keep_metric(self, metric: Any) -> None:
         if hasattr(metric, "merge_state"):  # not of a collection
