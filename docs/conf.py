@@ -40,8 +40,8 @@ extensions = [
 ]
 nitpicky = True
 nitpick_ignore_regex = [
-    (r"py:.*", r"dpbench\..*\.(_\w+(\.\w+)?|Annotated|[A-Z]|[A-Z]\w+T)")
-]  # private names, type variables
+    (r"py:.*", r"dpbench\..*\.(_\w+(\.\w+)?|Annotated|[A-Z]|[A-Z]\w+T|RootModel\[.*)")
+]  # private names, type variables, the bases that pydantic makes
 
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
