@@ -1,61 +1,19 @@
-"""`dpbench compare`, with runs, tables and a recorded answer of wandb."""
+"""`dpbench compare`, with runs and tables."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
-import wandb
 
 from dpbench.cli import main
 from dpbench.reports.markdown import markdown_cells, markdown_rows
 from dpbench.reports.plots import draw_comparison
 from dpbench.reports.run_rows import RunRow
 from dpbench.reports.run_table import RunTable
-
-RECORDED = [  # what the public API answered for two offline runs that were synchronized
-    {
-        "name": "digits-mlp-dpsgd",
-        "config": {"seed": 0, "strategy": {"_target_": "dpbench.strategies.DPSGD", "max_grad_norm": 1.0}},
-        "summary": {"test/accuracy": 0.71, "privacy/epsilon_rdp": 3.5, "_step": 20, "_runtime": 7.1, "curves": {}},
-        "history": [
-            {"_step": 1, "trainer/global_step": 10, "val/accuracy": 0.5},
-            {"_step": 2, "trainer/global_step": 20, "val/accuracy": 0.7},
-        ],
-    },
-    {
-        "name": "digits-mlp-none",
-        "config": {"seed": 0, "strategy": {"_target_": "dpbench.strategies.NonPrivate"}},
-        "summary": {"test/accuracy": 0.93, "privacy/epsilon_rdp": None, "_step": 20, "curves": {}},
-        "history": [{"_step": 10, "val/accuracy": 0.8}],
-    },
-    {"name": "multirun/x table", "config": {}, "summary": {"steps": 1}, "history": [], "job_type": "sweep"},  # no run
-]
-
-
-class Answer:
-    def __init__(self, data: dict[str, Any]) -> None:
-        self.name, self.config, self.summary = data["name"], data["config"], data["summary"]
-        self.job_type = data.get("job_type", "train")
-        self._history = data["history"]
-
-    def history(self, pandas: bool) -> pd.DataFrame:
-        assert pandas
-        return pd.DataFrame(self._history)
-
-
-class Api:
-    asked: list[Any] = []  # noqa: RUF012
-
-    def runs(self, path: str, filters: dict[str, str]) -> list[Answer]:
-        self.asked.append((path, filters))
-        if path == "nobody/nothing":
-            raise ValueError("Could not find project nothing")
-        return [] if filters == {"group": "empty"} else [Answer(data) for data in RECORDED]
 
 
 def run(folder: Path, seed: int, lr: float, accuracy: float) -> Path:
@@ -86,18 +44,18 @@ def test_tables_are_compared_by_cell(tmp_path: Path) -> None:
         for c, s, v in (("dpsgd", 0, 0.5), ("dpsgd", 1, 0.7), ("none", 0, 0.9))
     ]  # fmt: skip
     pd.DataFrame(rows).to_csv(tmp_path / "runs.csv", index=False)
-    runs = RunTable.read_sources([str(tmp_path)])
+    runs = RunTable.read_sources([tmp_path])
     text = runs.compare()
     assert "| strategy | dpsgd | none |" in text and "60.00 ± 14.14 %" in text and "(n = 2)" in text
     assert draw_comparison(runs, tmp_path / "none.png") is None
     logged = {"row": "r", "column": "dpsgd", "seed": [0, 1, 0], "step": [5, 5, 9], "value": [0.4, 0.5, 0.6]}
     pd.DataFrame(logged).to_csv(tmp_path / "curves.csv", index=False)
-    cells = RunTable.read_sources([str(tmp_path)])
+    cells = RunTable.read_sources([tmp_path])
     dpsgd, none = cells.rows
     assert dpsgd.curves["test/accuracy"].to_dict() == {5: pytest.approx(0.45), 9: 0.6} and none.curves.empty
     assert draw_comparison(cells, tmp_path / "some.png") is not None
     # of a run all settings are known, of a cell those that made it: what it does not state is no difference
-    other = RunTable.read_sources([str(run(tmp_path / "a", 0, 0.1, 0.8))])
+    other = RunTable.read_sources([run(tmp_path / "a", 0, 0.1, 0.8)])
     both = RunTable((dpsgd, *other.rows)).compare()
     assert "optimizer.lr" not in both and "strategy" not in both and "| 60.00 ± 14.14 % | 80.00 % |" in both
 
@@ -111,7 +69,7 @@ def test_trials_of_a_cell_are_compared_one_by_one(tmp_path: Path) -> None:
     pd.DataFrame(rows).to_csv(tmp_path / "runs.csv", index=False)
     logged = {"row": "r", "column": "c", "trial": "two", "seed": 0, "step": [5, 9], "value": [0.4, 0.7]}
     pd.DataFrame(logged).to_csv(tmp_path / "curves.csv", index=False)
-    one, two = RunTable.read_sources([str(tmp_path)]).rows
+    one, two = RunTable.read_sources([tmp_path]).rows
     assert (one.name, two.name) == ("r, c, one (n = 1)", "r, c, two (n = 1)")
     assert one.curves.empty and len(two.curves) == 2  # curves are kept of the best trial only
     text = RunTable((one, two)).compare()
@@ -124,7 +82,7 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
         folder = run(tmp_path / str(number) / "same", 0, lr, 0.5)
         folder.rename(tmp_path / f"{number}_lr={lr}")
     run(tmp_path / "other", 0, 0.3, 0.5)
-    names = [one.name for one in RunTable.read_sources([str(tmp_path)]).rows]
+    names = [one.name for one in RunTable.read_sources([tmp_path]).rows]
     assert names == ["same, seed 0 (0_lr=0.1)", "same, seed 0 (1_lr=0.2)", "other, seed 0"]
 
 
@@ -137,7 +95,7 @@ def test_runs_of_several_seeds_are_a_mean(tmp_path: Path, capsys: pytest.Capture
     assert main(["compare", str(tmp_path), "--mean", "--axis", "epsilon", "--plot", str(picture)]) == 0
     shown = capsys.readouterr().out
     assert "85.00 ± 7.07 %" in shown and "| optimizer.lr | 0.1 | 0.2 |" in shown and "| seed | 0, 1 | 0 |" in shown
-    mean, other = RunTable.read_sources([str(tmp_path)]).over_seeds().rows
+    mean, other = RunTable.read_sources([tmp_path]).over_seeds().rows
     assert mean.n == 2 and mean.curves["val/accuracy"].to_dict() == {1: 0.1, 2: pytest.approx(0.85)}
     assert mean.bands["val/accuracy"][2] == pytest.approx(0.1 / 2**0.5) and other.n == 1
     assert "none of these logged any" in shown  # one of them does not tell its epsilon, so the mean does not
@@ -148,7 +106,7 @@ def test_runs_of_several_seeds_are_a_mean(tmp_path: Path, capsys: pytest.Capture
 def test_a_legend_says_what_differs(tmp_path: Path) -> None:
     for name, seed, lr in (("a", 0, 0.1), ("b", 1, 0.1), ("c", 0, 0.2)):
         run(tmp_path / name, seed, lr, 0.5)
-    runs = RunTable.read_sources([str(tmp_path)])
+    runs = RunTable.read_sources([tmp_path])
     assert runs.labels() == ["lr=0.1, seed=0", "lr=0.1, seed=1", "lr=0.2, seed=0"]
     assert runs.over_seeds().labels() == ["lr=0.1 (n = 2)", "lr=0.2"]
     assert RunTable(runs.rows[:2]).labels() == ["seed=0", "seed=1"] and RunTable(runs.rows[:1]).labels() == [
@@ -156,41 +114,10 @@ def test_a_legend_says_what_differs(tmp_path: Path) -> None:
     ]
 
 
-def test_wandb_is_asked_by_its_public_api(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(wandb, "Api", Api)
-    runs = RunTable.read_sources(["wandb:me/dpbench:digits"])
-    text = runs.compare()
-    assert Api.asked[-1] == ("me/dpbench", {"group": "digits"})
-    assert (
-        len(runs.rows) == 2
-        and "| strategy._target_ | DPSGD | NonPrivate |" in text
-        and "| strategy.max_grad_norm | 1.0 | – |" in text
-    )
-    assert "71.00 %" in text and "_runtime" not in text
-    assert [list(run.curves.index) for run in runs.rows] == [
-        [10, 20],
-        [10],
-    ]  # by releases, where dpbench has logged them
-    assert draw_comparison(runs, tmp_path / "curves.png") is not None
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("nowhere", "nowhere is not there: name a folder"),
-        ("wandb:", "wandb: names no project: write wandb:ENTITY/PROJECT"),
-        ("wandb:a/b/c", "wandb:a/b/c names no project"),
-        ("wandb:nobody/nothing", "wandb cannot list nobody/nothing: Could not find"),
-        ("wandb:me/dpbench:empty", "wandb has no runs in me/dpbench, group empty"),
-    ],
-)
-def test_nothing_to_compare_is_one_clear_line(
-    source: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(wandb, "Api", Api)
-    assert main(["compare", source]) == 1
+def test_nothing_to_compare_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "nowhere"]) == 1
     error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
+    assert "nowhere is not there: name a folder" in error and error.count("\n") == 1
 
 
 def test_the_picture_is_a_png(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,7 +133,7 @@ def test_what_nobody_set_and_what_stands_there_already_is_left_out(tmp_path: Pat
         record = json.loads((folder / "result.json").read_text())
         record["metrics"]["privacy/epsilon"] = 1.5
         (folder / "result.json").write_text(json.dumps(record))
-    text = RunTable.read_sources([str(tmp_path)]).compare()
+    text = RunTable.read_sources([tmp_path]).compare()
     assert "| seed | 0 | 1 |" in text and "data.inserted.seed" not in text
     assert "| privacy/epsilon_rdp | 1.500 | 1.500 |" in text and "| privacy/epsilon |" not in text
 
@@ -214,7 +141,7 @@ def test_what_nobody_set_and_what_stands_there_already_is_left_out(tmp_path: Pat
 def test_many_runs_stand_below_one_another_in_their_natural_order(tmp_path: Path) -> None:
     for number in range(11):
         run(tmp_path / f"{number}-x", number, 0.1, 0.5)
-    rows = RunTable.read_sources([str(tmp_path)]).compare().splitlines()
+    rows = RunTable.read_sources([tmp_path]).compare().splitlines()
     assert rows[0].startswith("| run | seed |") and len(rows) == 13
     assert [row.split(",")[0] for row in rows[2:]] == [f"| {number}-x" for number in range(11)]
 
@@ -222,28 +149,18 @@ def test_many_runs_stand_below_one_another_in_their_natural_order(tmp_path: Path
 def test_a_line_in_a_name_stays_in_its_cell(tmp_path: Path) -> None:
     run(tmp_path / "a|b", 0, 0.1, 0.5)
     run(tmp_path / "c", 0, 0.2, 0.5)
-    heading = RunTable.read_sources([str(tmp_path)]).compare().splitlines()[0]
+    heading = RunTable.read_sources([tmp_path]).compare().splitlines()[0]
     assert heading == "|  | a\\|b, seed 0 | c, seed 0 |"
     assert markdown_cells(markdown_rows([["x|y", "z"], ["1", "2\n3"]])) == [["x|y", "z"], ["1", "2 3"]]
 
 
-def test_a_picture_of_other_runs_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    one, two = run(tmp_path / "a", 0, 0.1, 0.8), run(tmp_path / "b", 0, 0.2, 0.9)
-    monkeypatch.chdir(tmp_path)
-    for source, place in ((one, "compare.png"), (two, "compare-2.png"), (one, "compare.png (replaced)")):
-        assert main(["compare", str(source)]) == 0
-        assert capsys.readouterr().out.endswith(f"curves: {place}\n")
-
-
 def test_the_legend_covers_nothing_and_one_point_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures = []
-    monkeypatch.setattr("dpbench.reports.plots.write_figure", lambda path, figure, mark: figures.append(figure) or path)
+    monkeypatch.setattr("dpbench.reports.plots.write_figure", lambda path, figure: figures.append(figure) or path)
     for number in range(24):
         folder = run(tmp_path / str(number), number, 0.1, 0.5)
         (folder / "metrics.csv").write_text("step,val/accuracy\n40,0.5\n")
-    draw_comparison(RunTable.read_sources([str(tmp_path)]), tmp_path / "x.png")
+    draw_comparison(RunTable.read_sources([tmp_path]), tmp_path / "x.png")
     (figure,) = figures
     figure.canvas.draw()
     (panel,) = figure.axes
@@ -251,7 +168,7 @@ def test_the_legend_covers_nothing_and_one_point_is_seen(tmp_path: Path, monkeyp
     assert len(legend.get_texts()) == 24
     frame = legend.get_window_extent()
     assert frame.x0 >= panel.get_tightbbox().x1 and frame.y0 >= 0 and frame.x1 <= figure.bbox.x1
-    assert {line.get_marker() for line in panel.lines} == {"o", "s", "^"} and panel.get_xlim()[0] == 0
+    assert {line.get_marker() for line in panel.lines} == {"o"} and panel.get_xlim()[0] == 0
 
 
 def test_an_option_without_a_value_is_like_none_at_all() -> None:

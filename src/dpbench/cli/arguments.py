@@ -78,15 +78,14 @@ def add_command(
     return parser
 
 
-def add_runs(parser: argparse.ArgumentParser, help: str, remote: bool = False) -> None:
+def add_runs(parser: argparse.ArgumentParser, help: str) -> None:
     """Add the positional argument of commands that read several runs.
 
     Args:
         parser: Of the command.
         help: What it accepts.
-        remote: Whether words that name no path are accepted too.
     """
-    parser.add_argument("sources", type=text if remote else place, nargs="+", metavar="RUN_OR_SWEEP", help=help)
+    parser.add_argument("sources", type=place, nargs="+", metavar="RUN_OR_SWEEP", help=help)
 
 
 def add_json(parser: Any) -> None:

@@ -152,10 +152,12 @@ def _account(options: argparse.Namespace) -> Answer:
     )
     report = account(options.sources, request)
     if options.plot is not None:
-        from dpbench.reports.account_plot import plot_epsilon
+        from dpbench.reports.account_plot import epsilon_figure
+        from dpbench.reports.figures import write_figure
 
         options.plot.parent.mkdir(parents=True, exist_ok=True)
-        plot_epsilon(options.plot, report.ledgers, report.facts["delta"], request.accountants, options.nominal)
+        delta = report.facts["delta"]
+        write_figure(options.plot, epsilon_figure(report.ledgers, delta, request.accountants, options.nominal))
     for doubt in report.doubts:
         print(f"dpbench: warning: {doubt}", file=sys.stderr)
     for name, damage in report.damage.items():

@@ -85,13 +85,13 @@ def _note_shared_noise(sources: Sequence[Path]) -> None:
 def _add_compare(commands: Commands) -> None:
     summary = "Show how runs differ: settings, metrics, curves."
     parser = add_command(commands, "compare", summary, _compare, epilog=_COMPARE)
-    what = "folder of a run, a sweep or a table's results, or wandb:ENTITY/PROJECT[:GROUP]"
-    add_runs(parser, what, remote=True)
+    add_runs(parser, "folder of a run, a sweep or a table's results")
     parser.add_argument(
         "--plot",
         type=png,
         metavar="PNG",
-        help="picture of the curves (default: compare.png, or compare-2.png if that shows other runs)",
+        default=Path("compare.png"),
+        help="picture of the curves (default: compare.png)",
     )
     parser.add_argument(
         "--axis",
@@ -108,19 +108,16 @@ def _add_compare(commands: Commands) -> None:
 
 
 def _compare(options: argparse.Namespace) -> Answer:
-    from dpbench.reports.figures import free_place, mark_of
     from dpbench.reports.plots import draw_comparison
     from dpbench.reports.run_table import RunTable
 
     table = RunTable.read_sources(options.sources)
     if options.mean:
         table = table.over_seeds()
-    mark = mark_of(options.sources)
-    place = options.plot or free_place(Path("compare.png"), mark)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    replaced = " (replaced)" if place.exists() else ""
-    picture = draw_comparison(table, place, options.axis, mark)
-    _note_shared_noise([Path(source) for source in options.sources if Path(source).is_dir()])
+    options.plot.parent.mkdir(parents=True, exist_ok=True)
+    replaced = " (replaced)" if options.plot.exists() else ""
+    picture = draw_comparison(table, options.plot, options.axis)
+    _note_shared_noise(options.sources)
     curves = "none of these logged any" if picture is None else f"{picture}{replaced}"
     text = f"{table.compare()}\n\ncurves: {curves}"
     return Answer(text, table.compared_records())
@@ -134,7 +131,8 @@ def _add_report(commands: Commands) -> None:
         "--out",
         type=html,
         metavar="HTML",
-        help="default: report.html, or report-2.html where that shows other runs",
+        default=Path("report.html"),
+        help="default: report.html",
     )
     parser.add_argument(
         "--accountant",
@@ -150,5 +148,5 @@ def _report(options: argparse.Namespace) -> Answer:
     from dpbench.reports.page import write_report
 
     accountants = accountant_names(options.accountant)
-    place, replaced = write_report(options.sources, options.out, accountants, options.force)
-    return Answer(f"report: {place}{' (replaced)' if replaced else ''}")
+    replaced = write_report(options.sources, options.out, accountants, options.force)
+    return Answer(f"report: {options.out}{' (replaced)' if replaced else ''}")

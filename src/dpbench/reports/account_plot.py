@@ -4,43 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS
-from dpbench.privacy.accounting.composition import (
-    MOST_COSTS,
-    LedgerCost,
-    coarser_costs,
-    composable,
-    epsilon,
-    nominal_events,
-)
+from dpbench.privacy.accounting.composition import LedgerCost, coarser_costs, composable, epsilon, nominal_events
 from dpbench.privacy.accounting.ledger import Ledger, counted_event
 from dpbench.privacy.events import Event
-from dpbench.reports.figures import GRAY, new_panels, write_figure
+from dpbench.reports.figures import new_panels
 from dpbench.runs.numbers import epsilon_text
 
-_POINTS = {"pld": (12, 100), "rdp-continuous": (40, 400)}
-"""Slow accountants: most points of a curve, and most points times distinct costs."""
-
-
-def plot_epsilon(
-    path: Path,
-    ledgers: Mapping[str, Ledger],
-    delta: float,
-    accountants: Sequence[str],
-    nominal: bool = False,
-) -> Path:
-    """Write the picture of `epsilon_figure`.
-
-    Raises:
-        ConfigurationError: No accountant covers the sampling.
-    """
-    return write_figure(path, epsilon_figure(ledgers, delta, accountants, nominal))
+_POINTS = 40  # of a curve
+_SLOW = {"pld": 6, "rdp-continuous": 40}  # points of accountants that take a second for each, with few distinct costs
 
 
 def epsilon_figure(
@@ -48,7 +25,6 @@ def epsilon_figure(
     delta: float,
     accountants: Sequence[str],
     nominal: bool = False,
-    slow_points: int = 40,
 ) -> Figure:
     """Draw how the ε of all releases grew, runs one after another.
 
@@ -57,7 +33,6 @@ def epsilon_figure(
         delta: δ.
         accountants: Names of accountants; those that do not cover the sampling are left out.
         nominal: See `nominal_events`.
-        slow_points: Most points of the curve of a slow accountant.
 
     Raises:
         ConfigurationError: No accountant covers the sampling.
@@ -72,28 +47,19 @@ def epsilon_figure(
             continue
         if not composed:
             raise ConfigurationError("nothing was released: there is no epsilon to draw.")
-        most, work = _POINTS.get(name, (40, 40 * MOST_COSTS))
-        if name in _POINTS:
-            most = min(most, slow_points)
-        # Each point composes all distinct costs once more.
-        points = max(3, min(most, work // len(composed)))
+        points = _POINTS
+        if name in _SLOW:
+            points = max(3, min(_SLOW[name], 100 // len(composed)))
         counts = np.unique(np.linspace(1, len(events), points).astype(int)).tolist()
-        values = []
-        spent = Counter[Event]()
-        for count in counts:
-            spent.update(events[spent.total() : count])
-            values.append(epsilon(spent, delta, name))
+        values = [epsilon(Counter(events[:count]), delta, name) for count in counts]
         label = f"{name}: {epsilon_text(values[-1], 5)}"
         if not ACCOUNTANTS[name].guarantee:
             label += " (approximation)"
         if not LedgerCost(runs, name).covered:
             label += " (nominal)"
-        style = "--" if name == "rdp-continuous" else "-"  # which mostly lies on rdp
-        axes.plot(counts, values, style, color=f"C{number}", marker="." if len(counts) < 20 else None, label=label)
+        axes.plot(counts, values, color=f"C{number}", marker=".", label=label)
     if not axes.lines:
         raise ConfigurationError("none of the accountants covers the sampling of these runs: there is nothing to draw.")
-    for end in np.cumsum([len(ledger.releases) for ledger in runs])[:-1]:
-        axes.axvline(end, color=GRAY, linewidth=0.6, linestyle=":")
     axes.set_xlabel(f"steps of {len(runs)} runs, one after another" if len(runs) > 1 else "steps")
     axes.set_ylabel(f"ε at δ = {delta:g}")
     axes.set_ylim(bottom=0)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,31 +15,12 @@ from matplotlib.figure import Figure
 
 from dpbench.files import replacing
 
-_HEAD = 4096  # bytes
 _UNDATED = {".pdf": {"CreationDate": None}}  # the same figure is the same file
-_NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-_PLACES = re.compile(r" (?:d|x|y|transform)=\"[^\"]*\"")
-_DIGITS = re.compile(r"(\.\d)\d+")  # a tenth of a point is all that a screen shows
-_FONT = re.compile(r"font: (?:[\w.]+ )*?([\d.]+)px [^;\"]*")
-_IDS = re.compile(r"(id=\"|url\(#|href=\"#)")
-_TAB10 = (
-    "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf",
-)  # fmt: skip
 COLORS = ("#3060a8", "#c04030", "#508850", "#a070b0", "#c09020")
 """Blue, red, green, purple and yellow of our drawings."""
 BLUE = COLORS[0]
 RED = COLORS[1]
 GRAY = "#808080"
-_PAGE_COLORS = {
-    "#000000": "var(--ink)",
-    "#ffffff": "var(--card)",
-    "#b0b0b0": "var(--grid)",
-    "#cccccc": "var(--grid)",
-    GRAY: "var(--soft)",
-    **{drawn: f"var(--s{number})" for number, drawn in enumerate(_TAB10)},
-    **{drawn: f"var(--s{number})" for number, drawn in enumerate(COLORS)},
-}
-"""Colors of our drawings → those of the page, which are others in the dark."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +29,11 @@ class Picture:
 
     Attributes:
         title: Title above the drawing.
-        svg: The drawing.
-        by_epsilon: The same over ε; "" if it cannot be drawn over that.
+        svg: The drawing, an image element.
     """
 
     title: str
     svg: str
-    by_epsilon: str = ""
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -106,70 +82,31 @@ def add_legend(figure: Figure) -> None:
     )
 
 
-def write_figure(path: Path, figure: Figure, mark: str = "") -> Path:
+def write_figure(path: Path, figure: Figure) -> Path:
     """Write a picture atomically, in the format that its name ends in.
 
     Args:
         path: The file.
-        figure: What was drawn.
-        mark: See `free_place`; only a PNG has room for one.
+        figure: The figure.
     """
     _take_words_as_they_are(figure)
-    metadata = {"Description": mark} if mark else _UNDATED.get(path.suffix)
     with replacing(path) as new:
-        figure.savefig(new, dpi=130, format=path.suffix[1:], metadata=metadata)
+        figure.savefig(new, dpi=130, format=path.suffix[1:], metadata=_UNDATED.get(path.suffix))
     return path
 
 
-def mark_of(sources: Sequence[object]) -> str:
-    """A mark that pages and pictures of the same sources share."""
-    places = [str(Path(str(source)).resolve()) for source in sources]
-    digest = hashlib.sha256(repr(places).encode()).digest()
-    return f"sources {base64.b32encode(digest)[:16].decode()}"
-
-
-def free_place(path: Path, mark: str) -> Path:
-    """A name for a file that nobody has named: that, or with the first number behind it that no other file has.
-
-    Args:
-        path: The usual name.
-        mark: A file that has it in its head shows the same, and is replaced.
-    """
-    place = path
-    number = 1
-    while place.exists() and mark.encode() not in head_of(place):
-        number += 1
-        place = path.with_stem(f"{path.stem}-{number}")
-    return place
-
-
-def head_of(path: Path) -> bytes:
-    """The beginning of a file, in which marks stand."""
-    with path.open("rb") as file:
-        return file.read(_HEAD)
-
-
 def svg(figure: Figure, name: str) -> str:
-    """A picture as an element of a page, without a background, in the colors and the font of the page.
+    """Embed a picture in a page, as an image element.
 
     Args:
-        figure: What was drawn.
-        name: Of the picture on the page: its ids begin with it, so that those of two pictures differ.
+        figure: The figure.
+        name: Alternative text.
     """
     _take_words_as_they_are(figure)
-    file = io.StringIO()
+    file = io.BytesIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        figure.savefig(file, format="svg", transparent=True, metadata=_NO_METADATA)
-    text = file.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", text, flags=re.S)
-    text = re.sub(r"\sxmlns(:xlink)?=\"[^\"]*\"|\sversion=\"1.1\"", "", text).replace("xlink:href", "href")
-    text = re.sub(r"<svg width=\"[^\"]*\" height=\"[^\"]*\"|<svg height=\"[^\"]*\"", "<svg", text, count=1)
-    text = _FONT.sub(r"font-size: \1px", _IDS.sub(rf"\g<1>{name}-", text))
-    text = _PLACES.sub(lambda found: _DIGITS.sub(r"\1", found[0]), re.sub(r"\n\s*", "\n", text))
-    for drawn, color in _PAGE_COLORS.items():
-        text = text.replace(drawn, color)
-    return text
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return f'<img alt="{name}" src="data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}">'
 
 
 def _take_words_as_they_are(figure: Figure) -> None:

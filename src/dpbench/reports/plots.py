@@ -23,9 +23,8 @@ Axis = Literal["step", "epsilon"]
 BOUND = "privacy/bound/"
 _X_LABELS = {"step": "step", "epsilon": "ε spent (RDP)"}
 _COMPARED = ("nonprivate/train_loss", "nonprivate/discriminator_loss", "gan/generator_loss", EPSILON)
-_STYLES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"))  # of each ten curves: dashes, and a single point
+_STYLES = ("-", "--", ":", "-.")  # of each ten curves
 _LOGARITHMIC = ("bound", "norm", "noise / signal")  # which may begin orders of magnitude from where they end
-_FEW = 5  # points of a curve that are marked
 _MOST_POINTS = 400  # of a curve
 _DIAGNOSTICS = {
     "nonprivate/grad_norm/": "mean l2 norm of a record's gradient",
@@ -119,11 +118,11 @@ def _draw_panel(axes: Axes, title: str, curves: Sequence[_Curve]) -> None:
         curves: Curves of the panel.
     """
     for label, number, curve in curves:
-        style, point = _STYLES[number // 10 % len(_STYLES)]
+        style = _STYLES[number // 10 % len(_STYLES)]
         color = f"C{number % 10}"
-        marker = point if len(curve) == 1 else "." if len(curve) < _FEW else None
+        marker = "o" if len(curve) == 1 else None
         values = curve["value"]
-        axes.plot(curve.index, values, color=color, linestyle=style, marker=marker, linewidth=1.4, label=label)
+        axes.plot(curve.index, values, color=color, linestyle=style, marker=marker, label=label)
         if curve["band"].notna().any():
             low = values - curve["band"]
             high = values + curve["band"]
@@ -155,17 +154,16 @@ def _curve(row: RunRow, name: str, axis: Axis) -> pd.DataFrame:
     return curve if size < 2 else curve.rolling(size).mean().iloc[size - 1 :: size]
 
 
-def draw_comparison(table: RunTable, path: Path, axis: Axis = "step", mark: str = "") -> Path | None:
+def draw_comparison(table: RunTable, path: Path, axis: Axis = "step") -> Path | None:
     """Draw all curves of runs; None where no run has any.
 
     Args:
         table: The runs.
         path: The picture.
         axis: Horizontal axis, see `curves_figure`.
-        mark: Mark of the sources, see `figures.free_place`.
     """
     figure = curves_figure(table, curve_names(table.rows), axis)
-    return None if figure is None else write_figure(path, figure, mark)
+    return None if figure is None else write_figure(path, figure)
 
 
 def plot_curves(folder: RunFolder, title: str) -> Path | None:

@@ -1,8 +1,7 @@
-"""Rows of a table of runs: single runs of this machine or of wandb, and cells of papers' tables."""
+"""Rows of a table of runs: single runs, and cells of papers' tables."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -11,13 +10,12 @@ from typing import Any
 
 import pandas as pd
 
-from dpbench.errors import ConfigurationError, brief
+from dpbench.errors import ConfigurationError
 from dpbench.runs.command import choices_of
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.numbers import ABSENT
 from dpbench.runs.readers import read_csv, read_metrics
-from dpbench.runs.record import accusation, audited_epsilon, doubt, read_result, verdict_of, without_accuracy
-from dpbench.runs.sweep import JOB_TYPE
+from dpbench.runs.record import audited_epsilon, doubt, read_result, verdict_of, without_accuracy
 
 CELLS = "runs.csv"
 """A table of a paper: the file of its runs in its folder of results."""
@@ -35,7 +33,6 @@ _HIDDEN = ("run.", "logger.", "launcher", "data.root", "data.download", "strateg
 _CELL = ("row", "column", "trial")
 _EPSILONS = ("epsilon_rdp", "epsilon_pld")
 _RESTORE = "restore {path}, or make it again (dpbench reproduce)"
-_STEPS = ("trainer/global_step", "_step")  # releases, as in metrics.csv; else lines, of runs that others logged
 
 
 @dataclass(frozen=True)
@@ -76,6 +73,11 @@ class RunRow:
     def choices(self) -> dict[str, str]:
         """Group of the configuration → name of the file that was chosen, such as strategy → dpsgd."""
         return {} if self.folder is None else choices_of(self.folder)
+
+    @property
+    def private(self) -> bool:
+        """True if the run claims an ε."""
+        return (self.record.get("privacy") or {}).get("delta") is not None
 
     def lookup(self, key: str) -> Any:
         """The value of a dotted key, or of a group the name of its file; `MISSING` where the run has none."""
@@ -262,46 +264,3 @@ def flat_settings(config: Any) -> dict[str, Any]:
             of_class = isinstance(value, str) and value.startswith(("dpbench.", "torch."))
             settings[key] = value.rpartition(".")[2] if of_class else value
     return settings
-
-
-def rows_of_wandb(place: str) -> list[RunRow]:
-    """Runs as wandb's public API gives them.
-
-    Args:
-        place: ENTITY/PROJECT or ENTITY/PROJECT:GROUP.
-
-    Raises:
-        ConfigurationError: There are none, or wandb does not answer.
-    """
-    import wandb
-
-    project, _, group = place.partition(":")
-    if not re.fullmatch(r"[^/\s]+/[^/\s]+", project):
-        raise ConfigurationError(f"wandb:{place} names no project: write wandb:ENTITY/PROJECT or ...:GROUP behind it.")
-    try:
-        listed = wandb.Api().runs(project, filters={"group": group} if group else {})
-        runs = [run for run in listed if run.job_type != JOB_TYPE]
-    except (ValueError, OSError, wandb.Error) as error:
-        raise ConfigurationError(f"wandb cannot list {project}: {brief(error)}") from error
-    if not runs:
-        raise ConfigurationError(f"wandb has no runs in {project}{f', group {group}' if group else ''}.")
-    return list(map(_row_of_wandb, runs))
-
-
-def _row_of_wandb(run: Any) -> RunRow:
-    metrics = {}
-    for key, value in dict(run.summary).items():
-        # wandb's own figures, such as _runtime, begin with an underscore.
-        if isinstance(value, int | float) and not key.startswith("_"):
-            metrics[key] = value
-    curves = run.history(pandas=True)
-    step = next((name for name in _STEPS if name in curves), None)
-    verdict = run.summary.get("privacy/audited_verdict")
-    return RunRow(
-        name=marked(run.name, accusation(verdict)),
-        settings=flat_settings(dict(run.config)),
-        metrics=metrics,
-        curves=pd.DataFrame() if step is None else curves.set_index(step),
-        verdict=verdict,
-        note=accusation(verdict),
-    )

@@ -32,7 +32,6 @@ from dpbench.reports.run_rows import (
     marked,
     require_folder,
     row_of,
-    rows_of_wandb,
     unit_setting,
     with_curves,
     without_seeds,
@@ -103,28 +102,24 @@ class RunTable:
         return cls(tuple(map(row_of, folders)))
 
     @classmethod
-    def read_sources(cls, sources: Sequence[str]) -> RunTable:
+    def read_sources(cls, sources: Sequence[Path]) -> RunTable:
         """Read finished runs and cells of papers' tables with their curves, in the order of the sources.
 
         Args:
-            sources: Folders of runs, of sweeps, or of a table's results; or wandb:ENTITY/PROJECT[:GROUP].
+            sources: Folders of runs, of sweeps, or of a table's results.
 
         Raises:
             ConfigurationError: One of them holds nothing of that kind, or a file is damaged.
         """
         rows: list[RunRow] = []
         for source in sources:
-            if source.startswith("wandb:"):
-                rows += rows_of_wandb(source.removeprefix("wandb:"))
+            require_folder(source)
+            if (source / CELLS).is_file():
+                rows += cells_of(source)
                 continue
-            path = Path(source)
-            require_folder(path)
-            if (path / CELLS).is_file():
-                rows += cells_of(path)
-                continue
-            folders = finished_runs_below([path])
+            folders = finished_runs_below([source])
             if not folders:
-                raise ConfigurationError(f"{path} holds no finished run ({RunFolder.result}) and no table ({CELLS}).")
+                raise ConfigurationError(f"{source} holds no finished run ({RunFolder.result}) and no table ({CELLS}).")
             for folder in folders:
                 rows.append(with_curves(row_of(folder)))
         return cls(tuple(rows)).told_apart()
@@ -346,8 +341,6 @@ class RunTable:
         lines = []
         for name in names:
             if "/" not in name and name != "seconds":
-                continue
-            if name.startswith("privacy/audited_") and name != AUDITED:  # single bounds, as wandb has them
                 continue
             if name == EPSILON and _EPSILON_BY in names:  # the same, as it was logged last
                 continue

@@ -8,9 +8,6 @@ from pathlib import Path
 from dpbench.runs.command import key_of, words_of
 from dpbench.runs.folder import RunFolder, finished_runs_below
 
-JOB_TYPE = "sweep"
-"""Type of a wandb run in which earlier versions kept the table of a sweep."""
-
 
 @dataclass(frozen=True)
 class Sweep:
