@@ -433,21 +433,6 @@ def test_pld_above_an_epsilon_of_100(
     assert solution["noise_multiplier"] == pytest.approx(0.3, rel=1e-4)
 
 
-def test_groups_and_statistics(capsys: pytest.CaptureFixture[str]) -> None:
-    words = [word for pair in KNOWN.items() for word in pair]
-    facts = answer(capsys, "calibrate", *words, "--groups", 4, "--statistic", "counts=10", "--statistic", "norms=5")
-    left = (1.1**-2 - 10**-2 - 5**-2) ** -0.5
-    assert facts["gradient_noise_multiplier"] == pytest.approx(left)
-    assert facts["group_noise_multiplier"] == pytest.approx(2 * left)
-    main([*map(str, ["calibrate", *words, "--groups", 4, "--statistic", "counts=10"])])
-    out = capsys.readouterr().out
-    assert "of which gradient" in out
-    assert "4 groups of equal cost" in out
-    assert "alone cost more" in refused(capsys, "calibrate", *words, "--statistic", "counts=1")
-    assert "NAME=Z" in refused(capsys, "calibrate", *words, "--statistic", "counts")
-    assert "groups must be at least 1" in refused(capsys, "calibrate", *words, "--groups", 0)
-
-
 def test_going_on_with_a_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write(tmp_path / "run", steps=200)
     spent = answer(capsys, "account", run)["epsilon"]
@@ -457,23 +442,10 @@ def test_going_on_with_a_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert epsilon({event: 200 + facts["steps"]}, DELTA) <= 3 < epsilon({event: 201 + facts["steps"]}, DELTA)
     more = answer(capsys, "calibrate", "--continue-from", run, "--steps", 100)
     assert more["epsilon"] == pytest.approx(epsilon({event: 300}, DELTA), rel=1e-6)
-    fresh = answer(capsys, "calibrate", "--queries-from", run, "--steps", 200)
-    assert fresh["epsilon"] == pytest.approx(spent, rel=1e-6)
-    assert [query["name"] for query in fresh["queries"]] == ["a", "b"]
-    other = answer(capsys, "calibrate", "--queries-from", run, "--steps", 500, "--epsilon", 1)
-    assert other["queries"][0]["noise_std"] == pytest.approx(other["noise_multiplier"])
     assert "allows no further step" in refused(capsys, "calibrate", "--continue-from", run, "--epsilon", spent / 2)
     assert "missing are" in refused(capsys, "calibrate", "--continue-from", run)
-    other = ("--queries-from", run, "--population", 5, "--epsilon", 1)
-    assert "batches of 20 examples do not fit a population of 5" in refused(capsys, "calibrate", *other)
-    more = ("calibrate", "--queries-from", run, "--noise-multiplier", 2, "--steps", 500, "--epsilon", 1)
-    rate = answer(capsys, *more)["sample_rate"]
-    assert epsilon({Event(PoissonSampling(1000, rate), (SumQuery("a", 1.0, 2.0),)): 500}, DELTA) == pytest.approx(
-        1, rel=1e-3
-    )
-    assert answer(capsys, *more, "--batch-size", 20)["solved_for"] == "delta"
-    assert "has sampling poisson, not fixed_size" in refused(capsys, *more, "--sampling", "fixed")
-    assert "--groups and --statistic describe" in refused(capsys, *more, "--groups", 3)
+    other = ("calibrate", "--continue-from", run, "--epsilon", 3)
+    assert "has sampling poisson, not fixed_size" in refused(capsys, *other, "--sampling", "fixed")
     write(tmp_path / "second")
     assert "holds 2 ledgers: name one run" in refused(capsys, "calibrate", "--continue-from", tmp_path, "--epsilon", 1)
     broken = run / "ledger.jsonl"
@@ -541,7 +513,6 @@ def test_noise_to_type(capsys: pytest.CaptureFixture[str]) -> None:
     assert facts["noise_std_over_max_grad_norm"] == 2.2
     main(["calibrate", *map(str, words), "--microbatch-size", "8"])
     assert "strategy.noise_multiplier" in capsys.readouterr().out
-    assert "each name once" in refused(capsys, "calibrate", *words, "--statistic", "a=9", "--statistic", "a=20")
     assert "microbatch_size must be at least 1" in refused(capsys, "calibrate", *words, "--microbatch-size", -3)
 
 

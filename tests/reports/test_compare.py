@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from dpbench.cli import main
-from dpbench.reports.markdown import markdown_cells, markdown_rows
+from dpbench.reports.markdown import markdown_rows
 from dpbench.reports.plots import draw_comparison
 from dpbench.reports.run_rows import RunRow
 from dpbench.reports.run_table import RunTable
@@ -151,7 +151,7 @@ def test_a_line_in_a_name_stays_in_its_cell(tmp_path: Path) -> None:
     run(tmp_path / "c", 0, 0.2, 0.5)
     heading = RunTable.read_sources([tmp_path]).compare().splitlines()[0]
     assert heading == "|  | a\\|b, seed 0 | c, seed 0 |"
-    assert markdown_cells(markdown_rows([["x|y", "z"], ["1", "2\n3"]])) == [["x|y", "z"], ["1", "2 3"]]
+    assert markdown_rows([["x|y", "z"], ["1", "2\n3"]]).splitlines()[::2] == ["| x\\|y | z |", "| 1 | 2 3 |"]
 
 
 def test_the_legend_covers_nothing_and_one_point_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ examples:
 _CALIBRATE = """\
 Leave out one of --noise-multiplier, --sample-rate (or --batch-size), --steps (or --epochs), --epsilon, --delta.
 --advantage or --tpr in place of --epsilon state the budget as what any membership test may reach.
-With --continue-from or --queries-from, noise, rate and delta default to those of that run.
+With --continue-from, noise, rate and delta default to those of that run.
 
 examples:
   dpbench calibrate --epsilon 3 --delta 1e-5 --population 60000 --batch-size 256 --epochs 60 --accountant pld
@@ -54,7 +54,6 @@ examples:
   dpbench calibrate --advantage 0.1 --population 60000 --batch-size 256 --epochs 60
   dpbench calibrate --tpr 0.05@0.01 --population 60000 --batch-size 256 --noise-multiplier 1.1
   dpbench calibrate --continue-from runs/demo --epsilon 20      how many more steps
-  dpbench calibrate --queries-from runs/demo --epsilon 2 --steps 500    the noise of a new run with the same queries
 """
 
 _AUDIT = """\
@@ -183,22 +182,7 @@ def _add_calibrate(commands: Commands) -> None:
     add("--bands", type=integer, metavar="B", help="noise correlated over B steps, on cyclic_poisson batches")
     add("--microbatch-size", type=integer, metavar="M", help="examples per microbatch; doubles the sensitivity")
     add("--accountant", default="rdp", metavar="NAME", help="see dpbench account --help (default: rdp)")
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument(
-        "--continue-from",
-        type=place,
-        metavar="RUN",
-        help="continue this run, counting what it has spent",
-    )
-    source.add_argument("--queries-from", type=place, metavar="RUN", help="a new run with the queries of this one")
-    add("--groups", type=integer, default=1, metavar="G", help="vector groups that share the gradient's noise")
-    add(
-        "--statistic",
-        action="append",
-        default=[],
-        metavar="NAME=Z",
-        help="noise multiplier of a count, norm or metric released beside the gradient (may be repeated)",
-    )
+    add("--continue-from", type=place, metavar="RUN", help="continue this run, counting what it has spent")
     add_json(parser)
 
 
@@ -206,15 +190,8 @@ def _calibrate(options: argparse.Namespace) -> Answer:
     from dpbench.reports.calibrate import TrainingValues, calibrate, calibration_text, request
 
     values = {field.name: getattr(options, field.name) for field in fields(TrainingValues)}
-    setting, pattern = request(
-        TrainingValues(**values),
-        groups=options.groups,
-        statistics=options.statistic,
-        microbatch_size=options.microbatch_size,
-        ledger=options.continue_from,
-        like=options.queries_from,
-    )
-    facts = calibrate(setting, pattern, options.accountant)
+    setting, microbatch_size = request(TrainingValues(**values), options.microbatch_size, options.continue_from)
+    facts = calibrate(setting, microbatch_size, options.accountant)
     for doubt in facts["doubts"]:
         print(f"dpbench: warning: {doubt}", file=sys.stderr)
     return Answer(calibration_text(facts), facts)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,78 +12,15 @@ from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS
 from dpbench.privacy.accounting.calibration import TrainingSetting, missing_in, solved
 from dpbench.privacy.accounting.composition import doubts_about
-from dpbench.privacy.accounting.planning import FACTORS, neighborhood, sampling_at
+from dpbench.privacy.accounting.planning import FACTORS, neighborhood
 from dpbench.privacy.accounting.tradeoff import MembershipBound, MembershipTarget, curve_accountant, trade_off
-from dpbench.privacy.events import Event, SumQuery, effective_noise_multiplier, record_changes
+from dpbench.privacy.events import Event, effective_noise_multiplier, record_changes
 from dpbench.privacy.sampling import CyclicPoissonSampling, PoissonSampling, find_scheme
 from dpbench.runs.ledgers import read_one_ledger
 from dpbench.runs.numbers import epsilon_text, membership_text
 from dpbench.templates import render
 
-_MOST_QUERIES = 12  # shown
 _USUAL_DELTA = 1e-5  # as of a training; of the ε that a membership risk comes with
-
-
-@dataclass(frozen=True)
-class QueryPattern:
-    """Queries that are released from a lot beside one clipped gradient.
-
-    Attributes:
-        groups: Number of vector groups with equal bounds' share of the noise.
-        statistics: Noise multiplier (noise over sensitivity) of counts, norms and metrics, by name.
-        microbatch_size: μ; above 1 every neighbor moves a sum by two bounds.
-        queries: Of an earlier run; scaled as a whole.
-        elsewhere: Whether that run had another population.
-
-    Raises:
-        ConfigurationError: A number is below 1.
-    """
-
-    groups: int = 1
-    statistics: Mapping[str, float] = field(default_factory=dict)
-    microbatch_size: int = 1
-    queries: tuple[SumQuery, ...] = ()
-    elsewhere: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("groups", "microbatch_size"):
-            value = getattr(self, name)
-            if value < 1:
-                raise ConfigurationError(f"{name} must be at least 1, not {value}.")
-
-    def facts(self, noise_multiplier: float) -> dict[str, Any]:
-        """How the noise of the whole release is shared among its queries.
-
-        Raises:
-            ConfigurationError: The statistics alone cost more than the release may.
-        """
-        facts: dict[str, Any] = {}
-        if self.groups > 1 or self.statistics:
-            from dpbench.privacy.mechanism.clipping import VectorGroup  # brings torch
-            from dpbench.privacy.mechanism.plan import ReleasePlan, Statistic
-
-            plan = ReleasePlan(
-                PoissonSampling(1, 1.0),
-                (VectorGroup("gradient", (0,), 1.0),),
-                noise_multiplier,
-                (1,),
-                tuple(Statistic(name, 1, 1.0, z) for name, z in self.statistics.items()),
-            )
-            facts["gradient_noise_multiplier"] = plan.gradient_multiplier
-            facts["groups"] = self.groups
-            facts["group_noise_multiplier"] = plan.gradient_multiplier * math.sqrt(self.groups)
-            facts["statistics"] = dict(self.statistics)
-        if self.queries:
-            factor = noise_multiplier / effective_noise_multiplier(self.queries)
-            facts["queries"] = []
-            for query in self.queries:
-                scaled = {
-                    "name": query.name,
-                    "sensitivity": query.sensitivity,
-                    "noise_std": query.noise_std * factor,
-                }
-                facts["queries"].append(scaled)
-        return facts
 
 
 @dataclass(frozen=True)
@@ -180,55 +117,40 @@ def _flag(name: str) -> str:
 
 def request(
     values: TrainingValues,
-    *,
-    groups: int = 1,
-    statistics: Sequence[str] = (),
     microbatch_size: int | None = None,
     ledger: Path | None = None,
-    like: Path | None = None,
-) -> tuple[TrainingSetting, QueryPattern]:
-    """The setting that is to be solved, and the queries of its releases.
+) -> tuple[TrainingSetting, int]:
+    """The setting that is to be solved, and the size of its microbatches.
 
     With a run, what is not given comes from its last release, as long as one value is left to solve for.
 
     Args:
-        values: Of the training.
-        groups: Number of vector groups.
-        statistics: "NAME=Z" each: noise multipliers of counts, norms and metrics.
-        microbatch_size: μ; None takes the run's, else 1.
+        values: Values of the training.
+        microbatch_size: μ; above 1 every neighbor moves a sum by two bounds. None takes the run's, else 1.
         ledger: A run to go on with: what it spent counts.
-        like: A run of which only the queries are taken; with another population, a plan for that one.
 
     Raises:
         LedgerError: The run's ledger is damaged or empty.
         ConfigurationError: Values contradict each other or the run.
     """
-    source = ledger or like
-    if source is None:
-        pattern = QueryPattern(groups, _statistics(statistics), 1 if microbatch_size is None else microbatch_size)
-        return values.setting({}), pattern
-    run = read_one_ledger(source)
+    if ledger is None:
+        size = 1 if microbatch_size is None else microbatch_size
+        if size < 1:
+            raise ConfigurationError(f"microbatch_size must be at least 1, not {size}.")
+        return values.setting({}), size
+    run = read_one_ledger(ledger)
     last = run.releases[-1][1]
     sampling = last.sampling
     _ = sampling.relation  # refuses what no accountant covers
-    elsewhere = like is not None and values.population not in (None, sampling.population)
-    recorded = {"sampling": sampling.kind, "microbatch_size": run.header.microbatch_size}
-    requested = {
-        "sampling": None if values.sampling is None else find_scheme(values.sampling).kind,
-        "microbatch_size": microbatch_size,
+    stated = {
+        "sampling": (sampling.kind, None if values.sampling is None else find_scheme(values.sampling).kind),
+        "population": (sampling.population, values.population),
+        "microbatch_size": (run.header.microbatch_size, microbatch_size),
     }
-    if not elsewhere:
-        recorded["population"] = sampling.population
-        requested["population"] = values.population
-    for name, value in requested.items():
-        if value not in (None, recorded[name]):
-            raise ConfigurationError(f"{source} has {name} {recorded[name]}, not {value}: remove {_flag(name)}.")
-    if groups > 1 or statistics:
-        raise ConfigurationError(f"--groups and --statistic describe the queries, which {source} has already.")
-    if elsewhere and values.population is not None:
-        sampling = sampling_at(sampling, values.population, values.batch_size)
-    spent = run.events if ledger is not None else {}
-    setting = replace(values, population=sampling.population, sampling=sampling.kind).setting(spent)
+    for name, (recorded, requested) in stated.items():
+        if requested not in (None, recorded):
+            raise ConfigurationError(f"{ledger} has {name} {recorded}, not {requested}: remove {_flag(name)}.")
+    setting = replace(values, population=sampling.population, sampling=sampling.kind).setting(run.events)
     if setting.membership is not None and values.delta is None:
         setting = replace(setting, delta=run.header.delta)
     of_run: dict[str, Any] = {
@@ -240,35 +162,16 @@ def request(
         # One value stays open: it is what is solved for.
         if name in missing_in(setting) and len(missing_in(setting)) > 1:
             setting = replace(setting, **{name: value})
-    pattern = QueryPattern(microbatch_size=run.header.microbatch_size, queries=last.queries, elsewhere=elsewhere)
-    return setting, pattern
+    return setting, run.header.microbatch_size
 
 
-def _statistics(words: Sequence[str]) -> dict[str, float]:
-    values: dict[str, float] = {}
-    for word in words:
-        name, _, number = word.partition("=")
-        try:
-            value = float(number)
-        except ValueError:
-            value = math.nan
-        if not 1e-10 <= value <= 1e10 or name in values or not name:
-            raise ConfigurationError(f"--statistic must be NAME=Z, such as counts=20, each name once, not {word!r}.")
-        values[name] = value
-    return values
-
-
-def calibrate(
-    setting: TrainingSetting,
-    pattern: QueryPattern,
-    accountant: str,
-) -> dict[str, Any]:
+def calibrate(setting: TrainingSetting, microbatch_size: int, accountant: str) -> dict[str, Any]:
     """Solve for the missing value; the facts that `dpbench calibrate` prints.
 
     Args:
-        setting: Lacks one value.
-        pattern: Of the queries.
-        accountant: Name.
+        setting: A setting that lacks one value.
+        microbatch_size: μ.
+        accountant: Name of the accountant.
 
     Raises:
         DPBenchError: See `solved`.
@@ -303,37 +206,33 @@ def calibrate(
         facts["batch_size"] = sampling.expected_batch_size / answer.bands
     if answer.bands > 1:
         facts["bands"] = answer.bands
-    facts["nominal_population"] = pattern.elsewhere
-    facts |= _membership_facts(answer, pattern.elsewhere)
+    facts |= _membership_facts(answer)
     if answer.spent:
         facts["steps_before"] = sum(answer.spent.values())
-    facts["noise_std_over_max_grad_norm"] = z * record_changes(sampling, pattern.microbatch_size)
-    facts |= pattern.facts(z)
-    facts["train"] = _training_command(answer, pattern)
+    facts["noise_std_over_max_grad_norm"] = z * record_changes(sampling, microbatch_size)
+    facts["train"] = _training_command(answer) if microbatch_size == 1 else None
     facts["neighbourhood"] = neighborhood(answer, accountant)
     assert answer.delta is not None
     facts["doubts"] = doubts_about(answer.delta, z, answer.population, "record")
     return facts
 
 
-def _training_command(answer: TrainingSetting, pattern: QueryPattern) -> str | None:
+def _training_command(answer: TrainingSetting) -> str | None:
     """The command of a training as it was solved for.
 
     Noise is rounded up and the batch size down: what is trained costs at most what was asked for.
 
     Args:
-        answer: With all of its values.
-        pattern: Of its queries.
+        answer: The setting with all of its values, without microbatches.
 
     Returns:
-        None where a command does not say it all: without the number of records, after another run, and of releases that
-        hold more than one clipped gradient for each example.
+        None where a command does not say it all: without the number of records, and after another run.
     """
-    if answer.population is None or answer.spent or pattern != QueryPattern():
+    if answer.population is None or answer.spent:
         return None
     sampling = answer.event.sampling
     assert answer.noise_multiplier is not None
-    noise = answer.noise_multiplier * record_changes(sampling, pattern.microbatch_size)
+    noise = answer.noise_multiplier * record_changes(sampling, 1)
     words = [
         "dpbench train",
         f"strategy.noise_multiplier={_rounded(noise, math.ceil)}",
@@ -362,7 +261,7 @@ def _rounded(value: float, direction: Callable[[float], int]) -> str:
     return f"{nearest * unit:.7g}"
 
 
-def _membership_facts(answer: TrainingSetting, nominal: bool) -> dict[str, Any]:
+def _membership_facts(answer: TrainingSetting) -> dict[str, Any]:
     """What the releases allow a membership test and, where that is the budget, how much of it they use."""
     events = answer.events
     curve = trade_off(events)
@@ -370,7 +269,6 @@ def _membership_facts(answer: TrainingSetting, nominal: bool) -> dict[str, Any]:
     bound = MembershipBound(
         curve,
         accountant=curve_accountant(events),
-        nominal=nominal,
         unit=sampling.unit,
         neighboring_relation=sampling.neighboring_relation,
     )
@@ -392,7 +290,6 @@ def calibration_text(facts: dict[str, Any]) -> str:
         **facts,
         accountant_title=ACCOUNTANTS[facts["accountant"]].title,
         factors=FACTORS,
-        most_queries=_MOST_QUERIES,
         epsilon_of=epsilon_text,
         membership_of=membership_text,
     )

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-
-_BORDER = re.compile(r"(?<!\\)\|")
 
 
 def markdown_rows(lines: Sequence[Sequence[str]], text: int = 1) -> str:
@@ -29,16 +26,3 @@ def markdown_cell(text: str) -> str:
     """Escape what would end a cell: names of runs, labels and options may hold anything."""
     # What is escaped already stays: pages hold cells that were written as Markdown.
     return " ".join(text.replace("\\|", "|").replace("|", "\\|").splitlines())
-
-
-def markdown_cells(text: str) -> list[list[str]]:
-    """Cells of the first Markdown table of a page, the headings first."""
-    rows: list[list[str]] = []
-    for line in text.splitlines():
-        if line.startswith("|"):
-            cells = _BORDER.split(line.strip().removeprefix("|").removesuffix("|"))
-            rows.append([cell.strip().replace("\\|", "|") for cell in cells])
-        elif rows:
-            break
-    del rows[1:2]  # the rule below the headings
-    return rows

@@ -25,7 +25,6 @@ CODE = "code_hash"
 UNIT = "unit of privacy"
 OWN_CODE = "code of "
 """Beginning of the settings that say by which source of a package, other than dpbench, a run was made."""
-NOT_FINISHED = "not finished"
 MISSING = object()
 """What stands for the value of a key that a run does not have; None is a value."""
 

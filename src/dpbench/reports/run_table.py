@@ -67,7 +67,6 @@ _CLASSES = ("_target_", "name")  # settings whose values say what they are
 _EPSILON_BY = "privacy/epsilon_rdp"
 _LONGEST = 80  # letters of a legend's line
 _MOST_COLUMNS = 8  # runs beside one another; more stand below one another
-_BEST = "best"
 
 
 @dataclass(frozen=True)
@@ -282,7 +281,9 @@ class RunTable:
         if len(self.rows) < 2 or self.validated is None:
             return None
         name, values = self.validated
-        return place_of_best(name, values)
+        if values.nunique() < 2:
+            return None  # of equal runs none is the best
+        return int(values.argmax() if better_direction(name) == "max" else values.argmin())
 
     def best_note(self, keys: Sequence[str]) -> list[str]:
         """One line that names the run that is best by validation, its folder and what some keys were; else none."""
@@ -305,7 +306,6 @@ class RunTable:
         for number in range(len(names)):
             figures = outcome_texts(self.outcomes.iloc[[number]])
             rows.append([*map(str, names.iloc[number]), *figures])
-        mark_best(rows, self.validated, self.best)
         return "\n\n".join(
             [markdown_rows(rows), *self.best_note([key.removesuffix("._target_") for key in self.distinguishing()])]
         )
@@ -396,34 +396,7 @@ def _end(key: str) -> str:
     return key.rpartition(".")[2]
 
 
-# The best run
-
-
-def place_of_best(name: str, values: pd.Series[float]) -> int | None:
-    """Place of the largest value, or the least where less is better; None where there is none, or all are the same."""
-    if values.nunique() < 2:
-        return None  # of equal runs none is the best
-    figures = values.fillna(-math.inf if better_direction(name) == "max" else math.inf).to_numpy()
-    return int(figures.argmax() if better_direction(name) == "max" else figures.argmin())
-
-
-def mark_best(rows: list[list[str]], validated: tuple[str, Any] | None, best: int | None) -> None:
-    """Mark the figure by which a row of text is best; the headings are the first row."""
-    if validated is None or best is None:
-        return
-    label = _ACCURACIES.get(validated[0], validated[0])
-    if label in rows[0]:
-        column = rows[0].index(label)
-        row = rows[1 + best]
-        row[column] = marked(row[column], _BEST)
-
-
 # Outcomes
-
-
-def label_of(metric: str) -> str:
-    """The column of outcomes that shows a metric."""
-    return _ACCURACIES.get(metric, metric)
 
 
 def _privacy_columns(privacies: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from dpbench.code import code_hash, sources_text
+from dpbench.code import sources_text
 from dpbench.errors import ConfigurationError
 from dpbench.reproduce.jobs import Job, value_at
 from dpbench.reproduce.tables import MEASURES, Table, Variant, read_table, select_lines
@@ -136,71 +136,27 @@ def _nominal_epsilon(table: Table, job: Job) -> float | None:
 
 
 def conflicting_results(folder: Path, runs: pd.DataFrame, any_code: bool = False) -> str | None:
-    """What a results folder holds that new runs would wipe out: runs of other code, or other runs; None: nothing.
+    """Say which runs of a results folder new ones would wipe out: runs of other code, or other runs; None: none.
 
     Args:
-        folder: Of the table's results.
+        folder: Folder of the table's results.
         runs: What is to be written there.
         any_code: Whether the runs there may be of other code, and are only looked for among the new ones.
     """
     if not (folder / RUNS).is_file():
         return None
-    old = read_csv(folder / RUNS, [], _RESTORE, ("*",))
-    if missing := {"code_hash", "config_hash", "commit"} - set(old):
-        return f"a {RUNS} without {', '.join(sorted(missing))}"
-    if not any_code and not set(old["code_hash"]) <= {code_hash()}:
-        return f"runs of other code ({', '.join(sorted(set(old['commit'].astype(str))))})"
-    if not any_code and (packages := _changed_packages(old, runs)):
-        return f"runs of other code of {', '.join(packages)}"
     # By configuration and not by cell: the same cell with other settings is another experiment.
-    lost = len(set(old["config_hash"]) - set(runs["config_hash"]))
+    identity = ["config_hash"] if any_code else ["config_hash", "code_hash", FOREIGN]
+    old = read_csv(folder / RUNS, [], _RESTORE, (*identity, "*"))
+    lost = _identities(old, identity) - _identities(runs, identity)
     if not lost:
         return None
-    return f"{lost} run(s) that are not among these (of other settings or seeds, or from another --runs)"
+    return f"{len(lost)} run(s) that are not among these (of other code, settings or seeds, or from another --runs)"
 
 
-def _changed_packages(old: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
-    """List the packages of which runs of the same configuration were made by another source."""
-    before = _sources_by_configuration(old)
-    now = _sources_by_configuration(runs)
-    changed: set[str] = set()
-    for digest in before.keys() & now.keys():
-        changed.update(package for package, _ in before[digest] ^ now[digest])
-    return sorted(changed)
-
-
-def _sources_by_configuration(runs: pd.DataFrame) -> dict[str, set[tuple[str, str]]]:
-    """Hash of each configuration → packages and their sources."""
-    texts = runs.reindex(columns=["config_hash", FOREIGN]).astype(object).fillna("")
-    sources = {}
-    for digest, text in texts.itertuples(index=False):
-        words = [word.partition("=") for word in str(text).split()]
-        sources[str(digest)] = {(package, source) for package, _, source in words}
-    return sources
-
-
-def stored_results(folder: Path, jobs: Sequence[Job]) -> list[str]:
-    """Say in a line how many finished runs a results folder holds, and how many of them other code made.
-
-    Args:
-        folder: Of the table's results; where it holds none, there is nothing to say.
-        jobs: The runs of the table now.
-    """
-    if not (folder / RUNS).is_file():
-        return []
-    runs = read_csv(folder / RUNS, [], _RESTORE, ("*",))
-    runs = runs.reindex(columns=["code_hash", "commit", "config_hash", FOREIGN])  # which older files may lack
-    text = f"{folder} holds {len(runs)} finished runs"
-    sources_now = {job.config_hash: sources_text(job.foreign_code) for job in jobs}
-    before = runs[FOREIGN].astype(object).fillna("")
-    is_edited = before != runs["config_hash"].map(sources_now).fillna(before)
-    foreign = runs[(runs["code_hash"] != code_hash()) | is_edited]
-    if foreign.empty:
-        return [text]
-    commits = foreign["commit"].dropna().astype(str).str[:10].unique()
-    return [
-        f"{text}, {len(foreign)} of them made by other code ({', '.join(sorted(commits))}): --keep counts them as done"
-    ]
+def _identities(runs: pd.DataFrame, columns: Sequence[str]) -> set[tuple[Any, ...]]:
+    # Older files lack columns that came later.
+    return set(runs.reindex(columns=columns).astype(object).fillna("").itertuples(index=False, name=None))
 
 
 def refuse_other_words(table: Table, runs: pd.DataFrame) -> None:
@@ -372,13 +328,12 @@ def _joined(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
     return old if new.empty else pd.concat([old, new], ignore_index=True)
 
 
-def earlier_runs(table: Table, folder: Path, jobs: Sequence[Job]) -> EarlierRuns:
+def earlier_runs(table: Table, folder: Path) -> EarlierRuns:
     """Read the runs that a results folder holds of a table.
 
     Args:
         table: The definition, with what its cells have chosen.
         folder: With runs.csv, and what its runs logged; without it there are none.
-        jobs: The runs of the table now.
 
     Raises:
         ConfigurationError: runs.csv is damaged, or its runs had other words than the table gives them now: these would
@@ -403,25 +358,8 @@ def earlier_runs(table: Table, folder: Path, jobs: Sequence[Job]) -> EarlierRuns
         raise ConfigurationError(
             f"{path} has {row}, {column}, seed {seed} twice, which would count as two runs: leave one of them."
         )
-    current = {job.key: _without(table.later, job.words) for job in jobs}
-    for key, text in zip(keys, runs["words"], strict=True):
-        before = _without(table.later, text.split(" "))
-        if before != current.get(key, before):
-            *cell, seed = key
-            raise ConfigurationError(
-                f"{path}: {_named(cell)}, seed {seed} was run as `{before}`, and is `{current[key]}` now: give "
-                "another --out."
-            )
     # A run without a figure is run again.
     return EarlierRuns(runs[runs["value"].notna()], read_logged(table, folder))
-
-
-def _without(later: Sequence[str], words: Sequence[str]) -> str:
-    """Words without those of options that earlier runs did not have, and without the machine's.
-
-    `trainer=gpu` says where a run was made, as the columns cpu and gpu of runs.csv do: one table may hold runs of both.
-    """
-    return " ".join(word for word in words if word not in later and not word.startswith("trainer="))
 
 
 def collect(table: Table, jobs: Sequence[Job]) -> Logged:

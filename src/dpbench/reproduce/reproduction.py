@@ -12,6 +12,7 @@ from dpbench.errors import ConfigurationError
 from dpbench.files import is_full_disk
 from dpbench.reproduce._results import (
     MONTAGE,
+    RUNS,
     EarlierRuns,
     collect,
     conflicting_results,
@@ -19,7 +20,6 @@ from dpbench.reproduce._results import (
     finished_runs,
     keys_of,
     of_best_trials,
-    stored_results,
     with_choices,
 )
 from dpbench.reproduce._summary import markdown
@@ -83,7 +83,7 @@ def reproduce_table(
     refuse_unknown_choices((*part.sweep, *part.trainer), config_dir)
     folder = out / table.folder
     jobs, all_jobs = _listed(table, part, runs, config_dir)
-    earlier = earlier_runs(table, folder, all_jobs) if existing == "keep" else EarlierRuns()
+    earlier = earlier_runs(table, folder) if existing == "keep" else EarlierRuns()
     missing = earlier.without(jobs)
     with full_disk_explained(runs, out):
         if not only_status:
@@ -93,8 +93,8 @@ def reproduce_table(
         text = [markdown(table, finished), "", status(missing)]
         if len(missing) < len(jobs):
             text.append(f"{len(jobs) - len(missing)} more are kept from the results that were there")
-        if only_status and existing != "keep":
-            text += stored_results(folder, all_jobs)
+        if only_status and existing != "keep" and (folder / RUNS).is_file():
+            text.append(f"{folder} holds results: --keep counts their runs as done")
         succeeded = all(job.state() != "failed" for job in missing)
         if only_status or finished.empty:
             return "\n".join(text), succeeded

@@ -20,13 +20,11 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    GetCoreSchemaHandler,
     StrictBool,
     StrictStr,
     ValidationError,
     model_validator,
 )
-from pydantic_core import CoreSchema, core_schema
 from yaml import YAMLError
 
 from dpbench.errors import ConfigurationError, brief
@@ -187,27 +185,22 @@ ONLY = Variant()
 """The trial of a table that chooses nothing."""
 
 
-class _ByName:
-    """Reads `NAME: {label: ..., words: ...}` as a sequence of variants."""
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        # A mapping, so that an error names the row and not its number.
-        mapping = handler.generate_schema(dict[str, Variant | None])
-        return core_schema.no_info_after_validator_function(cls._with_names, mapping)
-
-    @staticmethod
-    def _with_names(variants: Mapping[str, Variant | None]) -> tuple[Variant, ...]:
-        lines = []
-        for name, variant in variants.items():
-            line = variant or ONLY
-            if "name" in line.model_fields_set:  # its key is its name
-                raise ValueError(f"unknown key {name}.name")
-            lines.append(line.model_copy(update={"name": name, "label": line.label or name}))
-        return tuple(lines)
+def _with_names(variants: Any) -> Any:
+    """Read `NAME: {label: ..., words: ...}` as variants with names."""
+    if not isinstance(variants, dict):
+        raise ValueError("it must be a mapping (KEY: VALUE)")
+    named = []
+    for name, variant in variants.items():
+        if variant is not None and not isinstance(variant, dict):
+            raise ValueError(f"{name} must be a mapping (KEY: VALUE)")
+        line = variant or {}
+        if "name" in line:  # its key is its name
+            raise ValueError(f"unknown key {name}.name")
+        named.append({"label": name, **line, "name": name})
+    return named
 
 
-Lines = Annotated[tuple[Variant, ...], _ByName]
+Lines = Annotated[tuple[Variant, ...], BeforeValidator(_with_names)]
 
 
 class Series(_Definition):
@@ -591,58 +584,15 @@ def _known_definition(name: str, config_dir: Path | None) -> Path:
     raise ConfigurationError(f"there is no table {name!r}.{did_you_mean(name, names)} Known: {', '.join(names)}.")
 
 
-_EXPECTED = {
-    "bool_type": "true or false",
-    "dict_type": "a mapping (KEY: VALUE)",
-    "finite_number": "a finite number",
-    "float_type": "a number",
-    "greater_than": "a number above {gt:g}",
-    "greater_than_equal": "a number from {ge:g} on",
-    "int_type": "a whole number",
-    "less_than": "a number below {lt:g}",
-    "list_type": "a list",
-    "literal_error": "{expected}",
-    "model_type": "a mapping (KEY: VALUE)",
-    "string_type": "a text (one with a colon needs quotes)",
-    "too_long": "a list of at most {max_length}",
-    "too_short": "a list of at least {min_length}",
-    "tuple_type": "a list",
-}
-"""Kind of a problem in pydantic → what a key must be."""
-_PARTS: dict[str, type[_Definition]] = {
-    "rows": Variant,
-    "columns": Variant,
-    "trials": Variant,
-    "series": Series,
-    "nominal": Nominal,
-    "audit": Audit,
-}
-"""Keys of a definition whose values have keys of their own."""
-
-
 def _first_problem(error: ValidationError) -> str:
-    """Say in one line which key is wrong, and what it must be."""
+    """Say in one line which key is wrong, and why."""
     # An unknown key first: where one is misspelled, another one is missing.
     problem = min(error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden")
-    place = [str(part) for part in problem["loc"]]
-    key = ".".join(place)
-    kind = problem["type"]
-    if kind == "value_error":
-        return problem["msg"].removeprefix("Value error, ")
-    if kind == "missing":
-        return f"{key} is missing"
-    if kind == "extra_forbidden":
-        model: type[_Definition] = _PARTS.get(place[0], Table) if len(place) > 1 else Table
-        names = list(model.model_fields)
-        if model is not Series:
-            names = [name for name in names if name not in _NOT_IN_FILES]
-        hint = did_you_mean(place[-1], names)
-        return f"unknown key {key} (a text with a comma needs quotes).{hint} Known: {', '.join(names)}"
-    if kind not in _EXPECTED:
-        # Of an annotation that is new: pydantic's own words are better than none.
-        return f"{key}: {problem['msg']}"
-    expected = _EXPECTED[kind].format(**problem.get("ctx", {}))
-    return f"{key} must be {expected}, not {shown(problem['input'])}"
+    key = ".".join(map(str, problem["loc"]))
+    if problem["type"] == "extra_forbidden":
+        return f"unknown key {key} (a text with a comma needs quotes)"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{key}: {message}, not {shown(problem['input'])}" if key else message
 
 
 def listed_tables(config_dir: Path | None = None) -> list[dict[str, Any]]:
