@@ -58,7 +58,7 @@ def offered(script: Path, line: str) -> set[str]:
     [
         ("dpbench re", {"report", "resume", "reproduce"}, {"train"}),
         ("dpbench ", {"train", "export", "--version"}, set()),
-        ("dpbench report --", {"--out", "--force", "--accountant"}, {"--csv"}),
+        ("dpbench report --", {"--out", "--force"}, {"--csv"}),
         ("dpbench compare runs --axis ", {"step", "epsilon"}, set()),
         ("dpbench completion ", {"bash", "zsh", "fish"}, set()),
         ("dpbench evaluate runs/gan --", {"--num-samples", "--split"}, {"--n", "--on"}),
@@ -69,7 +69,7 @@ def offered(script: Path, line: str) -> set[str]:
         ("dpbench resume runs/demo trainer.max_s", {"trainer.max_steps="}, set()),
         ("dpbench train -m model=cnn_tanh,ml", {"cnn_tanh,mlp"}, {"mlp"}),
         ("dpbench compare runs --axis=e", {"epsilon"}, {"step"}),
-        ("dpbench account runs --delta=1e", set(), {"--plot"}),
+        ("dpbench account runs --delta=1e", set(), {"--json"}),
         ("dpbench train --config=tr", set(), {"trainer=cpu"}),
         ("dpbench table nothing-of-ours", set(), {"train"}),
     ],

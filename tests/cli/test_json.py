@@ -17,7 +17,7 @@ from tests.reports.test_audit import WORLD, leave
 CALIBRATE = "calibrate --epsilon 3 --delta 1e-5 --sample-rate 0.01 --steps 100 --json"
 COMMANDS = [
     ("account runs/demo --json", "delta"),
-    ("account runs/demo runs/again --accountant all --plot epsilon.png --json", "runs"),
+    ("account runs/demo runs/again --accountant all --json", "runs"),
     (CALIBRATE, "neighbourhood"),
     ("audit runs/audited --json", "verdict"),
     pytest.param("audit --self --json", "verdict", marks=pytest.mark.long),

@@ -53,14 +53,6 @@ def test_it_says_who_is_held_out(data: dict[str, Any], line: str | None) -> None
     assert line is None or line in text
 
 
-def test_it_says_that_times_tell_of_large_users() -> None:
-    assert "not private: they tell of very large users" in text_of(records={"local": {"max_examples": None}})
-    assert "large users" not in text_of(records={"local": {"max_examples": 100}})
-    assert "large users" not in text_of(records={"local": {"max_examples": None, "max_steps": 3}})
-    assert "large users" not in text_of(None, records={"local": {"max_examples": None}})
-    assert "large users" not in text_of(records={"_target_": None})
-
-
 def test_it_says_what_a_membership_test_reaches() -> None:
     """Rounded up: what is printed is a bound, too."""
     facts = {"accountant": "pld", "nominal": False, "advantage": 0.12301, "true_positive_rates": {"0.01": 0.0730}}
@@ -72,45 +64,7 @@ def test_it_says_what_a_membership_test_reaches() -> None:
     assert "membership" not in text_of()  # a record of an older version
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "planned", "target", "noise_multiplier", "is_short"),
-    [
-        (2.9, 500, 3.0, 1.1, True),
-        (2.9, -1, 3.0, 1.1, True),  # a number of epochs was planned
-        (2.9, 3, 3.0, 1.1, False),  # all steps were made
-        (1.0, 500, 3.0, 1.1, False),  # ended by a time or a callback
-        (2.9, 500, 3.0, None, False),
-        (2.9, 500, None, 1.1, False),
-    ],
-)
-def test_it_says_that_the_budget_ended_the_training(
-    epsilon: float,
-    planned: int,
-    target: float | None,
-    noise_multiplier: float | None,
-    is_short: bool,
-) -> None:
-    strategy = {"target_epsilon": target, "noise_multiplier": noise_multiplier, "accountant": "rdp"}
-    text = text_of(epsilons={"rdp": epsilon}, strategy=strategy, trainer={"max_steps": planned})
-    assert ("allows no more; strategy.noise_multiplier=null computes" in text) == is_short
-    assert ("3 of 500" in text) == (is_short and planned > 0)
-
-
-@pytest.mark.parametrize(
-    ("accountant", "noise_multiplier", "tighter", "is_said"),
-    [
-        ("rdp", None, 2.0, True),
-        ("rdp", None, 2.99, False),
-        ("rdp", 1.1, 2.0, False),
-        ("pld", None, 2.0, False),
-    ],
-)
-def test_it_says_what_another_accountant_would_leave(
-    accountant: str,
-    noise_multiplier: float | None,
-    tighter: float,
-    is_said: bool,
-) -> None:
-    strategy = {"target_epsilon": 3.0, "noise_multiplier": noise_multiplier, "accountant": accountant}
-    text = text_of(epsilons={"rdp": 3.0, "pld": tighter}, strategy=strategy)
-    assert ("strategy.accountant=pld needs less noise" in text) == is_said
+def test_it_says_that_the_training_ended_early() -> None:
+    assert "steps           3 of 500\n" in text_of(trainer={"max_steps": 500})
+    assert "steps           3\n" in text_of(trainer={"max_steps": 3})
+    assert "steps           3\n" in text_of(trainer={"max_steps": -1})

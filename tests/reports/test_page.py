@@ -69,7 +69,7 @@ def made(
 
 
 def page(out: Path, *sources: Path) -> str:
-    assert main(["report", *map(str, sources), "--out", str(out), "--accountant", "rdp"]) == 0
+    assert main(["report", *map(str, sources), "--out", str(out)]) == 0
     return out.read_text(encoding="utf-8")
 
 
@@ -110,10 +110,10 @@ def is_closed(text: str) -> None:
 def test_a_run(tmp_path: Path) -> None:
     text = page(tmp_path / "new" / "r.html", made(tmp_path / "run"))
     assert "Membership inference: an attacker with a false positive rate of 1 % identifies at most " in text
-    assert sections(text) == ALWAYS | {"results", "epsilon", "bounds"}
+    assert sections(text) == ALWAYS | {"results", "bounds"}
     is_closed(text)
     assert "90.00 %" in text and "The unit of privacy is one example, of 1,000" in text
-    assert "Seeded noise" in text and "not private" in text and "<dd>intact</dd>" in text
+    assert "Seeded noise" in text and "<dd>intact</dd>" in text
     assert text == page(tmp_path / "again.html", tmp_path / "run")
 
 
@@ -178,7 +178,7 @@ def test_a_damaged_ledger(tmp_path: Path) -> None:
     assert "no ε here is proven" in text and "NOT intact" in text
     (folder / "ledger.jsonl").write_text(lines[0])
     text = page(tmp_path / "r.html", folder)
-    assert "NOT intact" in text and "There is nothing to draw" in text
+    assert "NOT intact" in text
     (folder / "ledger.jsonl").unlink()
     text = page(tmp_path / "r.html", folder)
     assert "no ε here is proven: ledger.jsonl is missing" in text
@@ -247,8 +247,8 @@ def test_a_file_of_somebody_else_stays(tmp_path: Path, capsys: pytest.CaptureFix
     out.write_text("<html>mine")
     assert main(["report", str(folder), "--out", str(out)]) == 1
     assert "is not a dpbench report" in capsys.readouterr().err and out.read_text() == "<html>mine"
-    assert main(["report", str(folder), "--out", str(out), "--accountant", "rdp", "--force"]) == 0
-    assert main(["report", str(folder), "--out", str(out), "--accountant", "rdp"]) == 0  # ours
+    assert main(["report", str(folder), "--out", str(out), "--force"]) == 0
+    assert main(["report", str(folder), "--out", str(out)]) == 0  # ours
     with pytest.raises(SystemExit):
         main(["report", str(folder), "--out", str(tmp_path / "x.pdf")])
     assert "should end in .html" in capsys.readouterr().err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from PIL import Image
 
 from dpbench.cli import main
-from dpbench.reproduce._outputs import _identity, _write, strip
+from dpbench.reproduce._outputs import strip
 from dpbench.reproduce.jobs import Job, table_jobs
 from dpbench.reproduce.tables import read_table
 from dpbench.synthesis.samples import grid, write_grid
@@ -72,12 +71,8 @@ def _height(path: Path) -> int:
 
 
 def _by_other_code(folder: Path, **columns: object) -> None:
-    """What is held looks as if other code had made it, images too."""
-    runs = pd.read_csv(folder / "runs.csv").assign(**columns)
-    runs.to_csv(folder / "runs.csv", index=False)
-    for line in runs.to_dict("records"):
-        place = folder / "samples" / line["row"] / f"{line['column']}.png"
-        _write(place, np.asarray(Image.open(place)), _identity(line))
+    """What is held looks as if other code had made it."""
+    pd.read_csv(folder / "runs.csv").assign(**columns).to_csv(folder / "runs.csv", index=False)
 
 
 def test_a_strip_has_two_images_of_each_class(tmp_path: Path) -> None:
@@ -106,11 +101,8 @@ def test_images_of_kept_runs_stay_and_new_ones_join(
     assert pd.read_csv(folder / "runs.csv")["value"].tolist() == [0.2, 0.8, 0.8, 0.8]
     assert _height(folder / "samples.png") > small
     shutil.rmtree(tmp_path / "runs")
-    torn = folder / "samples" / jobs[1].row / f"{jobs[1].column}.png"
-    torn.write_bytes(torn.read_bytes()[:-40])
     assert _call(definition, tmp_path, "--keep") == 0  # with no run folder at all
-    assert [_level(folder, job) for job in jobs] == [0.2, None, 0.8, 0.8]
-    assert "samples.png has no images of short, plain" in capsys.readouterr().out
+    assert [_level(folder, job) for job in jobs] == [0.2, 0.8, 0.8, 0.8]
 
 
 @pytest.mark.long
@@ -121,15 +113,9 @@ def test_images_of_replaced_runs_go(jobs: list[Job], definition: Path, tmp_path:
     assert _call(definition, tmp_path) == 0
     _by_other_code(folder, code_hash="old")
     for job in jobs:
-        _finish(job, 0.8, pictured=job is not jobs[0])
+        _finish(job, 0.8)
     assert _call(definition, tmp_path, "--replace") == 0
-    assert [_level(folder, job) for job in jobs] == [None, 0.8, 0.8, 0.8]
-    for job in jobs:
-        _finish(job, 0.5, pictured=False)
-    shutil.rmtree(folder / "samples")
-    assert _call(definition, tmp_path, "--replace") == 0
-    assert not (folder / "samples.png").exists()
-    assert "samples.png" not in (folder / "README.md").read_text(encoding="utf-8")
+    assert [_level(folder, job) for job in jobs] == [0.8] * 4
 
 
 @pytest.mark.long
@@ -167,10 +153,3 @@ def test_pages_are_written_again_with_their_pictures(
     shutil.rmtree(again / "samples")  # as older versions wrote it
     refresh.refresh(tmp_path / "checkout")
     assert (again / "samples.png").read_bytes() == drawn
-
-
-def test_a_job_with_code_of_ones_own_is_the_run_of_its_line(jobs: list[Job]) -> None:
-    job = replace(jobs[0], foreign_code={"dpbench.synthesis.samples": "0f", "own": "1e"})
-    line = {"seed": job.seed, "config_hash": job.config_hash, "code_hash": job.code_hash}
-    assert _identity(vars(job)) == _identity({**line, "foreign_code": "dpbench.synthesis.samples=0f own=1e"})
-    assert _identity(vars(job)) != _identity(line)

@@ -23,7 +23,6 @@ from dpbench.cli.arguments import (
     integer,
     own_code,
     place,
-    png,
 )
 from dpbench.errors import ConfigurationError
 
@@ -36,7 +35,7 @@ accountants (--accountant NAME[,NAME...] or all) and the sampling that each cove
 Poisson sampling is accounted for with one record added or removed, batches of a fixed size with one replaced.
 
 examples:
-  dpbench account runs/demo --accountant all --plot epsilon.png
+  dpbench account runs/demo --accountant all
   dpbench account runs/demo --delta 1e-6 --accountant pld --json
   dpbench account runs/sweep                        each run, and all of them together
   dpbench account runs/sweep --selection geometric --mean-trials 2
@@ -120,7 +119,6 @@ def _add_account(commands: Commands) -> None:
         metavar="N",
         help="count only the first N releases of each run",
     )
-    add("--plot", type=png, metavar="PNG", help="draw epsilon against steps")
     add_json(parser)
 
 
@@ -150,13 +148,6 @@ def _account(options: argparse.Namespace) -> Answer:
         releases=options.releases,
     )
     report = account(options.sources, request)
-    if options.plot is not None:
-        from dpbench.reports.account_plot import epsilon_figure
-        from dpbench.reports.figures import write_figure
-
-        options.plot.parent.mkdir(parents=True, exist_ok=True)
-        delta = report.facts["delta"]
-        write_figure(options.plot, epsilon_figure(report.ledgers, delta, request.accountants, options.nominal))
     for doubt in report.doubts:
         print(f"dpbench: warning: {doubt}", file=sys.stderr)
     for name, damage in report.damage.items():

@@ -134,19 +134,11 @@ def _add_report(commands: Commands) -> None:
         default=Path("report.html"),
         help="default: report.html",
     )
-    parser.add_argument(
-        "--accountant",
-        default="rdp,pld",
-        metavar="NAME",
-        help="accountants for epsilon over steps: NAME[,NAME...] or all (default: rdp,pld)",
-    )
     parser.add_argument("--force", action="store_true", help="replace a file that is not a dpbench report")
 
 
 def _report(options: argparse.Namespace) -> Answer:
-    from dpbench.reports.account import accountant_names
     from dpbench.reports.page import write_report
 
-    accountants = accountant_names(options.accountant)
-    replaced = write_report(options.sources, options.out, accountants, options.force)
+    replaced = write_report(options.sources, options.out, options.force)
     return Answer(f"report: {options.out}{' (replaced)' if replaced else ''}")

@@ -32,19 +32,6 @@ _CONTENTS = re.compile(r"model\.safetensors|config\.json|privacy\.json|ledger\.j
 _OF_A_SWEEP = "multirun.yaml"  # Hydra writes it into the folder of a sweep, beside those of its runs
 _FOREIGN = "loading these weights requires the code that defines it."
 _INPUTS = ("name", "scale", "image_size", "features", "prior_sha256")
-_FROM_PRIVACY = (
-    "epsilon",
-    "delta",
-    "unit",
-    "neighbouring_relation",
-    "population",
-    "microbatch_size",
-    "noise_multiplier",
-    "sample_rate",
-    "expected_batch_size",
-    "sampling",
-    "membership",
-)
 _IN_FRONT = (
     "delta",
     "unit",
@@ -145,15 +132,10 @@ def _facts_of(run: RunFolder, network: Network, ledger: Ledger | None) -> dict[s
     record = read_result(run) if run.finished else {}
     config = record.get("config", network.config)
     privacy = privacy_of(run.ledger, private=ledger is not None)
-    facts: dict[str, Any] = {"private": ledger is not None}
-    for name in _FROM_PRIVACY:
-        facts[name] = privacy.get(name)
-    for name in ("noise_bands", "uncovered_delta", "noise_end"):  # which few runs have
-        if name in privacy:
-            facts[name] = privacy[name]
-    facts |= {
-        "ledger_sha256": (privacy.get("ledger") or {}).get("sha256"),
-        "releases": privacy.get("releases"),
+    return {
+        "private": ledger is not None,
+        **privacy,
+        "ledger_sha256": None if ledger is None else privacy["ledger"]["sha256"],
         "steps": network.checkpoint["global_step"],
         "finished": run.finished,
         "secure_randomness": bool(config["strategy"].get("secure")) and ledger is not None and ledger.secure,
@@ -172,7 +154,6 @@ def _facts_of(run: RunFolder, network: Network, ledger: Ledger | None) -> dict[s
         "versions": record.get("versions"),
         "exported_by": f"dpbench {__version__}",
     }
-    return facts
 
 
 def _test_metrics(record: Mapping[str, Any]) -> dict[str, float]:
@@ -209,7 +190,7 @@ def _card(network: Network, facts: Mapping[str, Any]) -> str:
         files={"weights": WEIGHTS, "build": BUILD, "facts": FACTS, "ledger": RunFolder.ledger},
         epsilons=epsilons_text(facts["epsilon"]),
         noise=noise_text(facts) if facts["private"] else None,
-        membership=membership_text(facts["membership"]),
+        membership=membership_text(facts.get("membership")),
         uncovered=uncovered_text(facts),
         foreign=_FOREIGN,
     )
@@ -220,12 +201,6 @@ def _front_matter(facts: Mapping[str, Any]) -> dict[str, Any]:
     front: dict[str, Any] = {"license": "unknown", "library_name": "pytorch", "tags": ["pytorch", "dpbench", mark]}
     if facts["training_data"] is not None:
         front["datasets"] = [str(facts["training_data"])]
-    privacy = {"private": facts["private"], "epsilon": {}}
-    for name, value in facts["epsilon"].items():
-        if value is not None:
-            privacy["epsilon"][name] = round(value, 6)
-    for name in _IN_FRONT:
-        if facts[name] is not None:
-            privacy[name] = facts[name]
-    front["differential_privacy"] = privacy
+    privacy = {name: facts[name] for name in _IN_FRONT if facts.get(name) is not None}
+    front["differential_privacy"] = {"private": facts["private"], "epsilon": facts["epsilon"], **privacy}
     return front

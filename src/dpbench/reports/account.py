@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +73,12 @@ class AccountingReport:
         text: For people.
         damage: What is wrong with which ledger; empty if all are intact.
         doubts: Why δ is too large to mean anything, or the noise too small.
-        ledgers: By name, in the order of the runs.
     """
 
     facts: dict[str, Any]
     text: str
     damage: dict[str, str]
     doubts: list[str]
-    ledgers: dict[str, Ledger] = field(repr=False)
 
 
 def accountant_names(words: str) -> tuple[str, ...]:
@@ -153,7 +151,7 @@ def account(paths: Sequence[Path], request: AccountingRequest) -> AccountingRepo
     header = runs[0].header
     least_noise = min(effective_noise_multiplier(queries) for run in runs for _, queries in run.events)
     doubts = doubts_about(delta, least_noise, header.population, header.unit)
-    return AccountingReport(facts, text, damage, doubts, ledgers)
+    return AccountingReport(facts, text, damage, doubts)
 
 
 def _first_releases(name: str, ledger: Ledger, releases: int) -> Ledger:
@@ -352,39 +350,12 @@ def _text_of_one(facts: dict[str, Any], ledger: Ledger) -> str:
 
 def _text_of_several(facts: dict[str, Any], ledgers: Sequence[Ledger]) -> str:
     reasons = dict(facts["epsilons"])
-    shape = ""
-    no_gain = False
     if "selection" in facts:
-        best = facts["selection"]["epsilons"]
-        shape = _shape_name(facts["selection"]["shape"])
-        no_gain = _is_no_gain(facts["epsilons"], best)
-        reasons |= best
+        reasons |= facts["selection"]["epsilons"]
     return _text(
         "account_runs.txt",
         facts,
         ledgers,
-        shape=shape,
-        no_gain=no_gain,
         reasons={name: why for name, why in reasons.items() if isinstance(why, str)},
         cell=markdown_cell,
     )
-
-
-def _is_no_gain(together: Epsilons, best: Epsilons) -> bool:
-    """Whether publishing all runs costs no more, by any accountant that has both figures, than the best alone."""
-    for name, value in best.items():
-        everything = together[name]
-        if not isinstance(everything, float) or isinstance(value, str):
-            return False
-        if value is not None and value < everything:
-            return False
-    return True
-
-
-def _shape_name(shape: float | str) -> str:
-    if isinstance(shape, str):
-        return shape
-    for name, value in _SHAPES.items():
-        if value == shape:
-            return name
-    return f"negative binomial, shape {shape:.4g}"

@@ -76,11 +76,9 @@ def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
         epsilons={name: _epsilon(privacy, name) for name in privacy["epsilon"]},
         membership=membership_text(privacy.get("membership")),
         mark=f" ({mark})" if mark else "",
-        slack=_slack(record),
         steps=_steps(record),
         noise=noise_text(privacy) if "noise_multiplier" in privacy else "",
         held_out=_held_out(record["config"].get("data") or {}),
-        times_tell=_times_tell(record),
         shared_noise=shared_with_neighbors(folder),
         audit=list(outline(privacy)) if audited else [],
         place=from_here(folder.path),
@@ -123,48 +121,10 @@ def _epsilon(privacy: Mapping[str, Any], accountant: str) -> str:
     return f"not computed ({accountant} does not cover {sampling['kind']} batches)"
 
 
-_SLACK = 0.98
-"""Share of a budget that pld shows, above which less noise would hardly matter."""
-
-
-def _slack(record: Mapping[str, Any]) -> str:
-    """What a noise that was computed by rdp leaves of the budget by pld; empty where that is little."""
-    strategy: Mapping[str, Any] = record["config"].get("strategy") or {}
-    target = strategy.get("target_epsilon")
-    if target is None or strategy.get("noise_multiplier") is not None or strategy.get("accountant") != "rdp":
-        return ""
-    epsilons = record["privacy"]["epsilon"]
-    tighter = epsilons.get("pld")
-    # Of a resumed run the target may have moved since its noise was computed.
-    is_spent = (epsilons.get("rdp") or 0.0) > _SLACK * target
-    if not is_spent or tighter is None or tighter > _SLACK * target:
-        return ""
-    return (
-        f"PLD shows {epsilon_text(tighter)} of the {epsilon_text(target)} that RDP computed the noise for: "
-        "strategy.accountant=pld needs less noise"
-    )
-
-
 def _steps(record: Mapping[str, Any]) -> str:
-    """How many steps were made, and why not all where the budget ended them."""
-    steps = int(record["steps"])
-    config = record["config"]
-    strategy = config.get("strategy") or {}
-    target = strategy.get("target_epsilon")
-    trainer = config.get("trainer") or {}
-    planned = trainer.get("max_steps") or -1
-    if target is None or strategy.get("noise_multiplier") is None or not steps:
-        return str(steps)
-    spent = record["privacy"]["epsilon"].get(strategy.get("accountant")) or 0.0
-    # Epsilon grows ever more slowly: where a proportional step more would not spend the target, another thing ended it.
-    is_spent = spent * (steps + 1) / steps > target
-    if not is_spent or steps == planned:
-        return str(steps)
-    number = f"{steps} of {planned}" if planned > 0 else str(steps)
-    return (
-        f"{number}: target_epsilon={target:g} allows no more; strategy.noise_multiplier=null computes the noise for "
-        "all steps"
-    )
+    """How many steps were made, of how many where a budget or a time ended them."""
+    planned = (record["config"].get("trainer") or {}).get("max_steps") or 0
+    return f"{record['steps']} of {planned}" if planned > record["steps"] else str(record["steps"])
 
 
 def _held_out(data: Mapping[str, Any]) -> str:
@@ -178,10 +138,3 @@ def _held_out(data: Mapping[str, Any]) -> str:
     if options.get("held_out") and not options.get("test_path"):
         parts.append(f"a share of {options['held_out']:g} of the records, for the test")
     return " and ".join(parts) if "split" in data else ""
-
-
-def _times_tell(record: Mapping[str, Any]) -> bool:
-    """Whether times tell of large users: nothing bounds the work of one."""
-    local = (record["config"].get("records") or {}).get("local") or {}
-    bounded = any(local.get(name) is not None for name in ("max_examples", "max_steps"))
-    return record["privacy"]["delta"] is not None and bool(local) and not bounded

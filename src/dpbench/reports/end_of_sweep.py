@@ -8,7 +8,6 @@ from pathlib import Path
 
 from dpbench.errors import DPBenchError
 from dpbench.files import typed, write_atomically
-from dpbench.privacy.accounting.composition import Selection
 from dpbench.reports.account import AccountingRequest, account
 from dpbench.reports.groups import group_by, missing_note
 from dpbench.reports.run_table import RunTable
@@ -17,8 +16,6 @@ from dpbench.runs.folder import RunFolder, places_of, unfinished_runs_below
 from dpbench.runs.ledgers import runs_without_privacy
 from dpbench.runs.numbers import epsilon_text
 from dpbench.runs.sweep import Sweep
-
-_GEOMETRIC = 1.0  # the shape η of that distribution
 
 
 @dataclass(frozen=True)
@@ -59,40 +56,25 @@ def end_of_sweep(sweep: Sweep) -> EndOfSweep | None:
         again = f"dpbench table {typed(sweep.folder)} --group-by {','.join(groups.keys)}"
         notes.append(f"The same table again: {again}")
     text = replace(groups, notes=notes).to_markdown()
-    pages = (_free(sweep.folder, ".md"), _free(sweep.folder, ".csv"))
+    pages = (sweep.folder / "table.md", sweep.folder / "table.csv")
     write_atomically(pages[0], text + "\n")
     write_atomically(pages[1], groups.to_csv())
     return EndOfSweep(text, pages)
 
 
-def _free(folder: Path, kind: str) -> Path:
-    """A name for a table: those of earlier sweeps into the same folder stay."""
-    number = 1
-    path = folder / f"table{kind}"
-    while path.exists():
-        number += 1
-        path = folder / f"table-{number}{kind}"
-    return path
-
-
 def _missing(sweep: Sweep, finished: list[RunFolder]) -> list[str]:
-    """Runs of the sweep without a result, by the words in which they differ, or by their folder."""
+    """Runs of the sweep without a result, by the words in which they differ."""
+    done = {words_of(run) for run in finished}
     unfinished = {words_of(run): run for run in unfinished_runs_below(sweep.folder)}
-    if not sweep.jobs:
-        names = [f"{typed(run.path)} ({_how_to_go_on(run)})" for run in unfinished.values()]
-        return missing_note(names, len(finished) + len(names))
-    finished_jobs = {words_of(run) for run in finished}
     names = []
-    for job in sweep.jobs:
-        if job in finished_jobs:
+    for job in sweep.jobs or unfinished:
+        if job in done:
             continue
-        words = " ".join(word for word in job if key_of(word) in sweep.swept)
-        names.append(f"{words} ({_how_to_go_on(unfinished[job])})" if job in unfinished else words)
-    return missing_note(names, len(sweep.jobs))
-
-
-def _how_to_go_on(run: RunFolder) -> str:
-    return f"continue: dpbench resume {typed(run.path)}"
+        name = " ".join(word for word in job if key_of(word) in sweep.swept)
+        if job in unfinished:
+            name += f" (continue: dpbench resume {typed(unfinished[job].path)})"
+        names.append(name.strip())
+    return missing_note(names, len(sweep.jobs) or len(finished) + len(names))
 
 
 @dataclass(frozen=True)
@@ -103,7 +85,6 @@ class SweepCost:
         count: Number of runs, those without privacy included.
         command: That computes it.
         epsilon: By RDP; None where it is infinite, or not known.
-        epsilon_of_best: Of the best alone, had the number of trials been drawn at random; None where that is unknown.
         delta: δ.
         unit: Unit of privacy.
         unprotected: Whether one of them trained without privacy.
@@ -113,7 +94,6 @@ class SweepCost:
     count: int
     command: str
     epsilon: float | None = None
-    epsilon_of_best: float | None = None
     delta: float = 0.0
     unit: str = ""
     unprotected: bool = False
@@ -132,18 +112,11 @@ class SweepCost:
             ]
         if self.unprotected:
             return ["A run without privacy is among these: what is chosen by comparison with it has no epsilon."]
-        together = f"epsilon {epsilon_text(self.epsilon)} (RDP) at delta={self.delta:g}, unit: {self.unit}"
-        text = (
+        lines = [
             f"Choosing one of these {self.count} runs, by whatever metric (also one of public records), costs what all "
-            f"of them cost together: {together} ({self.command})."
-        )
-        if self.epsilon is not None and self.epsilon_of_best is not None and self.epsilon_of_best < self.epsilon:
-            text += (
-                f" With a number of trials drawn at random beforehand, {self.count} on average, and random settings "
-                f"for each, the best alone costs {epsilon_text(self.epsilon_of_best)} ({self.command} --selection "
-                f"geometric --mean-trials {self.count}; docs/epsilon.md has the conditions)."
-            )
-        lines = [text]
+            f"of them cost together: epsilon {epsilon_text(self.epsilon)} (RDP) at delta={self.delta:g}, unit: "
+            f"{self.unit} ({self.command})."
+        ]
         if held_out:
             lines.append(
                 "No epsilon covers the held-out records (val/...): choices based on them reveal information about them."
@@ -164,17 +137,15 @@ def cost_of_sweep(folders: Sequence[Path]) -> SweepCost | None:
     if not ledgers or count < 2:
         return None
     command = f"dpbench account {' '.join(map(typed, folders))}"
-    selection = Selection(_GEOMETRIC, float(count))
     try:
-        facts = account(folders, AccountingRequest(selection=selection)).facts
+        facts = account(folders, AccountingRequest()).facts
     except DPBenchError as error:
         return SweepCost(count, command, refusal=str(error))
     return SweepCost(
         count,
         command,
         epsilon=facts["epsilon"],
-        epsilon_of_best=facts["selection"]["epsilons"]["rdp"],
         delta=facts["delta"],
         unit=facts["unit"],
-        unprotected=bool(facts["without_privacy"]),
+        unprotected=bool(facts.get("without_privacy")),
     )

@@ -15,7 +15,6 @@ from typing import Any
 from dpbench import __version__
 from dpbench.errors import ConfigurationError, DPBenchError
 from dpbench.files import from_here, write_atomically
-from dpbench.reports.account_plot import epsilon_figure
 from dpbench.reports.end_of_sweep import cost_of_sweep
 from dpbench.reports.figures import Picture, svg
 from dpbench.reports.plots import BOUND, curve_names, curves_figure
@@ -24,7 +23,6 @@ from dpbench.reports.run_rows import CELLS, RunRow, flat
 from dpbench.reports.run_table import RunTable
 from dpbench.runs import numbers
 from dpbench.runs.command import words_of
-from dpbench.runs.ledgers import read_run_ledger
 from dpbench.runs.record import CONFIDENCE
 from dpbench.templates import render
 
@@ -33,13 +31,12 @@ _MOST_PANELS = 12  # of clipping bounds
 _MARK = '<meta name="generator" content="dpbench report'
 
 
-def write_report(sources: Sequence[Path], out: Path, accountants: Sequence[str], force: bool = False) -> bool:
+def write_report(sources: Sequence[Path], out: Path, force: bool = False) -> bool:
     """Write the page of some runs.
 
     Args:
         sources: Folders of runs, of sweeps, or of the results of tables.
         out: The file, which appears when it is complete.
-        accountants: Accountants whose ε over the steps of a run is drawn.
         force: Permission to replace a file that is no such page.
 
     Returns:
@@ -51,13 +48,13 @@ def write_report(sources: Sequence[Path], out: Path, accountants: Sequence[str],
     replaced = out.exists()
     if replaced and not force and _MARK not in out.read_text(encoding="utf-8", errors="replace"):
         raise ConfigurationError(f"{out} is not a dpbench report: choose another name, or replace it with --force.")
-    text = render("report.html", version=__version__, **_facts(sources, accountants))
+    text = render("report.html", version=__version__, **_facts(sources))
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, text.encode("utf-8", "replace").decode("utf-8"))  # half of a surrogate pair is no text
     return replaced
 
 
-def _facts(sources: Sequence[Path], accountants: Sequence[str]) -> dict[str, Any]:
+def _facts(sources: Sequence[Path]) -> dict[str, Any]:
     """Collect everything that the template names."""
     table = RunTable.read_sources(sources)
     runs = [row for row in table.rows if row.folder is not None]
@@ -78,7 +75,6 @@ def _facts(sources: Sequence[Path], accountants: Sequence[str]) -> dict[str, Any
         "any_mean": any(row.n > 1 and not row.curves.empty for row in groups.rows),
         "results_of_run": [(name, text) for name, text in results if text != numbers.ABSENT],
         "curves": _curves("Curves", groups, curve_names(groups.rows)),
-        "spent_picture": _spent_picture(alone, accountants),
         "bounds": _curves("Clipping bounds", groups, curve_names(groups.rows, BOUND)[:_MOST_PANELS]),
         "audit": _audit(alone),
         "attack": _attack(runs, folders),
@@ -106,17 +102,6 @@ def _all_settings(run: RunRow) -> list[tuple[str, str]]:
 def _curves(title: str, table: RunTable, names: Sequence[str]) -> Picture | None:
     figure = curves_figure(table, names)
     return None if figure is None else Picture(title, svg(figure, title))
-
-
-def _spent_picture(run: RunRow | None, accountants: Sequence[str]) -> Picture | None:
-    if run is None or run.folder is None or not run.private or not run.folder.ledger.is_file():
-        return None
-    ledger = read_run_ledger(run.folder.ledger)
-    try:
-        figure = epsilon_figure({"run": ledger}, run.record["privacy"]["delta"], accountants)
-    except (ConfigurationError, IndexError, ValueError):  # no release, or lots that none of them covers
-        return None
-    return Picture("ε by accountant, over steps", svg(figure, "spent"))
 
 
 def _audit(run: RunRow | None) -> dict[str, Any] | None:

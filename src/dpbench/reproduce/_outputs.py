@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 
-from dpbench.code import sources_text
 from dpbench.files import replacing, write_atomically
 from dpbench.reports.figures import new_figure, write_figure
 from dpbench.reproduce._pictures import draw_logged, draw_table
 from dpbench.reproduce._results import (
     CURVES,
-    FOREIGN,
     MONTAGE,
     RUNS,
     STRIPS,
@@ -35,7 +33,6 @@ from dpbench.templates import render
 
 _RELATIONS = {"add_or_remove_one": "added or removed", "replace_one": "replaced"}
 _IMAGES = 2  # of a class in a strip
-_MAKER = "dpbench run"
 
 
 def write_outputs(table: Table, runs: pd.DataFrame, logged: Logged, folder: Path) -> None:
@@ -172,35 +169,29 @@ def strip(grid: Path) -> np.ndarray:
 def keep_strips(jobs: Sequence[Job], runs: pd.DataFrame, earlier: Path, folder: Path) -> None:
     """Bring one run's images of each cell into the folder, so that the picture can be drawn again without the runs.
 
-    A file says which run made it: images of a run that is not among `runs` are removed.
-
     Args:
-        jobs: Runs of the table whose folders may be there.
-        runs: Those that the table shows, as in runs.csv.
-        earlier: Results of earlier runs, the images of which are preferred; may be the folder itself.
-        folder: Of the results; made if need be.
+        jobs: Runs that the table shows whose folders may be there.
+        runs: All runs that the table shows, as in runs.csv.
+        earlier: Results of earlier runs, whose images stay where no folder of a run of the cell is there.
+        folder: Folder of the results; made if need be.
     """
-    grids = {}
+    grids: dict[tuple[str, str], Path] = {}
     for job in jobs:
         if job.result() is not None and job.run.samples.is_file():
-            grids[_identity(vars(job))] = job.run.samples
-    written = set()
-    for (row, column), part in runs.groupby(["row", "column"]):
-        place = _place(folder, row, column)
-        makers = [_identity(line) for line in part.to_dict("records")]
-        files = [path for path in (_place(earlier, row, column), place) if _maker(path) in makers]
-        fresh = [maker for maker in makers if maker in grids]
-        # Images that are there first: those of another run would change a picture whose figures have not changed.
-        if files:
-            _write(place, np.asarray(Image.open(files[0])), _maker(files[0]))
-        elif fresh:
-            _write(place, strip(grids[fresh[0]]), fresh[0])
-        else:
-            continue
-        written.add(place)
+            grids.setdefault((job.row, job.column), job.run.samples)
+    cells = set(zip(runs["row"], runs["column"], strict=True))
     for path in (folder / STRIPS).glob("*/*.png"):
-        if path not in written:
-            path.unlink(missing_ok=True)
+        if (path.parent.name, path.stem) not in cells:
+            path.unlink()
+    for row, column in cells:
+        place = _place(folder, row, column)
+        before = _place(earlier, row, column)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if (row, column) in grids:
+            with replacing(place) as new:
+                Image.fromarray(strip(grids[row, column])).save(new, format="png")
+        elif before.is_file() and before != place:
+            shutil.copyfile(before, place)
 
 
 def write_montage(table: Table, folder: Path) -> list[str]:
@@ -242,30 +233,3 @@ def write_montage(table: Table, folder: Path) -> list[str]:
 
 def _place(folder: Path, row: object, column: object) -> Path:
     return folder / STRIPS / str(row) / f"{column}.png"
-
-
-def _identity(run: Mapping[Any, Any]) -> str:
-    """What a run was made by: of a job, or of a line of runs.csv."""
-    foreign = run.get(FOREIGN)
-    if isinstance(foreign, Mapping):
-        foreign = sources_text(foreign)
-    own_code = f" {foreign}" if isinstance(foreign, str) and foreign else ""
-    return f"{int(run['seed'])} {run['config_hash']} {run['code_hash']}{own_code}"
-
-
-def _maker(path: Path) -> str:
-    """Which run made the images of a file; empty where there is none, it is torn, or does not say."""
-    try:
-        with Image.open(path) as image:
-            image.load()
-            return str(image.info.get(_MAKER, ""))
-    except OSError:
-        return ""
-
-
-def _write(place: Path, pixels: np.ndarray, maker: str) -> None:
-    text = PngInfo()
-    text.add_text(_MAKER, maker)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(place) as new:
-        Image.fromarray(pixels).save(new, format="png", pnginfo=text)
