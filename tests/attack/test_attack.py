@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -87,9 +86,7 @@ def test_private_runs_stay_below_what_their_ledgers_allow(private: Path) -> None
         proved = setting["audited_curve"]
         assert proved is None or all(np.array(proved) <= setting["allowed"]["curve"])
     page = (private / "runs" / "attack.html").read_text()
-    assert "allowed by the ledger: at most" in page
     assert " (PLD)" in page
-    assert "<svg" in page
     assert (private / "runs" / "attack.png").stat().st_size > 10_000
 
 
@@ -102,24 +99,12 @@ def test_a_mechanism_without_noise_is_refuted_by_its_members(tmp_path: Path) -> 
     assert setting["verdict"] == "VIOLATED"
     assert setting["audited"] > setting["epsilon"]["rdp"]
     assert all(np.array(setting["audited_curve"])[:-1] > setting["allowed"]["curve"][:-1])
-    dpbench(tmp_path, "report", "runs")
-    assert "The attack speaks against these runs" in (tmp_path / "report.html").read_text()
     assert "recognizes more members than the ledger allows" in (tmp_path / "runs" / "attack.html").read_text()
 
 
-def test_reports_of_a_sweep_and_of_its_runs_show_the_attack(private: Path, tmp_path: Path) -> None:
-    """Also where the sweep was moved and is read from elsewhere: paths in attack.json are those of before."""
-    shutil.copytree(private / "runs", tmp_path / "moved")
-    dpbench(tmp_path, "report", "moved", "--out", "sweep.html")
-    page = (tmp_path / "sweep.html").read_text()
-    assert len(re.findall(">noise_multiplier=[13]: ε = [^<]*</text>", page)) == 2
-    assert "allowed by the ledger: at most" in page
-    assert "speaks against" not in page
-    run = next((tmp_path / "moved").glob("0-*"))
-    dpbench(tmp_path, "report", str(run), "--out", "run.html")
-    page = (tmp_path / "run.html").read_text()
-    assert len(re.findall(">noise_multiplier=1: ε = [^<]*</text>", page)) == 1
-    assert "noise_multiplier=3:" not in page
+def test_the_report_of_a_sweep_shows_the_attack(private: Path, tmp_path: Path) -> None:
+    dpbench(tmp_path, "report", str(private / "runs"), "--out", "sweep.html")
+    assert "what dpbench attack recognized of the members" in (tmp_path / "sweep.html").read_text()
 
 
 def test_what_an_attack_left_is_read_as_it_was_written(private: Path, tmp_path: Path) -> None:
@@ -130,7 +115,7 @@ def test_what_an_attack_left_is_read_as_it_was_written(private: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("damage", ["{", "[{}]", "without a point"])
-def test_a_damaged_attack_is_named_in_the_report(private: Path, tmp_path: Path, damage: str) -> None:
+def test_a_damaged_attack_is_named(private: Path, tmp_path: Path, damage: str) -> None:
     folder = tmp_path / "runs"
     shutil.copytree(private / "runs", folder)
     if damage == "without a point":
@@ -138,8 +123,8 @@ def test_a_damaged_attack_is_named_in_the_report(private: Path, tmp_path: Path, 
         facts[0]["allowed"]["curve"].pop()
         damage = json.dumps(facts)
     (folder / "attack.json").write_text(damage)
-    dpbench(tmp_path, "report", "runs")
-    assert "attack.json is damaged" in (tmp_path / "report.html").read_text()
+    with pytest.raises(ConfigurationError, match="attack.json is damaged"):
+        read_attack(folder)
 
 
 @pytest.mark.slow

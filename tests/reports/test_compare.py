@@ -83,7 +83,11 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
         folder.rename(tmp_path / f"{number}_lr={lr}")
     run(tmp_path / "other", 0, 0.3, 0.5)
     names = [one.name for one in RunTable.read_sources([tmp_path]).rows]
-    assert names == ["same, seed 0 (0_lr=0.1)", "same, seed 0 (1_lr=0.2)", "other, seed 0"]
+    assert names == [
+        f"same, seed 0 ({tmp_path / '0_lr=0.1'})",
+        f"same, seed 0 ({tmp_path / '1_lr=0.2'})",
+        "other, seed 0",
+    ]
 
 
 def test_runs_of_several_seeds_are_a_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -152,8 +152,9 @@ def test_the_best_by_validation_is_named(tmp_path: Path) -> None:
         finished(tmp_path / f"{lr}-{seed}", lr, seed, 0.9, metrics=metrics)
     groups = grouped([tmp_path], ["optimizer.lr"])
     assert [row["validation accuracy (%)"] for row in cells(groups)] == ["60.00 ± 14.14", "70.00 ± 14.14"]
-    assert f"Best by val/accuracy: {tmp_path / '0.2-0'} (optimizer.lr=0.2, seed=0, 80.00 %)." in groups.notes
+    assert f"Best by val/accuracy: {tmp_path / '0.2-0'} (80.00 %)." in groups.notes
     losses = {0.1: 0.5, 0.2: 0.9}
     for lr, loss in losses.items():
         finished(tmp_path / f"loss/{lr}", lr, 0, 0.9, metrics={"val/loss": loss, "test/accuracy": 0.9})
-    assert RunTable.read([tmp_path / "loss"]).best == 0  # less is better
+    (note,) = RunTable.read([tmp_path / "loss"]).best_note()
+    assert note == f"Best by val/loss: {tmp_path / 'loss/0.1'} (0.5)."  # less is better

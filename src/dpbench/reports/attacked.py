@@ -179,42 +179,6 @@ def read_attack(folder: Path) -> list[AttackSummary]:
     return summaries
 
 
-def attacks_on(runs: Mapping[Path, int], sources: Sequence[Path]) -> list[tuple[Path, AttackSummary]]:
-    """Attacks that lie beside runs, or in folders that were named, and that these runs took part in.
-
-    Args:
-        runs: Folder of a run → its seed.
-        sources: Folders that were named.
-
-    Returns:
-        The folder of each attack, and what it measured.
-
-    Raises:
-        ConfigurationError: A file of an attack is damaged.
-    """
-    folders = list(sources)
-    for run in runs:
-        folders.append(run.parent)
-    attacks = []
-    for folder in dict.fromkeys(path.resolve() for path in folders):
-        for summary in read_attack(folder):
-            if any(_took_part(run.resolve(), seed, folder, summary) for run, seed in runs.items()):
-                attacks.append((folder, summary))
-    return attacks
-
-
-def _took_part(run: Path, seed: int, folder: Path, summary: AttackSummary) -> bool:
-    """Return whether a run is one of those that were attacked from a folder.
-
-    Sweeps are moved, and attacked from any folder: of the paths in the file only what lies below the sweep is certain.
-    """
-    if not run.is_relative_to(folder):
-        return False
-    below = run.relative_to(folder).parts
-    attacked = zip(summary.runs, summary.seeds, strict=True)
-    return any(attacked_seed == seed and Path(path).parts[-len(below) :] == below for path, attacked_seed in attacked)
-
-
 # What is said of it
 
 

@@ -110,7 +110,7 @@ def group_by(table: RunTable, keys: Sequence[str]) -> GroupTable:
     differing = _differing_within(table, groups, keys)
     if differing:
         notes.append(f"Runs of one row differ in more than their seed: in {', '.join(differing)}.")
-    return GroupTable(tuple(keys), pd.DataFrame(lines), rows, [*notes, *table.best_note(keys)])
+    return GroupTable(tuple(keys), pd.DataFrame(lines), rows, [*notes, *table.best_note()])
 
 
 def _require_keys(table: RunTable, keys: Sequence[str]) -> None:

@@ -13,21 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from dpbench import __version__
-from dpbench.errors import ConfigurationError, DPBenchError
-from dpbench.files import from_here, write_atomically
+from dpbench.errors import ConfigurationError
+from dpbench.files import write_atomically
 from dpbench.reports.end_of_sweep import cost_of_sweep
 from dpbench.reports.figures import Picture, svg
 from dpbench.reports.plots import BOUND, curve_names, curves_figure
-from dpbench.reports.roc import roc_figure
 from dpbench.reports.run_rows import CELLS, RunRow, flat
 from dpbench.reports.run_table import RunTable
 from dpbench.runs import numbers
 from dpbench.runs.command import words_of
-from dpbench.runs.record import CONFIDENCE
 from dpbench.templates import render
 
 _MOST_RUNS = 24  # whose settings and facts are shown one by one
 _MOST_PANELS = 12  # of clipping bounds
+ATTACK = "attack.png"
+"""The picture of `dpbench attack` in the folder of a sweep."""
 _MARK = '<meta name="generator" content="dpbench report'
 
 
@@ -76,8 +76,7 @@ def _facts(sources: Sequence[Path]) -> dict[str, Any]:
         "results_of_run": [(name, text) for name, text in results if text != numbers.ABSENT],
         "curves": _curves("Curves", groups, curve_names(groups.rows)),
         "bounds": _curves("Clipping bounds", groups, curve_names(groups.rows, BOUND)[:_MOST_PANELS]),
-        "audit": _audit(alone),
-        "attack": _attack(runs, folders),
+        "attacks": [source / ATTACK for source in folders if (source / ATTACK).is_file()],
         "image": _image,
         "side_by_side": groups.compared_rows(),
         "all_settings": _all_settings,
@@ -102,44 +101,3 @@ def _all_settings(run: RunRow) -> list[tuple[str, str]]:
 def _curves(title: str, table: RunTable, names: Sequence[str]) -> Picture | None:
     figure = curves_figure(table, names)
     return None if figure is None else Picture(title, svg(figure, title))
-
-
-def _audit(run: RunRow | None) -> dict[str, Any] | None:
-    """Collect the audit of a single run; None where it had no canaries."""
-    if run is None or run.folder is None or run.record["privacy"].get("audit") is None:
-        return None
-    from dpbench.reports.audit import audit_figure, audit_run, outline  # brings a second of imports
-
-    privacy = run.record["privacy"]
-    rows = list(outline(privacy))
-    try:
-        report = audit_run(run.folder.path, privacy["audit"].get("confidence") or CONFIDENCE)
-    except DPBenchError as error:
-        return {"rows": rows, "picture": None, "text": str(error)}
-    title = "scores of canaries, and their ROC curve under the one that the ledger allows"
-    return {"rows": rows, "picture": Picture(title, svg(audit_figure(report), "audit")), "text": report.text}
-
-
-def _attack(runs: Sequence[RunRow], sources: Sequence[Path]) -> dict[str, Any] | str | None:
-    """Collect results of `dpbench attack` on these runs, or why they cannot be read; None if there are none."""
-    seeds = {}
-    for run in runs:
-        if run.folder is not None and (run.record["config"].get("data") or {}).get("membership") is not None:
-            seeds[run.folder.path] = run.record["seed"]
-    if not seeds:
-        return None
-    from dpbench.reports import attacked  # brings a second of imports
-
-    try:
-        attacks = attacked.attacks_on(seeds, sources)
-    except ConfigurationError as error:
-        return str(error)
-    if not attacks:
-        return None
-    summaries = [summary for _, summary in attacks]
-    return {
-        "rows": attacked.attack_rows(summaries, only_strongest=len(runs) > 1),
-        "curves": Picture("Attacked and allowed", svg(roc_figure(attacked.roc_panels(summaries)), "attack")),
-        "folders": list(dict.fromkeys(from_here(folder) for folder, _ in attacks)),
-        "refuted": [summary.title for summary in summaries if summary.refuted],
-    }

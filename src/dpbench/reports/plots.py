@@ -16,7 +16,7 @@ from dpbench.reports.figures import BLUE, add_legend, new_panels, write_figure
 from dpbench.reports.run_rows import RunRow
 from dpbench.reports.run_table import EPSILON, RunTable
 from dpbench.runs.folder import RunFolder
-from dpbench.runs.readers import read_csv, read_metrics
+from dpbench.runs.readers import read_metrics
 from dpbench.runs.record import MEASURED
 
 Axis = Literal["step", "epsilon"]
@@ -97,6 +97,9 @@ def _kind(name: str) -> str:
     """Title of the panel in which a curve of a single run is drawn."""
     if name.startswith(BOUND):
         return "clipping bound"
+    for prefix, measured in _DIAGNOSTICS.items():
+        if name.startswith(prefix):
+            return measured
     return name.partition("/")[2] if name.startswith(MEASURED) else _title(name)
 
 
@@ -189,32 +192,20 @@ def plot_curves(folder: RunFolder, title: str) -> Path | None:
 
 
 def plot_diagnostics(folder: RunFolder, title: str) -> Path | None:
-    """Draw what `GradientDiagnostics` logged (three_tools_2018, Fig. 3; gradient_compression_denoising_2020, Fig. 1).
+    """Draw what `GradientDiagnostics` logged (three_tools_2018, Fig. 3), computed on records without noise.
 
     Args:
-        folder: The run, with its metrics and the histogram.
+        folder: The run, with its metrics.
         title: Title of the figure.
 
     Returns:
-        The picture's path, or None if there is nothing to draw.
+        The picture's path, or None if nothing of that kind was logged.
     """
     row = RunRow(name=title, settings={}, metrics={}, curves=read_metrics(folder.metrics))
-    panels: dict[str, list[_Curve]] = {}
-    for prefix, measured in _DIAGNOSTICS.items():
-        for number, name in enumerate(curve_names([row], prefix)):
-            curve = (name.removeprefix(prefix), number, _curve(row, name, "step"))
-            panels.setdefault(measured, []).append(curve)
-    if not panels:
+    names = [name for prefix in _DIAGNOSTICS for name in curve_names([row], prefix)]
+    figure = curves_figure(RunTable((row,)), names)
+    if figure is None:
         return None
-    figure, places = new_panels(len(panels) + 1, 2, 6.5, 3.6)
-    for axes, (measured, curves) in zip(places, panels.items(), strict=False):
-        _draw_panel(axes, measured, curves)
-        axes.set_xlabel("step")
-        axes.legend(frameon=False, fontsize=7)
-    if folder.gradient_histogram.exists():
-        zeros = draw_histogram(places[-1], read_csv(folder.gradient_histogram, ["log10_from", "log10_to", "count"]))
-        places[-1].set_title(f"{zeros:.0f} % are zero or below 1e-9", fontsize=9)
-    places[-1].set(xlabel="log10 |gradient value|", ylabel="share of values")
     figure.suptitle(f"{title}: not private")
     return write_figure(folder.diagnostics, figure)
 

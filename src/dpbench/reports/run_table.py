@@ -124,16 +124,11 @@ class RunTable:
         return cls(tuple(rows)).told_apart()
 
     def told_apart(self) -> RunTable:
-        """Add the folder to names that several runs have: its name, or all of it where that is the same, too."""
+        """Add the folder to names that several runs have."""
         names = Counter(row.name for row in self.rows)
-        folders = Counter((row.name, row.folder.path.name) for row in self.rows if row.folder)
         rows = []
         for row in self.rows:
-            name = row.name
-            if names[name] > 1 and row.folder:
-                folder = row.folder.path
-                alone = folders[name, folder.name] == 1
-                name = f"{name} ({folder.name if alone else folder})"
+            name = f"{row.name} ({row.folder})" if row.folder and names[row.name] > 1 else row.name
             rows.append(replace(row, name=name))
         return RunTable(tuple(rows))
 
@@ -184,17 +179,12 @@ class RunTable:
         if not all(row.complete for row in self.rows):  # cells have names that people gave them
             return names
         keys = self.distinguishing()
-        ends = Counter(_end(key) for key in keys)
         labels = []
         for row in self.rows:
             parts = []
             for key in keys:
-                value = row.settings.get(key)
-                if value is None:
-                    continue
-                end = _end(key)
-                name = end if ends[end] == 1 else key
-                parts.append(str(value) if end in _CLASSES else f"{name}={value}")
+                if row.settings.get(key) is not None:
+                    parts.append(f"{_end(key.removesuffix('._target_'))}={row.settings[key]}")
             count = f" (n = {row.n})" if row.n > 1 else ""
             label = marked(", ".join(parts) + count, row.note)
             labels.append(label if parts and len(label) <= _LONGEST else row.name)
@@ -275,29 +265,13 @@ class RunTable:
                 return name, metrics[name]
         return None
 
-    @property
-    def best(self) -> int | None:
-        """Place of the run that is best by validation; None of fewer than two, or where nothing was validated."""
-        if len(self.rows) < 2 or self.validated is None:
-            return None
-        name, values = self.validated
-        if values.nunique() < 2:
-            return None  # of equal runs none is the best
-        return int(values.argmax() if better_direction(name) == "max" else values.argmin())
-
-    def best_note(self, keys: Sequence[str]) -> list[str]:
-        """One line that names the run that is best by validation, its folder and what some keys were; else none."""
-        if self.best is None or self.validated is None:
+    def best_note(self) -> list[str]:
+        """One line that names the run that is best by validation; none of fewer than two, or of equal ones."""
+        if self.validated is None or self.validated[1].nunique() < 2:
             return []
-        name, _ = self.validated
-        row = self.rows[self.best]
-        settings = []
-        for key in dict.fromkeys([*keys, "seed"]):
-            value = row.lookup(key.removesuffix("._target_"))
-            if value is not MISSING:
-                settings.append(f"{key.removesuffix('._target_')}={value}")
-        figure = metric_text(name, row.metrics[name])
-        return [f"Best by {name}: {row.folder or row.name} ({', '.join([*settings, figure])})."]
+        name, values = self.validated
+        row = self.rows[int(values.argmax() if better_direction(name) == "max" else values.argmin())]
+        return [f"Best by {name}: {row.folder or row.name} ({metric_text(name, row.metrics[name])})."]
 
     def to_markdown(self, folders: bool = False) -> str:
         """The frame, with rounded figures and doubts beside each epsilon; below it, which run is best by validation."""
@@ -306,9 +280,7 @@ class RunTable:
         for number in range(len(names)):
             figures = outcome_texts(self.outcomes.iloc[[number]])
             rows.append([*map(str, names.iloc[number]), *figures])
-        return "\n\n".join(
-            [markdown_rows(rows), *self.best_note([key.removesuffix("._target_") for key in self.distinguishing()])]
-        )
+        return "\n\n".join([markdown_rows(rows), *self.best_note()])
 
     def to_csv(self, folders: bool = False) -> str:
         """The frame, unrounded."""

@@ -598,36 +598,30 @@ def _first_problem(error: ValidationError) -> str:
 def listed_tables(config_dir: Path | None = None) -> list[dict[str, Any]]:
     """Name, title and hours on two cores of each table; None for those that are computed without training.
 
-    A definition that is none has an `error` in the place of both: it is no reason not to list the others.
-
     Args:
         config_dir: A further folder of configuration.
+
+    Raises:
+        ConfigurationError: A file is no definition.
     """
     listed: list[dict[str, Any]] = []
     for name, computed in computed_tables().items():
         listed.append({"name": name, "title": computed.title, "hours": None})
     for name, path in sorted(_all_definitions(config_dir).items()):
-        try:
-            table = _read(path, name, name)
-        except ConfigurationError as error:
-            listed.append({"name": name, "title": None, "hours": None, "error": str(error)})
-        else:
-            listed.append({"name": name, "title": table.title, "hours": table.hours})
+        table = _read(path, name, name)
+        listed.append({"name": name, "title": table.title, "hours": table.hours})
     return listed
 
 
 def listing(listed: Sequence[Mapping[str, Any]]) -> str:
-    """Names, titles and hours of tables, for people.
+    """Format names, titles and hours of tables.
 
     Args:
-        listed: From `listed_tables`.
+        listed: The tables, from `listed_tables`.
     """
     width = max(len(table["name"]) for table in listed)
     lines = []
     for table in listed:
-        if "error" in table:
-            lines.append(f"{table['name']:<{width}}  cannot be read: {table['error']}")
-            continue
         hours = "" if table["hours"] is None else f" (about {table['hours']:g} hours on two cores)"
         lines.append(f"{table['name']:<{width}}  {table['title']}{hours}")
     return "\n".join(lines)
