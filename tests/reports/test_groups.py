@@ -111,8 +111,8 @@ def test_runs_without_a_result_are_named_and_not_averaged(tmp_path: Path) -> Non
         for file in ("config.yaml", ".lock"):
             (tmp_path / name / file).touch()
     groups = grouped([tmp_path], ["optimizer.lr"])
-    again = [f"{tmp_path / name} (not finished: dpbench resume {tmp_path / name})" for name in ("b", "c")]
-    assert groups.notes == [f"2 of 3 runs missing: {again[0]}; {again[1]}."]
+    again = [f"{tmp_path / name} (dpbench resume {tmp_path / name})" for name in ("b", "c")]
+    assert groups.notes == [f"2 of 3 runs are not finished: {again[0]}; {again[1]}."]
     assert cells(groups)[0]["n"] == "1"
 
 

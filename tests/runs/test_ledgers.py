@@ -159,7 +159,7 @@ def test_a_figure_that_is_missing_says_why(tmp_path: Path) -> None:
     writer.close()
     record = write_result(Run(RunFolder(tmp_path), CONFIG), {}, 1, 1.0, 1.0)
     text = summary(record, RunFolder(tmp_path), "not logged")
-    assert "not computed (pld does not cover fixed_size batches) at delta" in text
+    assert "not computed (dpbench account RUN --accountant pld says why) at delta" in text
 
 
 def test_an_intact_run_says_nothing(tmp_path: Path) -> None:

@@ -62,12 +62,9 @@ def report_sweep(sweep: Sweep) -> None:
     """Print the table of a sweep that has ended, and where it lies."""
     from dpbench.reports.end_of_sweep import end_of_sweep
 
-    end = end_of_sweep(sweep)
-    if end is None:
-        return
-    print(f"\n{end.text}\n")
-    for page in end.pages:
-        print(f"  written to      {page}")
+    text = end_of_sweep(sweep)
+    if text is not None:
+        print(f"\n{text}")
 
 
 def train_and_report(cfg: DictConfig, trust: bool = False) -> float | None:

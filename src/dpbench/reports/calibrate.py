@@ -269,6 +269,7 @@ def _membership_facts(answer: TrainingSetting) -> dict[str, Any]:
     bound = MembershipBound(
         curve,
         accountant=curve_accountant(events),
+        nominal=False,
         unit=sampling.unit,
         neighboring_relation=sampling.neighboring_relation,
     )

@@ -8,8 +8,6 @@ from typing import Any
 
 from dpbench.errors import DPBenchError
 from dpbench.files import from_here, typed
-from dpbench.privacy.accounting.accountants import ACCOUNTANTS
-from dpbench.privacy.sampling import sampling_from_dict
 from dpbench.runs.folder import Run, RunFolder
 from dpbench.runs.ledgers import shared_with_neighbors
 from dpbench.runs.numbers import (
@@ -73,7 +71,7 @@ def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
         on_training_records=_on_training_records(metrics),
         exposure=[metrics.get(f"nonprivate/exposure_{name}") for name in ("mean", "max", "by_chance")],
         exposure_allowed=exposure_allowed_text(metrics),
-        epsilons={name: _epsilon(privacy, name) for name in privacy["epsilon"]},
+        epsilons={name: _epsilon(name, value) for name, value in privacy["epsilon"].items()},
         membership=membership_text(privacy.get("membership")),
         mark=f" ({mark})" if mark else "",
         steps=_steps(record),
@@ -110,15 +108,11 @@ def _on_training_records(metrics: Mapping[str, float]) -> list[tuple[str, float,
     return rows
 
 
-def _epsilon(privacy: Mapping[str, Any], accountant: str) -> str:
-    """A figure, or why there is none where that is the sampling."""
-    value = privacy["epsilon"][accountant]
-    if value is not None:
-        return epsilon_text(value)
-    sampling = privacy.get("sampling")
-    if sampling is None or ACCOUNTANTS[accountant].covers(sampling_from_dict(sampling)):
+def _epsilon(accountant: str, value: float | None) -> str:
+    """A figure, or where it says why there is none."""
+    if value is None:
         return f"not computed (dpbench account RUN --accountant {accountant} says why)"
-    return f"not computed ({accountant} does not cover {sampling['kind']} batches)"
+    return epsilon_text(value)
 
 
 def _steps(record: Mapping[str, Any]) -> str:

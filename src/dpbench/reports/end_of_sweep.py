@@ -9,33 +9,22 @@ from pathlib import Path
 from dpbench.errors import DPBenchError
 from dpbench.files import typed, write_atomically
 from dpbench.reports.account import AccountingRequest, account
-from dpbench.reports.groups import group_by, missing_note
+from dpbench.reports.groups import group_by, unfinished_note
 from dpbench.reports.run_table import RunTable
-from dpbench.runs.command import key_of, words_of
-from dpbench.runs.folder import RunFolder, places_of, unfinished_runs_below
+from dpbench.runs.folder import RunFolder, places_of
 from dpbench.runs.ledgers import runs_without_privacy
 from dpbench.runs.numbers import epsilon_text
 from dpbench.runs.sweep import Sweep
 
 
-@dataclass(frozen=True)
-class EndOfSweep:
-    """The table of a sweep.
-
-    Attributes:
-        text: Table, notes, what a choice costs, and how to see the table again.
-        pages: Where it was written, in Markdown and as CSV.
-    """
-
-    text: str
-    pages: tuple[Path, Path]
-
-
-def end_of_sweep(sweep: Sweep) -> EndOfSweep | None:
-    """Make the table of a sweep that has ended, and write it into its folder; None where no run was finished.
+def end_of_sweep(sweep: Sweep) -> str | None:
+    """Write the table of a sweep into its folder, as Markdown and CSV.
 
     Args:
-        sweep: Which.
+        sweep: The sweep that has ended.
+
+    Returns:
+        The table with notes, for the terminal; None where no run was finished.
 
     Raises:
         OSError: The table cannot be written.
@@ -46,7 +35,7 @@ def end_of_sweep(sweep: Sweep) -> EndOfSweep | None:
     table = RunTable.of(finished)
     # A word may set what is no setting of a run, such as its launcher's.
     groups = group_by(table, [key for key in sweep.differing() if table.knows(key)])
-    notes = [*groups.notes, *_missing(sweep, finished)]
+    notes = [*groups.notes, *unfinished_note([sweep.folder], len(finished))]
     cost = cost_of_sweep([sweep.folder])
     if cost is not None:
         notes += cost.lines(held_out=any(name.startswith("val/") for row in table.rows for name in row.metrics))
@@ -56,25 +45,10 @@ def end_of_sweep(sweep: Sweep) -> EndOfSweep | None:
         again = f"dpbench table {typed(sweep.folder)} --group-by {','.join(groups.keys)}"
         notes.append(f"The same table again: {again}")
     text = replace(groups, notes=notes).to_markdown()
-    pages = (sweep.folder / "table.md", sweep.folder / "table.csv")
-    write_atomically(pages[0], text + "\n")
-    write_atomically(pages[1], groups.to_csv())
-    return EndOfSweep(text, pages)
-
-
-def _missing(sweep: Sweep, finished: list[RunFolder]) -> list[str]:
-    """Runs of the sweep without a result, by the words in which they differ."""
-    done = {words_of(run) for run in finished}
-    unfinished = {words_of(run): run for run in unfinished_runs_below(sweep.folder)}
-    names = []
-    for job in sweep.jobs or unfinished:
-        if job in done:
-            continue
-        name = " ".join(word for word in job if key_of(word) in sweep.swept)
-        if job in unfinished:
-            name += f" (continue: dpbench resume {typed(unfinished[job].path)})"
-        names.append(name.strip())
-    return missing_note(names, len(sweep.jobs) or len(finished) + len(names))
+    page = sweep.folder / "table.md"
+    write_atomically(page, text + "\n")
+    write_atomically(page.with_suffix(".csv"), groups.to_csv())
+    return f"{text}\n\n  written to      {page}\n  written to      {page.with_suffix('.csv')}"
 
 
 @dataclass(frozen=True)

@@ -74,12 +74,8 @@ def grouped(folders: Sequence[Path], keys: Sequence[str]) -> GroupTable:
         ConfigurationError: One of the folders holds no finished run, or no run has one of the keys.
     """
     table = RunTable.read(folders)
-    names = []
-    for folder in folders:
-        for run in unfinished_runs_below(folder):
-            names.append(f"{run} (not finished: {run.command('resume')})")
     groups = group_by(table, keys)
-    return replace(groups, notes=[*groups.notes, *missing_note(names, len(table.rows) + len(names))])
+    return replace(groups, notes=[*groups.notes, *unfinished_note(folders, len(table.rows))])
 
 
 def group_by(table: RunTable, keys: Sequence[str]) -> GroupTable:
@@ -152,12 +148,21 @@ def _differing_within(table: RunTable, groups: Iterable[Sequence[int]], keys: Se
     return list(differing)
 
 
-def missing_note(names: Sequence[str], total: int) -> list[str]:
-    """A note on runs that are in no row; none where all are there."""
+def unfinished_note(folders: Sequence[Path], finished: int) -> list[str]:
+    """A note on runs below some folders that are in no row; none where all have ended.
+
+    Args:
+        folders: Folders of runs, or of sweeps.
+        finished: Number of runs that have ended.
+    """
+    names = []
+    for folder in folders:
+        for run in unfinished_runs_below(folder):
+            names.append(f"{run} ({run.command('resume')})")
     if not names:
         return []
     more = f"; and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return [f"{len(names)} of {total} runs missing: {'; '.join(names[:_MOST_NAMED])}{more}."]
+    return [f"{len(names)} of {finished + len(names)} runs are not finished: {'; '.join(names[:_MOST_NAMED])}{more}."]
 
 
 def _order(value: Any) -> tuple[int, float, str]:

@@ -148,73 +148,42 @@ def with_curves(row: RunRow) -> RunRow:
     return row if row.folder is None else replace(row, curves=read_metrics(row.folder.metrics))
 
 
-def cells_of(folder: Path) -> list[RunRow]:
-    """Cells of a paper's table, each the mean over its seeds.
+def rows_of_table(folder: Path) -> list[RunRow]:
+    """Rows of the runs of a paper's table, from its folder of results.
 
     Raises:
         ConfigurationError: A file is damaged.
     """
-    place = ["row", "column"]
-    words = (*_CELL, "words", "metric", "unit", "*")
-    columns = [*place, "words", "metric", "value", "seconds", "epsilon_rdp", "epsilon_pld"]
-    runs = read_csv(folder / CELLS, columns, _RESTORE, words)
-    logged = [*place, "step", "value"]
-    curves = pd.DataFrame(columns=logged)
+    columns = ["row", "column", "seed", "words", "metric", "value", "seconds", *_EPSILONS]
+    runs = read_csv(folder / CELLS, columns, _RESTORE, (*_CELL, "words", "metric", "unit", "*"))
+    curves = pd.DataFrame(columns=["row", "column", "seed", "step", "value"])
     if (folder / CELL_CURVES).is_file():
-        curves = read_csv(folder / CELL_CURVES, logged, _RESTORE, (*_CELL, "*"))
-    by = [name for name in _CELL if name in runs]
-    names = ["value", "seconds", *(str(name) for name in runs if "/" in str(name))]
-    figures = cell_figures(runs, by, [*names, *_EPSILONS])
+        curves = read_csv(folder / CELL_CURVES, list(curves), _RESTORE, (*_CELL, "*"))
     rows = []
-    for cell, members in runs.groupby(by, sort=False):
+    for line in runs.to_dict("records"):
+        place = [name for name in (*_CELL, "seed") if name in runs]
         points = curves
-        for name, value in zip(by, cell, strict=True):
+        for name in place:
             if name in points:  # an older file of curves knows of no trials
-                points = points[points[name] == value]
-        first = members.iloc[0]
-        settings = {}
-        for word in str(first["words"]).split():
-            if not word.startswith(("seed=", "run.", "logger")):
+                points = points[points[name] == line[name]]
+        metric = str(line["metric"])
+        figures = {metric: line["value"]}
+        figures |= {str(name): line[name] for name in runs if "/" in str(name) or name == "seconds"}
+        figures |= {f"privacy/{name}": line[name] for name in _EPSILONS}
+        settings = unit_setting(line.get("unit"))
+        for word in str(line["words"]).split():
+            if not word.startswith(("run.", "logger")):
                 key, _, value = word.partition("=")
                 settings[key] = value
-        settings |= unit_setting(first.get("unit"))
-        metric = str(first["metric"])
-        of_cell: pd.DataFrame = figures.xs(cell).unstack()  # type: ignore[assignment]
-        shown = of_cell.loc[names].rename(index={"value": metric})
-        largest = of_cell.loc[list(_EPSILONS), "max"].rename(lambda name: f"privacy/{name}")
-        points = points.rename(columns={"value": metric})
-        steps = points.groupby("step")[[metric]]
         row = RunRow(
-            name=f"{', '.join(map(str, cell))} (n = {len(members)})",
+            name=f"{', '.join(str(line[name]) for name in place[:-1])}, seed {line['seed']}",
             settings=settings,
-            metrics=floats(shown["mean"]) | floats(largest),
-            curves=pd.DataFrame() if points.empty else steps.mean(),
+            metrics=floats(pd.to_numeric(pd.Series(figures), errors="coerce")),
+            curves=pd.DataFrame({metric: points.set_index("step")["value"]}),
             complete=False,
-            n=len(members),
-            deviations=floats(shown["std"]) if len(members) > 1 else {},
-            bands=pd.DataFrame() if points.empty else steps.std(),
         )
         rows.append(row)
     return rows
-
-
-def cell_figures(runs: pd.DataFrame, by: Sequence[str], names: Sequence[str]) -> pd.DataFrame:
-    """Describe the cells of a table.
-
-    Args:
-        runs: A line for each run, as in runs.csv.
-        by: Columns that name a cell.
-        names: Columns of figures.
-
-    Returns:
-        A line for each cell, in the order of their first runs; columns (name, "count"), (name, "mean"), (name, "std"),
-        and (name, "max"), which of an ε holds for each of the runs.
-    """
-    numbers = runs[list(names)].apply(pd.to_numeric, errors="coerce").astype(float)
-    described: pd.DataFrame = numbers.groupby([runs[name] for name in by], sort=False).agg(
-        ["count", "mean", "std", "max"]
-    )
-    return described
 
 
 def floats(values: pd.Series[float]) -> dict[str, float]:

@@ -26,12 +26,12 @@ from dpbench.reports.run_rows import (
     OWN_CODE,
     UNIT,
     RunRow,
-    cells_of,
     floats,
     keys_of_any,
     marked,
     require_folder,
     row_of,
+    rows_of_table,
     unit_setting,
     with_curves,
     without_seeds,
@@ -114,7 +114,10 @@ class RunTable:
         for source in sources:
             require_folder(source)
             if (source / CELLS).is_file():
-                rows += cells_of(source)
+                cells: dict[str, list[RunRow]] = {}
+                for row in rows_of_table(source):
+                    cells.setdefault(row.name.rpartition(", seed ")[0], []).append(row)
+                rows += map(_mean, cells.values())
                 continue
             folders = finished_runs_below([source])
             if not folders:

@@ -8,7 +8,6 @@ import pandas as pd
 from scipy import special
 
 from dpbench.reports.markdown import markdown_rows
-from dpbench.reports.run_rows import cell_figures
 from dpbench.reproduce._results import NOMINAL, of_best_trials
 from dpbench.reproduce.tables import Table
 from dpbench.runs.numbers import ABSENT, epsilon_text
@@ -46,7 +45,8 @@ def summary(table: Table, runs: pd.DataFrame) -> pd.DataFrame:
     runs["value"] = runs["value"].astype(float) * table.measure.scale
     cells = [[row.name for row in table.rows], [column.name for column in table.columns]]
     lines = pd.MultiIndex.from_product(cells, names=["row", "column"])
-    figures = cell_figures(runs, ["row", "column"], _FIGURES).reindex(lines)
+    numbers = runs[_FIGURES].apply(pd.to_numeric, errors="coerce").astype(float)
+    figures = numbers.groupby([runs["row"], runs["column"]]).agg(["count", "mean", "std", "max"]).reindex(lines)
     values: pd.DataFrame = figures["value"]  # type: ignore[assignment]  # of two levels of columns
     frame = _with_interval(values[["count", "mean", "std"]])
     frame["n"] = frame["n"].fillna(0).astype(int)

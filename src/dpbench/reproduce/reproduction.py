@@ -23,8 +23,8 @@ from dpbench.reproduce._results import (
     with_choices,
 )
 from dpbench.reproduce._summary import markdown
-from dpbench.reproduce.jobs import Job, status, sweep, table_jobs
-from dpbench.reproduce.tables import Table, read_table
+from dpbench.reproduce.jobs import status, sweep, table_jobs
+from dpbench.reproduce.tables import read_table
 from dpbench.run.search_path import conf_dir, groups_of, plugin_dirs
 
 
@@ -82,7 +82,12 @@ def reproduce_table(
     table = with_choices(read_table(name, config_dir), out, config_dir)
     refuse_unknown_choices((*part.sweep, *part.trainer), config_dir)
     folder = out / table.folder
-    jobs, all_jobs = _listed(table, part, runs, config_dir)
+    selected = table.selected(part.rows, part.columns, part.seeds)
+    cells = [(row.name, column.name) for row, column in selected.cells]
+    # With whatever else of the table may be finished by this code.
+    seeds = dict.fromkeys((*table.seeds, *selected.seeds))
+    all_jobs = table_jobs(table.selected((), (), tuple(seeds)), runs, part.trainer, config_dir)
+    jobs = [job for job in all_jobs if (job.row, job.column) in cells and job.seed in selected.seeds]
     earlier = earlier_runs(table, folder) if existing == "keep" else EarlierRuns()
     missing = earlier.without(jobs)
     with full_disk_explained(runs, out):
@@ -120,26 +125,6 @@ def reproduce_table(
         logged = earlier.logged_with(collect(table, best_jobs), fresh, best_runs)
         write_outputs(table, finished, logged, folder)
     return "\n".join([*text, f"written to {folder}"]), succeeded
-
-
-def _listed(table: Table, part: Part, runs: Path, config_dir: Path | None) -> tuple[list[Job], list[Job]]:
-    """The runs that are asked for; and these with whatever else of the table may be finished by this code.
-
-    All of them together, because Hydra takes a tenth of a second to compose a cell.
-    """
-    selected = table.selected(part.rows, part.columns, part.seeds)
-    full = table.selected((), (), max(len(table.seeds), len(selected.seeds)))
-    seeds = dict.fromkeys((*full.seeds, *selected.seeds))
-    cells = [(row.name, column.name) for row, column in selected.cells]
-    jobs = []
-    all_jobs = []
-    for job in table_jobs(table.selected((), (), tuple(seeds)), runs, part.trainer, config_dir):
-        is_selected = (job.row, job.column) in cells and job.seed in selected.seeds
-        if is_selected:
-            jobs.append(job)
-        if is_selected or job.seed in full.seeds:
-            all_jobs.append(job)
-    return jobs, all_jobs
 
 
 @contextmanager
