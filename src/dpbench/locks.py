@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import warnings
 import weakref
 from io import FileIO
 from pathlib import Path
-
-try:
-    import fcntl
-except ImportError:  # no POSIX
-    fcntl = None  # type: ignore[assignment]
 
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
 _held: weakref.WeakSet[FileIO] = weakref.WeakSet()
@@ -49,8 +45,6 @@ def open_locked(path: str | os.PathLike[str]) -> FileIO:
 
 def _lock(file: FileIO) -> None:
     try:
-        if fcntl is None:
-            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise
@@ -79,5 +73,4 @@ def _forget_in_child() -> None:
         file.close()  # the parent keeps the lock: it belongs to the open file, which both share until one closes it
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from pathlib import Path
 from typing import Any
 
@@ -235,9 +236,9 @@ def _training_command(answer: TrainingSetting) -> str | None:
     noise = answer.noise_multiplier * record_changes(sampling, 1)
     words = [
         "dpbench train",
-        f"strategy.noise_multiplier={_rounded(noise, math.ceil)}",
+        f"strategy.noise_multiplier={_rounded(noise, ROUND_CEILING)}",
         f"strategy.delta={answer.delta!r}",
-        f"data.expected_batch_size={_rounded(sampling.expected_batch_size / answer.bands, math.floor)}",
+        f"data.expected_batch_size={_rounded(sampling.expected_batch_size / answer.bands, ROUND_FLOOR)}",
         f"trainer.max_steps={answer.number_of_steps}",
     ]
     if answer.bands > 1:
@@ -251,14 +252,9 @@ def _training_command(answer: TrainingSetting) -> str | None:
     return " ".join(words)
 
 
-def _rounded(value: float, direction: Callable[[float], int]) -> str:
-    """A positive number with seven digits, rounded up or down; one that has no more stays as it is."""
-    unit = 10.0 ** (math.floor(math.log10(value)) - 6)
-    digits = value / unit
-    nearest = round(digits)
-    if abs(digits - nearest) > 1e-6:
-        nearest = direction(digits)
-    return f"{nearest * unit:.7g}"
+def _rounded(value: float, direction: str) -> str:
+    """A number with seven digits, rounded in a direction of `decimal`; one that has no more stays as it is."""
+    return f"{float(Context(prec=7, rounding=direction).create_decimal(repr(value))):.7g}"
 
 
 def _membership_facts(answer: TrainingSetting) -> dict[str, Any]:

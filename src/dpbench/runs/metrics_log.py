@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from argparse import Namespace
 from pathlib import Path
@@ -11,9 +12,10 @@ import pandas as pd
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
+from dpbench.errors import ConfigurationError, brief
 from dpbench.files import write_atomically
 from dpbench.runs.folder import RunFolder
-from dpbench.runs.readers import read_csv, read_metrics
+from dpbench.runs.readers import read_metrics
 
 _MORE_IS_BETTER = {"accuracy", "recall", "precision", "f1", "auc", "auroc"}
 _LESS_IS_BETTER = {"loss", "error", "mse", "perplexity"}
@@ -73,13 +75,19 @@ class MetricsCSV(Logger):
     def _read(self) -> dict[int, dict[str, float]]:
         if not self.path.exists():
             return {}
-        table = read_csv(self.path, ["step"], "move {path} away, and the run continues with curves from here")
-        table = table.dropna(subset="step").astype({"step": int}).set_index("step")
-        rows: dict[int, dict[str, float]] = {}
-        for name, values in table.items():
-            for step, value in values.dropna().items():
-                rows.setdefault(int(str(step)), {})[str(name)] = float(value)
-        return rows
+        try:
+            with open(self.path, encoding="utf-8", newline="") as file:
+                reader = csv.DictReader(file)
+                rows = list(reader)
+                columns = reader.fieldnames or []
+            if "step" not in columns or len(set(columns)) < len(columns):
+                raise ValueError("it has no column step" if "step" not in columns else "a column is there twice")
+            # `float` reads what was written to the last bit; what pandas does depends on its version.
+            return {int(row.pop("step")): {key: float(value) for key, value in row.items() if value} for row in rows}
+        except (ValueError, KeyError, TypeError, csv.Error) as error:
+            raise ConfigurationError(
+                f"{self.path} is damaged: move it away, and the run continues with curves from here ({brief(error)})."
+            ) from error
 
     def check(self) -> None:
         """Raise ConfigurationError where what is there cannot be continued."""

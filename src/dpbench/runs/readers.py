@@ -114,7 +114,7 @@ def read_csv(path: Path, columns: Collection[str], remedy: str = AGAIN, words: C
         OSError: It cannot be read.
     """
     try:
-        table = pd.read_csv(path, dtype=dict.fromkeys(words, object), float_precision="round_trip")
+        table = pd.read_csv(path, encoding="utf-8", dtype=dict.fromkeys(words, object))
     except ValueError as error:  # pandas' and Unicode's errors are of this kind
         raise _damaged(path, brief(error), remedy) from error
     if missing := [name for name in columns if name not in table]:
