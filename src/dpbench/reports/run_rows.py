@@ -156,9 +156,10 @@ def rows_of_table(folder: Path) -> list[RunRow]:
     """
     columns = ["row", "column", "seed", "words", "metric", "value", "seconds", *_EPSILONS]
     runs = read_csv(folder / CELLS, columns, _RESTORE, (*_CELL, "words", "metric", "unit", "*"))
-    curves = pd.DataFrame(columns=["row", "column", "seed", "step", "value"])
+    logged = ["row", "column", "seed", "step", "value"]
+    curves = pd.DataFrame(columns=logged)
     if (folder / CELL_CURVES).is_file():
-        curves = read_csv(folder / CELL_CURVES, list(curves), _RESTORE, (*_CELL, "*"))
+        curves = read_csv(folder / CELL_CURVES, logged, _RESTORE, (*_CELL, "*"))
     rows = []
     for line in runs.to_dict("records"):
         place = [name for name in (*_CELL, "seed") if name in runs]

@@ -154,7 +154,7 @@ def conflicting_results(folder: Path, runs: pd.DataFrame, any_code: bool = False
     return f"{len(lost)} run(s) that are not among these (of other code, settings or seeds, or from another --runs)"
 
 
-def _identities(runs: pd.DataFrame, columns: Sequence[str]) -> set[tuple[Any, ...]]:
+def _identities(runs: pd.DataFrame, columns: list[str]) -> set[tuple[Any, ...]]:
     # Older files lack columns that came later.
     return set(runs.reindex(columns=columns).astype(object).fillna("").itertuples(index=False, name=None))
 

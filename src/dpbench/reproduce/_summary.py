@@ -47,7 +47,7 @@ def summary(table: Table, runs: pd.DataFrame) -> pd.DataFrame:
     lines = pd.MultiIndex.from_product(cells, names=["row", "column"])
     numbers = runs[_FIGURES].apply(pd.to_numeric, errors="coerce").astype(float)
     figures = numbers.groupby([runs["row"], runs["column"]]).agg(["count", "mean", "std", "max"]).reindex(lines)
-    values: pd.DataFrame = figures["value"]  # type: ignore[assignment]  # of two levels of columns
+    values: pd.DataFrame = figures["value"]
     frame = _with_interval(values[["count", "mean", "std"]])
     frame["n"] = frame["n"].fillna(0).astype(int)
     for name in (*_EPSILONS, NOMINAL):
