@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from dpbench.data.octaves import is_checked
 from dpbench.errors import ConfigurationError, brief
 from dpbench.graphs.inputs import fill, kinds
-from dpbench.graphs.recordings import Call, Draws, logging_to, refuse_python
+from dpbench.graphs.recordings import Call, Draws, logging_to
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.records.source import ChosenGradients, RepeatableSums
 from dpbench.records.step_state import PLAIN
@@ -267,7 +267,7 @@ class Stacked(Executor):
         """Carry out the step by itself, before the first one that is stacked: as the engine's first batch has to be.
 
         Raises:
-            NotRepeatable: Its Python may not run once for several runs.
+            NotRepeatable: Its gradients could not be compared with autograd.
             UnsupportedModuleError: The engine does not agree with autograd.
         """
         source = self.source
@@ -283,7 +283,9 @@ class Stacked(Executor):
             losses.append(_required(loss_of(output)))
             return tree_map(_detached, (output, calls))
 
-        refuse_python(self.training, compute)
+        draws = Draws(self.training.device)
+        compute()
+        draws.put_back()
         with torch.no_grad():
             engine.backward(losses[-1], request.records, verify=True)
         if engine.verified:  # not where no record of the batch has a finite gradient

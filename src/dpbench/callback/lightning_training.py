@@ -24,7 +24,7 @@ from dpbench.data.users import Cohort
 from dpbench.guards.packages import overrides
 from dpbench.guards.withheld_loss import records_withheld, without_loss
 from dpbench.privacy.processes import Processes
-from dpbench.records.training import NotRepeatable, ReplacedMethods, Training, TrainingStep
+from dpbench.records.training import ReplacedMethods, Training, TrainingStep
 from dpbench.records.watched_hooks import look_on, transfer
 
 _LIBRARIES = ("pytorch_lightning.", "lightning.", "dpbench.")  # whose hooks see no record
@@ -218,22 +218,6 @@ class LightningTraining(Training):
         finally:
             self.trainer.loggers = loggers
 
-    @contextmanager
-    def without_progress(self) -> Iterator[None]:
-        """Within, the module and its parts see of their Trainer only what stays as it is."""
-        stand_in: Any = _StillTrainer(self.trainer)
-        parts = [part for part in self.module.modules() if isinstance(part, pl.LightningModule)]
-        trainers = [part._trainer for part in parts]
-        for part in parts:
-            part._trainer = stand_in
-        try:
-            yield
-        finally:
-            for part, trainer in zip(parts, trainers, strict=True):
-                part._trainer = trainer
-        if stand_in.asked:  # a step may have swallowed the error
-            raise NotRepeatable(f"training_step asks the trainer for {stand_in.asked[0]}")
-
     def warn(self, text: str) -> None:
         """Show a warning, on the first process."""
         pl.utilities.rank_zero_warn(text)
@@ -241,51 +225,6 @@ class LightningTraining(Training):
     def inform(self, text: str) -> None:
         """Log a line, on the first process."""
         log_line(text)
-
-
-_STILL = (
-    "accumulate_grad_batches",
-    "default_root_dir",
-    "global_rank",
-    "is_global_zero",
-    "local_rank",
-    "log_every_n_steps",
-    "max_epochs",
-    "max_steps",
-    "num_devices",
-    "num_nodes",
-    "precision",
-    "sanity_checking",
-    "testing",
-    "training",
-    "validating",
-    "world_size",
-)
-"""What of a Trainer is the same in each lot of a training."""
-
-
-class _StillTrainer:
-    """A Trainer without what moves from lot to lot.
-
-    Args:
-        trainer: What it stands for.
-
-    Attributes:
-        asked: Names of what moves that it was asked for.
-    """
-
-    def __init__(self, trainer: pl.Trainer) -> None:
-        self.__dict__.update(_trainer=trainer, asked=[])
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in _STILL:
-            self.asked.append(name)
-            raise NotRepeatable(f"training_step asks the trainer for {name}")
-        return getattr(self._trainer, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self.asked.append(name)
-        raise NotRepeatable(f"training_step sets {name} of the trainer")
 
 
 def count_batches(trainer: pl.Trainer) -> None:

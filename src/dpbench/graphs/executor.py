@@ -40,7 +40,6 @@ from dpbench.graphs.recordings import (
     aside,
     follows,
     logging_to,
-    refuse_python,
     state_of,
     without_graph,
 )
@@ -393,22 +392,20 @@ class Graphs(Executor):
         lot.padding.count(lot.rows)
         lot = lot._replace(leaves=inputs)  # a recording holds no memory of the batch that it was made of
         compute = functools.partial(self._sums, lot, inputs)
-
-        def look() -> Outcome:
-            with aside(device):  # libraries make their plans, too
-                return compute()
-
-        alive = refuse_python(self.training, look)
         if device.type != "cuda":
             return Recording(inputs, without_graph(compute, self._rewind))
+        with aside(device):  # libraries make their plans
+            compute()
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         with torch.cuda.graph(graph, pool=self._pool):
             outcome = compute()
+        module = self.training.module
+        read = [*module.parameters(), *module.buffers()]
 
         def replay() -> Outcome:
-            _ = compute, alive  # a graph holds addresses: what lies there belongs to the step and to what it reads
+            _ = compute, read  # a graph holds addresses: their memory belongs to the step and to the module's tensors
             graph.replay()
             return outcome
 

@@ -1,4 +1,4 @@
-"""A step with its backward pass, recorded: what it leaves behind, and what a graph of it would not do again."""
+"""A step with its backward pass, recorded, and the values that it leaves behind."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from dpbench.records.step_state import PLAIN, StepState
 from dpbench.records.training import NotRepeatable, Training, replaced_methods
-
-_MOST_NODES = 64
-"""Of the graph behind a loss, in which the loss of a repeated lot is looked for."""
 
 
 class Call(NamedTuple):
@@ -124,56 +120,16 @@ class Draws:
 
 
 def follows(loss: Tensor, source: Tensor | None) -> bool:
-    """Whether a loss is that of a step, or a few operations behind it: drivers divide losses, for one."""
-    if source is None or loss is source:
-        return source is not None
-    pending: list[Any] = [loss.grad_fn]
-    for _ in range(_MOST_NODES):
-        if not pending:
-            break
-        node = pending.pop()
-        if node is None:
-            continue
-        if node is source.grad_fn or getattr(node, "variable", None) is source:
-            return True
-        pending += [following for following, _ in node.next_functions]
-    return False
+    """True if a loss was computed from the one that a step returned; drivers divide losses, for one."""
+    if source is None or loss is source or not loss.requires_grad:
+        return source is not None and loss is source
+    (factor,) = torch.autograd.grad(loss.sum(), source, retain_graph=True, allow_unused=True)
+    return factor is not None
 
 
 def state_of(module: nn.Module) -> tuple[Any, ...]:
-    """Where the tensors of a module lie, which of them are trained, and the module's own numbers and words."""
+    """Addresses of the tensors of a module, which of them are trained, and the modes of its parts."""
     tensors = [*module.parameters(), *module.buffers()]
     places = [(x.data_ptr(), x.shape, x.stride(), x.requires_grad) for x in tensors]
     modes = [part.training for part in module.modules()]
-    own = [(name, type(value), value) for name, value in vars(module).items() if isinstance(value, PLAIN)]
-    return (*places, *modes, *own)
-
-
-def refuse_python(training: Training, compute: Callable[[], Any]) -> list[Tensor]:
-    """Run what is to be repeated, and refuse what a graph would not do again. Everything is put back.
-
-    Args:
-        training: Its step is part of it.
-        compute: Runs it.
-
-    Returns:
-        Tensors that it may read, to be kept alive.
-
-    Raises:
-        NotRepeatable: Names it.
-    """
-    with training.without_progress():
-        state = StepState(training)
-        drawn = state.drawn(on_device=False)
-        own = state_of(training.module)
-        try:
-            compute()
-            if state.changed() or state_of(training.module) != own:
-                raise NotRepeatable(
-                    "training_step leaves something behind in the module (a metric's state, a counter, a list)"
-                )
-            if state.drawn(on_device=False) != drawn:
-                raise NotRepeatable("training_step draws random numbers on the host")
-        finally:
-            state.finish()
-    return state.tensors()
+    return (*places, *modes)

@@ -41,9 +41,9 @@ class Supervised(pl.LightningModule):
     """
 
     masks_padding = False
-    """Stated by a class beside its `training_step`: that this heeds `rows_present` in all that it returns and logs, as
-    `_result` does, computes the same in each batch and leaves nothing behind, so that `executor=graph` may pad batches
-    of all sizes to one and repeat its kernels. A step of another class states it anew."""
+    """States that `training_step` heeds `rows_present` in all that it returns and logs, as `_result` does, computes the
+    same in each batch and leaves nothing behind, so that `executor=graph` may pad batches of all sizes to one and
+    repeat its kernels. A subclass states it anew."""
     rows_present: Tensor | None = None
     """Which rows of the batch are records, bool, (R,); the others are padding. None: all."""
     objective: str

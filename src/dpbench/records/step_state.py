@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dis
 import functools
-import pickle
 import random
 import sys
 from collections import deque
@@ -66,7 +65,6 @@ _OPAQUE_ROOMS = (
     "dpbench.guards.",
     "dpbench.records.",
 )
-_COUNTS = (int, bool, str, type(None))  # that hardly anybody derives from records
 _STAND_INS = frozenset(["log", "log_dict", "manual_backward", "all_gather", "_trainer", "_current_fx_name"])
 """Attributes of a module that others put there, and take away."""
 _VALUES = (float, complex, Tensor, np.ndarray, np.generic)  # that are withheld
@@ -92,8 +90,7 @@ class StepState:
     def __init__(self, training: Training) -> None:
         self._undo: list[Undo] = []
         self._undo_draws: list[Undo] = []
-        self._is_same: list[Callable[[], bool]] = []
-        self._generator_states: list[Callable[[], Any]] = []
+        self._containers: list[tuple[Any, int]] = []
         self._gradients: list[tuple[Tensor, Tensor | None]] = []
         self._alive: list[object] = []  # so that no number names two objects
         self._keep_global_generators(training.device)
@@ -115,26 +112,6 @@ class StepState:
         for parameter, _ in self._gradients:
             parameter.grad = None
 
-    def changed(self) -> bool:
-        """Whether a step has left anything behind but random numbers, gradients, and counts (whole numbers, flags)."""
-        return not all(is_same() for is_same in self._is_same)
-
-    def drawn(self, on_device: bool = True) -> bytes:
-        """States of all random generators: how much was drawn.
-
-        Args:
-            on_device: Whether torch's own generator of the module's device is one of them.
-        """
-        states = []
-        for number, get in enumerate(self._generator_states):
-            if number == 0 and not on_device:
-                continue
-            state = get()
-            if isinstance(state, Tensor):
-                state = state.cpu().numpy()
-            states.append(state)
-        return pickle.dumps(states)
-
     def tensors(self) -> list[Tensor]:
         """All tensors that were reached, parameters included."""
         return [x for x in self._alive if isinstance(x, Tensor)]
@@ -150,7 +127,7 @@ class StepState:
         self._undo.append(lambda: setattr(training, "should_stop", should_stop))
 
     def _keep_global_generators(self, device: torch.device) -> None:
-        if device.type == "cuda":  # first, for `drawn`
+        if device.type == "cuda":
             self._keep_generator(
                 lambda: torch.cuda.get_rng_state(device),
                 lambda state: torch.cuda.set_rng_state(state, device),
@@ -162,7 +139,6 @@ class StepState:
     def _keep_generator(self, get: Callable[[], Any], put: Callable[[Any], object]) -> None:
         state = copy.deepcopy(get())
         self._undo_draws.append(lambda: put(state))
-        self._generator_states.append(get)
 
     def _roots(self, training: Training) -> list[Any]:
         """What a step can write to."""
@@ -278,10 +254,6 @@ class StepState:
             self._undo.append(lambda: setattr(cell, "cell_contents", before))
         return before
 
-    def _remember(self, undo: Undo, is_same: Callable[[], bool]) -> None:
-        self._undo.append(undo)
-        self._is_same.append(is_same)
-
     def _keep_tensor(self, x: Tensor) -> None:
         if x.is_leaf:
             requires_grad = x.requires_grad
@@ -296,26 +268,18 @@ class StepState:
             return
         data = x.data  # to which no write is counted
         before = x.detach().clone()
-
-        def is_same() -> bool:
-            return _is_equal(data, before)
-
-        self._remember(lambda: is_same() or data.copy_(before), is_same)
+        self._undo.append(lambda: _is_equal(data, before) or data.copy_(before))
 
     def _keep_array(self, x: NDArray[Any]) -> None:
         if not x.flags.writeable or x.dtype.hasobject:
             return
         before = x.copy()
-        has_nan = x.dtype.kind in "fc"
-        self._remember(
-            lambda: np.copyto(x, before),
-            lambda: np.array_equal(x, before, equal_nan=has_nan),
-        )
+        self._undo.append(lambda: np.copyto(x, before))
 
     def _keep_dict(self, x: dict[Any, Any], stays: Set[Any] = frozenset()) -> dict[Any, Any]:
         """Remember a dictionary, but for entries that stay as they are; a copy is returned."""
         before = dict(dict.items(x))  # as it is stored: some make their entries when they are asked
-        self._remember(lambda: _refill(x, before, stays), lambda: _are_same_entries(x, before))
+        self._undo.append(lambda: _refill(x, before, stays))
         return before
 
     def _keep_container(self, x: Any) -> Iterable[Any]:
@@ -323,14 +287,9 @@ class StepState:
         if isinstance(x, set):
             members = set(x)
             self._undo += [x.clear, lambda: x.update(members)]
-            self._is_same.append(lambda: x == members)
             return ()
         entries = list(x)
-
-        def is_same() -> bool:
-            return len(x) == len(entries) and all(map(_is_same_value, x, entries))
-
-        self._is_same.append(is_same)
+        self._containers.append((x, len(x)))
         if isinstance(x, list):
             self._undo.append(lambda: x.__setitem__(slice(None), entries))
         elif isinstance(x, deque):
@@ -450,10 +409,12 @@ class UserState(PublicState):
         training: The training whose users are trained one after the other.
 
     Attributes:
+        has_changed: True once numbers, tensors or lists among what is put back were other ones after a user.
         not_merged: Names of classes of metrics whose states cannot be merged: they do not count what users add.
     """
 
     def __init__(self, training: Training) -> None:
+        self.has_changed = False
         self.not_merged: set[str] = set()
         self._metrics: list[tuple[Any, Any]] = []  # of the module, of all users
         super().__init__(training)
@@ -467,7 +428,9 @@ class UserState(PublicState):
                 self._merge(metric, total)
         for metric, _ in self._metrics:
             metric.reset()
+        has_grown = any(len(container) != size for container, size in self._containers)
         super().put_back()
+        self.has_changed |= has_grown or bool(self._changed)
         for undo in self._undo_draws:
             undo()
         for parameter, gradient in self._gradients:
@@ -637,21 +600,6 @@ def _is_equal(x: Tensor, other: Tensor) -> bool:
     other = other.to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
     is_same_shape = x.shape == other.shape and x.values().shape == other.values().shape
     return is_same_shape and torch.equal(x.indices(), other.indices()) and torch.equal(x.values(), other.values())
-
-
-def _are_same_entries(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
-    for name, value in before.items():
-        if name not in now or not _is_same_value(now[name], value):
-            return False
-    added = now.keys() - before.keys()
-    return added <= _STAND_INS
-
-
-def _is_same_value(now: object, before: object) -> bool:
-    """Whether a value is the object that it was, an equal number, or a count, whatever it counts."""
-    if now is before or isinstance(now, _COUNTS):
-        return True
-    return isinstance(now, float) and now == before
 
 
 def is_opaque(x: object) -> bool:

@@ -24,7 +24,7 @@ _ABSENT = object()
 
 
 class NotRepeatable(Exception):
-    """A step does what no graph of its kernels does again; its text ends a sentence that begins with "because"."""
+    """A step cannot be repeated as kernels; the text ends a sentence that begins with "because"."""
 
 
 class LocalBatches(Protocol):
@@ -131,11 +131,6 @@ class Training(ABC):
         """Within, loggers are given nothing."""
         yield
 
-    @contextmanager
-    def without_progress(self) -> Iterator[None]:
-        """Within, a step that asks its driver for what moves from lot to lot gets a NotRepeatable."""
-        yield
-
     def warn(self, text: str) -> None:
         """Show a warning, on the first process."""
         if self.rank == 0:
@@ -203,11 +198,8 @@ def loss_of(output: Any) -> Any:
 
 
 def masks_padding(module: Any) -> bool:
-    """Whether the class that states a module's training step states that it leaves padding out."""
-    for kind in type(module).__mro__:
-        if "training_step" in vars(kind):
-            return bool(vars(kind).get("masks_padding", False))
-    return False
+    """True if a module's own class states that its training step leaves padding out: a subclass states it anew."""
+    return bool(vars(type(module)).get("masks_padding", False))
 
 
 def gathered_alone(world_size: int, data: Any, *args: Any, **kwargs: Any) -> Any:

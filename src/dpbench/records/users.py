@@ -229,11 +229,11 @@ class Users:
                 diverged += ~norms.sum().isfinite()
                 self._releases.accumulate(record, 1, None, local_step.values())
                 del update, record  # before the next one takes as much
-                if user == self._users[0] and state.changed():
-                    self._say(_PUT_BACK)
                 state.put_back()
         finally:
             state.close()
+        if state.has_changed:
+            self._say(_PUT_BACK)
         if state.not_merged:
             self._say(_NOT_MERGED.format(names=", ".join(sorted(state.not_merged))))
         self._diverged = int(diverged)
