@@ -172,19 +172,19 @@ class Helper:
         self.count = 3
 
 
-def test_what_differs_from_record_to_record_stays() -> None:
+def test_each_record_finds_the_numbers_of_the_first() -> None:
     module = nn.Linear(1, 1)
-    module.count, module.largest = 3, 1.0
-    module.counts, module.helper = {"steps": 3}, Helper()
+    module.count, module.counts, module.helper = 3, {"steps": 3}, Helper()
     counters = Counters(module)
-    for value in (2.0, 5.0, 4.0):
+    for _ in range(3):
         counters.before_record()
         assert (module.count, module.counts, module.helper.count) == (3, {"steps": 3}, 3)
+        assert not hasattr(module, "new")
         module.count += 1
         module.counts["steps"] += 1
         module.helper.count += 1
-        module.largest = max(module.largest, value)
-    assert module.largest == 5.0 and module.count == 4
+        module.new = 1
+    assert module.count == 4
 
 
 def test_gradients_of_the_records_before(tmp_path: Path) -> None:
