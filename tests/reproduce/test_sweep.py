@@ -20,10 +20,9 @@ from submitit.core.utils import FailedJobError
 from dpbench.cli import main
 from dpbench.cli.experiments import part_of
 from dpbench.errors import ConfigurationError
-from dpbench.reproduce.jobs import Job, _progress, run_job, table_jobs
+from dpbench.reproduce.jobs import Job, run_job, table_jobs
 from dpbench.reproduce.tables import read_table
 from dpbench.run.jobs import _submitit_error
-from dpbench.run.progress import watching
 from tests.reproduce.digits_table import edited
 from tests.support.cli import dpbench_in_a_process, start
 
@@ -71,7 +70,6 @@ def test_words_may_follow_options(definition: Path, tmp_path: Path, capsys: pyte
         (["gradient_compression/table1", "rows=sigma_0.7", "rows=sigma_1.1"], "rows= is given twice: write rows=A,B"),
         (["gradient_compression/table1", "trainer=cpu", "trainer=gpu"], "trainer= is given twice: choose one"),
         (["gradient_compression/table1", "trainer=tpu", "seeds=1"], "there is no trainer=tpu"),
-        (["gradient_compression/table1", "hydra.launcher.n_jobs=0"], "n_jobs=0 runs nothing: 2 runs two"),
     ],
 )
 def test_what_cannot_be_reproduced_is_one_clear_line(
@@ -93,14 +91,9 @@ def test_seeds_are_a_number_or_a_list() -> None:
     assert table.selected((), (), 7).seeds == tuple(range(7))
 
 
-def test_without_a_terminal_each_run_that_ends_is_told(
-    definition: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_result_is_named(definition: Path, tmp_path: Path) -> None:
     jobs = table_jobs(read_table(str(definition)).selected(["short"], (), 1), tmp_path)
-    with watching(lambda: _progress(jobs)):
-        jobs[0].path.mkdir(parents=True)
-        (jobs[0].path / "result.json").write_text("{}")
-    assert capsys.readouterr().err == "1/2 done, 0 running, 0 failed: short, private, seed 0 is done\n"
+    jobs[0].path.mkdir(parents=True)
     (jobs[0].path / "result.json").write_text("{")
     with pytest.raises(ConfigurationError, match="result.json is damaged: delete"):
         jobs[0].result()

@@ -90,7 +90,7 @@ def test_one_that_is_stopped_is_resumed_without_a_word(short: Path, tmp_path: Pa
     [
         ([], "holds a finished run, and there is nothing to resume: raise trainer.max_steps"),
         (["trainer.max_step=60"], "there is no key trainer.max_step. Did you mean trainer.max_steps?"),
-        (["run.max_time=1h"], "holds a finished run, and there is nothing to resume"),
+        (["run.max_time=1h"], "steps: raise trainer.max_steps."),
         (["trainer.max_steps=5"], "has made 5 steps: raise trainer.max_steps"),
         (["trainer.max_steps=3"], "trainer.max_steps=3 is less than the 5 steps that"),
         (["trainer.max_steps=9", "optimizer.lr=3", "seed=4"], "remove optimizer.lr, seed, or train a new run"),

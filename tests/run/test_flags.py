@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from hydra.types import RunMode
 
-from dpbench.errors import ConfigurationError
 from dpbench.run.command_line import CommandLine
+from dpbench.run.jobs import launch
 
 PROGRAM = """\
 import sys
@@ -32,13 +31,14 @@ def test_what_asks_and_what_runs() -> None:
     for words in (["--cfg", "job"], ["optimizer.lr=1", "--info"]):
         assert CommandLine.parse(words).is_question
     assert not CommandLine.parse(["-m", "seed=1,2"]).is_question
-    with pytest.raises(ConfigurationError, match="only one of --multirun and --cfg"):
-        CommandLine.parse(["-m", "--cfg", "job"])
     assert CommandLine.parse(["seed=1", "-m", "optimizer.lr=1"]).in_order == ("-m", "seed=1", "optimizer.lr=1")
 
 
-def test_a_sweep_is_one_however_it_is_spelled() -> None:
-    for words in (["-m"], ["--multirun"], ["--multi"], ["hydra.mode=MULTIRUN"], ["++hydra.mode=multirun"]):
-        assert CommandLine.parse([*words, "seed=1,2"]).mode == RunMode.MULTIRUN, words
-    for words in ([], ["hydra.mode=RUN"], ["run.name=-m"]):
-        assert CommandLine.parse(words).mode == RunMode.RUN, words
+@pytest.mark.parametrize("words", [["-m"], ["--multirun"], ["hydra.mode=MULTIRUN"], ["++hydra.mode=multirun"]])
+def test_a_sweep_is_one_however_it_is_spelled(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    jobs: list[int] = []
+    launch([*words, "seed=1,2", "logger=none", "model=mlp"], task=lambda cfg: jobs.append(cfg.seed))
+    assert jobs == [1, 2]

@@ -103,7 +103,7 @@ def test_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
             "logger=csv logger.csv._target_=torch.nn.Linear",
             "logger.csv._target_=torch.nn.Linear must be",
         ),
-        ("logger=csv +logger.csv.x={_target_:os.system}", "logger.csv.x._target_ stands where nothing is made"),
+        ("logger=csv +logger.csv.x={_target_:os.system}", "there is no key logger.csv.x"),
         ("logger=csv +logger.colour=red", "there is no key logger.colour. Known: checkpoint, entity, mode, notes"),
         ("logger=wandb +logger.enttiy=me", "there is no key logger.enttiy. Did you mean logger.entity?"),
         ("logger=wandb logger.entity=a/b", "logger.entity must be a name without any of"),

@@ -243,16 +243,6 @@ def test_a_folder_that_is_none(folder: Path) -> None:
         assert "--config-dir nowhere is no folder." in err and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("level", ["outer/mine", "outer"])
-def test_a_folder_around_the_one_that_is_meant(level: str, folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder / "mine", tmp_path / "outer" / "mine")
-    words = [level if word == "mine/conf" else word for word in TRAIN]
-    for command in (words, ["reproduce", "list", f"--config-dir={level}"]):
-        _, err = dpbench(tmp_path, *command, status=1)
-        assert f"--config-dir {level} holds no configuration groups" in err
-        assert "but outer/mine/conf does: name that folder." in err and err.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     ("word", "message"),
     [

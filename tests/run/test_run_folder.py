@@ -240,21 +240,6 @@ def test_the_first_line_tells_the_noise(tmp_path: Path, capsys: pytest.CaptureFi
     assert first.startswith(f"noise multiplier {strategy.noise_multiplier:.5g} for epsilon 3, expected batch size ")
 
 
-@pytest.mark.parametrize(("steps", "is_short"), [(500, True), (3, False)])
-def test_a_budget_that_ends_a_training_early_is_said_at_its_start(
-    tmp_path: Path,
-    steps: int,
-    is_short: bool,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    strategy = DPSGD(target_epsilon=3.0, noise_multiplier=1.5, seed=0, delta=1e-3)
-    trainer = trainer_for(tmp_path, strategy, steps, more=[RunProgress()], enable_progress_bar=True)
-    trainer.fit(Classifier(), loader_of(pictures()))
-    line = f"target_epsilon=3 is spent after step {strategy.releases}, where training ends"
-    assert (line in capsys.readouterr().err) == is_short
-    assert (strategy.releases < steps) == is_short
-
-
 SHARED = "hydra.run.dir='outputs/${now:%Y}/run'"  # whenever in the year they begin
 
 

@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 import yaml
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
 
 from dpbench.cli import main
 from dpbench.data import ImageDataModule
@@ -74,67 +72,6 @@ def test_a_grid_ends_with_its_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert (f"the best alone costs {best:.3f} (dpbench account grid" in text) == (best < facts["epsilon"])
     assert main(["table", "grid", "--group-by", "optimizer.lr"]) == 0
     assert capsys.readouterr().out.startswith("\n".join(text.splitlines()[:4]))
-
-
-@pytest.mark.parametrize(
-    ("words", "runs", "warning"),
-    [
-        (
-            ["strategy=dpsgd,none", "strategy.max_grad_norm=0.3,1"],
-            [
-                ["strategy=dpsgd", "strategy.max_grad_norm=0.3"],
-                ["strategy=dpsgd", "strategy.max_grad_norm=1"],
-                ["strategy=none"],
-            ],
-            "strategy.max_grad_norm: left out of runs whose choices have no such option (3 runs of 4 combinations)",
-        ),
-        (
-            ["strategy=dpsgd,none", "++strategy.max_grad_norm=0.3,1"],
-            [
-                ["strategy=dpsgd", "++strategy.max_grad_norm=0.3"],
-                ["strategy=dpsgd", "++strategy.max_grad_norm=1"],
-                ["strategy=none"],
-            ],
-            "strategy.max_grad_norm: left out of runs whose choices have no such option (3 runs of 4 combinations)",
-        ),
-        (
-            ["model=mlp,mnist_cnn", "model.hidden=[16],[32]", "seed=0", "hydra.sweeper.max_batch_size=1"],
-            [
-                ["model=mlp", "model.hidden=[16]", "seed=0"],
-                ["model=mlp", "model.hidden=[32]", "seed=0"],
-                ["model=mnist_cnn", "seed=0"],
-            ],
-            "model.hidden: left out of runs whose choices have no such option (3 runs of 4 combinations)",
-        ),
-    ],
-)
-def test_an_option_that_a_choice_does_not_have_is_left_out_of_its_runs(
-    words: list[str],
-    runs: list[list[str]],
-    warning: str,
-) -> None:
-    composed = []
-
-    def job(cfg: DictConfig) -> None:
-        composed.append(list(HydraConfig.get().overrides.task))
-
-    with pytest.warns(UserWarning, match=re.escape(warning)):
-        launch(["-m", *words], task=job)
-    assert composed == runs
-
-
-@pytest.mark.long
-def test_what_was_left_out_is_said_in_one_line(tmp_path: Path) -> None:
-    program = (
-        "import sys; from dpbench.cli import main, train; train.train_and_report = lambda cfg: None; "
-        "train.report_sweep = None; sys.exit(main())"
-    )
-    words = ["train", "-m", *FEW, "strategy=dpsgd,none", "strategy.max_grad_norm=0.3,1"]
-    process = start(tmp_path, program, *words, module="-c")
-    _, err = process.communicate(timeout=HANGS)
-    assert process.returncode == 0, err
-    (line,) = [line for line in err.splitlines() if "left out of runs" in line]
-    assert line.startswith("dpbench: warning: strategy.delta, strategy.max_grad_norm: ") and ".py" not in err
 
 
 @pytest.mark.parametrize(

@@ -30,13 +30,10 @@ from dpbench.reproduce.tables import MEASURES, Table, Variant
 from dpbench.run.search_path import code_folder, conf_dir, imports_from
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.provenance import available_cores, config_hash
-from dpbench.runs.readers import steps_logged
 from dpbench.runs.record import read_result
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-
-    from dpbench.run.progress import Progress
 
 # Beside the run's own files. The run's own lock is taken without waiting: whoever looked at it at the moment in which a
 # run begins would have the run refused.
@@ -143,10 +140,6 @@ class Job:
         steps = _content(self.run.result).get("steps")
         expected = {**_JUDGEMENT, "judged_on": self.evaluated, "steps": steps}
         return steps is not None and expected.items() <= _content(self.run.evaluation).items()
-
-    def steps_made(self) -> int:
-        """Steps that were made, as far as the metrics tell."""
-        return self.steps if self.run.finished else min(steps_logged(self.run.metrics), self.steps)
 
     def result(self) -> dict[str, Any] | None:
         """Its record, if it is finished.
@@ -411,7 +404,7 @@ def sweep(jobs: Sequence[Job], words: Sequence[str]) -> None:
         Interrupted: A signal stopped the sweep; finished runs stay.
     """
     from dpbench.run.jobs import launch
-    from dpbench.run.progress import watching
+    from dpbench.run.progress import counting
 
     missing = [job for job in jobs if job.state() != "done"]
     if not missing:
@@ -425,7 +418,7 @@ def sweep(jobs: Sequence[Job], words: Sequence[str]) -> None:
     task = [*named, "-m", f"jobs='{listing}'", f"number={numbers}", f"hydra.sweep.dir='{root / '.sweep'}'", *words]
     queued = False
     try:
-        with watching(lambda: _progress(jobs)), _terminable():
+        with counting(len(jobs), lambda: sum(job.state() == "done" for job in jobs)), _terminable():
             launch(task, swept_job, conf_dir(), "reproduce", checked=False)
     except (KeyboardInterrupt, Interrupted):
         queued = "launcher=submitit" in words  # its jobs go on without us, and look what they are when they begin
@@ -460,14 +453,6 @@ def swept_job(cfg: DictConfig) -> None:
     threads = None if workers == 1 else max(1, cores // (workers if workers > 0 else cores))
     jobs = _JOBS.validate_json(Path(cfg.jobs).read_bytes())
     run_job(jobs[int(cfg.number)], threads)
-
-
-def _progress(jobs: Sequence[Job]) -> Progress:
-    from dpbench.run.progress import Progress
-
-    states = {job.name: job.state() for job in jobs}
-    steps = sum(job.steps_made() for job in jobs)
-    return Progress(states, _counts(states.values()), steps, sum(job.steps for job in jobs))
 
 
 def _counts(states: Iterable[State]) -> str:

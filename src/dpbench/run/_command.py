@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.types import ChoiceSweep, Override
-from hydra.errors import HydraException
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, read_write
-from omegaconf.errors import OmegaConfBaseException
 
-from dpbench.errors import ConfigurationError, brief
+from dpbench.errors import ConfigurationError
 from dpbench.options import shown
-from dpbench.run.command_line import CommandLine, read_overrides
+from dpbench.run._hydra_internals import BasicSweeper, ConfigLoaderImpl
+from dpbench.run.command_line import CommandLine
 
 
 @dataclass(frozen=True)
@@ -28,72 +26,85 @@ class Command:
         loader: Composes the jobs of a sweep.
         name: Primary configuration.
         cfg: Configuration of the run, or of the sweep, from which its jobs are composed.
-        overrides: The words, parsed.
+        overrides: The words, parsed; those of a sweep's own configuration first.
         sweeps: Whether it is a sweep.
     """
 
-    loader: ConfigLoader
+    loader: ConfigLoaderImpl
     name: str
     cfg: DictConfig
     overrides: list[Override]
     sweeps: bool
+
+    @property
+    def swept(self) -> tuple[str, ...]:
+        """Keys to which a sweep gives several values."""
+        keys = [override.key_or_group for override in self.overrides if override.is_sweep_override()]
+        return tuple(dict.fromkeys(keys))
 
     def task_words(self) -> list[str]:
         """Overrides of the run as they were written: an interpolation in one is for the job."""
         words: Any = OmegaConf.to_container(self.cfg.hydra.overrides.task, resolve=False)
         return list(words)
 
+    def combinations(self) -> list[list[str]]:
+        """The words of each job of Hydra's own sweeper, which runs all combinations."""
+        (jobs,) = BasicSweeper.split_arguments(self._task_overrides(), None)
+        if not jobs:
+            raise ConfigurationError("the sweep has no job: one of its keys has no value.")
+        return jobs
 
-def compose(line: CommandLine, loader: ConfigLoader, name: str) -> Command:
-    """Compose the run, or the sweep; an error that is none of Hydra's names the word."""
-    overrides = read_overrides(line.overrides, loader)
+    def first_trial(self) -> list[str]:
+        """The words of a job that a sweeper such as Optuna may choose: each key has its first value."""
+        words = []
+        for override in self._task_overrides():
+            key = override.get_key_element()
+            value = override.value()
+            if isinstance(value, IntervalSweep):
+                words.append(f"{key}={value.start}")
+            elif override.is_sweep_override():
+                words.append(f"{key}={next(override.sweep_string_iterator())}")
+            else:
+                words.append(str(override.input_line))
+        return words
+
+    def _task_overrides(self) -> list[Override]:
+        return [override for override in self.overrides if not override.is_hydra_override()]
+
+
+def compose(line: CommandLine, loader: ConfigLoaderImpl, name: str) -> Command:
+    """Compose the run, or the sweep.
+
+    Raises:
+        ConfigurationError: A group is given what is no name.
+    """
+    parser = OverridesParser.create(loader)
+    overrides = parser.parse_overrides(list(line.overrides))
     _check_choices(overrides, loader)
-    try:
-        # Whether several values make a sweep is known only with the configuration, where hydra.mode may stand.
-        cfg = loader.load_configuration(name, list(line.overrides), line.mode, validate_sweep_overrides=False)
-    except (HydraException, OmegaConfBaseException):
-        raise
-    except Exception as error:  # Hydra's own, where a word is something that it does not expect
-        mark = getattr(error, "problem_mark", None)  # of YAML
-        if mark is not None:
-            raise ConfigurationError(f"{mark.name}, {brief(error)}.") from error
-        suspects = [word for word in line.overrides if "hydra." in word] or line.overrides
-        raise ConfigurationError(f"{' '.join(suspects)} cannot be composed: {brief(error)}") from error
-    mode = RunMode.MULTIRUN if line.flags.multirun else cfg.hydra.mode or line.mode
-    if line.flags.multirun and cfg.hydra.mode == RunMode.RUN:
-        warnings.warn("-m makes a sweep, whatever hydra.mode says.", stacklevel=2)
-    if cfg.hydra.mode != mode:
-        with read_write(cfg.hydra):
-            cfg.hydra.mode = mode
-            cfg.hydra.overrides.hydra.append(f"hydra.mode={mode.name}")  # jobs are composed from these words
+    # Whether several values make a sweep is known only with the configuration, where hydra.mode may stand.
+    cfg = loader.load_configuration(name, list(line.overrides), RunMode.MULTIRUN, validate_sweep_overrides=False)
+    sweeps = line.flags.multirun or cfg.hydra.mode == RunMode.MULTIRUN
+    mode = RunMode.MULTIRUN if sweeps else RunMode.RUN
+    loader.validate_sweep_overrides_legal(overrides, mode, from_shell=False)
+    with read_write(cfg.hydra):
+        cfg.hydra.mode = mode
+        if sweeps:
+            cfg.hydra.overrides.hydra.append("hydra.mode=MULTIRUN")  # jobs are composed from these words
     HydraConfig.instance().set_config(cfg)
-    for override in overrides:
-        if override.is_sweep_override():
-            _check_several(override, mode)
-    return Command(loader, name, cfg, overrides, mode == RunMode.MULTIRUN)
+    if sweeps:
+        parameters = cfg.hydra.sweeper.get("params") or {}
+        overrides = parser.parse_overrides([f"{key}={value}" for key, value in parameters.items()]) + overrides
+    return Command(loader, name, cfg, overrides, sweeps)
 
 
-def _check_choices(overrides: Sequence[Override], loader: ConfigLoader) -> None:
+def _check_choices(overrides: Sequence[Override], loader: ConfigLoaderImpl) -> None:
     """A group takes one name: a list of them would merge files (a private strategy with none, say)."""
     for override in overrides:
-        key = override.key_or_group
-        if not key:
-            raise ConfigurationError(f"invalid override {override.input_line!r}: expected KEY=VALUE or GROUP=NAME.")
         value = override.value()
         if override.is_sweep_override() or override.is_delete() or isinstance(value, str):
             continue
-        names = loader.get_group_options(key)
+        names = loader.get_group_options(override.key_or_group)
         if names:
-            raise ConfigurationError(f"{key} takes one name, not {shown(value)}. Known: {', '.join(names)}.")
-
-
-def _check_several(override: Override, mode: RunMode) -> None:
-    """Refuse several values of a key in a single run, and of Hydra's own keys anywhere."""
-    if mode == RunMode.RUN:
-        key, _, values = str(override.input_line).partition("=")
-        as_list = f", or write {key}=[{values}] for a list" if isinstance(override.value(), ChoiceSweep) else ""
-        raise ConfigurationError(
-            f"{override.input_line} is several values: add -m for a sweep (dpbench train){as_list}."
-        )
-    if override.is_hydra_override() or override.key_or_group == "launcher":
-        raise ConfigurationError(f"{override.input_line}: a sweep has one value of each of Hydra's own settings.")
+            raise ConfigurationError(
+                f"{override.key_or_group} takes one name, not {shown(value)}. Known: {', '.join(names)}."
+            )

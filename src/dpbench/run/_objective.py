@@ -68,6 +68,8 @@ def refuse_choice(config: Mapping[str, Any], direction: str | None = None) -> No
     Raises:
         ConfigurationError: There is nothing to choose by but test data, or the least accurate run would be chosen.
     """
+    if direction not in ("minimize", "maximize", None):
+        raise ConfigurationError(f"hydra.sweeper.direction must be minimize or maximize, not {direction!r}.")
     name = objective_of(config)
     if name is not None and name.endswith("/accuracy") and direction == "minimize":
         raise ConfigurationError(f"the sweeper would choose the least {name}: hydra.sweeper.direction=maximize.")

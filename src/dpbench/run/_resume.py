@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-from omegaconf import OmegaConf
 
 from dpbench.code import foreign_code
 from dpbench.errors import ConfigurationError
@@ -20,7 +19,6 @@ from dpbench.files import write_atomically
 from dpbench.guards.earlier_fits import PRIVATE_PAST
 from dpbench.run.hydra_folder import folder_key
 from dpbench.run.saved_config import read_config, require_resumable, with_later_options, write_config
-from dpbench.runs.command import key_of
 from dpbench.runs.folder import Run, RunFolder
 from dpbench.runs.metrics_log import MetricsCSV
 from dpbench.runs.readers import Record, read_checkpoint, read_json
@@ -31,7 +29,6 @@ RAY_TASK = "DPBENCH_RAY_TASK"
 # What decides nothing that a run with other steps would have had, and the budget, which may grow.
 _MAY_CHANGE = ("trainer.", "run.", "logger.", "diagnostics.", "engine.", "objective", "strategy.target_epsilon")
 _DECIDES_GRADIENTS = "trainer.precision"
-_ENDS = ("trainer.max_steps", "trainer.max_epochs")
 
 
 def resuming(config: dict[str, Any]) -> dict[str, Any]:
@@ -127,18 +124,6 @@ def _warn_of_other_code(run: Run) -> None:
         )
 
 
-def asks_for_more(words: Sequence[str], config: Mapping[str, Any]) -> bool:
-    """Tell whether words of a command line set the end of a training, or an unknown key: Hydra asks what was meant.
-
-    Args:
-        words: Overrides.
-        config: The run's configuration.
-    """
-    known = OmegaConf.create(dict(config))
-    missing = object()
-    return any(key in _ENDS or OmegaConf.select(known, key, default=missing) is missing for key in map(key_of, words))
-
-
 def _require_extendable(run: Run) -> None:
     """Check that a finished run can be made longer, and warn of what will not be as in a run of that length.
 
@@ -153,7 +138,6 @@ def _require_extendable(run: Run) -> None:
     folder = run.folder
     record = read_result(folder)
     steps = record["steps"]
-    before = record["config"]["trainer"]
     trainer = run.config["trainer"]
     damage = record["privacy"].get("damage")
     if damage is not None:
@@ -176,10 +160,6 @@ def _require_extendable(run: Run) -> None:
         raise ConfigurationError(f"{folder} has no checkpoint to continue from: train a new run.")
     if -1 < _limit(trainer, "max_steps") <= steps:
         raise ConfigurationError(f"{folder} has made {steps} steps: raise trainer.max_steps.")
-    epochs = _limit(before, "max_epochs")
-    ended_by_epochs = epochs > -1 and steps != _limit(before, "max_steps")
-    if ended_by_epochs and -1 < _limit(trainer, "max_epochs") <= epochs:
-        raise ConfigurationError(f"{folder} ended with trainer.max_epochs={epochs}: raise it, too.")
     schedule = run.config.get("schedule") or {}
     for name, value in schedule.items():
         if type(value) is int and value == steps:

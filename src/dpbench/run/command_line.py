@@ -6,7 +6,6 @@ No import of PyTorch here: a question (`--cfg job`) needs none.
 from __future__ import annotations
 
 import os
-import re
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,25 +15,21 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hydra import version
-from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, RangeSweep
-from hydra.errors import HydraException, MissingConfigException
-from hydra.types import RunMode
+from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, InterpolationKeyError
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
-from dpbench.errors import ConfigurationError, brief
+from dpbench.errors import ConfigurationError
 from dpbench.options import did_you_mean, shown
-from dpbench.run._hydra_internals import Hydra, create_automatic_config_search_path, get_args_parser
+from dpbench.run._hydra_internals import ConfigLoaderImpl, Hydra, create_automatic_config_search_path, get_args_parser
 from dpbench.run.search_path import groups_of, installing, plugin_dirs
 from dpbench.runs.command import key_of
 
 _QUESTIONS = ("help", "hydra_help", "cfg", "info", "shell_completion")
-_COMMANDS = ("run", "multirun", "cfg", "info", "shell_completion")
+_WITHOUT_EFFECT = ("experimental_rerun", "config_path", "package")
 _EXTRAS = {
     "hydra/launcher/submitit": ("submitit", "launcher=submitit", "hydra_plugins.hydra_submitit_launcher"),
     "hydra/launcher/dpbench_ray": ("ray", "launcher=ray", "hydra_plugins.dpbench_ray_launcher"),
@@ -62,23 +57,22 @@ class CommandLine:
         """Read the words.
 
         Raises:
-            ConfigurationError: There is a flag that Hydra does not know or that makes no sense here, or a value is
+            ConfigurationError: There is a flag that Hydra does not know or that has no effect here, or a value is
                 missing.
         """
         parser = get_args_parser()
         parser.error = _refuse_flag  # type: ignore[method-assign]
         flags = parser.parse_intermixed_args(list(words))
-        if flags.experimental_rerun is not None:
-            raise ConfigurationError("--experimental-rerun would skip all checks: dpbench resume RUN continues a run.")
-        commands = [name for name in _COMMANDS if getattr(flags, name)]
-        if len(commands) > 1:
-            raise ConfigurationError(f"only one of --{' and --'.join(commands)} can be asked for.")
         options = list(words)
         for override in flags.overrides:
             options.remove(override)
         line = cls(tuple(flags.overrides), flags, (*options, *flags.overrides))
-        if not line.is_question:
-            line._refuse_without_effect()
+        for flag in () if line.is_question else _WITHOUT_EFFECT:
+            if getattr(flags, flag) is not None:
+                raise ConfigurationError(
+                    f"--{flag.replace('_', '-')} is no flag of a run: remove it (--config-dir adds configuration of "
+                    "your own, dpbench resume RUN continues a run)."
+                )
         return line
 
     @property
@@ -86,15 +80,8 @@ class CommandLine:
         """True where the words ask for something, such as the configuration, and run nothing."""
         return any(getattr(self.flags, name) for name in _QUESTIONS)
 
-    @property
-    def mode(self) -> RunMode:
-        """Of one run or of a sweep, as far as the words say so; a file of the configuration may say otherwise."""
-        values = [word.partition("=")[2] for word in self.overrides if key_of(word) == "hydra.mode"]
-        sweeps = self.flags.multirun or "MULTIRUN" in map(str.upper, values)
-        return RunMode.MULTIRUN if sweeps else RunMode.RUN
-
     @contextmanager
-    def loader(self, conf: Path) -> Iterator[ConfigLoader]:
+    def loader(self, conf: Path) -> Iterator[ConfigLoaderImpl]:
         """Hydra, set up for a folder of configuration and the one that the command line adds."""
         version.setbase("1.3")
         path = create_automatic_config_search_path(None, None, str(conf.resolve()))
@@ -103,18 +90,12 @@ class CommandLine:
             path.prepend("command-line", f"file://{os.path.abspath(folder)}", SearchPathQuery(provider="schema"))
         before = HydraConfig.instance().cfg
         try:
-            yield Hydra.create_main_hydra2("train", path).config_loader
+            loader = Hydra.create_main_hydra2("train", path).config_loader
+            assert isinstance(loader, ConfigLoaderImpl)
+            yield loader
         finally:
             GlobalHydra.instance().clear()
             HydraConfig.instance().cfg = before
-
-    def _refuse_without_effect(self) -> None:
-        if self.flags.config_path is not None:
-            raise ConfigurationError(
-                "--config-path takes the place of all configuration: add your own with --config-dir."
-            )
-        if self.flags.package is not None:
-            raise ConfigurationError("--package has no effect on a run: remove it.")
 
 
 def without_hydra(cfg: DictConfig) -> DictConfig:
@@ -126,111 +107,71 @@ def _refuse_flag(message: str) -> NoReturn:
     raise ConfigurationError(f"{message} (see dpbench train --help).")
 
 
-def read_overrides(words: Sequence[str], loader: ConfigLoader) -> list[Override]:
-    """Parse overrides one by one, so that a message can name the word.
-
-    Raises:
-        ConfigurationError: A word is no override, or a range without end.
-    """
-    parser = OverridesParser.create(loader)
-    return [_read_override(word, parser) for word in words]
-
-
-def _read_override(word: str, parser: OverridesParser) -> Override:
-    if "=" not in word and not word.startswith("~"):
-        raise ConfigurationError(
-            f"invalid override {word!r}: expected KEY=VALUE or GROUP=NAME (see dpbench train --help)."
-        )
-    try:
-        (override,) = parser.parse_overrides([word])
-    except HydraException as error:
-        raise ConfigurationError(
-            f"invalid override {shown(word)} ({brief(error)}): quote special characters, such as \"KEY='A=B'\", "
-            "and leave no blanks around =."
-        ) from error
-    except ValueError as error:  # Python's, of a number with thousands of digits
-        raise ConfigurationError(f"invalid override {shown(word)}: {brief(error)}.") from error
-    value = override.value()
-    if isinstance(value, RangeSweep) and not value.step:
-        raise ConfigurationError(f"{shown(word)} has a step of 0, and would never end.")
-    return override
-
-
 def explain(error: Exception, line: CommandLine, conf: Path) -> str:
     """One line on what Hydra could not compose, with the nearest name that exists.
 
     Args:
-        error: Hydra's or OmegaConf's.
+        error: The error of Hydra, OmegaConf or YAML.
         line: The command line.
         conf: Folder of the configuration.
     """
     if isinstance(error, MissingConfigException) and error.options is not None:
-        return _unknown_choice(str(error.missing_cfg_file), error.options, line, conf)
+        return _unknown_choice(error, line, conf)
     if isinstance(error.__cause__, ConfigAttributeError | ConfigKeyError):
         return _unknown_key(error.__cause__, line)
-    where = getattr(error, "full_key", None)
-    if isinstance(error, InterpolationKeyError):
-        absent = re.search(r"Interpolation key '(.+?)' not found", str(error))
-        if absent is not None:
-            return f"{absent[1]} is missing: {where} takes its value from it."
-    lines = [line.strip() for line in str(error.__cause__ or error).splitlines()]
-    ornaments = ("object_type=", "reference_type=", "full_key:")
-    cause = " ".join(line for line in lines if line and not line.startswith(ornaments))
-    if where and "nterpolation" in cause:
-        cause = f"{where}: {cause}"
-    first = brief(error)
-    return cause if first in cause else f"{first}: {cause}"
+    texts = [str(error)]
+    if error.__cause__ is not None and str(error.__cause__) not in texts[0]:
+        texts.append(str(error.__cause__))
+    lines = [text.strip() for text in "\n".join(texts).splitlines()]
+    ornaments = ("object_type=", "reference_type=", "See https://")
+    message = " ".join(text for text in lines if text and not text.startswith(ornaments))
+    if isinstance(error, OverrideParseException):
+        return (
+            f"invalid override {shown(error.override)}: {message}. Write KEY=VALUE or GROUP=NAME; quote special "
+            "characters, such as \"KEY='A=B'\"."
+        )
+    return message
 
 
-def _unknown_choice(path: str, options: Sequence[str], line: CommandLine, conf: Path) -> str:
+def _unknown_choice(error: MissingConfigException, line: CommandLine, conf: Path) -> str:
     """One line on an unknown name, with those of Hydra's own groups and of the user's folders."""
-    group = path.rpartition("/")[0]
-    for word in line.overrides:  # a name may have slashes of its own
-        if path.startswith(f"{key_of(word)}/"):
-            group = key_of(word)
-    choice = path.removeprefix(f"{group}/")
+    path = str(error.missing_cfg_file)
     for beginning, (extra, setting, plugin) in _EXTRAS.items():
         if path.startswith(beginning) and find_spec(plugin) is None:
             word = next((word for word in line.overrides if word.startswith(setting)), setting)  # submitit_local, too
             return f"{word} is not installed: {installing(extra)}."
-    names = sorted({*options, *_names_in_groups(line, conf).get(group, [])})
-    known = f" Known: {', '.join(names)}." if names else ""
-    setting = f"{group}=" if group else ""
-    return f"there is no {setting or 'configuration '}{choice}.{did_you_mean(choice, names, setting)}{known}"
-
-
-def _names_in_groups(line: CommandLine, conf: Path) -> dict[str, list[str]]:
-    """The names in each group: dpbench's, those of installed packages, and those of the folder that the line adds."""
     added = [] if line.flags.config_dir is None else [Path(line.flags.config_dir)]
-    return groups_of(conf, *plugin_dirs(), *added)
+    groups = groups_of(conf, *plugin_dirs(), *added)
+    # A name may have slashes of its own.
+    group = next((group for group in groups if path.startswith(f"{group}/")), path.rpartition("/")[0])
+    choice = path.removeprefix(f"{group}/")
+    names = sorted({*(error.options or ()), *groups.get(group, [])})
+    setting = f"{group}=" if group else ""
+    hint = did_you_mean(choice, names, setting)
+    return f"there is no {setting or 'configuration '}{choice}.{hint} Known: {', '.join(names) or 'none'}."
 
 
 def _unknown_key(error: ConfigAttributeError | ConfigKeyError, line: CommandLine) -> str:
     """One line on an unknown key, with those of its group."""
-    path, _, leaf = str(error.full_key).rpartition(".")
     # OmegaConf ends at the first part that is missing.
     words = [key_of(word) for word in line.overrides if f"{key_of(word)}.".startswith(f"{error.full_key}.")]
     key = max([str(error.full_key), *words], key=len)
-    if f"~{leaf}" in line.overrides and not path:
-        return f"{key} cannot be set: another override (~{leaf}) removes it."
+    group, _, option = str(error.full_key).rpartition(".")
     node: Any = error.parent_node
-    names = [str(option) for option in node if option not in ("_target_", "_partial_", "hydra")]
-    hint = did_you_mean(leaf, names, f"{path}.") if path else _similar_setting(key, names, node)
-    if path == "trainer" and not hint:
+    names = [str(name) for name in node if name not in ("_target_", "_partial_", "hydra")]
+    hint = did_you_mean(option, names, f"{group}.") if group else _similar_setting(key, node)
+    if group == "trainer" and not hint:
         hint = f" Another argument of Lightning's Trainer is added by a plus: +{key}=..."
     return f"there is no key {key}.{hint} Known: {', '.join(names) or 'none, it has no options'}."
 
 
-def _similar_setting(key: str, names: Sequence[str], cfg: DictConfig) -> str:
+def _similar_setting(key: str, cfg: DictConfig) -> str:
     """The setting that a key without a group, or with an unknown one, may stand for."""
-    groups = {name: list(map(str, cfg[name])) for name in names if isinstance(cfg[name], DictConfig)}
-    if "." in key:
-        return did_you_mean(key, [f"{group}.{option}" for group, options in groups.items() for option in options])
-    for group, options in groups.items():
-        if key in options:
-            return f" Did you mean {group}.{key}?"
-    hint = did_you_mean(key, names)
-    strategy_first = sorted(groups, key=lambda group: group != "strategy")
-    for group in strategy_first:
-        hint = hint or did_you_mean(key, groups[group], f"{group}.")
-    return hint
+    settings = [str(name) for name in cfg if name != "hydra"]
+    for group in list(settings):
+        if isinstance(cfg[group], DictConfig):
+            settings += [f"{group}.{option}" for option in cfg[group]]
+    for setting in settings:
+        if setting.endswith(f".{key}"):
+            return f" Did you mean {setting}?"
+    return did_you_mean(key, settings) or did_you_mean(key, map(str, cfg.get("strategy") or ()), "strategy.")

@@ -1,24 +1,22 @@
 """A composed configuration: what it may hold, and its check as a whole before anything is made of it or written.
 
-`Configuration` declares all keys; a group that is built from a class is annotated with a `Target`, which says what
-class that may be. Everything that can be said without making an object is said here; `run.build` makes the objects.
+`Configuration` declares all keys; `TARGETS` says what class each group is built from. Everything that can be said
+without making an object is said here; `run.build` makes the objects.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from inspect import Parameter
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pytorch_lightning as pl
 from hydra.utils import get_class
-from pydantic import AfterValidator, Field, GetCoreSchemaHandler, ValidationInfo
-from pydantic_core import CoreSchema, core_schema
+from pydantic import AfterValidator, Field
 from pytorch_lightning.loggers.logger import Logger
 from torch import nn
 from torch.optim import Optimizer
@@ -26,7 +24,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from dpbench.errors import ClassNotFound, ConfigurationError, brief
 from dpbench.options import (
-    Count,
     NonNegative,
     Positive,
     PositiveInt,
@@ -43,13 +40,9 @@ from dpbench.run._checkpoint import seconds_of
 from dpbench.run._objective import objective_of
 from dpbench.run.processes import check_processes
 from dpbench.run.saved_config import SCHEMA
-from dpbench.run.search_path import choices_with
 from dpbench.strategies import NonPrivate, PrivateStrategy
 
 _MARKS = ("_target_", "_partial_")
-_MOST = 1_000_000  # layers, widths, steps of a generator: beyond, building them would not end
-_LARGEST = 2**53  # beyond, whole numbers are no longer exact as floating-point ones
-_HUGE = 1e38  # beyond, what computes in 32 bits overflows
 
 
 def _names_a_folder(name: str) -> str:
@@ -93,18 +86,14 @@ _TRAINER_OPTIONS: dict[str, Any] = {
         _PositiveNumber | str | dict[str, Any] | None,
         "a whole number of lots from 1 on, or a share of an epoch above 0",
     ],
-    "num_nodes": PositiveInt,
     "limit_train_batches": Annotated[_PositiveNumber, "a number above 0 (trainer.max_steps ends a run)"] | None,
-    "limit_val_batches": NonNegative | None,
-    "limit_test_batches": NonNegative | None,
-    "num_sanity_val_steps": Annotated[Literal[-1] | Count, "a whole number from 0 on, or -1 for all"] | None,
 }
 """Annotations that say more than those of Lightning."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Annotation of a group: what class its `_target_` may name. The group's options are checked by that class.
+    """A group that is built from a class, which checks the group's options.
 
     Attributes:
         bases: One of these, or a subclass.
@@ -114,7 +103,6 @@ class Target:
         without: The group's choice that names no class; None: there is none.
         is_complete: Whether options without a default must be there; else the harness adds some, such as the number
             of classes, that it knows from the data.
-        most: The largest number that an option may hold.
     """
 
     bases: tuple[type, ...]
@@ -123,15 +111,6 @@ class Target:
     protocol: type | None = None
     without: str | None = None
     is_complete: bool = True
-    most: int | None = None
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        def check(options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-            # The checker hands the path of what it checks as context.
-            self.check(options, str(info.context))
-            return options
-
-        return core_schema.with_info_after_validator_function(check, handler(source))
 
     def class_of(self, options: Mapping[str, Any], group: str) -> type:
         """Import the class behind `_target_`; nothing else is imported by name, and nothing but such a class is called.
@@ -177,21 +156,9 @@ class Target:
 
     def _check_own(self, cls: type, options: dict[str, Any], group: str) -> None:
         """Check options of the class itself."""
-        declared = options_of(cls)
-        for name, value in options.items():
+        for name in options:
             if name.startswith("_"):
                 raise ConfigurationError(f"there is no key {group}.{name}.")
-            for path, inner in _values(value, f"{group}.{name}"):
-                if path.endswith(_MARKS):
-                    # Hydra would call whatever it names, wherever it stands.
-                    raise ConfigurationError(f"{path} stands where nothing is made from a class.")
-                if self.most is not None and isinstance(inner, int | float) and inner > self.most:
-                    raise ConfigurationError(f"{path} must be at most {self.most:,}, not {shown(inner)}.")
-            if name not in declared and (choices := choices_with(group, name)):
-                raise ConfigurationError(
-                    f"{cls.__name__} has no option {group}.{name}: select {group}={' or '.join(choices)}, or remove it "
-                    f"(~{group}.{name})."
-                )
         check_options(cls, options, group, self.reserved, self.narrower, self.is_complete)
 
     def _kinds(self) -> str:
@@ -285,28 +252,6 @@ class _Diagnostics:
     training_records: PositiveInt | None = None
 
 
-def _check_logger(options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-    group = str(info.context)
-    of_wandb = {}
-    for name, value in options.items():
-        if isinstance(value, Mapping):
-            LOGGER.check(value, f"{group}.{name}")
-        else:
-            of_wandb[name] = value
-    alone = of_wandb.keys() & options_of(Wandb).keys() - {"wandb"}
-    if alone and not of_wandb.get("wandb"):
-        raise ConfigurationError(f"{group}.{min(alone)} is a setting of wandb: add logger=wandb (or many).")
-    check_options(Wandb, of_wandb, group)
-    return options
-
-
-def _check_callbacks(groups: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-    for name, options in groups.items():
-        if options is not None:
-            CALLBACK.check(require_group(options, f"{info.context}.{name}"), f"{info.context}.{name}")
-    return groups
-
-
 Group = Annotated[dict[str, Any], "a group of settings (KEY=VALUE)"]
 
 
@@ -317,41 +262,20 @@ class Configuration:
     Those with a default are absent from configurations of older runs.
     """
 
-    data: Annotated[Group, _DataTarget((pl.LightningDataModule,), {"seed"})]
-    model: Annotated[Group, Target((nn.Module,), without="none", is_complete=False, most=_MOST)]
-    module: Annotated[
-        Group,
-        _ModuleTarget(
-            (pl.LightningModule,),
-            {"model", "optimizer", "monitored", "schedule"},
-            is_complete=False,
-            most=_MOST,
-        ),
-    ]
-    strategy: Annotated[
-        Group,
-        _StrategyTarget(
-            (PrivateStrategy, NonPrivate),
-            {"seed", "ledger", "after", "fingerprint", "records", "audit"},
-        ),
-    ]
-    optimizer: Annotated[Group, OPTIMIZER]
-    schedule: Annotated[Group, SCHEDULE]
-    trainer: Annotated[
-        Group,
-        Target(
-            (pl.Trainer,),
-            {"logger", "callbacks", "default_root_dir", "use_distributed_sampler", "fast_dev_run"},
-            _TRAINER_OPTIONS,
-        ),
-    ]
+    data: Group
+    model: Group
+    module: Group
+    strategy: Group
+    optimizer: Group
+    schedule: Group
+    trainer: Group
     run: _Run
-    logger: Annotated[Group, AfterValidator(_check_logger)]
+    logger: Group
     diagnostics: _Diagnostics
     seed: Seed
-    callbacks: Annotated[Group, AfterValidator(_check_callbacks)]
-    records: Annotated[Group, Target((object,), protocol=RecordSource, without="none")] = field(default_factory=dict)
-    audit: Annotated[Group, Target((GradientCanaries,), without="none")] = field(default_factory=dict)
+    callbacks: Group
+    records: Group = field(default_factory=dict)
+    audit: Group = field(default_factory=dict)
     engine: _Engine = field(default_factory=_Engine)
     after: RunPath | None = None
     trainable: TrainableParts | None = None
@@ -362,14 +286,28 @@ class Configuration:
     experiment: Any = None
 
 
-def _targets() -> Iterator[tuple[str, Target]]:
-    for group, annotation in get_type_hints(Configuration, include_extras=True).items():
-        for note in get_args(annotation):
-            if isinstance(note, Target):
-                yield group, note
-
-
-TARGETS: Mapping[str, Target] = dict(_targets())
+TARGETS: Mapping[str, Target] = {
+    "data": _DataTarget((pl.LightningDataModule,), {"seed"}),
+    "model": Target((nn.Module,), without="none", is_complete=False),
+    "module": _ModuleTarget(
+        (pl.LightningModule,),
+        {"model", "optimizer", "monitored", "schedule"},
+        is_complete=False,
+    ),
+    "strategy": _StrategyTarget(
+        (PrivateStrategy, NonPrivate),
+        {"seed", "ledger", "after", "fingerprint", "records", "audit"},
+    ),
+    "optimizer": OPTIMIZER,
+    "schedule": SCHEDULE,
+    "trainer": Target(
+        (pl.Trainer,),
+        {"logger", "callbacks", "default_root_dir", "use_distributed_sampler", "fast_dev_run"},
+        _TRAINER_OPTIONS,
+    ),
+    "records": Target((object,), protocol=RecordSource, without="none"),
+    "audit": Target((GradientCanaries,), without="none"),
+}
 """Group → what class it is built from."""
 
 
@@ -382,8 +320,17 @@ def check_config(config: Mapping[str, Any]) -> None:
     Raises:
         ConfigurationError: One line that names the first wrong key, and what it takes.
     """
-    _check_values(config)
     check_options(Configuration, config, group="", is_complete=True)
+    for group, target in TARGETS.items():
+        if group in config:  # a run is older than some
+            target.check(config[group], group)
+    for name, options in other_loggers(config).items():
+        LOGGER.check(options, f"logger.{name}")
+    of_wandb = {name: value for name, value in config["logger"].items() if not isinstance(value, Mapping)}
+    check_options(Wandb, of_wandb, "logger")
+    for name, options in config["callbacks"].items():
+        if options is not None:
+            CALLBACK.check(require_group(options, f"callbacks.{name}"), f"callbacks.{name}")
     _check_parts(config)
     _check_end(config["trainer"], config["strategy"])
     check_processes(config["trainer"])
@@ -421,28 +368,6 @@ def parts_of_module(cls: type) -> dict[str, Target]:
     return {name: target for name, target in parts.items() if name not in TARGETS["module"].reserved}
 
 
-def _check_values(config: Mapping[str, Any]) -> None:
-    """Refuse numbers that no setting can be, whatever its class says: not finite, or without end."""
-    for path, value in _values(config, ""):
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigurationError(f"{path} must be finite, not {value}.")
-        if isinstance(value, float) and abs(value) > _HUGE:
-            raise ConfigurationError(f"{path} must lie between -{_HUGE:g} and {_HUGE:g} (32-bit numbers), not {value}.")
-        if type(value) is int and abs(value) > _LARGEST:
-            raise ConfigurationError(f"{path} must lie between -2^53 and 2^53, not {shown(value)}.")
-
-
-def _values(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Walk through a value and whatever it holds, each with its path."""
-    yield path, value
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _values(inner, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list | tuple):
-        for number, inner in enumerate(value):
-            yield from _values(inner, f"{path}[{number}]")
-
-
 def _check_parts(config: Mapping[str, Any]) -> None:
     """Refuse a model, optimizer or schedule that the module would leave aside, or lack."""
     cls = class_of(config["module"], "module")
@@ -458,18 +383,8 @@ def _check_parts(config: Mapping[str, Any]) -> None:
 
 def _check_end(trainer: Mapping[str, Any], strategy: Mapping[str, Any]) -> None:
     """Refuse a run that would not end, or not begin."""
-    max_time = trainer.get("max_time")
-    if max_time is not None:
-        try:
-            remaining = pl.callbacks.Timer(max_time).time_remaining() or 0.0
-        except Exception as error:
-            # Lightning has no check of its own: a wrong word fails somewhere in timedelta.
-            raise ConfigurationError(f"trainer.max_time={shown(max_time)} is no duration: {brief(error)}") from error
-        if remaining <= 0:
-            raise ConfigurationError(
-                f"trainer.max_time={shown(max_time)} leaves no time to train: give a positive one."
-            )
-    is_limited = trainer.get("max_steps", -1) != -1 or trainer.get("max_epochs", -1) != -1 or max_time
+    limits = [trainer.get("max_steps", -1), trainer.get("max_epochs", -1), trainer.get("max_time")]
+    is_limited = any(limit not in (-1, None) for limit in limits)
     has_budget = strategy.get("target_epsilon") is not None and strategy.get("noise_multiplier") is not None
     if not is_limited and not has_budget:
         raise ConfigurationError(

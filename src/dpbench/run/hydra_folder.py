@@ -19,6 +19,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from dpbench.errors import ConfigurationError
 from dpbench.run.processes import from_first_process, is_first
 from dpbench.runs.claim import keep_existing, make_new, remove_if_empty
 from dpbench.runs.folder import RunFolder
@@ -99,9 +100,12 @@ def _claim(config: DictConfig, kind: str) -> Path:
     before = HydraConfig.instance().cfg
     HydraConfig.instance().set_config(config)  # `${hydra:...}` in names needs it
     try:
-        folder = Path(str(config.hydra[kind].dir))
+        name = str(config.hydra[kind].dir or "")
     finally:
         HydraConfig.instance().cfg = before
+    if not name.strip():
+        raise ConfigurationError(f"hydra.{kind}.dir must be the path of a folder, not {name!r}.")
+    folder = Path(name)
     if not is_named_by_time(config.hydra, kind):
         keep_existing(folder)
         return folder

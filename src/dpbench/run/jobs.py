@@ -22,26 +22,24 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import configure_log, run_job
 from hydra.errors import HydraException
-from hydra.types import HydraContext, RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from hydra.types import HydraContext
+from omegaconf import DictConfig, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from dpbench.errors import ConfigurationError, DPBenchError, Interrupted
-from dpbench.options import shown
 from dpbench.run._command import Command, compose
 from dpbench.run._hydra_internals import Callbacks
 from dpbench.run._signals import SweepInterrupted, end_with, hand_back
-from dpbench.run._sweeper import (
-    check_sweeper,
-    grid,
-    possible_trials,
-    sweeper_parameters,
-    without_options_of_others,
+from dpbench.run.command_line import CommandLine, explain, without_hydra
+from dpbench.run.hydra_folder import (
+    claim_run_folder,
+    claim_sweep_folder,
+    has_workers,
+    is_named_by_time,
+    quoted,
 )
-from dpbench.run.command_line import CommandLine, explain, read_overrides, without_hydra
-from dpbench.run.hydra_folder import claim_run_folder, claim_sweep_folder, has_workers, quoted
 from dpbench.run.processes import launched_process, together
-from dpbench.run.runtime import without_collections
 from dpbench.run.search_path import code_folder, conf_dir, imports_from, use_plugins
 from dpbench.runs.command import key_of
 from dpbench.runs.folder import RunFolder, finished_runs_below
@@ -51,15 +49,7 @@ Task: TypeAlias = Callable[[DictConfig], float | None]
 """What is done with the configuration of each job."""
 T = TypeVar("T")
 
-_FIXED_IN_RESUME = (
-    "hydra.run",
-    "hydra.sweep",
-    "hydra.mode",
-    "hydra.output_subdir",
-    "hydra.job.",
-    "run.resume",
-    "run.schema",
-)
+_FIXED_IN_RESUME = ("hydra.", "run.resume", "run.schema")
 
 
 def launch(
@@ -87,9 +77,8 @@ def launch(
     line = CommandLine.parse(words)
     conf = conf or conf_dir()
     name = line.flags.config_name or name
-    if line.mode == RunMode.MULTIRUN and launched_process() is not None:
-        raise ConfigurationError("a sweep is made by one process: start it without torchrun or srun's tasks.")
     folder = _code_folder(line)
+    _refuse_processes(line.flags.multirun)
     if line.is_question:
         use_plugins()
         with _errors_explained(line, conf):
@@ -98,12 +87,18 @@ def launch(
     if folder is not None:
         task = partial(_with_imports, task, folder)
     with _composed(line, conf, name) as command:
+        _refuse_processes(command.sweeps)
         with together():
             jobs = _check(command) if checked else None
         if command.sweeps:
             _run_sweep(command, task, jobs, afterwards)
         else:
             _run(command, task)
+
+
+def _refuse_processes(sweeps: bool) -> None:
+    if sweeps and launched_process() is not None:
+        raise ConfigurationError("a sweep is made by one process: start it without torchrun or srun's tasks.")
 
 
 def _code_folder(line: CommandLine) -> Path | None:
@@ -167,7 +162,7 @@ def _errors_explained(line: CommandLine, conf: Path) -> Iterator[None]:
     """Say in one line what Hydra or OmegaConf could not compose."""
     try:
         yield
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise ConfigurationError(explain(error, line, conf)) from error
 
 
@@ -182,17 +177,15 @@ def resume(folder: Path, words: Sequence[str], task: Task) -> None:
     Raises:
         ConfigurationError: The folder holds no run, one that cannot be resumed, or a word would move it.
     """
-    with without_collections():
-        from dpbench.run._resume import asks_for_more
-        from dpbench.run.saved_config import read_config, require_resumable
+    from dpbench.run.saved_config import read_config, require_resumable
 
     with together():
         config = read_config(RunFolder(folder))
-        require_resumable(RunFolder(folder), asks_for_more(words, config))
+        require_resumable(RunFolder(folder), longer=bool(words))
     run = RunFolder(folder.resolve())
     for word in words:
         key = key_of(word)
-        if key.startswith(_FIXED_IN_RESUME) or key in ("hydra", "run"):
+        if key.startswith(_FIXED_IN_RESUME):
             raise ConfigurationError(
                 f"{word} cannot be changed: a run is resumed in its own folder, {folder}. Leave it out."
             )
@@ -227,9 +220,8 @@ def _check(command: Command) -> list[list[str]]:
     Returns:
         The words of each job of a sweep; none of a single run, and where a sweeper chooses them on the way.
     """
-    with without_collections():
-        from dpbench.run import logs  # noqa: F401 (with what `_check_run` needs)
-        from dpbench.run._objective import optimizes, refuse_choice
+    from dpbench.run._job_check import check_job
+    from dpbench.run._objective import optimizes, refuse_choice
 
     settings = command.cfg.hydra
     if not command.sweeps:
@@ -238,43 +230,45 @@ def _check(command: Command) -> list[list[str]]:
                 raise ConfigurationError(
                     f"{override.input_line} is for sweeps, and this is one run, made here: add -m, or remove it."
                 )
-        _check_folder_name(settings, "run", "dir")
         _check_run(command.cfg)
         return []
-    _check_folder_name(settings, "sweep", "dir")
-    _check_folder_name(settings, "sweep", "subdir")
-    if settings.launcher.get("n_jobs", 1) == 0:
-        raise ConfigurationError("hydra.launcher.n_jobs=0 runs nothing: 2 runs two at a time, -1 one on each core.")
-    chooses = optimizes(settings)
-    parameters = sweeper_parameters(settings.sweeper)
-    task = [override for override in command.overrides if not override.is_hydra_override()]
-    overrides = [*read_overrides(parameters, command.loader), *task]
-    if chooses:
-        check_sweeper(settings)
-        jobs = possible_trials(overrides)
-    else:
-        jobs = without_options_of_others(command, overrides, grid(settings.sweeper, overrides))
-    swept = {override.key_or_group for override in overrides if override.is_sweep_override()}
+    if optimizes(settings):
+        _refuse_other_sweep(settings)
+        config = _check_run(_job(command, command.first_trial(), 0))
+        direction = settings.sweeper.get("direction")
+        refuse_choice(config, getattr(direction, "name", direction))
+        return []
+    jobs = command.combinations()
     for number, words in enumerate(jobs):
-        # With the words of the command, and as a launcher will do it, but for the folder, which there is not yet.
-        job = command.loader.load_sweep_config(command.cfg, words)
-        with read_write(job.hydra.job), open_dict(job.hydra.job):
-            job.hydra.job.num = number
-            job.hydra.job.id = f"{job.hydra.job.name}_{number}"
-        HydraConfig.instance().set_config(job)
+        job = _job(command, words, number)
         config = _check_run(job)
-        if not chooses:  # else they are no trials, but examples of values
-            from dpbench.run._job_check import check_job
+        try:
+            check_job(config, RunFolder(Path(str(job.hydra.sweep.dir))))
+        except ConfigurationError as error:
+            which = [word for word in words if key_of(word) in command.swept]
+            raise ConfigurationError(f"{' '.join(which)}: {error}" if which else str(error)) from error
+    return jobs
 
-            try:
-                check_job(config, RunFolder(Path(str(job.hydra.sweep.dir))))
-            except ConfigurationError as error:
-                which = [word for word in words if key_of(word) in swept]
-                raise ConfigurationError(f"{' '.join(which)}: {error}" if which else str(error)) from error
-        else:
-            direction = settings.sweeper.get("direction")
-            refuse_choice(config, direction if isinstance(direction, str) else getattr(direction, "name", None))
-    return [] if chooses else jobs
+
+def _job(command: Command, words: Sequence[str], number: int) -> DictConfig:
+    """Compose a job of a sweep as a launcher will do it, but for the folder, which there is not yet."""
+    job = command.loader.load_sweep_config(command.cfg, list(words))
+    with read_write(job.hydra.job), open_dict(job.hydra.job):
+        job.hydra.job.num = number
+        job.hydra.job.id = f"{job.hydra.job.name}_{number}"
+    HydraConfig.instance().set_config(job)
+    return job
+
+
+def _refuse_other_sweep(settings: DictConfig) -> None:
+    """Refuse a sweeper that chooses in the folder of another sweep."""
+    folder = Path(str(settings.sweep.dir))
+    # One that is named by the time will be a new one.
+    if not is_named_by_time(settings, "sweep") and next(folder.rglob(RunFolder.lock), None) is not None:
+        raise ConfigurationError(
+            f"{folder} holds runs of another sweep, and what that one chose would be written over: name another folder "
+            "(hydra.sweep.dir)."
+        )
 
 
 def _check_run(cfg: DictConfig) -> dict[str, Any]:
@@ -285,13 +279,6 @@ def _check_run(cfg: DictConfig) -> dict[str, Any]:
     config = plain(without_hydra(cfg))
     check_config(config)
     return config
-
-
-def _check_folder_name(settings: DictConfig, kind: str, key: str) -> None:
-    options: Any = OmegaConf.to_container(settings[kind], resolve=False)
-    name = options[key]
-    if not isinstance(name, str) or not name.strip():
-        raise ConfigurationError(f"hydra.{kind}.{key} must be the path of a folder, not {shown(name)}.")
 
 
 def _run(command: Command, task: Task) -> None:
@@ -357,12 +344,9 @@ def _run_sweep(
     sweeper: Any = Plugins.instance().instantiate_sweeper(config=cfg, hydra_context=context, task_function=run)
     # Hydra's sweeper would compose each job only to see whether it can; they have been composed and checked.
     sweeper.validate_batch_is_legal = lambda batch: None
-    if jobs:  # those that were checked, not Hydra's own combinations: some leave out options of other choices
-        size = cfg.hydra.sweeper.get("max_batch_size")
-        sweeper.split_arguments = lambda *_: list(sweeper.split_overrides_to_chunks(jobs, size))
     stop: DPBenchError | OSError | None = None
     try:
-        with _progress(sweep):
+        with _progress(sweep, cfg.hydra):
             sweeper.sweep(arguments=command.task_words())
         callbacks.on_multirun_end(config=cfg, config_name=command.name)
     except SweepInterrupted as interruption:
@@ -407,22 +391,19 @@ def _ending_with(parent: int, task: Task) -> Task:
 def _begin(command: Command, jobs: Sequence[Sequence[str]]) -> Sweep:
     """Make the folder of a sweep, and tell its jobs of it."""
     settings = command.cfg.hydra
-    swept = [key_of(word) for word in sweeper_parameters(settings.sweeper)]
-    swept += [override.key_or_group for override in command.overrides if override.is_sweep_override()]
-    keys = tuple(dict.fromkeys(swept))
-    folder = claim_sweep_folder(command.cfg, keys)
+    folder = claim_sweep_folder(command.cfg, command.swept)
     finished = frozenset(run.path for run in finished_runs_below([folder]))
     study = settings.sweeper.get("study_name") if settings.sweeper.get("storage") else None
-    return Sweep(folder, keys, finished, study, tuple(map(tuple, jobs)), apart=has_workers(settings))
+    return Sweep(folder, command.swept, finished, study, tuple(map(tuple, jobs)))
 
 
-def _progress(sweep: Sweep | None) -> AbstractContextManager[None]:
-    """Show how far the runs of a sweep are; a sweeper that chooses on the way tells of its trials itself."""
-    if sweep is None or not sweep.jobs:
+def _progress(sweep: Sweep | None, settings: Any) -> AbstractContextManager[None]:
+    """Count the runs that other processes make; a run that is made here has a bar of its own."""
+    if sweep is None or not sweep.jobs or not has_workers(settings):
         return nullcontext()
-    from dpbench.run.progress import SweepProgress, watching
+    from dpbench.run.progress import counting
 
-    return watching(SweepProgress(sweep))
+    return counting(len(sweep.jobs), lambda: len(sweep.finished()))
 
 
 def _leave_sweep(error: DPBenchError | OSError, settings: Any, in_parent: bool) -> None:

@@ -1,4 +1,4 @@
-"""Progress of a run, and of all runs of a sweep or a table."""
+"""Progress bars of a run, and of the runs of a sweep or a table."""
 
 from __future__ import annotations
 
@@ -9,29 +9,20 @@ import sys
 import threading
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import yaml
 from pytorch_lightning.callbacks import TQDMProgressBar
 from tqdm import tqdm
 
 from dpbench.run.runtime import warn_in_one_line
-from dpbench.runs.folder import RunFolder
-from dpbench.runs.readers import steps_logged
-from dpbench.runs.sweep import Sweep
 
-_SWEEP_BAR = "{desc} {bar:20} {percentage:3.0f}% [{elapsed}, left {remaining}]"
 _REFRESH_RUN = 0.25  # seconds
-_REFRESH_SWEEP = 1.0
-_LOOKING = 50  # a look at all runs takes a fiftieth of the time at most: runs may train in this very process
-_ENDED = ("done", "failed")
+_REFRESH_RUNS = 2.0
+_RUNS_BAR = "{desc} {bar:20} {n_fmt}/{total_fmt} [{elapsed}, left {remaining}]"
 _CHATTER = (
     ".*does not have many workers.*",
     ".*GPU available but not used.*",
@@ -97,9 +88,6 @@ class RunProgress(TQDMProgressBar):
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if getattr(callback, "private", False):
                 tqdm.write(_noise_line(callback), file=sys.stderr)
-                planned = trainer.estimated_stepping_batches - trainer.global_step
-                if callback.remaining_steps is not None and callback.remaining_steps < planned:
-                    tqdm.write(_budget_line(callback, trainer.global_step), file=sys.stderr)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -141,137 +129,29 @@ def _noise_line(strategy: Any) -> str:
     return f"noise multiplier {plan.noise_multiplier:.5g}{goal}, {batch}"
 
 
-def _budget_line(strategy: Any, completed: int) -> str:
-    """One line on a training that its budget ends before its planned steps."""
-    last = completed + strategy.remaining_steps
-    return (
-        f"target_epsilon={strategy.target_epsilon:g} is spent after step {last:,}, where training ends; with "
-        "strategy.noise_multiplier=null the noise is computed for all planned steps"
-    )
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Progress of some runs at a moment.
-
-    Attributes:
-        states: State of each run, by its name; a line is printed when it becomes "done" or "failed".
-        counts: The same in short.
-        made: Part of the work that is done, in steps or in runs.
-        steps: All of the work.
-        alone: Whether no run draws a bar of its own in this terminal.
-    """
-
-    states: Mapping[str, str]
-    counts: str
-    made: float
-    steps: int
-    alone: bool = True
-
-
 @contextmanager
-def watching(look: Callable[[], Progress | None]) -> Iterator[None]:
-    """Show in a thread how far the runs are that are made meanwhile.
+def counting(total: int, count: Callable[[], int]) -> Iterator[None]:
+    """Show in a terminal how many runs have finished while other processes make them.
 
     Args:
-        look: Function that gives the progress now; None before anything has begun.
+        total: Number of runs.
+        count: Function that counts the finished runs.
     """
-    display = _Display(look, sys.stderr.isatty())
-    display.show()  # what was there before is not printed
     stop = threading.Event()
+    with tqdm(total=total, desc="runs", disable=None, bar_format=_RUNS_BAR) as bar:
 
-    def watch() -> None:
-        pause = _REFRESH_SWEEP
-        while not stop.wait(pause):
-            start = time.perf_counter()
-            display.show()
-            pause = max(_REFRESH_SWEEP, _LOOKING * (time.perf_counter() - start))
+        def watch() -> None:
+            while not stop.wait(_REFRESH_RUNS):
+                bar.n = count()
+                bar.refresh()
 
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-        display.show()
-        display.close()
-
-
-class _Display:
-    """A bar over the steps of all runs; without a terminal a line for each run that ends.
-
-    Args:
-        look: Progress now; None before anything has begun.
-        terminal: Whether to draw a bar.
-    """
-
-    def __init__(self, look: Callable[[], Progress | None], terminal: bool) -> None:
-        self._look = look
-        self._terminal = terminal
-        self._states: Mapping[str, str] | None = None  # at the last look
-        self._bar: tqdm[Any] | None = None
-
-    def show(self) -> None:
-        progress = self._look()
-        if self._states is None:  # a run that ends before a second look, when the first found nothing yet, is printed
-            self._states = progress.states if progress is not None else {}
-        if progress is None:
-            return
-        if self._terminal and progress.alone:
-            self._draw(progress)
-        else:
-            self._print(progress, self._states)
-        self._states = progress.states
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def _draw(self, progress: Progress) -> None:
-        if self._bar is None:
-            self._bar = tqdm(initial=progress.made, bar_format=_SWEEP_BAR, dynamic_ncols=True)
-        self._bar.total = progress.steps
-        self._bar.set_description_str(progress.counts, refresh=False)
-        self._bar.update(progress.made - self._bar.n)
-        self._bar.refresh()
-
-    def _print(self, progress: Progress, before: Mapping[str, str]) -> None:
-        for name, state in progress.states.items():
-            if state in _ENDED and state != before.get(name):
-                # By tqdm, because it leaves a bar that a run draws in one piece.
-                tqdm.write(f"{progress.counts}: {name} is {state}", file=sys.stderr)
-
-
-class SweepProgress:
-    """Progress of the runs of `dpbench train -m`, by the files below the sweep's folder.
-
-    Args:
-        sweep: The sweep, with the words of its jobs.
-    """
-
-    def __init__(self, sweep: Sweep) -> None:
-        self._sweep = sweep
-        self._planned: dict[Path, float] = {}
-
-    def __call__(self) -> Progress:
-        """Progress now: each run counts as one, and one that is under way by the share of its steps."""
-        states: dict[str, str] = {}
-        made = 0.0
-        folders = {lock.parent for lock in self._sweep.folder.rglob(RunFolder.lock)} - self._sweep.before
-        for path in sorted(folders):
-            run = RunFolder(path)
-            if run.begun:
-                states[str(run)] = "done" if run.finished else "begun"
-                made += 1 if run.finished else min(1.0, steps_logged(run.metrics) / self._steps_of(run))
-        jobs = len(self._sweep.jobs)
-        counts = Counter(states.values())
-        return Progress(states, f"{counts['done']}/{jobs} done, {counts['begun']} begun", made, jobs, self._sweep.apart)
-
-    def _steps_of(self, run: RunFolder) -> float:
-        """Steps of a run, by its configuration; infinite where epochs or a time end it."""
-        if run.path not in self._planned:
-            with suppress(OSError, yaml.YAMLError, KeyError, TypeError):
-                steps = yaml.safe_load(run.config.read_text(encoding="utf-8"))["trainer"]["max_steps"]
-                self._planned[run.path] = steps if isinstance(steps, int) and steps > 0 else math.inf
-        return self._planned.get(run.path, math.inf)
+        thread = threading.Thread(target=watch, daemon=True)
+        if not bar.disable:
+            thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            if not bar.disable:
+                thread.join()
+                bar.n = count()

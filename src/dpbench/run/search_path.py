@@ -6,8 +6,7 @@ import hashlib
 import os
 import re
 import sys
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -46,30 +45,14 @@ def code_folder(config_dir: Path) -> Path:
         config_dir: The folder that --config-dir names.
 
     Raises:
-        ConfigurationError: It is no folder, or the configuration lies in one below it.
+        ConfigurationError: It is no folder.
     """
     if not config_dir.is_dir():
         raise ConfigurationError(f"--config-dir {config_dir} is no folder.")
-    if not _has_groups(config_dir):
-        for levels in ("*", "*/*"):  # of a package, or of the folder that `dpbench new` makes around it
-            for below in sorted(config_dir.glob(levels)):
-                if _has_groups(below):
-                    raise ConfigurationError(
-                        f"--config-dir {config_dir} holds no configuration groups (model/, experiment/, ...), but "
-                        f"{below} does: name that folder."
-                    )
     folder = Path(os.path.abspath(config_dir)).parent
     while (folder / "__init__.py").is_file():
         folder = folder.parent
     return folder
-
-
-def _has_groups(folder: Path) -> bool:
-    """Tell whether a folder has files of a group that dpbench has too."""
-    for group in (*groups_of(conf_dir()), *_NO_CHOICES, "hydra"):
-        if next((folder / group).rglob("*.yaml"), None) is not None:
-            return True
-    return False
 
 
 @contextmanager
@@ -92,16 +75,9 @@ def imports_from(folder: Path | None) -> Iterator[None]:
 
 
 def installing(extra: str) -> str:
-    """Command that installs an extra, or a plug-in of this repository: in a checkout, or beside an installed wheel."""
-    checkout = conf_dir().parent
-    plugin = f"plugins/dpbench-{extra}"
-    if (checkout / "pyproject.toml").is_file():
-        pins = checkout / "constraints.txt"
-        pinned = f'-c "{pins}" ' if pins.is_file() else ""
-        target = checkout / plugin if (checkout / plugin).is_dir() else f"{checkout}[{extra}]"
-        return f'pip install {pinned}-e "{target}"'
+    """Command that installs an extra, or a plug-in of this repository."""
     if extra == "ray":  # a package of its own, which is on no registry
-        return f"pip install ./{plugin} (in a checkout of dpbench)"
+        return "pip install ./plugins/dpbench-ray (in a checkout of dpbench)"
     return f'pip install "{_DISTRIBUTION}[{extra}]"'
 
 
@@ -113,17 +89,6 @@ def groups_of(*folders: Path) -> dict[str, list[str]]:
             names = {path.relative_to(group).with_suffix("").as_posix() for path in group.rglob("*.yaml")}
             groups.setdefault(group.name, set()).update(names)
     return {group: sorted(names) for group, names in groups.items() if names}
-
-
-def choices_with(group: str, option: str) -> list[str]:
-    """List the names in a group whose files have an option."""
-    names = []
-    for folder in (conf_dir(), *plugin_dirs()):
-        for path in sorted((folder / group).glob("*.yaml")):
-            file: Any = OmegaConf.load(path)
-            if option in file.get(group, file):  # a file may say more than its group does
-                names.append(path.stem)
-    return names
 
 
 @cache
@@ -155,17 +120,16 @@ def _folder_of(point: EntryPoint) -> Path:
     return Path(places[0])
 
 
-def _refuse_twins(folders: dict[str, Path]) -> None:
-    owners: dict[str, str] = {}
+def _refuse_twins(folders: Mapping[str, Path]) -> None:
+    owners: dict[Path, str] = {}
     for owner, folder in folders.items():
-        for group, names in groups_of(folder).items():
-            for name in names:
-                choice = f"{group}/{name}.yaml"
-                if choice in owners:
-                    raise ConfigurationError(
-                        f"{owners[choice]} and the plug-in {owner} both have {choice}: rename that of the plug-in."
-                    )
-                owners[choice] = owner
+        for path in folder.glob("*/**/*.yaml"):
+            choice = path.relative_to(folder)
+            if choice in owners and choice.parts[0] not in _NO_CHOICES:
+                raise ConfigurationError(
+                    f"{owners[choice]} and the plug-in {owner} both have {choice}: rename that of the plug-in."
+                )
+            owners[choice] = owner
 
 
 class PluginSearchPath(SearchPathPlugin):
@@ -188,31 +152,17 @@ def _swept_settings(*, _root_: DictConfig) -> str:
     It has letters, digits and ._+- only: nothing that a file system, a shell or Hydra's grammar minds. A choice that is
     a part of the run's name already, such as the model, is not said twice; the end of a long text is cut off.
     """
-    words: dict[str, str] = {}
-    overrides = OmegaConf.to_container(_root_.hydra.overrides.task, resolve=False)
-    assert isinstance(overrides, list)
-    for word in map(str, overrides):
-        words[key_of(word)] = word.partition("=")[2]
+    words: Any = OmegaConf.to_container(_root_.hydra.overrides.task, resolve=False)
     swept = OmegaConf.select(_root_, "hydra.callbacks.folders.swept", default=None) or []
-    settings = {key: words[key] for key in map(str, swept) if key in words and not key.startswith("run.")}
-    ends = Counter(key.rpartition(".")[2] for key in settings)
     text = ""
-    for key, word in settings.items():
-        value = re.sub(r"[^A-Za-z0-9.+-]+", "_", _rounded(word)).strip("_")
-        if key in _root_.hydra.runtime.choices and value in str(_root_.run.name).split("-"):
+    for word in map(str, words):
+        key = key_of(word)
+        value = re.sub(r"[^A-Za-z0-9.+-]+", "_", word.partition("=")[2]).strip("_")
+        if key not in swept or key.startswith("run.") or value in str(_root_.run.name).split("-"):
             continue
-        end = key.rpartition(".")[2]
-        name = re.sub(r"[^A-Za-z0-9.]+", "_", end if ends[end] == 1 else key)
+        name = re.sub(r"[^A-Za-z0-9.]+", "_", key.rpartition(".")[2])
         text += f"-{name}_{value}"
     return text[:_LONGEST_SETTINGS].rstrip(".-_")
-
-
-def _rounded(value: str) -> str:
-    """A number with six digits, as an optimizing sweeper does not give it."""
-    try:
-        return value if len(value) <= len("0.123456") else f"{float(value):.6g}"
-    except ValueError:
-        return value
 
 
 def _prior_sha256(path: Any, root: str | None) -> str | None:

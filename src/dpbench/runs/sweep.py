@@ -19,7 +19,6 @@ class Sweep:
         before: Runs that were finished there before it began.
         study: Of a sweeper that keeps its trials in a database: what it is called there.
         jobs: The words of each of its runs; empty where its sweeper chooses them on the way.
-        apart: Whether its runs are made by other processes.
     """
 
     folder: Path
@@ -27,7 +26,6 @@ class Sweep:
     before: frozenset[Path] = frozenset()
     study: str | None = None
     jobs: tuple[tuple[str, ...], ...] = ()
-    apart: bool = False
 
     def finished(self) -> list[RunFolder]:
         """Its runs that have a result."""
