@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,10 @@ import pytest
 import pytorch_lightning as pl
 
 from dpbench.cli import main
-from dpbench.errors import TIME_LIMIT_REACHED, ConfigurationError, Interrupted
+from dpbench.errors import TIME_LIMIT_REACHED, Interrupted
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.run import _checkpoint as checkpoint
-from dpbench.run._checkpoint import Deadline, deadline_of, seconds_of
+from dpbench.run._checkpoint import deadline_of, seconds_of
 from dpbench.run.train import train
 from dpbench.runs.folder import RunFolder
 from tests.support.cli import FEW
@@ -66,37 +67,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_there_is_time_for_the_longest_step_and_a_checkpoint(clock: Clock) -> None:
-    end = Deadline(clock.now + 100)
-    end.begin()
-    stops = []
-    for step, save in ((10, 0), (30, 5), (10, 0), (10, 0), (10, 0), (10, 0)):
-        clock.now += step
-        stops.append(end.step_made())
-        if save:
-            clock.now += save
-            end.saved(save)
-    # 30 s for a step and 5 s for a checkpoint are needed: 65 s after the beginning it is time to stop.
-    assert stops == [False, False, False, True, True, True]
-
-
-def test_a_time_that_is_over_before_the_first_step_is_refused(clock: Clock) -> None:
-    end = deadline_of("10s", clock.now)
-    clock.now += 10
-    with pytest.raises(ConfigurationError, match="run.max_time=10s was over before the first step: give the run more"):
-        end.begin()
-
-
 def test_the_end_of_a_slurm_job_is_an_end_too(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert deadline_of(None, clock.now) == math.inf
+    assert deadline_of("10m", clock.now) == clock.now + 600
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(clock.now) + 130))
     for limit in (None, "10m"):
-        end = deadline_of(limit, clock.now)
-        end.begin()
-        assert not end.step_made()
-    clock.now += 100
-    assert end.step_made()
-    with pytest.raises(ConfigurationError, match="the time that Slurm gives this job was over before the first step"):
-        end.begin()
+        assert deadline_of(limit, clock.now) == clock.now + 100
+    assert deadline_of("10s", clock.now) == clock.now + 10
 
 
 class Hour(pl.Callback):

@@ -15,7 +15,7 @@ import pytorch_lightning as pl
 
 from dpbench.cli import main
 from dpbench.run import train
-from dpbench.run.processes import has_parent, requested_stop
+from dpbench.run._checkpoint import LastCheckpoint
 
 
 class Signals(pl.Callback):
@@ -30,7 +30,8 @@ class Signals(pl.Callback):
         if trainer.is_global_zero and trainer.global_step == self._step:
             for _ in range(self._times):
                 os.kill(self._pid, self._number)
-            while has_parent() and not requested_stop():
+            last: Any = next(each for each in trainer.callbacks if isinstance(each, LastCheckpoint))  # type: ignore[attr-defined]
+            while os.getpid() != self._pid and not last.interrupted:
                 time.sleep(0.01)
 
 

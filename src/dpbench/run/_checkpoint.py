@@ -15,10 +15,9 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.trainer.states import TrainerStatus
 
-from dpbench.errors import TIME_LIMIT_REACHED, ConfigurationError
+from dpbench.errors import TIME_LIMIT_REACHED
 from dpbench.files import replacing, write_json
 from dpbench.run._signals import StopSignals, handled_by
-from dpbench.run.processes import has_parent, requested_stop, stopped_by_parent
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.readers import Metrics, read_json
 
@@ -45,59 +44,22 @@ def seconds_of(duration: str) -> float:
     return float(seconds)
 
 
-class Deadline:
-    """When a training must have ended; step by step it learns how long the next step and a checkpoint may take.
-
-    Args:
-        end: On the clock of `time.monotonic`; None for no end.
-        limit: The setting behind it, such as `run.max_time=1h`, for messages.
-    """
-
-    def __init__(self, end: float | None = None, limit: str = "") -> None:
-        self._end = end
-        self._limit = limit
-        self._since = 0.0
-        self._longest_step = 0.0
-        self._longest_save = 0.0
-
-    def begin(self) -> None:
-        """Start the clock before the first step.
-
-        Raises:
-            ConfigurationError: The time is over already: a run that makes no step in its time would never end.
-        """
-        self._since = time.monotonic()
-        if self._end is not None and self._since >= self._end:
-            raise ConfigurationError(f"{self._limit} was over before the first step: give the run more time.")
-
-    def step_made(self) -> bool:
-        """Take the time of a step; returns whether another one and its checkpoint may come too late."""
-        now = time.monotonic()
-        self._longest_step = max(self._longest_step, now - self._since)
-        self._since = now
-        return self._end is not None and now + self._longest_step + self._longest_save >= self._end
-
-    def saved(self, seconds: float) -> None:
-        """Take the time of a checkpoint, which is no part of a step."""
-        self._longest_save = max(self._longest_save, seconds)
-        self._since = time.monotonic()
-
-
-def deadline_of(max_time: str | None, start: float) -> Deadline:
+def deadline_of(max_time: str | None, start: float) -> float:
     """The end of `run.max_time`, or of the Slurm job that this process is of, whichever comes first.
 
     Args:
         max_time: The configuration's `run.max_time`.
         start: The run's start on the clock of `time.monotonic`.
+
+    Returns:
+        The end on the same clock; infinite without one.
     """
-    limits = []
-    if max_time is not None:
-        limits.append((start + seconds_of(max_time), f"run.max_time={max_time}"))
+    end = math.inf if max_time is None else start + seconds_of(max_time)
     slurm_end = os.environ.get("SLURM_JOB_END_TIME", "")
     if slurm_end.isdecimal() and int(slurm_end):
         remaining = int(slurm_end) - time.time() - _BEFORE_A_KILL
-        limits.append((time.monotonic() + remaining, "the time that Slurm gives this job"))
-    return Deadline(*min(limits)) if limits else Deadline()
+        end = min(end, time.monotonic() + remaining)
+    return end
 
 
 class LastCheckpoint(pl.callbacks.Checkpoint):
@@ -108,19 +70,21 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
     Args:
         folder: The run's folder.
         every_n_steps: Steps between two checkpoints.
-        deadline: The end of the training, if it has one.
+        deadline: The result of `deadline_of`.
 
     Attributes:
         metrics: The last value of whatever was logged, as it stands beside the checkpoint.
         seconds_before: Wall time of the sessions before the checkpoint from which this one resumed.
     """
 
-    def __init__(self, folder: RunFolder, every_n_steps: int, deadline: Deadline | None = None) -> None:
+    def __init__(self, folder: RunFolder, every_n_steps: int, deadline: float = math.inf) -> None:
         self.folder = folder
         self.seconds_before = 0.0
         self.metrics: dict[str, float] = {}
         self._every = every_n_steps
-        self._deadline = deadline or Deadline()
+        self._deadline = deadline
+        self._last_step = 0.0  # when it ended
+        self._longest_step = 0.0
         self._start = time.perf_counter()
         self._signals = StopSignals()
         self._agreed = 0  # what stops the training in all processes
@@ -134,7 +98,7 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
     @property
     def stopped_by(self) -> int:
         """Number of the signal that ended the training before its end, `TIME_LIMIT_REACHED`, or 0."""
-        return self._agreed or self.interrupted or requested_stop()
+        return self._agreed or self.interrupted
 
     def state_dict(self) -> dict[str, Any]:
         """Wall time so far."""
@@ -146,18 +110,16 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take SIGTERM back from Lightning, which would exit with 0, or ignore it as before."""
-        if has_parent():
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        elif self._listening:
+        if self._listening:
             signal.signal(signal.SIGTERM, self._signals.hear)
-        self._deadline.begin()
+        self._last_step = time.monotonic()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Save if it is time; after a signal, or when the time is over, save and stop."""
         is_last = trainer.should_stop or trainer.global_step == trainer.max_steps
-        is_late = self._deadline.step_made() and not is_last
+        is_late = self._is_late() and not is_last
         self._agreed = self._agree_on_stop(trainer, is_late)
         if self._agreed:
             trainer.should_stop = True
@@ -166,6 +128,13 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
         self._signals.save_requested = False
         if is_last or self._agreed or save_now or trainer.global_step % self._every == 0:
             self._save(trainer)
+
+    def _is_late(self) -> bool:
+        """Tell whether another step, as long as the longest one with its checkpoint, may come too late."""
+        now = time.monotonic()
+        self._longest_step = max(self._longest_step, now - self._last_step)
+        self._last_step = now
+        return now + self._longest_step >= self._deadline
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save also where the end comes from max_epochs or max_time."""
@@ -183,10 +152,6 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
     @contextmanager
     def on_signals(self) -> Iterator[None]:
         """Inside, the first of these signals finishes the step and stops; a second Ctrl-C interrupts at once."""
-        if has_parent():
-            with stopped_by_parent():
-                yield
-            return
         with handled_by(self._signals.hear) as before:
             self._listening = bool(before)
             try:
@@ -196,7 +161,7 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
 
     def _agree_on_stop(self, trainer: pl.Trainer, is_late: bool) -> int:
         """Agree among all processes on the signal that stops the training, or 0."""
-        number = self.interrupted or requested_stop() or (TIME_LIMIT_REACHED if is_late else 0)
+        number = self.interrupted or (TIME_LIMIT_REACHED if is_late else 0)
         if trainer.world_size == 1:
             return number
         greatest = torch.tensor(number, device=trainer.strategy.root_device)
@@ -205,13 +170,11 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
 
     def _save(self, trainer: pl.Trainer) -> None:
         """Whole or not at all: Lightning copies from the system's temporary folder, which a full disk cuts short."""
-        start = time.monotonic()
         self._save_metrics(trainer)
         path = self.folder.checkpoint
         with replacing(path) if trainer.is_global_zero else nullcontext(path) as new:
             trainer.save_checkpoint(new)  # rank 0 writes; it needs what the others hold
         trainer.strategy.barrier(path.name)  # all processes read it in the end
-        self._deadline.saved(time.monotonic() - start)
 
     def _save_metrics(self, trainer: pl.Trainer) -> None:
         """Before the checkpoint, so that nothing that was logged before it is lost; and never into it.

@@ -52,7 +52,7 @@ class StopSignals:
         Raises:
             KeyboardInterrupt: It is the second one of people, who do not want to wait.
         """
-        if _stops_nothing(number):
+        if stops_nothing(number):
             self.save_requested = True
             return
         # torchrun hands a Ctrl-C on to processes to which the terminal has given it already.
@@ -73,7 +73,7 @@ def interrupted_at_once(number: int, folder: RunFolder) -> Interrupted:
     return Interrupted(number, folder.command("resume"), files)
 
 
-def _stops_nothing(number: int) -> bool:
+def stops_nothing(number: int) -> bool:
     """Tell whether a signal does not end this job: submitit's get a SIGTERM together with the notice of a preemption.
 
     One that ends there by a SIGTERM is over for submitit, though Slurm starts it again.
@@ -121,7 +121,7 @@ def relayed_to_threads() -> Iterator[None]:
     """Inside, the main thread hands signals on to handlers of other threads."""
 
     def relay(number: int, frame: FrameType | None) -> None:
-        if not _of_threads and not _stops_nothing(number):
+        if not _of_threads and not stops_nothing(number):
             raise KeyboardInterrupt
         _relayed.append(number)
         for handler in list(_of_threads.values()):

@@ -4,17 +4,14 @@ torchrun or srun has launched them, each with the whole command, or `run_in_proc
 `trainer.devices=2`, each with the whole run: from there on they are the same. The first one holds the run's folder and
 writes to it; they agree on everything before the first step.
 
-Why `run_in_processes` does not leave it to torchrun: a job of a sweep and a call of the library have no command line
-to run again, and their observers are objects, which no file of a configuration holds. Its agent is one more interpreter
-with PyTorch (two seconds, ten on a busy machine); it kills processes 30 seconds after a signal, saved or not; and it
-hands them a Ctrl-C that the terminal has given them already, which for us is the second one, that interrupts at once.
+`run_in_processes` does not leave it to torchrun: a job of a sweep and a call of the library have no command line to run
+again, and their observers are objects, which no file of a configuration holds.
 
 No import of PyTorch here before it is needed: the command line asks whether this process is the first one.
 """
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import os
 import pickle
@@ -28,28 +25,22 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any, TypeVar
 
-from dpbench.errors import ConfigurationError, DPBenchError, PeerLost, ReportedByAnotherRank, WorkerDied
-from dpbench.files import replacing, write_atomically
-from dpbench.run._signals import SIGNALS, StopSignals, end_with, handled_by, interrupted_at_once
+from dpbench.errors import ConfigurationError, DPBenchError, Interrupted, PeerLost, ReportedByAnotherRank, WorkerDied
+from dpbench.files import replacing
+from dpbench.run._signals import SIGNALS, StopSignals, end_with, handled_by, interrupted_at_once, stops_nothing
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.provenance import available_cores
 
 T = TypeVar("T")
 _VISIBLE_WITHIN = 10.0  # seconds in which a file of one node must be seen on another
 _MAILBOX = "DPBENCH_MAILBOX"
-"""Variable of started processes: the folder through which they and their parent talk.
-
-It holds the file by which they meet, the report of each, the phase of the first one, and the parent's request to stop.
-"""
-_TRAINING = "training"
-_EVALUATION = "evaluation"
+"""Variable of started processes: the folder with the file by which they meet, and the report of each."""
 _GRACE = 30.0  # seconds that others have to notice by themselves that one has failed: NCCL takes minutes
 
 
@@ -270,7 +261,6 @@ def leave_to_first() -> bool:
 
     if launched_process() is not None:
         leave_group()
-        _say_phase(_EVALUATION)
     return is_first()
 
 
@@ -294,7 +284,7 @@ def processes_to_start(trainer: Mapping[str, Any]) -> int:
 def run_in_processes(run: Callable[[], T], count: int, strategy: str | None, folder: RunFolder) -> T:
     """Run a function in several new processes, which find one another as torchrun's do, and wait for them.
 
-    Signals are heard here: the first of them has the training stop after its step, as in a single process.
+    Signals are handed on: the first of them has the training stop after its step, as in a single process.
 
     Args:
         run: Function of each process; it is pickled, unless they are forked.
@@ -303,84 +293,52 @@ def run_in_processes(run: Callable[[], T], count: int, strategy: str | None, fol
         folder: The run's folder.
 
     Returns:
-        What the first process returns.
+        The first process's result.
 
     Raises:
         WorkerDied: A process ended without an error of its own (killed, or aborted).
-        Interrupted: After a second Ctrl-C.
+        Interrupted: After a signal.
         Exception: The first error that one of them raised.
     """
-    from hydra.core.hydra_config import HydraConfig
-    from omegaconf import OmegaConf
+    from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
-    # As plain data: in a worker of joblib its nodes are of classes that can be pickled once only.
-    hydra: Any = HydraConfig.instance().cfg
-    # Only a job has a folder, and so a log; this process may have composed a configuration for something else before.
-    is_job = hydra is not None and not OmegaConf.is_missing(hydra.hydra.runtime, "output_dir")
-    settings = OmegaConf.to_container(hydra, resolve=False) if is_job else None
     method = "fork" if strategy == "ddp_fork" else "spawn"
     if multiprocessing.get_start_method() not in multiprocessing.get_all_start_methods():
         # A worker of joblib has "loky", which processes that are spawned would be told to use, and do not know.
         multiprocessing.set_start_method(method, force=True)
-    context: Any = multiprocessing.get_context(method)
+    stops = StopSignals()
     with TemporaryDirectory(prefix="dpbench-") as name:
         mailbox = Path(name)
-        processes: list[BaseProcess] = []
-        for rank in range(count):
-            processes.append(context.Process(target=_run_as, args=(rank, count, mailbox, run, settings)))
-        stops = StopSignals()
+        # A Ctrl-C reaches every process of a terminal: those that are started here ignore it until they train.
+        with handled_by(signal.SIG_IGN):
+            arguments = (count, mailbox, run, _hydra_settings())
+            context: Any = start_processes(_run_as, arguments, count, join=False, start_method=method)  # type: ignore[no-untyped-call]
 
         def pass_on(number: int, frame: FrameType | None) -> None:
-            if _phase_in(mailbox) != _TRAINING:  # nobody would look for a request, and nothing is lost
-                signal.signal(number, before[number])
-                signal.raise_signal(number)
-                return
             stops.hear(number)
-            if stops.number:
-                write_atomically(mailbox / "stop", str(stops.number))
+            for process in context.processes:
+                if process.is_alive():
+                    os.kill(process.pid, signal.SIGTERM if number == signal.SIGINT else number)
 
         try:
-            # A Ctrl-C reaches every process of a terminal: those that are started inside ignore it from their first
-            # instruction on, while PyTorch is imported, and hear of it from here.
-            with handled_by(signal.SIG_IGN):
-                for process in processes:
-                    process.start()
-            with handled_by(pass_on) as before:
-                codes = _exit_codes(processes, mailbox)
-        except KeyboardInterrupt as error:
+            with handled_by(pass_on):
+                while not context.join(grace_period=_GRACE):
+                    pass
+        except KeyboardInterrupt as interruption:
             if not stops.number:
                 raise
-            raise interrupted_at_once(stops.number, folder) from error
+            raise interrupted_at_once(stops.number, folder) from interruption
+        except ProcessExitedException as failure:
+            error = _cause_of(failure, context.processes, mailbox, folder)
+            if not (mailbox / "0.result").exists():
+                raise _with_signal(error, stops.number, folder) from None
+            warnings.warn(f"{error}, after the last line of the ledger: nothing is lost.", stacklevel=2)
         finally:
-            for process in processes:
-                if process.is_alive():
-                    process.kill()
-                    process.join()
-        result: T = _outcome(codes, mailbox, folder)
+            for process in context.processes:
+                process.kill()
+                process.join()
+        result: T = pickle.loads((mailbox / "0.result").read_bytes())
         return result
-
-
-def requested_stop() -> int:
-    """Number of the signal that the parent of this process has heard, or 0: it alone hears them."""
-    mailbox = _mailbox()
-    if mailbox is None or not (mailbox / "stop").exists():
-        return 0
-    return int((mailbox / "stop").read_text())
-
-
-@contextmanager
-def stopped_by_parent() -> Iterator[None]:
-    """Inside, this process asks for `requested_stop` after each step, and its parent waits for that."""
-    _say_phase(_TRAINING)
-    try:
-        yield
-    finally:
-        _say_phase("")
-
-
-def has_parent() -> bool:
-    """Tell whether `run_in_processes` has started this process."""
-    return _mailbox() is not None
 
 
 def _mailbox() -> Path | None:
@@ -388,21 +346,23 @@ def _mailbox() -> Path | None:
     return None if name is None else Path(name)
 
 
-def _say_phase(phase: str) -> None:
-    mailbox = _mailbox()
-    if mailbox is not None and is_first():
-        write_atomically(mailbox / "phase", phase)
+def _hydra_settings() -> Any:
+    """Hydra's configuration of the job at hand, as plain data; None where there is none."""
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
 
-
-def _phase_in(mailbox: Path) -> str:
-    path = mailbox / "phase"
-    return path.read_text() if path.exists() else ""
+    # In a worker of joblib its nodes are of classes that can be pickled once only.
+    hydra: Any = HydraConfig.instance().cfg
+    # Only a job has a folder, and so a log; this process may have composed a configuration for something else before.
+    is_job = hydra is not None and not OmegaConf.is_missing(hydra.hydra.runtime, "output_dir")
+    return OmegaConf.to_container(hydra, resolve=False) if is_job else None
 
 
 def _run_as(rank: int, count: int, mailbox: Path, run: Callable[[], Any], hydra: Any) -> None:
     """Run as a started process: become one like torchrun's, run, and report."""
     for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+        if number != signal.SIGINT and not stops_nothing(number):
+            signal.signal(number, signal.SIG_DFL)
     parent = multiprocessing.parent_process()
     assert parent is not None and parent.pid is not None
     end_with(parent.pid, signal.SIGKILL)
@@ -426,10 +386,10 @@ def _run_as(rank: int, count: int, mailbox: Path, run: Callable[[], Any], hydra:
     try:
         if hydra is not None:
             _take_over_hydra(hydra)
-        _report(mailbox, rank, "result", run())
+        _report(mailbox / f"{rank}.result", run())
     except Exception as error:
         error.add_note(f"in process {rank} of {count}:\n{traceback.format_exc()}")
-        _report(mailbox, rank, "error", error)
+        _report(mailbox / f"{rank}.error", error)
         sys.exit(1)
     finally:
         leave_group()
@@ -447,7 +407,7 @@ def _take_over_hydra(settings: Any) -> None:
     configure_log(cfg.hydra.job_logging, cfg.hydra.verbose)
 
 
-def _report(mailbox: Path, rank: int, kind: str, value: Any) -> None:
+def _report(path: Path, value: Any) -> None:
     """Leave a result or an error for the parent, whole or not at all."""
     try:
         content = pickle.dumps(value)
@@ -455,43 +415,26 @@ def _report(mailbox: Path, rank: int, kind: str, value: Any) -> None:
     except Exception:  # an error with arguments of its own may not come back
         stand_in = DPBenchError if isinstance(value, DPBenchError) else RuntimeError
         content = pickle.dumps(stand_in(str(value)))
-    with replacing(mailbox / f"{rank}.{kind}") as new:
+    with replacing(path) as new:
         new.write_bytes(content)
 
 
-def _exit_codes(processes: Sequence[BaseProcess], mailbox: Path) -> list[int | None]:
-    """Wait until all have ended; where one fails in the training, others may not notice: None for those that stay."""
-    limit = math.inf
-    while True:
-        codes = [process.exitcode for process in processes]
-        if any(codes) and limit == math.inf:
-            limit = time.monotonic() + _GRACE
-        is_over = time.monotonic() > limit and _phase_in(mailbox) != _EVALUATION
-        if None not in codes or is_over:
-            return codes
-        wait([process.sentinel for process in processes if process.exitcode is None], _GRACE)
-
-
-def _outcome(codes: Sequence[int | None], mailbox: Path, folder: RunFolder) -> Any:
-    """Return the first one's result, or raise the error that came first: who fails takes down those that wait for it.
+def _cause_of(failure: Any, processes: Sequence[BaseProcess], mailbox: Path, folder: RunFolder) -> Exception:
+    """The error that explains most: of a process that fails, those fail that wait for it.
 
     An error with a remedy explains more than the death of a process, and that more than an error of its peers, which
     may be no more than a lost connection.
     """
-    result = mailbox / "0.result"
-    if result.exists():
-        for rank, code in enumerate(codes):
-            if code:
-                death = WorkerDied(rank, len(codes), _how(code))
-                warnings.warn(f"{death}, after the last line of the ledger: nothing is lost.", stacklevel=3)
-        return pickle.loads(result.read_bytes())
     command = folder.command("resume") if folder.trained else None
     reports = sorted(mailbox.glob("*.error"), key=lambda path: path.stat().st_mtime_ns)
     errors: list[Exception] = [pickle.loads(path.read_bytes()) for path in reports]
-    for rank, code in enumerate(codes):
-        if code and not (mailbox / f"{rank}.error").exists():
-            errors.append(WorkerDied(rank, len(codes), _how(code), command))
-    raise min(errors, key=_distance_from_cause)
+    for rank, process in enumerate(processes):
+        code = process.exitcode or 0
+        is_first_or_apart = rank == failure.error_index or code != -signal.SIGTERM  # by which the others are ended
+        if code and is_first_or_apart and not (mailbox / f"{rank}.error").exists():
+            how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+            errors.append(WorkerDied(rank, len(processes), how, command))
+    return min(errors, key=_distance_from_cause)
 
 
 def _distance_from_cause(error: Exception) -> int:
@@ -502,11 +445,13 @@ def _distance_from_cause(error: Exception) -> int:
     return 0 if isinstance(error, DPBenchError) else 2
 
 
-def _how(code: int) -> str:
-    try:
-        return signal.Signals(-code).name if code < 0 else f"exit status {code}"
-    except ValueError:
-        return f"signal {-code}"
+def _with_signal(error: Exception, number: int, folder: RunFolder) -> Exception:
+    """The error of processes to which this one has handed a signal on: it was that signal."""
+    if number and isinstance(error, Interrupted) and not error.is_time_limit:
+        return Interrupted(number, error.command, error.kept)
+    if number and isinstance(error, WorkerDied):
+        return interrupted_at_once(number, folder)
+    return error
 
 
 def check_processes(trainer: Mapping[str, Any]) -> None:
