@@ -88,13 +88,13 @@ REFUSED = {
     "strategy.radus=2": "there is no key strategy.radus. Did you mean strategy.radius?",
     "+strategy.radus=2": "there is no key strategy.radus. Did you mean strategy.radius?",
     "strategy.radius=wide": "strategy.radius must be a number, not 'wide'",
-    "+strategy.max_grad_norm=1": "RadiusDPSGD has no option strategy.max_grad_norm: select strategy=automatic or ",
+    "+strategy.max_grad_norm=1": "there is no key strategy.max_grad_norm.",
     "strategy.accountant=5": "strategy.accountant must be a word, not 5",
     "strategy=radios": "there is no strategy=radios. Did you mean strategy=radius?",
     "data.lenght=3": "there is no key data.lenght. Did you mean data.length?",
     "+model.length=3": "model.length cannot be set: the data set provides it",
     "schedule=cosine": "Regressor takes no schedule: choose schedule=constant",
-    "model=mlp": "model: the data set provides length, and MLP needs input_shape and num_classes: choose another",
+    "model=mlp": "model.input_shape is missing: it cannot be left out. The data set provides length=",
 }
 
 

@@ -72,7 +72,7 @@ def foreign_code(config: Mapping[str, Any]) -> dict[str, str]:
     Raises:
         ConfigurationError: The source of one is not found.
     """
-    packages = {_holder(target) for target in _targets(config)} - _KNOWN
+    packages = {_holder(target) for target in targets_of(config)} - _KNOWN
     return {package: _source_hash(package) for package in sorted(packages)}
 
 
@@ -85,17 +85,17 @@ def _holder(target: str) -> str:
     return package
 
 
-def _targets(node: Any) -> Iterator[str]:
-    """All that a configuration names by `_target_`."""
+def targets_of(node: Any) -> Iterator[str]:
+    """List the import paths that a configuration names by `_target_`, wherever they stand."""
     if isinstance(node, Mapping):
         target = node.get("_target_")
         if isinstance(target, str):
             yield target
         for value in node.values():
-            yield from _targets(value)
+            yield from targets_of(value)
     elif isinstance(node, list):
         for entry in node:
-            yield from _targets(entry)
+            yield from targets_of(entry)
 
 
 def versions() -> dict[str, str]:

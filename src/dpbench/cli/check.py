@@ -44,11 +44,8 @@ def run(options: argparse.Namespace) -> int:
     if "-h" in options.words or "--help" in options.words:
         print(_HELP)
         return 0
+    from dpbench.run.check import check_step
     from dpbench.run.jobs import with_one_run
-    from dpbench.run.runtime import without_collections
-
-    with without_collections():
-        from dpbench.run.check import check_step
 
     checked = with_one_run([word for word in options.words if word != "--layers"], check_step)
     print(checked)

@@ -74,10 +74,7 @@ def train_and_report(cfg: DictConfig, trust: bool = False) -> float | None:
         cfg: The composed configuration.
         trust: Whether the checkpoint of a run that is resumed may hold objects.
     """
-    from dpbench.run.runtime import without_collections
-
-    with without_collections():  # in a worker of a launcher nothing is imported yet
-        from dpbench.reports.end_of_run import EndOfRun
-        from dpbench.run.train import train_job
+    from dpbench.reports.end_of_run import EndOfRun
+    from dpbench.run.train import train_job
 
     return train_job(cfg, reporter=EndOfRun(), trust=trust)

@@ -12,12 +12,7 @@ import torch
 from dpbench.errors import DPBenchError, brief
 
 _PACKAGE = Path(__file__).parents[1]
-_NETWORKS = (_PACKAGE / "models", _PACKAGE / "modules")
-_LIBRARIES = (
-    Path(torch.__file__).parent,
-    Path(pl.__file__).parent,
-    _PACKAGE / "privacy" / "record_axis",  # the mode that each operator of a step goes through
-)
+_NETWORKS = ("models", "modules")
 # PyTorch's words on shapes, of a matrix product, a convolution, a normalization, a view, a sum and a loss.
 _OF_SHAPES = re.compile(
     "shapes cannot be multiplied|size mismatch|expected input|Expected .* input|input size|normalized_shape|"
@@ -37,19 +32,21 @@ def misfit_of(error: Exception, data: pl.LightningDataModule) -> str | None:
     """
     if isinstance(error, DPBenchError) or not _OF_SHAPES.search(str(error)):
         return None
-    all_frames = traceback.extract_tb(error.__traceback__)
-    if not any(frame.name in ("forward", "training_step") for frame in all_frames):
+    frames = traceback.extract_tb(error.__traceback__)
+    if not any(frame.name in ("forward", "training_step") for frame in frames):
         return None  # of a data set, say
-    frames = []
-    for frame in all_frames:
-        if not any(Path(frame.filename).is_relative_to(library) for library in _LIBRARIES):
-            frames.append(frame)
-    path = Path(frames[-1].filename) if frames else _PACKAGE
-    is_ours = path.is_relative_to(_PACKAGE)
-    if is_ours and not any(path.is_relative_to(folder) for folder in _NETWORKS):
+    place = [frame for frame in frames if not _is_of_library(Path(frame.filename))][-1]
+    file = Path(place.filename)
+    if file.is_relative_to(_PACKAGE) and file.relative_to(_PACKAGE).parts[0] not in _NETWORKS:
         return None
-    where = "" if is_ours else f" ({path.name}, line {frames[-1].lineno}, in {frames[-1].name})"
     options = data.model_options() if hasattr(data, "model_options") else {}
     provided = ", ".join(f"{name}={value}" for name, value in options.items())
     remedy = f"what the data set provides: {provided}" if provided else "the batches"
-    return f"the network and the batches do not fit: {brief(error).rstrip('.')}{where}. Make the layers fit {remedy}."
+    return (
+        f"the network and the batches do not fit: {brief(error).rstrip('.')} ({file.name}, line "
+        f"{place.lineno}, in {place.name}). Make the layers fit {remedy}."
+    )
+
+
+def _is_of_library(file: Path) -> bool:
+    return file.is_relative_to(Path(torch.__file__).parent) or file.is_relative_to(_PACKAGE / "privacy/record_axis")

@@ -5,7 +5,7 @@ Options were checked by `run.config`; what is refused here shows only beside the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,10 @@ from dpbench.errors import ConfigurationError, DPBenchError, brief
 from dpbench.guards.lots import refuse_uncovered
 from dpbench.guards.precision import refuse_precision
 from dpbench.models import train_only
-from dpbench.options import options_of
-from dpbench.privacy.canaries.canaries import GradientCanaries
+from dpbench.options import check_options, options_of
 from dpbench.records.source import RecordSource
 from dpbench.run.config import CALLBACK, class_of, parts_of_module
-from dpbench.run.evaluation import Exposure, TrainingRecords, moving_average
+from dpbench.run.evaluation import Exposure, TrainingRecords
 from dpbench.run.processes import first_of_node_first, launched_process
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.provenance import fingerprint
@@ -55,7 +54,7 @@ def build_strategy(config: dict[str, Any], folder: RunFolder) -> pl.Callback:
     cls = class_of(config["strategy"], "strategy")
     options = _options(config["strategy"])
     secure = options.pop("secure", False)
-    records = build_records(config)
+    records: RecordSource | None = _build("records", config)
     if not issubclass(cls, PrivateStrategy):
         if has_canaries(config):
             raise ConfigurationError(
@@ -81,22 +80,10 @@ def build_strategy(config: dict[str, Any], folder: RunFolder) -> pl.Callback:
         "after": None if after is None else str(RunFolder(Path(after)).ledger),
         "fingerprint": fingerprint(config),
         "records": records,
-        "audit": build_audit(config),
+        "audit": _build("audit", config),
     }
     strategy: PrivateStrategy = _instance(cls, options, "strategy")
     return strategy
-
-
-def build_records(config: Mapping[str, Any]) -> RecordSource | None:
-    """Make the source that says what a record is, where it is no example."""
-    source: RecordSource | None = _build("records", config)
-    return source
-
-
-def build_audit(config: Mapping[str, Any]) -> GradientCanaries | None:
-    """Make the canaries of a run that is audited."""
-    audit: GradientCanaries | None = _build("audit", config)
-    return audit
 
 
 def build_diagnostics(config: dict[str, Any], folder: RunFolder) -> list[pl.Callback]:
@@ -124,12 +111,6 @@ def build_watchers(config: dict[str, Any], folder: RunFolder) -> list[pl.Callbac
     if isinstance(inserted, dict) and inserted.get("records"):
         watchers.append(Exposure(folder))
     return watchers
-
-
-def build_averaging(config: dict[str, Any]) -> list[pl.Callback]:
-    """Make the moving average of the weights, if it was asked for."""
-    decay = config.get("ema_decay")
-    return [] if decay is None else [moving_average(decay)]
 
 
 def build_callbacks(config: dict[str, Any]) -> list[pl.Callback]:
@@ -299,31 +280,16 @@ def _model_or_module(
 ) -> Any:
     """Make a model or module, and say what the data set provides where that is not what it needs."""
     cls = class_of(config[group], group)
-    options = _options(config[group]) | _accepted(cls, {**model_options, **parts})
-    shape = options.get("input_shape")
-    if isinstance(shape, tuple) and len(shape) != 3 and _takes_images(cls):
+    options = {name: value for name, value in _options(config[group]).items() if name not in parts}
+    options |= _accepted(cls, model_options)
+    try:
+        check_options(cls, options, group, reserved=parts, is_complete=True)
+    except ConfigurationError as error:
+        provided = ", ".join(f"{name}={value}" for name, value in model_options.items()) or "nothing"
         raise ConfigurationError(
-            f"{group}: the data set provides inputs of shape {shape}, and {cls.__name__} takes images (channels, "
-            "height, width): choose model=mlp, or regression_mlp with module=regression."
-        )
-    lacking = []
-    for parameter in options_of(cls).values():
-        is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        if is_named and parameter.default is parameter.empty and parameter.name not in options:
-            lacking.append(parameter.name)
-    if lacking:
-        also = " also" if model_options.keys() & options_of(cls).keys() else ""
-        raise ConfigurationError(
-            f"{group}: the data set provides {' and '.join(model_options) or 'nothing'}, and {cls.__name__}{also} "
-            f"needs {' and '.join(lacking)}: choose another model or module."
-        )
-    return _instance(cls, options, group)
-
-
-def _takes_images(cls: type[Any]) -> bool:
-    """Tell whether a model declares three sizes, (channels, height, width), for its inputs."""
-    annotation: object = options_of(cls)["input_shape"].annotation
-    return annotation == tuple[int, int, int]
+            f"{error} The data set provides {provided}: choose another model or module where it is not for such data."
+        ) from None
+    return _instance(cls, options | _accepted(cls, parts), group)
 
 
 def _try_optimizer(optimizer: Callable[..., Any] | None, schedule: Callable[..., Any] | None) -> None:
@@ -376,6 +342,25 @@ def build_trainer(config: dict[str, Any], alone: bool = False, **extra: Any) -> 
         profiler.dirpath = trainer.default_root_dir
         profiler.filename = "profile"
     return trainer
+
+
+def build_trial_trainer(config: Mapping[str, Any], folder: str, callbacks: Sequence[pl.Callback]) -> pl.Trainer:
+    """Make a trainer that logs, saves and evaluates nothing, for a command that makes no run.
+
+    Args:
+        config: The whole configuration.
+        folder: A temporary folder.
+        callbacks: All callbacks of the trainer.
+    """
+    trainer = {**config["trainer"], "enable_checkpointing": False}
+    return build_trainer(
+        {**config, "trainer": trainer},
+        alone=True,
+        logger=False,
+        callbacks=list(callbacks),
+        default_root_dir=folder,
+        limit_val_batches=0,
+    )
 
 
 def instantiate(make: Callable[..., Any], options: Mapping[str, Any], group: str) -> Any:

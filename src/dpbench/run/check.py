@@ -14,7 +14,7 @@ from dpbench.run import build
 from dpbench.run._earlier_stage import weights_before, with_earlier_stage
 from dpbench.run.command_line import without_hydra
 from dpbench.run.config import check_config
-from dpbench.run.progress import quiet
+from dpbench.run.progress import bars, quiet
 from dpbench.runs.folder import RunFolder
 
 
@@ -36,15 +36,8 @@ def check_step(cfg: DictConfig) -> StepCheck:
         data = build.build_data(config, strategy)
         pl.seed_everything(config["seed"], verbose=False)
         module = build.build_module(config, data, weights_before(config, trust=False))
-        trainer = build.build_trainer(
-            {**config, "trainer": {**config["trainer"], "enable_checkpointing": False}},
-            alone=True,
-            logger=False,
-            callbacks=[],  # those of users may write files
-            default_root_dir=folder,
-            enable_progress_bar=False,
-            limit_val_batches=0,
-        )
+        # Callbacks of users may write files.
+        trainer = build.build_trial_trainer(config, folder, bars(config["trainer"], show=False))
         records = getattr(strategy, "records", None)
         loss_reduction: Any = getattr(strategy, "loss_reduction", "mean")
         return check(module, data, records, loss_reduction, trainer)

@@ -32,14 +32,7 @@ def priors_job(cfg: DictConfig) -> None:
         data = build.build_data(config, strategy)
         pl.seed_everything(config["seed"], verbose=False)
         module = build.build_module(config, data)
-        trainer = build.build_trainer(
-            {**config, "trainer": {**config["trainer"], "enable_checkpointing": False}},
-            alone=True,
-            logger=False,
-            callbacks=[strategy, *bars(config["trainer"])],
-            default_root_dir=folder,
-            limit_val_batches=0,
-        )
+        trainer = build.build_trial_trainer(config, folder, [strategy, *bars(config["trainer"])])
         trainer.fit(module, data)
     numbers = ",".join(f"{p:.6g}" for p in strategy.estimate)
     name = config["data"].get("name", type(data).__name__)

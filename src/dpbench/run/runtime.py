@@ -1,4 +1,4 @@
-"""Threads, memory and garbage collection of the program: settings that an import of the library never makes.
+"""Threads and memory of the program: settings that an import of the library never makes.
 
 No import of PyTorch here: how threads wait is read when its OpenMP library is loaded.
 """
@@ -6,12 +6,9 @@ No import of PyTorch here: how threads wait is read when its OpenMP library is l
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 SPINS = "3000"
 _WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
@@ -34,25 +31,6 @@ def wait_briefly() -> None:
 def warn_in_one_line() -> None:
     """Print warnings without the file and the line of ours that they come from."""
     warnings.formatwarning = lambda message, *_, **__: f"dpbench: warning: {message}\n"
-
-
-@contextmanager
-def without_collections() -> Iterator[None]:
-    """Inside, import PyTorch and Lightning without garbage collection; later collections leave out what was imported.
-
-    These imports make half a million objects, nearly all of which stay, and Python goes through all of them eight times
-    meanwhile: a sixth of the time. Where PyTorch is loaded already nothing is done: `gc.freeze` would keep the garbage
-    of whoever has loaded it.
-    """
-    if "torch" in sys.modules or not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def keep_large_blocks() -> bool:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from importlib.machinery import ModuleSpec, PathFinder
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from dpbench.code import targets_of
 from dpbench.errors import ConfigurationError, brief
 from dpbench.files import write_atomically
 from dpbench.runs.folder import Run, RunFolder
@@ -110,37 +110,11 @@ def _refuse_code_of(folder: RunFolder, config: Any) -> None:
     )
     if any(Path(entry).resolve().is_relative_to(forbidden) for entry in sys.path):
         raise ConfigurationError(f"Python looks for modules in {folder} (sys.path), and {remedy}.")
-    for target in _targets(config):
-        file = _file_in(forbidden, target)
-        if file is not None:
-            raise ConfigurationError(
-                f"{folder.config} names {target}, which would come from {file}, and {remedy} or on PYTHONPATH."
-            )
-
-
-def _targets(value: Any) -> Iterator[str]:
-    """The import paths that a configuration names, wherever they stand."""
-    if isinstance(value, dict):
-        target = value.get("_target_")
-        if isinstance(target, str):
-            yield target
-        value = list(value.values())
-    for inner in value if isinstance(value, list) else ():
-        yield from _targets(inner)
-
-
-def _file_in(folder: Path, target: str) -> str | None:
-    """Find the file of a folder that an import of some path would read; None if there is none. Nothing is imported."""
-    places: list[str] | None = None
-    for part in target.split("."):
-        # By the last part of the name alone: of a whole name Python wants the parents to be imported.
-        spec: ModuleSpec | None = PathFinder.find_spec(part, places)
-        if spec is None:
-            return None
-        places = list(spec.submodule_search_locations or ())
-        for place in (spec.origin, *places):
-            if place is not None and Path(place).resolve().is_relative_to(folder):
-                return place
-        if not places:
-            return None
-    return None
+    for target in targets_of(config):
+        parts = target.split(".")
+        for entry, depth in product(sys.path, range(1, len(parts))):
+            package = Path(entry, *parts[:depth]).resolve()
+            if package.is_relative_to(forbidden) and package.exists():
+                raise ConfigurationError(
+                    f"{folder.config} names {target}, which could come from {package}, and {remedy} or on PYTHONPATH."
+                )

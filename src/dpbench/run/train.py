@@ -34,6 +34,7 @@ from dpbench.run._objective import optimizes, refuse_choice, value_of
 from dpbench.run._resume import Reopened, is_started_again, prepare_folder, resuming
 from dpbench.run._signals import interrupted_at_once
 from dpbench.run.config import check_config, uses_wandb
+from dpbench.run.evaluation import moving_average
 from dpbench.run.hydra_folder import has_workers, hydra_files, output_dir, write_hydra_files
 from dpbench.run.logs import EvaluationRow, Origin, build_loggers, log_end, origin_of, services
 from dpbench.run.processes import (
@@ -259,8 +260,10 @@ def _callbacks(
     config = run.config
     for observer in job.observers:
         observer.observes_only = True  # type: ignore[attr-defined]
-    callbacks = [
-        *build.build_averaging(config),  # first: it copies the module before the strategy hooks into it
+    callbacks: list[pl.Callback] = []
+    if config.get("ema_decay") is not None:
+        callbacks.append(moving_average(config["ema_decay"]))  # before the strategy hooks into the module
+    callbacks += [
         strategy,
         *build.build_diagnostics(config, run.folder),
         *bars(config["trainer"], job.show),
