@@ -34,7 +34,7 @@ def test_what_asks_and_what_runs() -> None:
     assert CommandLine.parse(["seed=1", "-m", "optimizer.lr=1"]).in_order == ("-m", "seed=1", "optimizer.lr=1")
 
 
-@pytest.mark.parametrize("words", [["-m"], ["--multirun"], ["hydra.mode=MULTIRUN"], ["++hydra.mode=multirun"]])
+@pytest.mark.parametrize("words", [["-m"], ["--multirun"], ["hydra.mode=MULTIRUN"]])
 def test_a_sweep_is_one_however_it_is_spelled(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
