@@ -47,7 +47,6 @@ CLAIMS_GAN := experiment=digits_gan data.train_size=500 trainer.max_steps=300 tr
 attacks: $(VENV)/.ready ## Attack the membership of 912 runs: results/attack (two hours of CPU; goes on where it stopped)
 	$(BIN)/python -m tools.attack_runs
 	$(BIN)/python -m tools.attack_figure
-	$(PAGE)
 
 claims-attacked: $(VENV)/.ready ## Attack what the papers claim of memorization: results/attack/claims (half an hour of CPU; goes on where it stopped)
 	$(ATTACK) 16 $(CLAIMS_NOISE) strategy=none --out attacks/claims/noise
@@ -59,7 +58,6 @@ claims-attacked: $(VENV)/.ready ## Attack what the papers claim of memorization:
 	$(ATTACK) 12 $(CLAIMS_GAN) strategy=none --out attacks/claims/gan
 	$(ATTACK) 12 $(CLAIMS_GAN) strategy=dpsgd strategy.target_epsilon=8 --out attacks/claims/gan-dpsgd
 	$(BIN)/python -m tools.attacked_claims
-	$(PAGE)
 
 notebooks: $(VENV)/.ready-dev ## Execute the tutorials in docs/tutorials and keep their outputs (five minutes; NOTEBOOKS=name takes one)
 	$(BIN)/python -m tools.notebooks $(NOTEBOOKS)

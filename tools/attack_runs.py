@@ -2,7 +2,7 @@
 
 For each setting: the learning rate of best accuracy on held-out images, over two seeds that attack nothing
 (results/attack/tuning.csv); the runs that are attacked, at that rate; and one run with canaries, which is audited
-(results/attack/audits.json). In the end all are attacked; `make attacks` then writes the page.
+(results/attack/audits.json). In the end all are attacked (results/attack/attack.json, whose figures the page has).
 """
 
 from __future__ import annotations

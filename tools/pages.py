@@ -36,8 +36,6 @@ PAGES = {
     "layers": Page("docs/layers.md", "tools.layer_table"),
     "combinations": Page("docs/combinations.md", "tools.combinations"),
     "zoo": Page("docs/zoo.md", "tools.zoo.attempts"),
-    "attacks": Page("results/attack/README.md", "tools.attacks"),
-    "claims-attacked": Page("results/attack/claims/README.md", "tools.attacked_claims"),
     "audits": Page("results/audit/README.md", "tools.audits.page"),
 }
 

@@ -17,7 +17,6 @@ from tools import pages
         "guards",
         "layers",
         "audits",
-        "claims-attacked",
         pytest.param("combinations", marks=pytest.mark.long),  # trains 1,872 combinations
     ],
 )

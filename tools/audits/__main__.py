@@ -19,7 +19,7 @@ from dpbench.code import code_hash
 from dpbench.files import replacing
 from tools.audits.mutants import BANDED_MUTANTS, MUTANTS
 from tools.audits.page import FOLDER, read_runs
-from tools.audits.runs import NETWORKS, Setting, audited, overhead
+from tools.audits.runs import Setting, audited
 
 EPSILONS = (1.0, 2.0, 4.0, 8.0, 10.0)
 SETTINGS = (
@@ -81,9 +81,6 @@ def main(only: str | None = None) -> None:
         rows.sort(key=lambda row: places[row["table"], row["name"], row["asked"]])
         with replacing(path) as new:
             pd.DataFrame(rows).to_csv(new, index=False)
-    overheads = FOLDER / "overhead.csv"
-    if not overheads.exists():  # measured once: other code does not make it another time
-        pd.DataFrame([overhead(network) for network in NETWORKS]).to_csv(overheads, index=False)
 
 
 if __name__ == "__main__":

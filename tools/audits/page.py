@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,6 @@ ELSEWHERE = {
     "users weighted by examples": "tests/records/test_user_mutants.py (weighs_by_examples)",
 }
 """Tests of the repository that find what canaries do not show."""
-_USUAL = 2000  # canaries
-_ALL = (1, 2, 4, 8, 10)
-_SHARES = (
-    ("release game, ε 1 to 10", "game", 10_000, _ALL, 95),
-    ("release game, ε 1 to 10", "game", _USUAL, _ALL, 85),
-    ("family, ε 8", "family", 10_000, (8,), 90),
-    ("family, ε 1", "family", 10_000, (1,), 70),
-    ("one run, DP only, ε 4 and 8", "one_run", 10_000, (4, 8), 35),
-)
-"""Bound, its column, canaries, ε, and the least share of the sound ε in percent."""
-
 _HEAD = """# Claimed, sound and audited
 
 Written by `make audits` (code {code}): every strategy and every kind of record is trained with canaries for an epsilon
@@ -64,12 +52,6 @@ its groups (the last eight: four bands, cyclic Poisson lots). Seconds are of CPU
 
 Of {correct} correct runs above {violated} were called VIOLATED and {undeclared} NOT AS DECLARED. A limit at 95 %
 confidence lies above the truth in up to one run of twenty, by chance; above the sound epsilon lie {above}.
-
-## Goals
-
-| goal | measured | met |
-| --- | --- | --- |
-{goals}
 """
 
 
@@ -79,7 +61,7 @@ def _number(value: object, digits: int = 2) -> str:
 
 def page() -> str:
     """The page of the lines that are committed."""
-    return page_of(read_runs(FOLDER / "runs.csv"), pd.read_csv(FOLDER / "overhead.csv"))
+    return page_of(read_runs(FOLDER / "runs.csv"))
 
 
 def read_runs(path: Path) -> pd.DataFrame:
@@ -87,12 +69,11 @@ def read_runs(path: Path) -> pd.DataFrame:
     return pd.read_csv(path, keep_default_na=False, na_values=[""])
 
 
-def page_of(runs: pd.DataFrame, overheads: pd.DataFrame) -> str:
+def page_of(runs: pd.DataFrame) -> str:
     """The page, in Markdown.
 
     Args:
         runs: A line for each audited run.
-        overheads: A line for each network, see `tools.audits.runs.overhead`.
     """
     good = runs[runs["table"] != "mutants"]
     verdicts = good["verdict"].value_counts()
@@ -105,7 +86,6 @@ def page_of(runs: pd.DataFrame, overheads: pd.DataFrame) -> str:
         violated=int(verdicts.get("VIOLATED", 0)),
         undeclared=int(verdicts.get("NOT AS DECLARED", 0)),
         above=_above(good),
-        goals="\n".join(_goals(runs, overheads)),
     )
 
 
@@ -117,40 +97,6 @@ def _above(good: pd.DataFrame) -> str:
         limits = pd.to_numeric(good[column])
         counts.append(f"{(limits > good['sound']).sum()} of {limits.notna().sum()} ({name})")
     return ", ".join(counts)
-
-
-def _goals(runs: pd.DataFrame, overheads: pd.DataFrame) -> Iterator[str]:
-    sizes = runs[runs["table"] == "sizes"]
-    for text, name, canaries, epsilons, least in _SHARES:
-        runs_of_size = sizes[(sizes["name"] == f"{canaries:,} canaries") & sizes["asked"].isin(epsilons)]
-        shares = (100 * runs_of_size[name] / runs_of_size["sound"]).round()
-        goal = f"{text}, {canaries:,} canaries: ≥ {least} % of the sound ε"
-        yield _goal(goal, _span(shares, 0, " %"), bool(len(shares)) and bool((shares >= least).all()))
-    good = runs[runs["table"] != "mutants"]
-    mutants = runs[runs["table"] == "mutants"]
-    usual = good[good["canaries"] == _USUAL]["audit_seconds"]
-    yield _goal(f"bounds ≤ 3 CPU s, {_USUAL:,} canaries", _span(usual, 1, " s"), bool((usual <= 3).all()))
-    slower = 100 * (overheads["ratio"] - 1)
-    yield _goal(f"{_USUAL:,} canaries add ≤ 25 %", _span(slower, 0, " %"), bool((slower <= 25).all()))
-    noise = 100 * (good["declared_mu"] / good["measured_mu"] - 1).abs()
-    worst = good.iloc[int(noise.argmax())]
-    measured = f"{(noise <= 10).sum()} of {len(noise)}; {worst['name']}, ε {worst['asked']:g}: {noise.max():.0f} %"
-    yield _goal("noise within 10 % of the declared", measured, bool((noise <= 10).all()))
-    elsewhere = mutants["name"].isin(ELSEWHERE)
-    is_found = (mutants["verdict"] != "CONSISTENT") | elsewhere
-    measured = f"{(~elsewhere).sum()} by the audit, {elsewhere.sum()} by named tests"
-    yield _goal("all mutants found", measured, bool(is_found.all()))
-    accused = int((good["verdict"] == "VIOLATED").sum())
-    yield _goal("0 of 20 correct runs VIOLATED", f"{accused} of {len(good)}", accused == 0)
-
-
-def _goal(goal: str, measured: str, met: bool) -> str:
-    return f"| {goal} | {measured} | {'yes' if met else 'no'} |"
-
-
-def _span(values: pd.Series[float], digits: int, unit: str) -> str:
-    ends = [f"{value:.{digits}f}" for value in (values.min(), values.max())]
-    return " … ".join(dict.fromkeys(ends)) + unit if len(values) else "–"
 
 
 def _noise(row: dict[Any, Any]) -> float:

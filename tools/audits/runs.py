@@ -1,4 +1,4 @@
-"""Trains with canaries, audits what they saw, and measures what they cost."""
+"""Trains with canaries, and audits what they saw."""
 
 from __future__ import annotations
 
@@ -6,22 +6,20 @@ import logging
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from torch import nn
 
 from dpbench import strategies
 from dpbench.auditing.audit import AuditResult, audit
 from dpbench.data import ImageDataModule, UserDataModule
-from dpbench.models import MLP, MNISTCNN
+from dpbench.models import MLP
 from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.canaries.canaries import GradientCanaries
@@ -172,50 +170,3 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-# ------------------------------------------------------------------------------------- what canaries cost
-
-_CANARIES = 2000
-NETWORKS: Mapping[str, Callable[..., nn.Module]] = {
-    "MLP, 784-256-10": partial(MLP, hidden=[256]),
-    "MNIST CNN": MNISTCNN,
-}
-
-
-def overhead(network: str, lot: int = 256, steps: int = 60, times: int = 5) -> dict[str, Any]:
-    """Train on 10,000 digits of MNIST with and without canaries, in turn, after one of each that is not counted.
-
-    Args:
-        network: One of `NETWORKS`.
-        lot: Expected batch size.
-        steps: Of each training.
-        times: How many trainings of each kind.
-
-    Returns:
-        One line of a table: medians of CPU seconds, and their ratio.
-    """
-    by_canaries: dict[int, list[float]] = {0: [], _CANARIES: []}
-    with quiet():
-        for _ in range(times + 1):
-            for canaries, seconds in by_canaries.items():
-                seconds.append(_cpu_seconds(NETWORKS[network], canaries, lot, steps))
-    without = median(by_canaries[0][1:])
-    audited = median(by_canaries[_CANARIES][1:])
-    return {"network": network, "without": without, "audited": audited, "ratio": audited / without}
-
-
-def _cpu_seconds(network: Callable[..., nn.Module], canaries: int, lot: int, steps: int) -> float:
-    data = ImageDataModule("mnist", expected_batch_size=lot, val_size=50_000, split="permutation")
-    torch.manual_seed(0)
-    facts = data.model_options()
-    module = ImageClassifier(network(**facts), partial(torch.optim.SGD, lr=0.1), facts["num_classes"])
-    with tempfile.TemporaryDirectory() as name:
-        audit = GradientCanaries(canaries, seed=0) if canaries else None
-        ledger = str(Path(name) / "ledger.jsonl")
-        strategy = strategies.DPSGD(noise_multiplier=1.0, delta=1e-5, seed=0, ledger=ledger, audit=audit)
-        fit = trainer(strategy, Path(name), steps).fit
-        data.setup()
-        began = time.process_time()
-        fit(module, data)
-        return time.process_time() - began
