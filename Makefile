@@ -30,7 +30,7 @@ layers: $(VENV)/.ready-dev ## Try every layer and write docs/layers.md (half a m
 zoo: $(VENV)/.ready-zoo ## Train small networks of many kinds, compare with autograd, write docs/zoo.md (twenty minutes)
 	$(PAGE)
 
-audits: $(VENV)/.ready-dev ## Audit every strategy and every broken mechanism: results/audit (a quarter of an hour; goes on)
+audits: $(VENV)/.ready-dev ## Audit every strategy and every broken mechanism: results/audit (a quarter of an hour)
 	$(BIN)/python -m tools.audits
 	$(PAGE)
 

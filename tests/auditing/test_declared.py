@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from dpbench.auditing import participation, release_game
-from dpbench.auditing.declared import MOST_RATIO, _ratio
+from dpbench.auditing.declared import least_ratio
 from dpbench.privacy.canaries.scores import ScoreSums
 from tests.auditing.worlds import World
 
@@ -23,7 +23,7 @@ def test_game_is_a_two_sample_comparison_where_all_releases_are_alike(replace_on
     world = replace(WORLD, noise=0.9, move=1.2, rate=0.5 if replace_one else 0.05, replace_one=replace_one)
     member, x, drawn = world.seen(0)
     game = release_game(world.scores(0).game, 0.1)
-    assert game is not None and game.declared_mu == pytest.approx(1 / 1.5)
+    assert game is not None and game.mu == pytest.approx(1.2 / 0.9 / 1.5, rel=0.05)
     if not replace_one:
         inside, outside = x[drawn & member], x[~(drawn & member)]
         test = stats.ttest_ind(inside, outside)
@@ -33,16 +33,7 @@ def test_game_is_a_two_sample_comparison_where_all_releases_are_alike(replace_on
         )
     assert game.noise.low < 0.9 < game.noise.high and game.noise.high < 1.02 * game.noise.low
     assert game.move.low < 1.2 < game.move.high
-    assert game.ratio.low < 1.2 / 0.9 < game.ratio.high
-    assert game.ratio_by_errors < game.ratio.low * 1.02
-
-
-def test_limits_of_noncentral_t_are_those_of_scipy() -> None:
-    for t, free in ((3.0, 60), (25.0, 2000), (0.5, 40)):
-        limits = _ratio(t, free, scale=2.0, level=0.05)
-        assert stats.nct.sf(t, free, 2 * limits.low) == pytest.approx(0.025, rel=0.05)
-        assert stats.nct.cdf(t, free, 2 * limits.high) == pytest.approx(0.025, rel=0.05)
-    assert _ratio(1e12, 60, 1.0, 0.05).low == MOST_RATIO
+    assert 1 < least_ratio(world.scores(0).game, 0.05) < 1.2 / 0.9
 
 
 @pytest.mark.parametrize("varied", [False, True])
@@ -59,13 +50,13 @@ def test_limits_miss_the_truth_as_often_as_they_may(varied: bool) -> None:
             sums.add(drawn + z * rng.standard_normal(200), drawn, z, 0.2)
         game = release_game(sums.scores().game, 0.1)
         assert game is not None
-        for name in ("noise", "move", "ratio"):
+        for name in ("noise", "move"):
             limits = getattr(game, name)
             missed[name] += not limits.low < 1 < limits.high
-        missed["errors"] += game.ratio_by_errors > 1
-    assert all(missed[name] <= stats.binom.isf(1e-3, 200, 0.1) for name in ("noise", "move", "ratio"))
+        missed["errors"] += least_ratio(sums.scores().game, 0.05) > 1
+    assert all(missed[name] <= stats.binom.isf(1e-3, 200, 0.1) for name in ("noise", "move"))
     assert missed["errors"] <= stats.binom.isf(1e-3, 200, 0.05)
-    assert min(missed[name] for name in ("noise", "move", "ratio")) >= 5  # of 20 expected
+    assert min(missed[name] for name in ("noise", "move")) >= 5  # of 20 expected
 
 
 @pytest.mark.parametrize(
@@ -73,8 +64,6 @@ def test_limits_miss_the_truth_as_often_as_they_may(varied: bool) -> None:
     [
         (World(releases=100, drawn_rate=1.2), {"rate"}),
         (World(releases=100, shuffled=True), {"dispersion"}),
-        (World(releases=100, same_noise=True), {"lag"}),
-        (World(releases=100, shared_noise=True), {"shared", "lag"}),
         (World(releases=100), set()),
         (World(releases=100, noise=0.5), set()),
         (World(releases=100, replace_one=True), set()),
@@ -82,18 +71,17 @@ def test_limits_miss_the_truth_as_often_as_they_may(varied: bool) -> None:
     ],
 )
 def test_each_test_finds_its_own_fault(broken: World, found: set[str]) -> None:
-    tests = vars(participation(broken.scores()))
-    failed = {name for name, checked in tests.items() if checked.p_value < 1e-4}
-    assert found <= failed | {"lag"} and failed <= found
+    tests = participation(broken.scores())
+    assert {name for name, checked in tests.items() if checked and checked.p_value < 1e-4} == found
 
 
 @pytest.mark.long
 def test_p_values_are_uniform() -> None:
     """Also for lots so rare that numbers of draws are far from Gaussian."""
     for rate in (0.01, 0.3):
-        values: dict[str, list[float]] = {"rate": [], "dispersion": [], "lag": [], "shared": []}
+        values: dict[str, list[float]] = {"rate": [], "dispersion": []}
         for seed in range(200):
-            for name, checked in vars(participation(World(releases=30, canaries=300, rate=rate).scores(seed))).items():
+            for name, checked in participation(World(releases=30, canaries=300, rate=rate).scores(seed)).items():
                 values[name].append(checked.p_value)
         for name, found in values.items():
             assert np.mean(np.array(found) < 0.05) <= stats.binom.isf(1e-3, 200, 0.05) / 200, (name, rate)
@@ -105,17 +93,15 @@ def test_where_there_is_nothing_to_test_nothing_is_tested() -> None:
     alone.add(np.zeros(2), np.zeros(2, bool), 1.0, 0.5)
     assert release_game(alone.scores().game, 0.05) is None
     tests = participation(alone.scores())
-    assert tests.lag is tests.shared is tests.dispersion is None and tests.rate is not None
+    assert tests["dispersion"] is None and tests["rate"] is not None
     nobody = ScoreSums(np.zeros(50, bool))
     nobody.add(np.ones(50), np.zeros(50, bool), 1.0, 0.5)
     assert release_game(nobody.scores().game, 0.05) is None
-    assert participation(nobody.scores()).rate is None
+    assert participation(nobody.scores())["rate"] is None
     everybody = World(rate=1.0, releases=20).scores()
-    assert participation(everybody).dispersion is None
-    rate = participation(everybody).rate
+    assert participation(everybody)["dispersion"] is None
+    rate = participation(everybody)["rate"]
     assert rate is not None and rate.p_value == rate.value == 1
-    lots = participation(WORLD.scores(), independent_lots=False)
-    assert lots.rate is lots.dispersion is None and lots.lag is not None
     everyone = World(rate=1.0, releases=20, noise=0.0).scores()
     game = release_game(everyone.game, 0.05)
-    assert game is not None and game.ratio.low == MOST_RATIO
+    assert game is not None and game.mu > 1e5

@@ -1,7 +1,6 @@
 """`python -m tools.audits`: all runs, a line of results/audit/runs.csv each (`make audits` then writes the page).
 
-Lines that are there already, of the same code, are kept: interrupted, it goes on. With `--only NAME` all other lines
-are kept, of whichever code.
+With `--only NAME` all other lines are kept, of whichever code.
 """
 
 from __future__ import annotations
@@ -65,22 +64,18 @@ def jobs() -> Iterator[tuple[str, str, float, Callable[[], Row]]]:
 
 
 def main(only: str | None = None) -> None:
-    """Run what is missing, or the lines of one name."""
+    """Run all, or the lines of one name."""
     path = FOLDER / "runs.csv"
-    rows: list[Any] = read_runs(path).to_dict("records") if path.exists() else []
-    if only is None:
-        rows = [row for row in rows if row["code"] == code_hash()]
-    else:
-        rows = [row for row in rows if row["name"] != only]
-    present = {(row["table"], row["name"], row["asked"]) for row in rows}
-    places = {(table, name, epsilon): place for place, (table, name, epsilon, _) in enumerate(jobs())}
+    kept = pd.DataFrame() if only is None else read_runs(path)
+    rows = []
     for table, name, epsilon, compute in tqdm(list(jobs()), disable=None):
-        if (table, name, epsilon) in present:
-            continue
-        rows.append({"table": table, **compute(), "name": name, "code": code_hash()})
-        rows.sort(key=lambda row: places[row["table"], row["name"], row["asked"]])
-        with replacing(path) as new:
-            pd.DataFrame(rows).to_csv(new, index=False)
+        if only in (None, name):
+            rows.append({"table": table, **compute(), "name": name, "code": code_hash()})
+        else:
+            is_line = (kept["table"] == table) & (kept["name"] == name) & (kept["asked"] == epsilon)
+            rows += kept[is_line].to_dict("records")
+    with replacing(path) as new:
+        pd.DataFrame(rows).to_csv(new, index=False)
 
 
 if __name__ == "__main__":

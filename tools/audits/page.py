@@ -15,6 +15,8 @@ ELSEWHERE = {
     "users weighted by examples": "tests/records/test_user_mutants.py (weighs_by_examples)",
 }
 """Tests of the repository that find what canaries do not show."""
+_BOUNDS = {"one_run": "one run, DP only", "f_dp": "one run, f-DP", "share of one_run": "share of DP only"}
+"""Columns that have another name on the page."""
 _HEAD = """# Claimed, sound and audited
 
 Written by `make audits` (code {code}): every strategy and every kind of record is trained with canaries for an epsilon
@@ -55,10 +57,6 @@ confidence lies above the truth in up to one run of twenty, by chance; above the
 """
 
 
-def _number(value: object, digits: int = 2) -> str:
-    return "–" if pd.isna(value) else f"{float(value):.{digits}f}"  # type: ignore[call-overload, arg-type]
-
-
 def page() -> str:
     """The page of the lines that are committed."""
     return page_of(read_runs(FOLDER / "runs.csv"))
@@ -75,13 +73,28 @@ def page_of(runs: pd.DataFrame) -> str:
     Args:
         runs: A line for each audited run.
     """
+    runs = runs.copy()
+    runs["noise"] = [f"{noise:.3f}" for noise in runs["declared_mu"] / runs["measured_mu"]]
+    for name in ("one_run", "family", "game"):
+        shares = 100 * pd.to_numeric(runs[name]) / runs["sound"]
+        runs[f"share of {name}"] = [_text(share, " %", 0) for share in shares]
+    runs["seconds"] = runs["train_seconds"] + runs["audit_seconds"]
+    finders = runs[["violated", "failed"]].fillna("").agg("; ".join, axis=1).str.strip("; ")
+    runs["found by"] = finders.where(finders != "", runs["name"].map(ELSEWHERE).fillna("nothing"))
     good = runs[runs["table"] != "mutants"]
     verdicts = good["verdict"].value_counts()
     return _HEAD.format(
         code=", ".join(dict.fromkeys(runs["code"])),
-        strategies=_bounds(runs[runs["table"] == "strategies"]),
-        sizes=_shares(runs[runs["table"] == "sizes"]),
-        mutants=_mutants(runs[runs["table"] == "mutants"]),
+        strategies=_table(
+            runs, "strategies", "claimed", "sound", "one_run", "f_dp", "family", "game", "noise", "verdict"
+        ),
+        sizes=_table(
+            runs,
+            "sizes",
+            *("claimed", "sound", "one_run", "family", "game"),
+            *("share of one_run", "share of family", "share of game"),
+        ),
+        mutants=_table(runs, "mutants", "sound", "family", "game", "noise", "verdict", "found by", "seconds"),
         correct=len(good),
         violated=int(verdicts.get("VIOLATED", 0)),
         undeclared=int(verdicts.get("NOT AS DECLARED", 0)),
@@ -91,51 +104,22 @@ def page_of(runs: pd.DataFrame) -> str:
 
 def _above(good: pd.DataFrame) -> str:
     """How many limits of correct runs are too high, by each bound."""
-    names = {"one_run": "one run, DP only", "f_dp": "one run, f-DP", "family": "family", "game": "release game"}
     counts = []
-    for column, name in names.items():
+    for column in ("one_run", "f_dp", "family", "game"):
         limits = pd.to_numeric(good[column])
-        counts.append(f"{(limits > good['sound']).sum()} of {limits.notna().sum()} ({name})")
+        counts.append(f"{(limits > good['sound']).sum()} of {limits.notna().sum()} ({_BOUNDS.get(column, column)})")
     return ", ".join(counts)
 
 
-def _noise(row: dict[Any, Any]) -> float:
-    """Measured noise over declared."""
-    return float(row["declared_mu"] / row["measured_mu"]) if row["measured_mu"] else float("nan")
-
-
-def _bounds(runs: pd.DataFrame) -> str:
-    head = ["strategy", "claimed", "sound", "one run, DP only", "one run, f-DP", "family", "game", "noise", "verdict"]
-    lines = [head]
-    for row in runs.to_dict("records"):
-        values = [row[name] for name in ("claimed", "sound", "one_run", "f_dp", "family", "game")]
-        lines.append([str(row["name"]), *map(_number, values), _number(_noise(row), 3), str(row["verdict"])])
+def _table(runs: pd.DataFrame, table: str, *columns: str) -> str:
+    """The lines of a table, in Markdown."""
+    lines = [["name", *(_BOUNDS.get(column, column) for column in columns)]]
+    for row in runs[runs["table"] == table].to_dict("records"):
+        lines.append([str(row["name"]), *(_text(row[column]) for column in columns)])
     return markdown_rows(lines, text=1)
 
 
-def _shares(runs: pd.DataFrame) -> str:
-    lines = [["canaries", "claimed", "sound", "DP only", "family", "game", "share of DP only", "of family", "of game"]]
-    for row in runs.to_dict("records"):
-        values = [row[name] for name in ("claimed", "sound", "one_run", "family", "game")]
-        shares = []
-        for name in ("one_run", "family", "game"):
-            shares.append("–" if pd.isna(row[name]) else f"{100 * row[name] / row['sound']:.0f} %")
-        lines.append([str(row["name"]), *map(_number, values), *shares])
-    return markdown_rows(lines, text=1)
-
-
-def _mutants(runs: pd.DataFrame) -> str:
-    lines = [["mechanism", "sound", "family", "game", "noise", "verdict", "found by", "seconds"]]
-    for row in runs.to_dict("records"):
-        finders = [str(row[name]) for name in ("violated", "failed") if isinstance(row[name], str) and row[name]]
-        lines.append(
-            [
-                str(row["name"]),
-                *(_number(row[name]) for name in ("sound", "family", "game")),
-                _number(_noise(row)),
-                str(row["verdict"]),
-                "; ".join(finders) or ELSEWHERE.get(str(row["name"]), "nothing"),
-                _number(row["train_seconds"] + row["audit_seconds"], 1),
-            ]
-        )
-    return markdown_rows(lines, text=1)
+def _text(value: Any, unit: str = "", digits: int = 2) -> str:
+    if isinstance(value, str):
+        return value
+    return "–" if pd.isna(value) else f"{value:.{digits}f}{unit}"

@@ -126,7 +126,6 @@ def audited(
 def columns(result: AuditResult) -> dict[str, Any]:
     """What the tables show of an audit."""
     bounds = {bound.name: bound.epsilon for bound in result.bounds}
-    measured = result.measured_mu
     return {
         "claimed": result.claimed,
         "sound": result.sound,
@@ -136,7 +135,7 @@ def columns(result: AuditResult) -> dict[str, Any]:
         "family": bounds["family"],
         "game": bounds["release game"],
         "declared_mu": result.declared_mu,
-        "measured_mu": None if measured is None else measured.value,
+        "measured_mu": result.measured_mu,
         "verdict": str(result.verdict),
         "violated": ", ".join(bound.name for bound in result.violations),
         "failed": ", ".join(check.name for check in result.checks if check.passed is False),

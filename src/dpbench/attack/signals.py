@@ -14,16 +14,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
-from dpbench.auditing.membership import log_odds
+from dpbench.attack.membership import log_odds
 from dpbench.canonical import digest_of
 from dpbench.data.module import LotDataModule
 from dpbench.errors import ConfigurationError
 from dpbench.modules.gan import GAN
 from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.modules.next_token import NextToken
-from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.run.build import instantiate
 from dpbench.run.config import class_of
 from dpbench.run.evaluation import score_records
@@ -35,18 +33,14 @@ from dpbench.synthesis.sample import make
 
 Floats = NDArray[np.float64]
 
-SIGNALS = ("loss", "gradient_norm", "label", "samples")
+SIGNALS = ("loss", "samples")
 """Words of `--signal`.
 
 loss: log-odds of the true label or next token; of a GAN the discriminator's logit; else minus the loss.
-gradient_norm: minus the logarithm of the norm of the record's gradient.
-label: share of the image and its eight shifts by a pixel that are given the true label: for who sees labels only.
 samples: minus the distance to the nearest of 5,000 images of a GAN: for who sees synthetic data only (Chen et al. 2020,
     GAN-Leaks; against other runs it is calibrated by LiRA).
 """
 _OF_PROBABILITIES = (ImageClassifier, NextToken)  # the exponential of minus a cross-entropy is one
-_SHIFTS = [(down, right) for down in (0, -1, 1) for right in (0, -1, 1)]
-_LEAST_NORM = 1e-30
 _SAMPLES = 5000  # images of a generator
 
 
@@ -161,41 +155,21 @@ def _data_of(config: Mapping[str, Any]) -> LotDataModule[Any]:
 
 
 def _score_of(module: Any, signal: str) -> Callable[[Any], Tensor]:
-    if signal == "label":
-        if not isinstance(module, ImageClassifier):
-            raise ConfigurationError("signal=label shifts images: attack an image classifier, or by --signal loss.")
-        return lambda batch: _shifts_recognized(module, batch)
-    if signal == "loss" and isinstance(
-        module, GAN
-    ):  # the attacker has the discriminator, as LOGAN's (Hayes et al. 2019)
-        return lambda batch: module.realness(batch).double()
     if signal == "samples":
         return _near_samples(module)
+    if isinstance(module, GAN):  # the attacker has the discriminator, as LOGAN's (Hayes et al. 2019)
+        return lambda batch: module.realness(batch).double()
     if not hasattr(module, "losses"):
         raise ConfigurationError(
             f"an attack compares losses of single records, and {type(module).__name__} has no losses(batch) for it, as "
             "ImageClassifier has."
         )
-    if signal == "gradient_norm":
-        return lambda batch: _small_gradient(module, batch)
     if isinstance(module, ImageClassifier):
         # Not by the loss, which is 0 for records of which the network is sure.
         return lambda batch: margins(module(batch[0]).double(), batch[1])
     if isinstance(module, _OF_PROBABILITIES):
         return lambda batch: torch.from_numpy(log_odds(module.losses(batch).cpu().numpy()))
     return lambda batch: -module.losses(batch)
-
-
-def _shifts_recognized(module: ImageClassifier, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Share of an image and its shifts that are given the true label, (N,) (Choquette-Choo et al. 2021)."""
-    images, labels = batch
-    padded = F.pad(images, (1, 1, 1, 1), mode="replicate")
-    height, width = images.shape[2:]
-    recognized = torch.zeros(len(labels), dtype=torch.float64, device=labels.device)
-    for down, right in _SHIFTS:
-        shifted = padded[:, :, 1 + down : 1 + down + height, 1 + right : 1 + right + width]
-        recognized += module(shifted).argmax(1) == labels
-    return recognized / len(_SHIFTS)
 
 
 def _near_samples(module: Any) -> Callable[[Any], Tensor]:
@@ -206,16 +180,3 @@ def _near_samples(module: Any) -> Callable[[Any], Tensor]:
     samples = drawn.float() / 255
     # A GAN's data are scaled to [−1, 1], and its samples to [0, 1].
     return lambda batch: -nearest((batch[0].cpu() + 1) / 2, samples)[0]
-
-
-def _small_gradient(module: Any, batch: Any) -> Tensor:
-    """Minus the logarithm of the norm of each record's gradient, (N,)."""
-    engine = PerRecordEngine(module)
-    try:
-        with torch.enable_grad():
-            losses = module.losses(batch)
-            gradients = engine.backward(losses.mean(), len(losses))
-        squared = torch.stack([parameter.squared_norms().double() for parameter in gradients]).sum(0)
-    finally:
-        engine.close()
-    return -squared.sqrt().clamp(min=_LEAST_NORM).log()

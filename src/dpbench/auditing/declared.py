@@ -11,10 +11,10 @@ from scipy import stats
 
 from dpbench.auditing.independent import clopper_pearson_upper
 from dpbench.privacy.canaries.probes import Probes
-from dpbench.privacy.canaries.scores import CorrelationSums, GameSums, Scores
+from dpbench.privacy.canaries.scores import GameSums, Scores
 from dpbench.privacy.canaries.whitening import RoundSums
 
-MOST_RATIO = 1e3  # of measured and declared; a mechanism beyond is broken, however far
+_LEAST_NOISE = 1e-6  # of measured and declared; a mechanism with less is broken, however far
 _FEWEST_OBSERVATIONS = 30
 _FEWEST_OF_GROUP = 5  # canaries, on average, by which χ² is trusted
 _LEAST_VARIANCE = 0.05  # of the number of lots that a canary is in, for the test of its dispersion
@@ -33,33 +33,22 @@ class Measured:
     low: float
     high: float
 
-    def times(self, declared: float) -> Measured:
-        """The quantity itself."""
-        return Measured(declared * self.value, declared * self.low, declared * self.high)
-
 
 @dataclass(frozen=True)
 class ReleaseGame:
     """The game on single releases: x = S·b + noise, b known (after Nasr et al. 2023, section 6.4).
 
-    Assumes: noise that is independent from canary to canary and release to release; `noise`, `move` and `ratio` also
-    that it is Gaussian.
+    Assumes: Gaussian noise that is independent from canary to canary and release to release.
 
     Attributes:
-        declared_mu: Largest declared S/σ of a release, as far as canaries reach.
         noise: Measured over declared deviation, by the χ² distribution.
         move: Measured over declared S, by Student's t.
-        ratio: Measured over declared S/σ, by the noncentral t (as approximated by Johnson & Welch 1940).
-        ratio_by_errors: Lower limit of the same, of one release, for noise of any shape, by Clopper-Pearson limits of
-            both errors at the middle, and μ ≥ Φ⁻¹(1−FPR) − Φ⁻¹(FNR) for any μ-GDP release. What several releases
-            compose to is that of the family alone, whose noise is Gaussian.
+        mu: Measured S/σ of a release, where the declared one is largest.
     """
 
-    declared_mu: float
     noise: Measured
     move: Measured
-    ratio: Measured
-    ratio_by_errors: float
+    mu: float
 
 
 def release_game(sums: GameSums, level: float) -> ReleaseGame | None:
@@ -70,8 +59,7 @@ def release_game(sums: GameSums, level: float) -> ReleaseGame | None:
 
     Args:
         sums: What was seen.
-        level: Probability of missing the truth: for each interval, both sides together; for each lower limit of μ that
-            is used alone, half of it.
+        level: Probability that an interval misses the truth, both sides together.
 
     Returns:
         None where nobody was drawn, or everybody always, so that there is nothing to compare.
@@ -86,45 +74,32 @@ def release_game(sums: GameSums, level: float) -> ReleaseGame | None:
         return None
     s_xy = sums.product - sums.move * sums.residual / n
     errors_squared = sums.residual_squared - sums.residual**2 / n - s_xy**2 / s_xx
-    std = math.sqrt(max(errors_squared / freedom, MOST_RATIO**-4))
+    std = math.sqrt(max(errors_squared / freedom, _LEAST_NOISE**2))
     slope = 1 + s_xy / s_xx
-    standard_error = std / math.sqrt(s_xx)
-    half_width = stats.t.isf(level / 2, freedom) * standard_error
+    half_width = stats.t.isf(level / 2, freedom) * std / math.sqrt(s_xx)
     # f·s²/σ² is χ² of f degrees of freedom.
-    chi2_high = stats.chi2.isf(level / 2, freedom)
-    chi2_low = stats.chi2.isf(1 - level / 2, freedom)
-    std_low = std * math.sqrt(freedom / chi2_high)
-    std_high = std * math.sqrt(freedom / chi2_low)
+    std_low = std * math.sqrt(freedom / stats.chi2.isf(level / 2, freedom))
+    std_high = std * math.sqrt(freedom / stats.chi2.isf(1 - level / 2, freedom))
     return ReleaseGame(
-        declared_mu=sums.most_mu,
-        noise=Measured(std, float(std_low), float(std_high)),
+        noise=Measured(std, std_low, std_high),
         move=Measured(slope, float(slope - half_width), float(slope + half_width)),
-        ratio=_ratio(slope / standard_error, freedom, math.sqrt(s_xx), level),
-        ratio_by_errors=_ratio_by_errors(sums, level / 2),
+        mu=sums.most_mu * slope / std,
     )
 
 
-def _ratio(t: float, freedom: int, scale: float, level: float) -> Measured:
-    """Limits of the noncentrality of t over `scale` (Johnson & Welch 1940).
+def least_ratio(sums: GameSums, level: float) -> float:
+    """Lower limit of S/σ of a release over the largest declared one, for noise of any shape.
 
-    t·(1 − 1/(4f)) is about normal around the noncentrality, with the variance 1 + t²/(2f).
+    By exact (Clopper-Pearson) limits of both errors at the middle, and μ ≥ Φ⁻¹(1−FPR) − Φ⁻¹(FNR) for any μ-GDP release.
+    Where releases differ, no average of them falls below the largest μ that was declared. What several releases compose
+    to is that of the family alone, whose noise is Gaussian.
+
+    Assumes: noise that is independent from canary to canary and release to release.
+
+    Args:
+        sums: What was seen, of somebody who was drawn and somebody who was not.
+        level: Probability of a limit above the truth.
     """
-    middle = t * (1 - 1 / (4 * freedom))
-    std = math.sqrt(1 + t**2 / (2 * freedom))
-    half_width = stats.norm.isf(level / 2) * std
-    return Measured(
-        value=_cut(t / scale),
-        low=_cut((middle - half_width) / scale),
-        high=_cut((middle + half_width) / scale),
-    )
-
-
-def _cut(ratio: float) -> float:
-    return float(min(max(ratio, -MOST_RATIO), MOST_RATIO))
-
-
-def _ratio_by_errors(sums: GameSums, level: float) -> float:
-    """Where releases differ, over the largest μ that was declared, below which no average of such releases falls."""
     fpr = clopper_pearson_upper(sums.alarms, sums.outs, level / 2)
     fnr = clopper_pearson_upper(sums.misses, sums.ins, level / 2)
     if fpr >= 1 or fnr >= 1:
@@ -164,40 +139,19 @@ def chi_squared_p_value(squares: float, freedom: float) -> float:
     return two_sided(tail.cdf(squares), tail.sf(squares))
 
 
-@dataclass(frozen=True)
-class Participation:
-    """Tests of the lots and of the independence of the noise; None where there is nothing to test.
-
-    Attributes:
-        rate: How often canaries were drawn, by the exact binomial test (which is conservative where rates differ, and
-            for lots of a fixed size).
-        dispersion: Variance of the number of lots that a canary was in over that of independent lots at the measured
-            rate, by a χ² distribution with the mean and variance of that index.
-        lag: Correlation of the noise of consecutive releases, same canary.
-        shared: Variance of the noise that the canaries of a release share, over what independent noise would have, by
-            a χ² distribution.
-    """
-
-    rate: Checked | None
-    dispersion: Checked | None
-    lag: Checked | None
-    shared: Checked | None
-
-
-def participation(scores: Scores, independent_lots: bool = True) -> Participation:
-    """Test whether lots were drawn as declared, and whether the noise is fresh.
+def participation(scores: Scores) -> dict[str, Checked | None]:
+    """Test how often canaries were drawn, where lots are declared to be drawn independently of each other.
 
     Args:
         scores: What was seen.
-        independent_lots: Whether lots are declared to be drawn independently of each other; otherwise numbers of draws
-            are not binomial, and the lots are not tested.
+
+    Returns:
+        Test by name; None where there is nothing to test. "rate" is the exact binomial test (which is conservative
+        where rates differ, and for lots of a fixed size). "dispersion" is the variance of the number of lots that a
+        canary was in over that of independent lots at the measured rate, by a χ² distribution with the mean and
+        variance of that index.
     """
-    return Participation(
-        rate=_rate(scores) if independent_lots else None,
-        dispersion=_dispersion(scores) if independent_lots else None,
-        lag=_lag(scores.correlation),
-        shared=_shared(scores),
-    )
+    return {"rate": _rate(scores), "dispersion": _dispersion(scores)}
 
 
 def _counts(scores: Scores) -> NDArray[np.int64]:
@@ -232,28 +186,6 @@ def _dispersion(scores: Scores) -> Checked | None:
     spread = 1 - (lots.variance - lots.cumulant) / (6 * lots.variance**2)
     p_value = chi_squared_p_value(index / spread, freedom / spread)
     return Checked(index / freedom, 1.0, p_value)
-
-
-def _lag(sums: CorrelationSums) -> Checked | None:
-    squares = math.sqrt(sums.earlier_squared) * math.sqrt(sums.later_squared)
-    if not sums.pairs or squares == 0:
-        return None
-    correlation = sums.product / squares
-    # Of n independent pairs it is about normal, with the variance 1/n.
-    deviations = correlation * math.sqrt(sums.pairs)
-    p_value = two_sided(stats.norm.sf(-deviations), stats.norm.sf(deviations))
-    return Checked(correlation, 0.0, p_value)
-
-
-def _shared(scores: Scores) -> Checked | None:
-    squares = scores.game.residual_squared
-    if scores.rounds is not None and scores.residuals is not None:
-        squares = scores.residuals.squared  # of each release, not of each round
-    releases = scores.releases
-    if scores.canaries < 2 or not releases or squares == 0:
-        return None
-    index = scores.correlation.across / squares
-    return Checked(index, 1.0, chi_squared_p_value(index * releases, releases))
 
 
 def group_sizes(rounds: RoundSums) -> Checked | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -21,7 +22,7 @@ from dpbench.privacy.sampling import PoissonSampling
 LEAST_SCALE = 1e-3  # of noise; a mechanism beyond is broken, however far
 MOST_SCALE = 1e3
 _STEP = 0.004  # of the logarithm of the scales that are tried
-_TRIED = math.log(8) / _STEP
+_MOST_STEPS = round(math.log(8) / _STEP)
 _GRID = 60 * np.linspace(0, 1, 161) ** 2  # of ε, at which δ is asked for
 _INTERVALS = (5e-3, 2e-3, 5e-4, 1e-4)  # of losses, coarse ones first
 _CLOSE = 1e-3  # relative error of ε that a coarse interval may make
@@ -147,37 +148,12 @@ class Family:
         """
 
         def refuted(step: int) -> bool:
-            return refutes(self.curve(math.exp(step * _STEP)))
+            scale = math.exp(step * _STEP)
+            return self._feasible(scale) and refutes(self.curve(scale))
 
-        def feasible(step: int) -> bool:
-            return self._feasible(math.exp(step * _STEP))
-
-        # First a bracket of steps that grows: the upper end is refuted, the lower one is not (or cannot be computed).
-        low = 0
-        high = 0
-        width = 16
-        if refuted(0):
-            while feasible(high - width) and refuted(high - width):
-                high -= width
-                width *= 2
-            low = high - width
-            while not feasible(low) and high - low > 1:
-                low = (low + high) // 2
-        else:
-            high = width
-            while not refuted(high):
-                if high > _TRIED:
-                    return math.inf
-                low = high
-                width *= 2
-                high = low + width
-        while high - low > 1:
-            middle = (low + high) // 2
-            if refuted(middle):
-                high = middle
-            else:
-                low = middle
-        return math.exp(high * _STEP)
+        steps = range(math.floor(math.log(LEAST_SCALE) / _STEP), _MOST_STEPS + 1)
+        place = bisect_left(steps, True, key=refuted)
+        return math.exp(steps[place] * _STEP) if place < len(steps) else math.inf
 
     def _feasible(self, scale: float) -> bool:
         """Whether privacy loss distributions of so little noise are computed in seconds."""

@@ -6,7 +6,6 @@ All are of the measured scale of the noise, which has a test of its own.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
 
 import numpy as np
 from scipy import special, stats
@@ -18,67 +17,58 @@ from dpbench.privacy.canaries.scores import Floats, Scores
 
 _FEWEST_OBSERVATIONS = 200
 _FEWEST_RELEASES = 8
+NAMES = (
+    "accumulated noise",
+    "spectrum of the noise",
+    "closest releases",
+    "closest canaries",
+    "kurtosis of the noise",
+    "canary by canary",
+    "release by release",
+)
+"""Names of the tests."""
 
 
-@dataclass(frozen=True)
-class FreshNoise:
-    """Tests of the noise over the whole run; None where there is nothing to test.
-
-    Attributes:
-        accumulated: Variance of the noise of a canary summed over the releases, over that of independent noise, by the
-            exact χ² distribution: too little where noise cancels, too much where it repeats.
-        spectrum: Geometric over arithmetic mean of the power at each frequency, by the exact moments of its logarithm:
-            1 for noise without a memory, and less for any other stationary noise, whatever the lag.
-        releases: Distance of the two most similar releases, up to the sign, in sixteen directions: near 0 where noise
-            comes twice, at whatever distance. By the χ² distribution for each pair, and the number of pairs.
-        canaries: The same of two canaries, in four projections of all of their releases: near 0 where two coordinates
-            share their noise.
-        shape: Kurtosis, by Anscombe & Glynn (1983): 3 for Gaussian noise, less where tails are cut, more where some
-            releases or coordinates have less noise and others more.
-        canary_by_canary, release_by_release: Deviation of the noise of the quietest or the loudest one, whichever is
-            less likely, by the χ² distribution of each, and their number.
-    """
-
-    accumulated: Checked | None
-    spectrum: Checked | None
-    releases: Checked | None
-    canaries: Checked | None
-    shape: Checked | None
-    canary_by_canary: Checked | None
-    release_by_release: Checked | None
-
-
-def fresh_noise(scores: Scores) -> FreshNoise:
+def fresh_noise(scores: Scores) -> dict[str, Checked | None]:
     """Test whether the noise is Gaussian and independent from release to release and from canary to canary.
+
+    - accumulated noise: variance of the noise of a canary summed over the releases, over that of independent noise, by
+      the exact χ² distribution: too little where noise cancels, too much where it repeats.
+    - spectrum of the noise: geometric over arithmetic mean of the power at each frequency, by the exact moments of its
+      logarithm: 1 for noise without a memory, and less for any other stationary noise, whatever the lag.
+    - closest releases: distance of the two most similar releases, up to the sign, in sixteen directions: near 0 where
+      noise comes twice, at whatever distance. By the χ² distribution for each pair, and the number of pairs.
+    - closest canaries: the same of two canaries, in four projections of all of their releases: near 0 where two
+      coordinates share their noise.
+    - kurtosis of the noise: 3 for Gaussian noise, less where tails are cut, more where some releases or coordinates
+      have less noise and others more.
+    - canary by canary, release by release: deviation of the noise of the quietest or the loudest one, whichever is
+      less likely, by the χ² distribution of each, and their number.
 
     Args:
         scores: What was seen; of files of earlier versions nothing is tested.
+
+    Returns:
+        Test by name; None where there is nothing to test.
     """
     residuals = scores.residuals
-    count = scores.canaries * scores.releases
-    if residuals is None or not count or not residuals.squared:
-        return FreshNoise(*[None] * len(fields(FreshNoise)))
-    std = math.sqrt(residuals.squared / count)
-    by_release = residuals.over_canaries[:, : scores.canaries] / std
-    return FreshNoise(
-        accumulated=_accumulated(residuals.over_releases[0] / std, scores.releases),
-        spectrum=_spectrum(by_release),
-        releases=_closest(by_release),
-        canaries=_closest(_standardized(residuals, std)),
-        shape=_shape(residuals, count),
-        canary_by_canary=_extreme(
-            residuals.by_canary.min() / std**2,
-            residuals.by_canary.max() / std**2,
-            scores.releases,
-            scores.canaries,
-        ),
-        release_by_release=_extreme(
-            residuals.quietest / std**2,
-            residuals.loudest / std**2,
-            scores.canaries,
-            scores.releases,
-        ),
+    canaries, releases = scores.canaries, scores.releases
+    if residuals is None or not residuals.squared:
+        return dict.fromkeys(NAMES)
+    variance = residuals.squared / (canaries * releases)
+    std = math.sqrt(variance)
+    by_release = np.array(residuals.over_canaries)[:, :canaries] / std
+    by_canary = residuals.by_canary / variance
+    tests = (
+        _accumulated(residuals.over_releases[0] / std, releases),
+        _spectrum(by_release),
+        _closest(by_release),
+        _closest(_standardized(residuals, std)),
+        _kurtosis(residuals, canaries * releases),
+        _extreme(by_canary.min(), by_canary.max(), releases, canaries),
+        _extreme(residuals.quietest / variance, residuals.loudest / variance, canaries, releases),
     )
+    return dict(zip(NAMES, tests, strict=True))
 
 
 def _accumulated(sums: Floats, releases: int) -> Checked | None:
@@ -171,8 +161,8 @@ def _extreme(least: float, most: float, freedom: int, count: int) -> Checked | N
     return Checked(math.sqrt(unlikelier / freedom), 1.0, p_value)
 
 
-def _shape(residuals: Residuals, n: int) -> Checked | None:
-    """Test the kurtosis of n numbers by the transform of Anscombe & Glynn (1983), as `scipy.stats.kurtosistest`."""
+def _kurtosis(residuals: Residuals, n: int) -> Checked | None:
+    """Test the kurtosis of n numbers by its exact moments (Anscombe & Glynn 1983) and the Pearson III distribution."""
     if n < _FEWEST_OBSERVATIONS:
         return None
     kurtosis = n * residuals.fourth / residuals.squared**2
@@ -185,14 +175,6 @@ def _shape(residuals: Residuals, n: int) -> Checked | None:
     skewness = 6.0 * (n**2 - 5 * n + 2)
     skewness /= (n + 7) * (n + 9)
     skewness *= math.sqrt(6 * (n + 3) * (n + 5) / (n * (n - 2) * (n - 3)))
-    # A χ² of A degrees of freedom has that skewness; its cube root is about normal (Wilson & Hilferty).
-    inverse = 2 / skewness
-    freedom = 6 + 4 * inverse * (inverse + math.sqrt(1 + inverse**2))
+    tail = stats.pearson3(skewness)
     deviation = (kurtosis - mean) / math.sqrt(variance)
-    denominator = 1 + deviation * math.sqrt(2 / (freedom - 4))
-    ratio = (1 - 2 / freedom) / max(abs(denominator), 1e-12)
-    cube_root = math.copysign(ratio ** (1 / 3), denominator)
-    root_variance = 2 / (9 * freedom)
-    z = (1 - root_variance - cube_root) / math.sqrt(root_variance)
-    p_value = two_sided(stats.norm.cdf(z), stats.norm.sf(z))
-    return Checked(kurtosis, 3.0, p_value)
+    return Checked(kurtosis, 3.0, two_sided(tail.cdf(deviation), tail.sf(deviation)))

@@ -25,7 +25,7 @@ With --train, all words are overrides of `dpbench train`, sweeps among them; the
 examples:
   dpbench attack --train 16                                    digits, DP-SGD: train 16 runs, and attack them
   dpbench attack --train 16 strategy=none,dpsgd trainer.max_steps=300
-  dpbench attack attacks/members --signal loss,label           runs that are there
+  dpbench attack attacks/members                               runs that are there
   dpbench train -m seed=0,1,2,3 data.membership=half           such runs by hand
 
 exit status: 0 consistent, 3 an attack is above what a ledger allows.
@@ -52,15 +52,14 @@ def add_parser(commands: Commands) -> None:
         "--signal",
         default="loss",
         metavar="NAME",
-        help="what the attacker sees: loss (default), gradient_norm, label, samples (of a GAN), or several; the first "
-        "one tests the claim",
+        help="what the attacker sees: loss (default), samples (of a GAN), or both; the first one tests the claim",
     )
     parser.add_argument("--records", type=integer, metavar="N", help="attack the first N candidates only")
     parser.add_argument(
         "--out",
         type=folder,
         metavar="FOLDER",
-        help="of the runs with --train, and of attack.html, attack.png and attack.json (default: that of the sweep)",
+        help="of the runs with --train, and of attack.png, attack.md and attack.json (default: that of the sweep)",
     )
     add_json(parser)
     add_config_dir(parser)
@@ -68,9 +67,8 @@ def add_parser(commands: Commands) -> None:
 
 
 def _attack(options: argparse.Namespace) -> Answer:
-    """Train if asked to, attack, and write the pages; status 3 where a ledger is refuted."""
-    from dpbench.attack.attack import attack_runs
-    from dpbench.attack.page import write_pages
+    """Train if asked to, attack, and write the results; status 3 where a ledger is refuted."""
+    from dpbench.attack.attack import attack_runs, write_results
     from dpbench.reports.attacked import text_of
 
     if options.records is not None and options.records < 1:
@@ -87,7 +85,7 @@ def _attack(options: argparse.Namespace) -> Answer:
     with own_code(options, sources[0]):
         settings = attack_runs(sources, signals, options.records, options.trust)
     summaries = [setting.summary for setting in settings]
-    pages = write_pages(options.out or sources[0], settings)
-    text = f"{text_of(summaries)}\n\n  page      {pages.page}\n  picture   {pages.picture}"
+    picture = write_results(options.out or sources[0], summaries)
+    text = f"{text_of(summaries)}\n\n  picture   {picture}"
     is_refuted = any(summary.refuted for summary in summaries)
     return Answer(text, [summary.to_dict() for summary in summaries], 3 if is_refuted else 0)

@@ -231,8 +231,9 @@ def _train_with_canaries() -> Path:
 
 def _audit_and_draw(folder: Path, confidence: float, trust: bool) -> tuple[AuditReport[Any], Path]:
     """Audit a run by its canaries or, one on noise, by its labels."""
-    from dpbench.reports.audit import audit_by_labels, audit_figure, audit_run, refuse_unended, require_private
+    from dpbench.reports.audit import audit_by_labels, audit_run, refuse_unended, require_private
     from dpbench.reports.figures import write_figure
+    from dpbench.reports.roc import roc_figure
     from dpbench.runs.folder import RunFolder
 
     run = RunFolder(folder)
@@ -246,4 +247,4 @@ def _audit_and_draw(folder: Path, confidence: float, trust: bool) -> tuple[Audit
     if report is None:
         refuse_unended(folder)
         report = audit_run(folder, confidence)
-    return report, write_figure(run.audit_picture, audit_figure(report))
+    return report, write_figure(run.audit_picture, roc_figure([report.roc_panel]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,14 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from dpbench.auditing import Verdict
-from dpbench.auditing.membership import FALSE_POSITIVE_RATES, AttackResult
 from dpbench.reports.markdown import markdown_rows
 from dpbench.reports.roc import RocCurve, RocPanel
 from dpbench.runs.numbers import ABSENT, epsilon_text
 from dpbench.runs.readers import read_json
 
 FILE = "attack.json"
+FALSE_POSITIVE_RATES = (1e-3, 1e-2)
+"""At which the true positive rate of an attack is stated."""
 HIGH = max(FALSE_POSITIVE_RATES)
 """False positive rate at which tables state what is allowed."""
 _MOST_PANELS = 8
@@ -25,14 +26,42 @@ _TEXTS = 4  # columns of a table of attacks that hold no numbers
 
 
 @dataclass(frozen=True)
-class MeasuredAttack(AttackResult):
+class Estimate:
+    """A quantity of an attack.
+
+    Attributes:
+        value: Of the runs and records that there are.
+        low, high: Confidence limits.
+    """
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class MeasuredAttack:
     """Results of one attack.
 
     Attributes:
+        name: Name of the attack.
+        runs: Number of runs, M.
+        records: Number of records, N.
+        confidence: Confidence of each interval by itself.
+        auc: Area under the ROC curve.
+        advantage: max(TPR − FPR).
+        tpr: True positive rate by false positive rate.
         signal: The attacker's view of a record, such as its loss.
         curve: True positive rates at the false positive rates of its summary.
     """
 
+    name: str
+    runs: int
+    records: int
+    confidence: float
+    auc: Estimate
+    advantage: Estimate
+    tpr: Mapping[float, Estimate]
     signal: str
     curve: tuple[float, ...]
 
@@ -243,6 +272,11 @@ def _curves_of(summary: AttackSummary) -> list[RocCurve]:
             )
             curves.append(RocCurve(label, np.array(summary.fpr), np.array(attack.curve), kind, is_faint))
     return curves
+
+
+def rounded(rates: Iterable[float]) -> tuple[float, ...]:
+    """Rates of a drawing, to six digits: files are read by people too."""
+    return tuple(float(f"{rate:.6g}") for rate in rates)
 
 
 def share(value: float | None) -> str:

@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-from matplotlib.figure import Figure
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from dpbench.auditing import AuditResult, Family, LabelAudit, Verdict, audit_labels
 from dpbench.auditing.audit import KEYS, NO_PROOF, audit
-from dpbench.auditing.membership import roc
 from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.privacy.accounting.ledger import Ledger
 from dpbench.privacy.accounting.seal import Seal, difference
@@ -23,8 +20,7 @@ from dpbench.privacy.accounting.tradeoff import trade_off
 from dpbench.privacy.canaries.file import READABLE, SCHEMA
 from dpbench.privacy.canaries.labels import LabelScores
 from dpbench.privacy.canaries.scores import Scores
-from dpbench.reports.figures import BLUE, GRAY, new_panels
-from dpbench.reports.roc import RATES, RocCurve, RocPanel, draw_roc
+from dpbench.reports.roc import RATES, RocCurve, RocPanel, roc
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.ledgers import read_run_ledger
 from dpbench.runs.numbers import MOST_AUDITED, audit_text, limit_or_none, limit_text
@@ -32,7 +28,6 @@ from dpbench.runs.readers import read_json
 from dpbench.runs.record import read_result, verdict_of
 from dpbench.templates import render
 
-_OUTLINE = ("family", "release_game", "one_run_dp")
 _MOST_GROUPS = 6  # of parameters, named
 _HOW = "dpbench train ... audit=gradient_canaries"
 VERDICTS = {
@@ -43,11 +38,18 @@ VERDICTS = {
 """Meaning of each verdict."""
 
 
+class _Seal(BaseModel):
+    lines: int
+    sha256: str
+
+
 class _AuditFile(BaseModel):
-    """The part of audit.json that is no list of scores."""
+    """The content of audit.json."""
 
     model_config = ConfigDict(strict=True)
 
+    ledger: _Seal
+    scores: Scores
     left_out: dict[str, int] = {}
 
 
@@ -117,54 +119,27 @@ class AuditReport(Generic[ResultT]):
         return isinstance(self.result, LabelAudit)
 
     @property
-    def observations(self) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Scores (m,), higher for likelier members, and who was one (m,)."""
-        if isinstance(self.scores, Scores):
-            return self.scores.llr, self.scores.member
-        values = np.concatenate([self.scores.members, self.scores.others])
-        return values, np.arange(len(values)) < len(self.scores.members)
-
-    @property
     def roc_panel(self) -> RocPanel:
         """Error rates of the scores, above what the audit proves and below what the ledger allows."""
-        scores, member = self.observations
+        if isinstance(self.scores, Scores):
+            scores, member, label = self.scores.llr, self.scores.member, "these canaries"
+        else:
+            scores = np.concatenate([self.scores.members, self.scores.others])
+            member = np.arange(len(scores)) < len(self.scores.members)
+            label = "these records"
         curves: tuple[RocCurve, ...] = ()
         if member.any() and not member.all():
             measured = roc(scores, member)
-            label = "these records" if self.by_labels else "these canaries"
             curves = (RocCurve(label, measured.fpr, measured.tpr),)
-        bound = self.result.shown
+        result = self.result
+        bound = result.shown
         proven = allowed = None
         if bound is not None and bound.noise_scale is not None and math.isfinite(bound.noise_scale):
             proven = self.family.curve(bound.noise_scale).max_true_positive_rate(RATES)
         if self.family.accountant is not None:
             allowed = trade_off(self.family.events).max_true_positive_rate(RATES)
-        return RocPanel("", curves, proven, allowed)
-
-
-def audit_figure(report: AuditReport[Any]) -> Figure:
-    """Draw scores of members and others, and the error rates that they give, between two bounds.
-
-    Args:
-        report: The audit of one run.
-    """
-    scores, member = report.observations
-    figure, (histogram, rates) = new_panels(2, 2, 5.0, 4.2)
-    low, high = np.quantile(scores, [0.002, 0.998]).tolist()  # what lies beyond would leave the rest one bar
-    for name, which, color in (("members", member, BLUE), ("others", ~member, GRAY)):
-        inside = np.clip(scores[which], low, high)
-        histogram.hist(inside, bins=60, range=(low, high), color=color, alpha=0.6, label=f"{which.sum():,} {name}")
-    if report.by_labels:
-        histogram.set(xlabel="score: log-odds of the label by the final weights", ylabel="images of noise")
-    else:
-        histogram.set(xlabel="score of a canary: log-likelihood ratio of what was released", ylabel="canaries")
-    draw_roc(rates, report.roc_panel)
-    for axes in (histogram, rates):
-        # Above, where it covers nothing and takes no width.
-        axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2)
-    result = report.result
-    figure.suptitle(f"{result.verdict}: sound ε {audit_text(result.sound)}, audited {limit_or_none(result.audited)}")
-    return figure
+        title = f"{result.verdict}: sound ε {audit_text(result.sound)}, audited {limit_or_none(result.audited)}"
+        return RocPanel(title, curves, proven, allowed)
 
 
 def refuse_unended(folder: Path) -> None:
@@ -237,20 +212,14 @@ def read_scores(run: RunFolder) -> tuple[Scores, Seal, dict[str, int]]:
     if not run.audit.exists():
         raise ConfigurationError(_no_scores(run))
     again = f"train again, `{_HOW}`, or restore a copy of {{path}}"
-    data = read_json(run.audit, _AuditFile, again)
-    if data.get("schema") not in READABLE:
+    schema = read_json(run.audit, dict, again).get("schema")
+    if schema not in READABLE:
         raise ConfigurationError(
-            f"{run.audit} has schema {data.get('schema')!r}, and this version of dpbench reads schemas up to {SCHEMA}: "
+            f"{run.audit} has schema {schema!r}, and this version of dpbench reads schemas up to {SCHEMA}: "
             "use the version that wrote it."
         )
-    seal = Seal.read(data.get("ledger"))
-    try:
-        scores = Scores.from_json(data.get("scores"))
-        if seal is None:
-            raise ValueError("ledger is no seal of a ledger")
-    except ValueError as error:
-        raise ConfigurationError(f"{run.audit} is damaged: {again.format(path=run.audit)} ({error}).") from None
-    return scores, seal, data.get("left_out", {})
+    file = _AuditFile.model_validate(read_json(run.audit, _AuditFile, again))
+    return file.scores, Seal(**vars(file.ledger)), file.left_out
 
 
 def _no_scores(run: RunFolder) -> str:
@@ -296,13 +265,11 @@ def outline(privacy: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     claimed = audit["claimed"]
     yield "claimed", "infinite" if claimed is None else f"epsilon {audit_text(claimed)} (RDP)"
     yield "sound", _sound_text(audit["sound"], audit["sound_by"])
-    names = {key: name for name, key in KEYS.items()}
-    bounds = []
-    for key in _OUTLINE:
-        if key in audit["audited"]:
-            limit = limit_text(audit["audited"][key])
-            bounds.append(f"{limit} ({names[key]})")
-    yield "audited", f"{', '.join(bounds) or 'nothing'} at {100 * audit['confidence']:g} % confidence"
+    limit = "nothing"
+    if audit["shown"] is not None:
+        names = {key: name for name, key in KEYS.items()}
+        limit = f"{limit_text(audit['audited'][audit['shown']])} ({names[audit['shown']]})"
+    yield "audited", f"{limit} at {100 * audit['confidence']:g} % confidence"
     yield "verdict", _verdict_text(audit["verdict"], audit["accused_by"])
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from dpbench.errors import ConfigurationError
 from dpbench.reports.figures import COLORS, GRAY, RED, add_legend, new_panels
 
 Floats = NDArray[np.float64]
@@ -19,6 +21,61 @@ RATES: Floats = np.geomspace(1e-4, 1, 61)
 _MEASURED = [color for color in COLORS if color != RED]
 _COLUMNS = 3
 _LINE = 40  # letters of a title
+
+
+@dataclass(frozen=True, eq=False)
+class Roc:
+    """The ROC curve of scores: rates of all thresholds, from none called a member to all.
+
+    Attributes:
+        fpr: (points,) false positive rates, from 0 to 1, not decreasing.
+        tpr: (points,) true positive rates, from 0 to 1, not decreasing.
+    """
+
+    fpr: Floats
+    tpr: Floats
+
+    @property
+    def auc(self) -> float:
+        """Area: the probability that a member scores higher than another, where equal scores count by half."""
+        return float(np.trapezoid(self.tpr, self.fpr))
+
+    @property
+    def advantage(self) -> float:
+        """max(TPR − FPR) (Yeom et al. 2018). Of few records it is above 0 for a coin too: it is a maximum."""
+        return float((self.tpr - self.fpr).max())
+
+    def true_positive_rates_at(self, fpr: Floats) -> Floats:
+        """Largest TPR of a threshold whose FPR is at most each of these, without interpolation."""
+        rates: Floats = self.tpr[np.searchsorted(self.fpr, fpr, side="right") - 1]
+        return rates
+
+
+def roc(scores: Floats, members: NDArray[np.bool_], weights: NDArray[Any] | None = None) -> Roc:
+    """ROC curve of all scores together; records with equal scores are called members together.
+
+    Args:
+        scores: Of any shape; higher for likelier members.
+        members: Of the same shape, the truth.
+        weights: Of the same shape, how often each record counts; None: once.
+
+    Raises:
+        ConfigurationError: There is no member or no other.
+
+    >>> curve = roc(np.array([3.0, 2.0, 2.0, 1.0]), np.array([True, True, False, False]))
+    >>> curve.auc, curve.advantage
+    (0.875, 0.5)
+    """
+    from sklearn.metrics import roc_curve  # takes half a second
+
+    if members.all() or not members.any():
+        raise ConfigurationError(
+            "a ROC curve needs members and others, and these records are all of one kind: of runs with "
+            "data.membership=half take more records."
+        )
+    counts = None if weights is None else weights.ravel()
+    fpr, tpr, _ = roc_curve(members.ravel(), scores.ravel(), sample_weight=counts, drop_intermediate=False)
+    return Roc(fpr, tpr)
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,9 +36,8 @@ _WITH_CANARIES = "with_canaries"
 _WORDS = ("audit=gradient_canaries", "++trainer.limit_val_batches=0", "++trainer.limit_test_batches=0")
 _STOP_AFTER = ("+callbacks.stop_after._target_=dpbench.callback.stop_after.StopAfter",)
 _TEXTS = ("table", "row", "column", "words", "verdict")
-_TITLES = {"family": "family", "release_game_t": "release game", "one_run_dp": "one run, DP only"}
+_TITLES = {"family": "family", "release_game": "release game", "one_run_dp": "one run, DP only"}
 """Bound → what the page calls it."""
-_BOUNDS = ("family", "release_game", "release_game_t", "one_run_dp")
 _Key = tuple[str, str, str, int]
 """Table, row, column and seed of a line."""
 _OF_PRIVACY = {
@@ -208,7 +207,7 @@ def read_lines(path: Path) -> pd.DataFrame:
     Raises:
         ConfigurationError: It is damaged.
     """
-    return read_csv(path, [*_TEXTS, "seed", *_BOUNDS], "restore {path}, or move it away", (*_TEXTS, "*"))
+    return read_csv(path, [*_TEXTS, "seed", *_TITLES], "restore {path}, or move it away", (*_TEXTS, "*"))
 
 
 def _is_accused(line: dict[str, Any]) -> bool:
@@ -284,7 +283,7 @@ def _line(table: str, label: str, job: Job) -> dict[str, Any]:
         "steps": None,
         "steps_of_the_row": job.steps,
     }
-    line |= dict.fromkeys((*_OF_PRIVACY, "canaries", *_BOUNDS, "verdict_alone", "verdict", "accused_by", "why_not"))
+    line |= dict.fromkeys((*_OF_PRIVACY, "canaries", *_TITLES, "verdict_alone", "verdict", "accused_by", "why_not"))
     line |= dict.fromkeys((*_PROVENANCE, "date"))
     try:
         line |= _results(job)
@@ -309,7 +308,7 @@ def _results(job: Job) -> dict[str, Any]:
         scores, _, _ = read_scores(job.run)
         results["canaries"] = scores.canaries
         for name, limit in audit["audited"].items():
-            if name in _BOUNDS:
+            if name in _TITLES:
                 results[name] = math.inf if limit is None else limit
         results["verdict_alone"] = audit["verdict"]
         results["verdict"], results["accused_by"] = _joint_verdict(job, audit["verdict"])
@@ -347,7 +346,6 @@ def write_page(folder: Path) -> None:
         number = limits.notna().sum()
         chance = special.bdtrc(count - 1, number, 1 - CONFIDENCE)
         above[title] = f"{count} of {number}, p = {chance:.2f}"
-    not_run, without_audit = _not_run(runs)
     page = render(
         "audited_tables.md",
         cells=_cells(runs),
@@ -359,34 +357,10 @@ def write_page(folder: Path) -> None:
         accused=audited[audited["verdict"] != Verdict.CONSISTENT].to_dict("records"),
         above=above,
         most_rows=MOST_ROWS,
-        not_run=not_run,
-        without_audit=without_audit,
         commits=", ".join(sorted(runs["commit"].dropna().astype(str).unique())),
         hours=audited["seconds"].astype(float).sum() / 3600,
     )
     write_atomically(folder / "README.md", page)
-
-
-def _not_run(runs: pd.DataFrame) -> tuple[list[str], list[str]]:
-    """Say which private cells of the project's tables have no line; nothing where no line is of one of them.
-
-    Returns:
-        Tables with how many there are, and names of those that `all` leaves out and nobody has audited.
-    """
-    tables = [read_table(name) for name in table_names()]
-    not_run: list[str] = []
-    without_audit: list[str] = []
-    if not set(runs["table"]) & {table.name for table in tables}:
-        return not_run, without_audit
-    for table in tables:
-        cells = _private_cells(table)
-        lines = runs[runs["table"] == table.name]
-        missing = cells - set(zip(lines["row"], lines["column"], strict=True))
-        if missing and table.audit is None and lines.empty:
-            without_audit.append(table.name)
-        elif missing:
-            not_run.append(f"{table.name} ({len(missing)} of {len(cells)})")
-    return not_run, without_audit
 
 
 def _cells(runs: pd.DataFrame) -> str:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
-from torchmetrics.functional.classification import multiclass_accuracy
 from torchmetrics.image.fid import FrechetInceptionDistance
 
 from dpbench.data.images import normalize
@@ -99,18 +97,14 @@ def accuracies(synthetic: tuple[Tensor, Tensor], real: tuple[Tensor, Tensor], cl
     """
     images, labels = synthetic
     real_images, real_labels = real
-    by_cnn = _predict(_train_cnn(images, labels, classes), real_images)
-    by_augmented = _predict(_train_cnn(images, labels, classes, augmented=True), real_images)
     regression = LogisticRegression(max_iter=200, tol=1e-2, random_state=_SEED)
     regression.fit(images[:_ROWS].flatten(1).numpy(), labels[:_ROWS].numpy())
-    by_regression = torch.from_numpy(regression.predict(real_images.flatten(1).numpy()))
-    return {
-        "accuracy_cnn": float(multiclass_accuracy(by_cnn, real_labels, classes, average="micro")),
-        "accuracy_cnn_augmented": float(multiclass_accuracy(by_augmented, real_labels, classes, average="micro")),
-        "accuracy_logistic_regression": float(
-            multiclass_accuracy(by_regression, real_labels, classes, average="micro"),
-        ),
+    predictions = {
+        "accuracy_cnn": _predict(_train_cnn(images, labels, classes), real_images),
+        "accuracy_cnn_augmented": _predict(_train_cnn(images, labels, classes, augmented=True), real_images),
+        "accuracy_logistic_regression": torch.from_numpy(regression.predict(real_images.flatten(1).numpy())),
     }
+    return {name: float((predicted == real_labels).double().mean()) for name, predicted in predictions.items()}
 
 
 class DigitsFeatures(nn.Module):
@@ -140,58 +134,49 @@ class DigitsFeatures(nn.Module):
         return features
 
 
-Network = tuple[str, Callable[[Tensor], Tensor], FrechetInceptionDistance]
-
-
-def feature_network(shape: tuple[int, int, int], name: str) -> Network:
-    """Name, feature function and an empty Fréchet distance.
+def feature_distance(shape: tuple[int, int, int], features: str) -> FrechetInceptionDistance:
+    """An empty Fréchet distance in the features of a network.
 
     Args:
         shape: (channels, height, width) of the images.
-        name: "digits" or "inception".
+        features: "digits" or "inception".
 
     Raises:
         ConfigurationError: The network does not fit the images, or its weights are not at hand.
     """
-    if name == "digits":
+    if features == "digits":
         if shape[0] != 1:
             raise ConfigurationError("--features digits knows gray images only: take --features inception.")
-        network = DigitsFeatures(shape[1])
-        return "digits_cnn", network, FrechetInceptionDistance(feature=network, normalize=True)
-    if name != "inception":
-        raise ConfigurationError(f"--features must be digits or inception, not {name!r}.")
+        return FrechetInceptionDistance(feature=DigitsFeatures(shape[1]), normalize=True)
+    if features != "inception":
+        raise ConfigurationError(f"--features must be digits or inception, not {features!r}.")
     try:
-        distance = FrechetInceptionDistance(feature=2048, normalize=True)
+        return FrechetInceptionDistance(feature=2048, normalize=True)
     except Exception as error:  # not installed, or weights that cannot be downloaded
         raise ConfigurationError(
             f"the Inception network is not at hand ({brief(error)}): pip install torch-fidelity and let "
             "it download its weights, or take --features digits."
         ) from error
 
-    def features(images: Tensor) -> Tensor:
-        outputs: Tensor = distance.inception((255 * images.expand(-1, 3, -1, -1)).byte())
-        return outputs
 
-    return "inception", features, distance
-
-
-def fidelity(synthetic: Tensor, real: Tensor, features: Network) -> dict[str, float | str]:
+def fidelity(synthetic: Tensor, real: Tensor, distance: FrechetInceptionDistance) -> dict[str, float | str]:
     """Fréchet distance (torchmetrics), density and coverage (Naeem et al. 2020) of images in [0, 1].
 
     Args:
         synthetic: (N, C, H, W).
         real: (M, C, H, W), test data.
-        features: A new one of `feature_network`.
+        distance: A new one of `feature_distance`.
     """
-    name, network, distance = features
+    network = distance.inception
+    name = "digits_cnn" if isinstance(network, DigitsFeatures) else "inception"
+    channels = 1 if name == "digits_cnn" else 3  # gray images go through Inception in three equal channels
     features_of = []
     with torch.no_grad():
         for images, is_real in ((synthetic, False), (real, True)):
             parts = []
-            for part in torch.split(images, _IMAGES_AT_ONCE):
-                # Inception takes images with three channels, also where they are gray.
-                distance.update(part.expand(-1, 3, -1, -1) if name == "inception" else part, real=is_real)
-                parts.append(network(part))
+            for part in torch.split(images.expand(-1, channels, -1, -1), _IMAGES_AT_ONCE):
+                distance.update(part, real=is_real)
+                parts.append(network(part if name == "digits_cnn" else (255 * part).byte()))
             features_of.append(torch.cat(parts).double())
     of_synthetic, of_real = features_of
     # As many of both: density counts synthetic points near real ones.

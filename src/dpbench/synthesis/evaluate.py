@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from dpbench.data.images import ImageDataModule, InMemoryImages
 from dpbench.errors import ConfigurationError
 from dpbench.files import write_json
 from dpbench.run.saved_module import SavedModule
 from dpbench.runs.folder import RunFolder
-from dpbench.synthesis._fidelity import accuracies, feature_network, fidelity
+from dpbench.synthesis._fidelity import accuracies, feature_distance, fidelity
 from dpbench.synthesis.memorization import memorization
 from dpbench.synthesis.sample import load_gan, make
 
@@ -68,7 +67,7 @@ def evaluate(
     folder = RunFolder(run)
     trained = load_gan(folder, trust)
     data, real = _real_data(run, trained, on)
-    network = feature_network(data.input_shape, features)  # a wrong name is refused now, not after a minute
+    distance = feature_distance(data.input_shape, features)  # a wrong name is refused now, not after a minute
     pixels, labels = make(trained.module, number, seed)
     images = pixels.float() / 255
     train = _unit(data.train_set)[0]
@@ -81,16 +80,10 @@ def evaluate(
         "judged_on": on,
         "steps": int(trained.checkpoint["global_step"]),
     }
-    with tqdm(total=3, disable=None, desc="classifiers") as bar:
-        if labels is not None:
-            figures |= accuracies((images, labels), unseen, data.num_classes)
-        bar.update()
-        bar.set_description("Fréchet distance")
-        figures |= fidelity(images[: len(unseen[0])], unseen[0], network)
-        bar.update()
-        bar.set_description("memorization")
-        figures |= memorization(images, train, unseen[0])
-        bar.update()
+    if labels is not None:
+        figures |= accuracies((images, labels), unseen, data.num_classes)
+    figures |= fidelity(images[: len(unseen[0])], unseen[0], distance)
+    figures |= memorization(images, train, unseen[0])
     write_json(folder.evaluation, figures)
     return figures
 

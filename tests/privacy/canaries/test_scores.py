@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from scipy import stats
 
 from dpbench.privacy.canaries.scores import LIMIT, Scores, ScoreSums, log_likelihood_ratio
@@ -19,7 +18,7 @@ SMALL = World(releases=7, canaries=30, rate=0.3)
 
 
 def same(one: Scores, other: Scores) -> bool:
-    return json.dumps(one.to_json()) == json.dumps(other.to_json())
+    return json.dumps(one.model_dump()) == json.dumps(other.model_dump())
 
 
 @pytest.mark.parametrize("rate", [0.1, 1.0])
@@ -44,33 +43,16 @@ def test_sums_are_those_of_all_observations_at_once(replace_one: bool) -> None:
     np.testing.assert_allclose(scores.llr, log_likelihood_ratio(x, z, q, replace_one).sum(0))
     np.testing.assert_array_equal(scores.drawn, drawn.sum(0))
     move = np.where(drawn, np.where(member, 0.5, -0.5) if replace_one else 1.0, 0.0) / z
-    e, game, correlation = x / z - move, scores.game, scores.correlation
+    e, game = x / z - move, scores.game
     inside, outside = drawn & member, drawn & ~member if replace_one else ~(drawn & member)
     middle = 0.0 if replace_one else 0.5
     assert (game.ins, game.misses) == (inside.sum(), (x[inside] <= middle).sum())
     assert (game.outs, game.alarms) == (outside.sum(), (x[outside] > middle).sum())
     sums = [game.move, game.move_squared, game.residual, game.residual_squared, game.product]
     np.testing.assert_allclose(sums, [move.sum(), (move**2).sum(), e.sum(), (e**2).sum(), (move * e).sum()])
-    lag = [correlation.product, correlation.earlier_squared, correlation.later_squared, correlation.across]
-    np.testing.assert_allclose(
-        lag, [(e[1:] * e[:-1]).sum(), (e[:-1] ** 2).sum(), (e[1:] ** 2).sum(), (e.sum(1) ** 2).sum()]
-    )
-    assert (game.count, correlation.pairs, scores.releases) == (x.size, x[1:].size, len(x))
-    assert game.least_mu == game.most_mu == pytest.approx(1 / z)
+    assert (game.count, scores.releases) == (x.size, len(x))
+    assert game.most_mu == pytest.approx(1 / z)
     assert scores.lots.mean == pytest.approx(7 * q) and scores.lots.variance == pytest.approx(7 * q * (1 - q))
-
-
-@pytest.mark.parametrize("broken", [World(releases=50, same_noise=True), World(releases=50, shared_noise=True)])
-def test_noise_that_is_repeated_or_shared_cancels_in_centred_scores(broken: World) -> None:
-    def auc(values: NDArray[np.float64]) -> float:
-        inside, outside = values[scores.member], values[~scores.member]
-        return float(stats.mannwhitneyu(inside, outside).statistic / (len(inside) * len(outside)))
-
-    scores = broken.scores()
-    assert auc(scores.centred) > 0.9
-    assert broken.shared_noise or auc(scores.llr) < 0.65
-    scores = World(releases=50).scores()
-    assert 0.5 < auc(scores.centred) < auc(scores.llr)
 
 
 @pytest.mark.parametrize("replace_one", [False, True])
@@ -92,12 +74,8 @@ def test_continuation_from_a_checkpoint_is_bit_identical(replace_one: bool) -> N
 
 def test_json_round_trip_is_exact() -> None:
     scores = SMALL.scores()
-    again = Scores.from_json(json.loads(json.dumps(scores.to_json(), allow_nan=False)))
+    again = Scores.model_validate(json.loads(json.dumps(scores.model_dump(), allow_nan=False)))
     assert same(again, scores)
-    for field in fields(Scores):
-        if field.name == "residuals":  # arrays of its own
-            continue
-        np.testing.assert_array_equal(getattr(again, field.name), getattr(scores, field.name))
     assert again.member.dtype == np.bool_ and again.drawn.dtype == np.int64 and again.canaries == 30
 
 
@@ -105,22 +83,30 @@ def test_json_round_trip_is_exact() -> None:
     ("place", "value", "words"),
     [
         ("llr", [1.0], "differ in length"),
-        ("llr", ["1"], "llr holds something else than float"),
-        ("centred", [float("nan")], "centred holds numbers that are not finite"),
-        ("member", [0, 1], "member holds something else than bool"),
-        ("drawn", 3, "drawn is no list"),
-        ("releases", 2.5, "releases is no whole number"),
-        ("replace_one", 1, "replace_one is neither"),
-        ("lots", {"mean": 1.0}, "lots should have the keys"),
-        ("game", None, "game is no object"),
-        ("extra", 1, "should have the keys .*extra"),
+        ("llr", ["one"], "llr.*something else than rows of numbers"),
+        ("llr", [float("nan")], "llr.*numbers that are not finite"),
+        ("member", [0, 1], "member.*something else than true and false"),
+        ("drawn", [0.5], "drawn.*something else than whole numbers"),
+        ("releases", 2.5, "releases"),
+        ("replace_one", 1, "replace_one"),
+        ("lots", {"mean": "much"}, "lots.mean"),
+        ("game", None, "game"),
     ],
 )
 def test_damaged_json_is_named(place: str, value: object, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Scores.from_json(SMALL.scores().to_json() | {place: value})
-    with pytest.raises(ValueError, match="scores is no object"):
-        Scores.from_json([1])
+    with pytest.raises(ValueError, match=f"(?s){words}"):
+        Scores.model_validate(SMALL.scores().model_dump() | {place: value})
+
+
+def test_files_of_earlier_versions_are_read() -> None:
+    """With what they had of checks that are gone, and a checkpoint's scores among other arrays."""
+    sums = SMALL.sums()
+    kept = sums.state_dict()
+    gone = {"centred": [0.0] * 30, "correlation": {"pairs": 3, "product": 0.5}}
+    assert same(Scores.model_validate(kept | gone), sums.scores())
+    llr = kept.pop("llr")
+    earlier = kept | gone | {"per_canary": {"llr": llr, "mean": llr}, "expected": 0.1}
+    assert same(ScoreSums.of(json.loads(json.dumps(earlier))).scores(), sums.scores())
 
 
 def test_what_is_not_finite_or_huge_is_counted_and_cut() -> None:
@@ -129,7 +115,7 @@ def test_what_is_not_finite_or_huge_is_counted_and_cut() -> None:
         sums.add(np.array([np.inf, -np.inf, np.nan, 1e300]), np.array([True, False, False, False]), 1e-3, 0.5)
     scores = sums.scores()
     assert scores.not_finite == 9
-    json.dumps(scores.to_json(), allow_nan=False)
+    json.dumps(scores.model_dump(), allow_nan=False)
     assert scores.llr[0] == scores.llr[3] and scores.llr[0] == pytest.approx(3 * LIMIT * 1e6, rel=1e-3)
 
 

@@ -46,7 +46,7 @@ def observations(rounds: Rounds, seen: NDArray[Any], drawn: NDArray[np.bool_]) -
 
 def test_a_participation_is_seen_once_and_whole() -> None:
     group, drawn, _ = world()
-    x, there = observations(Rounds(C, LENGTH, group), drawn.astype(float), drawn)
+    x, there = observations(Rounds.beginning(C, LENGTH, group), drawn.astype(float), drawn)
     assert len(x) == (STEPS + 1) // LENGTH - 1
     expected = np.array([drawn[group + LENGTH * number, np.arange(CANARIES)] for number in range(len(x))])
     np.testing.assert_array_equal(there, expected)
@@ -55,11 +55,11 @@ def test_a_participation_is_seen_once_and_whole() -> None:
 
 def test_the_noise_of_observations_is_that_of_independent_noise() -> None:
     group, drawn, noise = world()
-    x, _ = observations(Rounds(C, LENGTH, group), noise, drawn)
+    x, _ = observations(Rounds.beginning(C, LENGTH, group), noise, drawn)
     assert accepts_scale(x.ravel(), 1.0)
     lag = (x[1:] * x[:-1]).sum() / np.sqrt(x[1:].size)
     assert abs(lag) < 4.5
-    plain, _ = observations(Rounds([1.0], LENGTH, group), noise, drawn)
+    plain, _ = observations(Rounds.beginning([1.0], LENGTH, group), noise, drawn)
     assert plain.std() > 1.1  # in releases as they are there is more
 
 
@@ -67,7 +67,7 @@ def sums_of(steps: int, state: Any = None, first: int = 0, group_shift: int = 0)
     group, drawn, noise = world()
     member = drawn.any(0)
     sums = ScoreSums(member)
-    sums.rounds = Rounds(C, LENGTH, (group + group_shift) % LENGTH)
+    sums.rounds = Rounds.beginning(C, LENGTH, (group + group_shift) % LENGTH)
     if state is not None:
         sums.load_state_dict(state)
     for step in range(first, steps):
@@ -90,33 +90,27 @@ def test_scores_say_how_often_canaries_were_seen() -> None:
     assert sum(scores.rounds.members) == scores.member.sum()
     assert scores.game.count == 10 * CANARIES
     assert scores.residuals is not None and len(scores.residuals.over_canaries) == STEPS
-    again = Scores.from_json(json.loads(json.dumps(scores.to_json())))
+    again = Scores.model_validate(json.loads(json.dumps(scores.model_dump())))
     assert again.rounds == scores.rounds and again.observations == 10
     late = sums_of(STEPS, group_shift=1).scores()
     assert late.rounds is not None and late.rounds.out_of_turn == world()[1].sum()
 
 
-def test_scores_of_independent_noise_stay_readable_by_earlier_versions() -> None:
-    scores = ScoreSums(np.array([True, False])).scores()
-    assert "rounds" not in scores.to_json() and Scores.from_json(scores.to_json()).rounds is None
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"length": -1}, "something else than whole numbers"),
-        ({"complete": 1.5}, "something else than whole numbers"),
-        ({"members": 3}, "no list"),
+        ({"length": -1}, "length"),
+        ({"complete": 1.5}, "complete"),
+        ({"members": 3}, "members"),
         ({"members": [1]}, "not one number for each step"),
-        ({"more": 1}, "should have the keys"),
     ],
 )
 def test_damaged_rounds_are_refused(change: dict[str, Any], message: str) -> None:
-    data = {**RoundSums(2, 5, 0, (3, 4)).to_json(), **change}
+    right = {"length": 2, "complete": 5, "out_of_turn": 0, "members": [3, 4]}
     with pytest.raises(ValueError, match=message):
-        RoundSums.from_json(data)
+        RoundSums.model_validate({**right, **change})
 
 
 def test_bands_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="3 bands do not fit into rounds of 2 steps"):
-        Rounds(C, 2, np.zeros(3, int))
+        Rounds.beginning(C, 2, np.zeros(3, int))

@@ -10,14 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor
 
 from dpbench.errors import ConfigurationError
+from dpbench.options import Count, check_options
 from dpbench.privacy.canaries.run_probe import LotCounts, RunProbe
 from dpbench.privacy.canaries.scores import ScoreSums
 from dpbench.privacy.canaries.whitening import Rounds
@@ -57,20 +59,11 @@ class GradientCanaries:
         ConfigurationError: A value is out of range.
     """
 
-    canaries: int | None = None
-    seed: int | None = None
+    canaries: Annotated[int, Field(ge=_FEWEST), f"a whole number from {_FEWEST} on"] | None = None
+    seed: Count | None = None
 
     def __post_init__(self) -> None:
-        self._require_whole("canaries", self.canaries, _FEWEST)
-        self._require_whole("the seed of an audit", self.seed, 0)
-
-    @staticmethod
-    def _require_whole(name: str, value: int | None, least: int) -> None:
-        if value is None:
-            return
-        # A bool is an int to Python.
-        if type(value) is not int or value < least:
-            raise ConfigurationError(f"{name} must be a whole number from {least} on, not {value!r}.")
+        check_options(GradientCanaries, vars(self))
 
 
 class SparseGradients(ParameterGradients):
@@ -259,7 +252,7 @@ class Canaries:
         coefficients = noise.coefficients if isinstance(noise, BandedNoise) else (1.0,)
         group = self._group.copy()
         group[self.member] = self._added_groups()
-        self.sums.rounds = Rounds(coefficients, sampling.groups, group)
+        self.sums.rounds = Rounds.beginning(coefficients, sampling.groups, group)
 
     def _slots(self, group: VectorGroup, sizes: Sequence[int]) -> list[int]:
         """How many canaries have room in each parameter of a group, with coordinates of their own."""

@@ -10,8 +10,8 @@ from dpbench.privacy.accounting.seal import Seal
 from dpbench.privacy.canaries.scores import Scores
 
 FILE_NAME = "audit.json"  # beside the ledger
-SCHEMA = 3
-READABLE = (1, 2, SCHEMA)  # files of schema 1 hold no residuals, and of 3 only those of correlated noise are
+SCHEMA = 4
+READABLE = (1, 2, 3, SCHEMA)  # files of schema 1 hold no residuals, and those before 3 no rounds
 
 
 def write_scores(
@@ -29,9 +29,9 @@ def write_scores(
         left_out: Groups that showed nothing, see `Canaries`.
     """
     data = {
-        "schema": SCHEMA if scores.rounds is not None else 2,
+        "schema": SCHEMA,
         "ledger": ledger._asdict(),
-        "scores": scores.to_json(),
+        "scores": scores.model_dump(),
         "left_out": dict(left_out or {}),
     }
     write_json(path, data)

@@ -7,13 +7,14 @@ too large to be kept, of which the projections are kept that show what noise can
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from dpbench.privacy.canaries.arrays import FloatArray, Sums
 
 Floats = NDArray[np.float64]
 
@@ -24,8 +25,7 @@ _DIRECTIONS = 20_261  # seed of the directions, which are the same in each audit
 _DIGITS = 6  # of a projection of a release
 
 
-@dataclass(frozen=True, eq=False)
-class Residuals:
+class Residuals(Sums):
     """Projections and moments of the residuals of m canaries in T releases.
 
     Attributes:
@@ -36,98 +36,34 @@ class Residuals:
             of `over_releases`.
         by_canary: (m,) sums of the squares of each canary.
         quietest, loudest: Smallest and largest sum of the squares of a release.
-        over_canaries: (min(T, 4096), 16) for each release its residuals in sixteen orthonormal directions.
+        over_canaries: For each of the first 4,096 releases its residuals in sixteen orthonormal directions.
     """
 
-    squared: float
-    fourth: float
-    over_releases: Floats
-    weights: Floats
-    by_canary: Floats
-    quietest: float
-    loudest: float
-    over_canaries: Floats
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data; numbers come back bit-identical."""
-        return {
-            "squared": self.squared,
-            "fourth": self.fourth,
-            "over_releases": self.over_releases.tolist(),
-            "weights": self.weights.tolist(),
-            "by_canary": self.by_canary.tolist(),
-            "quietest": self.quietest,
-            "loudest": self.loudest,
-            "over_canaries": self.over_canaries.tolist(),
-        }
+    squared: float = 0.0
+    fourth: float = 0.0
+    over_releases: FloatArray
+    weights: FloatArray
+    by_canary: FloatArray
+    quietest: float = 0.0
+    loudest: float = 0.0
+    over_canaries: list[Annotated[list[float], Field(min_length=OVER_CANARIES, max_length=OVER_CANARIES)]]
 
     @classmethod
-    def from_json(cls, data: object, canaries: int) -> Residuals:
-        """Inverse of `to_json`.
-
-        Raises:
-            ValueError: It is something else, or of another number of canaries.
-        """
-        shapes: dict[str, tuple[int, ...]] = {
-            "squared": (),
-            "fourth": (),
-            "over_releases": (OVER_RELEASES, canaries),
-            "weights": (OVER_RELEASES, OVER_RELEASES),
-            "by_canary": (canaries,),
-            "quietest": (),
-            "loudest": (),
-            "over_canaries": (-1, OVER_CANARIES),
-        }
-        if not isinstance(data, Mapping) or set(data) != set(shapes):
-            raise ValueError(f"residuals should have the keys {', '.join(shapes)}")
-        arrays = {}
-        for name, shape in shapes.items():
-            arrays[name] = _array(data[name], shape, f"residuals.{name}")
+    def none_of(cls, canaries: int) -> Residuals:
+        """Begin with no release of m canaries."""
         return cls(
-            squared=float(arrays["squared"]),
-            fourth=float(arrays["fourth"]),
-            over_releases=arrays["over_releases"],
-            weights=arrays["weights"],
-            by_canary=arrays["by_canary"],
-            quietest=float(arrays["quietest"]),
-            loudest=float(arrays["loudest"]),
-            over_canaries=arrays["over_canaries"],
+            over_releases=np.zeros((OVER_RELEASES, canaries)),
+            weights=np.zeros((OVER_RELEASES, OVER_RELEASES)),
+            by_canary=np.zeros(canaries),
+            over_canaries=[],
         )
 
-
-def _array(data: object, shape: tuple[int, ...], name: str) -> Floats:
-    """Finite numbers in a shape, in which a first length of -1 is any."""
-    try:
-        array = np.array(data, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise ValueError(f"{name} holds something else than numbers") from None
-    expected = shape
-    if shape[:1] == (-1,):
-        width = shape[1]
-        expected = (array.size // width, width)
-    if not array.size and 0 in expected:  # an empty list does not tell its width
-        array = array.reshape(expected)
-    if array.shape != expected or not np.isfinite(array).all():
-        raise ValueError(f"{name} is no array of finite numbers of shape {shape}")
-    return array
-
-
-class ResidualSums:
-    """Adds up the residuals, release by release.
-
-    Args:
-        canaries: m.
-    """
-
-    def __init__(self, canaries: int) -> None:
-        self._canaries = canaries
-        self._squared = 0.0
-        self._fourth = 0.0
-        self._over_releases = np.zeros((OVER_RELEASES, canaries))
-        self._weights = np.zeros((OVER_RELEASES, OVER_RELEASES))
-        self._by_canary = np.zeros(canaries)
-        self._extremes: tuple[float, float] | None = None  # the quietest and the loudest release
-        self._over_canaries: list[list[float]] = []
+    @model_validator(mode="after")
+    def _check_shapes(self) -> Self:
+        shapes = self.over_releases.shape, self.weights.shape
+        if shapes != ((OVER_RELEASES, self.by_canary.size), (OVER_RELEASES, OVER_RELEASES)):
+            raise ValueError("over_releases, weights and by_canary differ in length")
+        return self
 
     def add(self, residual: Floats, release: int) -> None:
         """Add one release.
@@ -139,61 +75,30 @@ class ResidualSums:
         weights = release_weights(release)
         squares = residual**2
         power = float(squares.sum())
-        self._squared += power
-        self._fourth += float(squares @ squares)
-        self._by_canary += squares
-        quietest, loudest = self._extremes or (power, power)
-        quietest = min(quietest, power)
-        loudest = max(loudest, power)
-        self._extremes = (quietest, loudest)
-        self._over_releases += weights[:, None] * residual
-        self._weights += np.outer(weights, weights)
-        if len(self._over_canaries) < MOST_RELEASES:
-            projections = directions(self._canaries) @ residual
-            rounded = np.round(projections, _DIGITS)
-            self._over_canaries.append(rounded.tolist())
-
-    def residuals(self) -> Residuals:
-        """What was added so far; later releases do not change it."""
-        quietest, loudest = self._extremes or (0.0, 0.0)
-        over_canaries = np.array(self._over_canaries, dtype=np.float64)
-        return Residuals(
-            squared=self._squared,
-            fourth=self._fourth,
-            over_releases=self._over_releases.copy(),
-            weights=self._weights.copy(),
-            by_canary=self._by_canary.copy(),
-            quietest=quietest,
-            loudest=loudest,
-            over_canaries=over_canaries.reshape(-1, OVER_CANARIES),
-        )
-
-    @classmethod
-    def of(cls, residuals: Residuals) -> ResidualSums:
-        """Sums that go on from what `residuals` gave, bit-identically."""
-        sums = cls(residuals.over_releases.shape[1])
-        sums._squared = residuals.squared
-        sums._fourth = residuals.fourth
-        sums._over_releases = residuals.over_releases.copy()
-        sums._weights = residuals.weights.copy()
-        sums._by_canary = residuals.by_canary.copy()
-        if len(residuals.over_canaries):  # any release
-            sums._extremes = (residuals.quietest, residuals.loudest)
-        sums._over_canaries = residuals.over_canaries.tolist()
-        return sums
+        self.squared += power
+        self.fourth += float(squares @ squares)
+        self.by_canary += squares
+        if self.over_canaries:
+            self.quietest = min(self.quietest, power)
+            self.loudest = max(self.loudest, power)
+        else:
+            self.quietest = self.loudest = power
+        self.over_releases += weights[:, None] * residual
+        self.weights += np.outer(weights, weights)
+        if len(self.over_canaries) < MOST_RELEASES:
+            projections = directions(len(residual)) @ residual
+            self.over_canaries.append(np.round(projections, _DIGITS).tolist())
 
 
 def release_weights(release: int) -> Floats:
     """Weights of a release in the sums of a canary's residuals, shape (4,): one, and three normal numbers."""
-    rng = _generator(release)
-    normal = rng.standard_normal(OVER_RELEASES - 1)
+    normal = _generator(release).standard_normal(OVER_RELEASES - 1)
     return np.concatenate([np.ones(1), normal])
 
 
 def _generator(number: int) -> np.random.Generator:
     """Random numbers that are the same in each audit."""
-    bits = np.random.PCG64DXSM([_DIRECTIONS, number])
-    return np.random.Generator(bits)
+    return np.random.Generator(np.random.PCG64DXSM([_DIRECTIONS, number]))
 
 
 @lru_cache(maxsize=4)
@@ -202,9 +107,8 @@ def directions(canaries: int) -> Floats:
 
     Fewer than sixteen canaries have as many directions; the others are zero.
     """
-    rng = _generator(canaries)
     count = min(canaries, OVER_CANARIES)
-    normal = rng.standard_normal((canaries, count))
+    normal = _generator(canaries).standard_normal((canaries, count))
     orthonormal, _ = np.linalg.qr(normal)
     basis = np.zeros((OVER_CANARIES, canaries))
     basis[:count] = orthonormal.T

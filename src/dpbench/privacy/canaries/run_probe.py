@@ -129,11 +129,7 @@ class RunProbe:
         sampling = mechanism.plan.sampling
         cumulants = sampling.lot_size_cumulants
         if cumulants is not None:
-            self._sums.probes = probes.with_size(
-                self._counts.size(release),
-                sampling.expected_batch_size,
-                cumulants,
-            )
+            probes.add_size(self._counts.size(release), sampling.expected_batch_size, cumulants)
         self._statistics = self._statistic_sums(mechanism)
         if self._processes.world > 1 and len(self._statistics):
             self._processes.add_up(self._statistics)
@@ -160,7 +156,7 @@ class RunProbe:
         noise = noise.double().cpu() / torch.cat(stds)
         whitened = torch.from_numpy(self._sums.whiten_statistics(noise.numpy()))
         squared = float(whitened.square().sum())
-        self._sums.probes = probes.with_statistics(len(whitened), squared)
+        probes.add_statistics(len(whitened), squared)
 
     def _begin(self) -> None:
         """Forget the lot before, once."""
@@ -195,12 +191,7 @@ class RunProbe:
         surplus = round(summands) - self._counts.summands(release)
         probes = self._sums.probes
         assert probes is not None
-        self._sums.probes = probes.with_records(
-            round(records),
-            largest,
-            difference,
-            surplus=max(0, surplus),
-        )
+        probes.add_records(round(records), largest, difference, max(0, surplus))
 
     @staticmethod
     def _gradient_sums(mechanism: Mechanism, total: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,16 +19,16 @@ from scipy import special
 from dpbench.auditing.one_run import Guesses, count_right, one_run, one_run_fdp
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.canaries.scores import Flags, Floats
+from dpbench.reports.attacked import FALSE_POSITIVE_RATES, Estimate, MeasuredAttack, rounded
+from dpbench.reports.roc import RATES, Roc, roc
 
-FALSE_POSITIVE_RATES = (1e-3, 1e-2)
-"""At which the true positive rate of an attack is stated."""
 Groups = NDArray[np.integer[Any]]
 GROUPS = 4
 """Of runs by which a claim is tested: more have more shadow models each, and less of the level."""
 _RUNS_FOR_VARIANCES = 64  # a run and its shadow models: from them on each record has its variance (Carlini et al. 2022)
 _LEAST_DEVIATION = 1e-6  # of a record's signals, in standard deviations of all signals
 _TINY = float(np.finfo(np.float64).tiny)
-_POINTS = 4096  # of the ROC curve of a resample, evenly on each of two axes: linear and logarithmic
+_SLOPE = 0.3  # of RMIA, offline, from out-runs to in-runs: 1 where training on a record changes nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ class MembershipGame:
             that the runs of a group are one game, see `claim_test`. None: each run is a group of its own.
 
     Raises:
-        ConfigurationError: Shapes do not fit, a signal is not finite, or there are fewer than two runs or groups.
+        ConfigurationError: Shapes differ, or there are fewer than two runs.
     """
 
     signals: Floats
@@ -53,45 +53,16 @@ class MembershipGame:
     groups: Groups | None = None
 
     def __post_init__(self) -> None:
-        signals = np.asarray(self.signals, dtype=np.float64)
-        members = np.asarray(self.members)
-        if signals.ndim != 2 or not signals.shape[1]:
+        if self.signals.shape != self.members.shape or len(self.signals) < 2:
             raise ConfigurationError(
-                f"signals must have the shape (runs, records), not {signals.shape}: pass a row for each run."
+                f"membership inference compares two runs or more: signals have the shape {self.signals.shape}, members "
+                f"{self.members.shape}."
             )
-        if len(signals) < 2:
-            raise ConfigurationError(
-                "membership inference compares a run with others, and there is one run only: train two or more."
-            )
-        if members.shape != signals.shape or members.dtype != bool:
-            raise ConfigurationError(
-                f"members must be booleans of the signals' shape {signals.shape}, not {members.dtype} of the shape "
-                f"{members.shape}: pass one for each record of each run."
-            )
-        _check_finite("signals", signals)
-        object.__setattr__(self, "signals", signals)
-        object.__setattr__(self, "members", members)
-        if self.references is not None:
-            references = np.asarray(self.references, dtype=np.float64)
-            if references.ndim != 2 or len(references) != len(signals) or not references.shape[1]:
-                raise ConfigurationError(
-                    f"references must have the shape ({len(signals)}, references), not {references.shape}: pass a row "
-                    "for each run."
-                )
-            _check_finite("references", references)
-            object.__setattr__(self, "references", references)
-        groups = _checked_groups(self.groups, len(signals))
-        if not groups.any():
-            raise ConfigurationError(
-                "all runs are of one group, which leaves no shadow models: make two groups or more."
-            )
-        object.__setattr__(self, "groups", groups)
 
     @property
     def group_of_run(self) -> Groups:
         """(M,) the group of each run."""
-        assert self.groups is not None
-        return self.groups
+        return np.arange(self.runs) if self.groups is None else self.groups
 
     @property
     def shadows(self) -> NDArray[np.int64]:
@@ -103,33 +74,6 @@ class MembershipGame:
     def runs(self) -> int:
         """M."""
         return len(self.signals)
-
-    @property
-    def records(self) -> int:
-        """N."""
-        return len(self.signals[0])
-
-
-def _checked_groups(groups: Groups | None, runs: int) -> Groups:
-    """The group of each run, by default one for each."""
-    if groups is None:
-        return np.arange(runs)
-    groups = np.asarray(groups)
-    if groups.shape != (runs,) or not np.issubdtype(groups.dtype, np.integer):
-        raise ConfigurationError(
-            f"groups must be a whole number for each of the {runs} runs, not {groups.dtype} of shape {groups.shape}."
-        )
-    if set(groups.tolist()) != set(range(int(groups.max()) + 1)):
-        raise ConfigurationError("groups must be numbered from 0 on, without gaps.")
-    return groups
-
-
-def _check_finite(name: str, values: Floats) -> None:
-    finite = np.isfinite(values).all(axis=1)
-    if not finite.all():
-        raise ConfigurationError(
-            f"{name} of run {int(finite.argmin())} (from 0) are not finite: leave out a run that diverged."
-        )
 
 
 def log_odds(losses: Floats) -> Floats:
@@ -199,62 +143,55 @@ def lira_offline(game: MembershipGame) -> Floats:
     return scores
 
 
-def rmia(game: MembershipGame, gamma: float = 1.0) -> Floats:
+def rmia(game: MembershipGame) -> Floats:
     """RMIA, online (Zarifzadeh et al. 2024, algorithm 1): the share of references z that the record x dominates.
 
-    x dominates z where (p(x|θ)/p(x)) / (p(z|θ)/p(z)) ≥ γ. Here p(x) is half of the mean probability in in-runs and
+    x dominates z where (p(x|θ)/p(x)) / (p(z|θ)/p(z)) ≥ 1. Here p(x) is half of the mean probability in in-runs and
     half of that in out-runs, or the one that there is, and p(z) the mean of the other runs. Records that dominate the
     same references are ranked by their own ratio.
 
     Args:
         game: With references; its signals are log-odds.
-        gamma: γ.
 
     Returns:
         (M, N) scores in [0, 1], higher for likelier members.
 
     Raises:
-        ConfigurationError: There are no references, or an option is out of range.
+        ConfigurationError: There are no references.
     """
     references = _references(game)
     inside = _mean_probability_of_others(game, game.signals, game.members)
     outside = _mean_probability_of_others(game, game.signals, ~game.members)
     usual = np.where(np.isnan(inside), outside, (inside + outside) / 2)
     usual = np.where(np.isnan(outside), inside, usual)
-    return _dominated(game.signals, usual, references, _mean_probability_of_others(game, references), gamma)
+    return _dominated(game.signals, usual, references, _mean_probability_of_others(game, references))
 
 
-def rmia_offline(game: MembershipGame, a: float = 0.3, gamma: float = 1.0) -> Floats:
-    """RMIA with out-runs only: p(x) = ((1 + a)·p(x)_out + 1 − a)/2, and so for z; see `rmia`.
+def rmia_offline(game: MembershipGame) -> Floats:
+    """RMIA with out-runs only: p(x) = ((1 + a)·p(x)_out + 1 − a)/2 with a = 0.3, and so for z; see `rmia`.
 
     (Zarifzadeh et al. 2024: the mean of in-runs is taken to be a·p_out + 1 − a.) A record that all
     other runs were trained on has the mean of these.
 
     Args:
         game: With references; its signals are log-odds.
-        a: In [0, 1]: 0 where members are always fitted perfectly, 1 where training on a record changes nothing.
-        gamma: γ.
 
     Returns:
         (M, N) scores in [0, 1], higher for likelier members.
 
     Raises:
-        ConfigurationError: There are no references, or an option is out of range.
+        ConfigurationError: There are no references.
     """
-    if not 0 <= a <= 1:
-        raise ConfigurationError(f"a={a}, the slope from out-runs to in-runs, must lie in [0, 1].")
     references = _references(game)
 
     def with_inside(outside: Floats) -> Floats:
-        both: Floats = ((1 + a) * outside + (1 - a)) / 2
+        both: Floats = ((1 + _SLOPE) * outside + (1 - _SLOPE)) / 2
         return both
 
     outside = _mean_probability_of_others(game, game.signals, ~game.members)
     inside = _mean_probability_of_others(game, game.signals, game.members)
     usual = np.where(np.isnan(outside), inside, with_inside(outside))
-    return _dominated(
-        game.signals, usual, references, with_inside(_mean_probability_of_others(game, references)), gamma
-    )
+    return _dominated(game.signals, usual, references, with_inside(_mean_probability_of_others(game, references)))
 
 
 ATTACKS: Mapping[str, Callable[[MembershipGame], Floats]] = {
@@ -381,7 +318,7 @@ def _mean_probability_of_others(game: MembershipGame, signals: Floats, kind: Fla
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
-def _dominated(signals: Floats, usual: Floats, references: Floats, usual_references: Floats, gamma: float) -> Floats:
+def _dominated(signals: Floats, usual: Floats, references: Floats, usual_references: Floats) -> Floats:
     """Share of references that each record dominates, see `rmia`.
 
     Args:
@@ -389,17 +326,12 @@ def _dominated(signals: Floats, usual: Floats, references: Floats, usual_referen
         usual: (M, N) p(x).
         references: (M, Z) log-odds of p(z|θ).
         usual_references: (M, Z) p(z).
-        gamma: γ.
     """
-    if gamma <= 0:
-        raise ConfigurationError(
-            f"gamma={gamma}, the ratio from which a record dominates a reference, must be positive."
-        )
     log_ratios = special.log_expit(signals) - np.log(usual)
     log_reference_ratios = np.sort(special.log_expit(references) - np.log(usual_references), axis=1)
     scores = np.empty_like(signals)
     for run, thresholds in enumerate(log_reference_ratios):
-        dominated = np.searchsorted(thresholds, log_ratios[run] - math.log(gamma), side="right")
+        dominated = np.searchsorted(thresholds, log_ratios[run], side="right")
         # Within (0, 1) between two ranks: the record's own ratio decides among those of one rank.
         within = special.expit(log_ratios[run])
         scores[run] = (dominated + within) / (len(thresholds) + 1)
@@ -409,144 +341,15 @@ def _dominated(signals: Floats, usual: Floats, references: Floats, usual_referen
 # What an attack reaches
 
 
-@dataclass(frozen=True, eq=False)
-class Roc:
-    """The ROC curve of scores: rates of all thresholds, from none called a member to all.
-
-    Attributes:
-        fpr: (points,) false positive rates, from 0 to 1, not decreasing.
-        tpr: (points,) true positive rates, from 0 to 1, not decreasing.
-    """
-
-    fpr: Floats
-    tpr: Floats
-
-    @classmethod
-    def from_counts(cls, members: Floats, others: Floats) -> Roc:
-        """Of how many have each score, highest score first.
-
-        Args:
-            members: (scores,) number or weight of the members.
-            others: (scores,) the same of the others.
-        """
-        return cls(_cumulative_share(others), _cumulative_share(members))
-
-    @property
-    def auc(self) -> float:
-        """Area: the probability that a member scores higher than another, where equal scores count by half."""
-        return float(np.trapezoid(self.tpr, self.fpr))
-
-    @property
-    def advantage(self) -> float:
-        """max(TPR − FPR) (Yeom et al. 2018). Of few records it is above 0 for a coin too: it is a maximum."""
-        return float((self.tpr - self.fpr).max())
-
-    def true_positive_rate_at(self, fpr: float) -> float:
-        """Largest TPR of a threshold whose FPR is at most this, without interpolation."""
-        return float(self.true_positive_rates_at(np.array(fpr)))
-
-    def true_positive_rates_at(self, fpr: Floats) -> Floats:
-        """The same at many false positive rates, of the same shape."""
-        rates: Floats = self.tpr[np.searchsorted(self.fpr, fpr, side="right") - 1]
-        return rates
-
-
-def _cumulative_share(counts: Floats) -> Floats:
-    cumulative = np.concatenate([[0.0], np.cumsum(counts)])
-    share: Floats = cumulative / cumulative[-1]
-    return share
-
-
-def roc(scores: Floats, members: Flags) -> Roc:
-    """ROC curve of all scores together; records with equal scores are called members together.
-
-    Args:
-        scores: Of any shape, (M, N) of an attack; higher for likelier members.
-        members: Of the same shape, the truth.
-
-    Raises:
-        ConfigurationError: Shapes differ, or there is no member or no other.
-
-    >>> curve = roc(np.array([3.0, 2.0, 2.0, 1.0]), np.array([True, True, False, False]))
-    >>> curve.auc, curve.advantage, curve.true_positive_rate_at(0.1)
-    (0.875, 0.5, 0.5)
-    """
-    _check_scores(scores, members)
-    values = scores.ravel()
-    order = np.argsort(-values, kind="stable")
-    values = values[order]
-    last = np.append(np.flatnonzero(np.diff(values)), len(values) - 1)  # of each group of equal scores
-    true_positives = np.cumsum(members.ravel()[order], dtype=np.float64)[last]
-    false_positives = last + 1.0 - true_positives
-    return Roc(
-        fpr=np.append(0.0, false_positives / false_positives[-1]),
-        tpr=np.append(0.0, true_positives / true_positives[-1]),
-    )
-
-
-def _check_scores(scores: Floats, members: Flags) -> None:
-    if scores.shape != members.shape:
-        raise ConfigurationError(
-            f"scores have the shape {scores.shape} and members {members.shape}: pass one of each for each record of "
-            "each run."
-        )
-    if members.all() or not members.any():
-        raise ConfigurationError(
-            "an attack is measured by members and others, and there is one kind only: train with data.membership=half."
-        )
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A quantity of an attack.
-
-    Attributes:
-        value: Of the runs and records that there are.
-        low, high: Confidence limits.
-    """
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class AttackResult:
-    """What an attack reaches.
-
-    Attributes:
-        name: Of the attack.
-        runs: M.
-        records: N.
-        confidence: Of each interval by itself.
-        auc: Area under the ROC curve.
-        advantage: max(TPR − FPR).
-        tpr: True positive rate by false positive rate.
-    """
-
-    name: str
-    runs: int
-    records: int
-    confidence: float
-    auc: Estimate
-    advantage: Estimate
-    tpr: Mapping[float, Estimate]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; false positive rates are written like "0.001"."""
-        plain = asdict(self)
-        plain["tpr"] = {f"{fpr:g}": asdict(estimate) for fpr, estimate in self.tpr.items()}
-        return plain
-
-
 def measure_attack(
+    signal: str,
     name: str,
     scores: Floats,
     members: Flags,
     confidence: float = 0.95,
     resamples: int = 200,
     seed: int = 0,
-) -> AttackResult:
+) -> MeasuredAttack:
     """Rates of an attack over all runs together, with bootstrap intervals.
 
     Runs and records are both resampled (the two-way bootstrap of Owen 2007), since scores of one run, and of one
@@ -554,6 +357,7 @@ def measure_attack(
     Among fewer others than 1/FPR, TPR at this FPR is that without a false positive.
 
     Args:
+        signal: What the attacker sees.
         name: Of the attack.
         scores: (M, N) higher for likelier members.
         members: (M, N) the truth.
@@ -562,107 +366,84 @@ def measure_attack(
         seed: Of the resampling.
 
     Raises:
-        ConfigurationError: Shapes differ, there is no member or no other, or the confidence is out of range.
+        ConfigurationError: Shapes differ, or there is no member or no other.
     """
-    if not 0 < confidence < 1:
-        raise ConfigurationError(f"confidence must lie strictly between 0 and 1, not {confidence}.")
-    values = _quantities(roc(scores, members))
-    resampled = np.array([_quantities(curve) for curve in _resampled(scores, members, resamples, seed)])
-    tails = [(1 - confidence) / 2, (1 + confidence) / 2]
-    low, high = np.quantile(resampled, tails, axis=0)
-    auc, advantage, *tpr = [Estimate(*limits) for limits in zip(values, low.tolist(), high.tolist(), strict=True)]
-    return AttackResult(
+    curve = roc(scores, members)
+    runs, records = scores.shape
+    rng = np.random.default_rng(seed)
+    resampled: list[list[float]] = []
+    while len(resampled) < resamples:
+        run_counts = np.bincount(rng.integers(runs, size=runs), minlength=runs)
+        record_counts = np.bincount(rng.integers(records, size=records), minlength=records)
+        weights = np.outer(run_counts, record_counts)
+        kinds = members[weights > 0]
+        if kinds.any() and not kinds.all():  # a resample of very few records may lack a kind
+            resampled.append(_quantities(roc(scores, members, weights)))
+    low, high = np.quantile(resampled, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
+    limits = zip(_quantities(curve), low.tolist(), high.tolist(), strict=True)
+    auc, advantage, *tpr = [Estimate(*values) for values in limits]
+    return MeasuredAttack(
         name=name,
-        runs=scores.shape[0],
-        records=scores.shape[1],
+        runs=runs,
+        records=records,
         confidence=confidence,
         auc=auc,
         advantage=advantage,
         tpr=dict(zip(FALSE_POSITIVE_RATES, tpr, strict=True)),
+        signal=signal,
+        curve=rounded(curve.true_positive_rates_at(RATES)),
     )
 
 
 def _quantities(curve: Roc) -> list[float]:
-    return [curve.auc, curve.advantage, *(curve.true_positive_rate_at(fpr) for fpr in FALSE_POSITIVE_RATES)]
-
-
-def _resampled(scores: Floats, members: Flags, resamples: int, seed: int) -> list[Roc]:
-    """ROC curves of resampled runs and records."""
-    runs, records = scores.shape
-    bins, number = _bins(scores, members)
-    cells = (bins + number * members).ravel()
-    rng = np.random.default_rng(seed)
-    curves: list[Roc] = []
-    while len(curves) < resamples:
-        run_counts = np.bincount(rng.integers(runs, size=runs), minlength=runs)
-        record_counts = np.bincount(rng.integers(records, size=records), minlength=records)
-        weights = np.outer(run_counts, record_counts).ravel()
-        of_cells: Floats = np.bincount(cells, weights, minlength=2 * number).astype(np.float64)
-        others, inside = of_cells.reshape(2, number)
-        if inside.any() and others.any():  # a resample of very few records may lack a kind
-            curves.append(Roc.from_counts(inside, others))
-    return curves
-
-
-def _bins(scores: Floats, members: Flags) -> tuple[NDArray[np.intp], int]:
-    """Bins of scores, highest first, and their number.
-
-    Up to some thousand different scores of others the bins are exact: one for each of these scores, and one for each
-    interval between two. Of more scores they are as dense as the curve is seen on linear and logarithmic axes.
-    """
-    others = -np.sort(-scores[~members])
-    even = np.linspace(1, len(others), _POINTS)
-    logarithmic = np.geomspace(1, len(others), _POINTS)
-    ranks = np.unique(np.rint(np.concatenate([even, logarithmic])).astype(int)) - 1
-    thresholds = np.unique(-others[ranks])
-    bins = np.searchsorted(thresholds, -scores, side="left") + np.searchsorted(thresholds, -scores, side="right")
-    return bins, 2 * len(thresholds) + 1
+    return [curve.auc, curve.advantage, *curve.true_positive_rates_at(np.array(FALSE_POSITIVE_RATES)).tolist()]
 
 
 # A claim
 
 
-@dataclass(frozen=True, eq=False)
+class GroupGuesses(NamedTuple):
+    """Guesses about the runs of a group, all together.
+
+    Attributes:
+        records: Number of records, of each run.
+        made: Number of guesses.
+        right: How many of them are right.
+    """
+
+    records: int
+    made: int
+    right: int
+
+
+@dataclass(frozen=True)
 class ClaimTest:
     """Whether an attack refutes a claimed trade-off curve, and the ε that it shows.
 
     Attributes:
         level: Probability that any group refutes a true claim, and that any ε is too high.
-        records: Of each group of runs, all its runs together.
-        guesses: Of each group.
-        right: (G,) how many of them are right.
-        refuted: (G,) whether the group refutes the curve; False for all where there is none.
-        epsilon: (G,) lower limits of ε at the claim's δ.
+        delta: δ of the claim.
+        groups: Guesses of each group.
     """
 
     level: float
-    records: tuple[int, ...]
-    guesses: tuple[Guesses, ...]
-    right: NDArray[np.int64]
-    refuted: Flags
-    epsilon: Floats
-
-    @property
-    def violated(self) -> bool:
-        """Whether the claim is refuted."""
-        return bool(self.refuted.any())
-
-    @property
-    def audited(self) -> float:
-        """The largest lower limit of ε."""
-        return float(self.epsilon.max())
+    delta: float
+    groups: tuple[GroupGuesses, ...]
 
     def refutes(self, trade_off: Callable[[float], float]) -> bool:
         """Whether any group of runs refutes a curve, at the level for all groups together.
 
         Args:
-            trade_off: Symmetric, as in `claim_test`.
+            trade_off: Symmetric.
         """
-        games = len(self.right)
-        for records, guesses, right in zip(self.records, self.guesses, self.right.tolist(), strict=True):
-            if one_run_fdp(records, guesses.made, right, trade_off, self.level / games):
-                return True
-        return False
+        level = self.level / len(self.groups)
+        return any(one_run_fdp(*guesses, trade_off, level) for guesses in self.groups)
+
+    @property
+    def audited(self) -> float:
+        """The largest lower limit of ε of any group."""
+        level = self.level / len(self.groups)
+        return max(one_run(*guesses, self.delta, level) for guesses in self.groups)
 
 
 def claim_groups(runs: int) -> Groups:
@@ -695,7 +476,6 @@ def choose_attack_guesses(records: int) -> Guesses:
 def claim_test(
     scores: Floats,
     members: Flags,
-    trade_off: Callable[[float], float] | None,
     delta: float,
     level: float = 0.05,
     guesses: Guesses | None = None,
@@ -716,39 +496,18 @@ def claim_test(
     Args:
         scores: (M, N) higher for likelier members.
         members: (M, N) the truth.
-        trade_off: Claimed curve, symmetric; None where there is none.
         delta: δ of the claim.
         level: Probability of an error of any group.
         guesses: Of each group, chosen without looking; by default `choose_attack_guesses`.
         groups: (M,) as of the `MembershipGame` that gave the scores; None: each run is a game of its own.
-
-    Raises:
-        ConfigurationError: Shapes differ, there is no member or no other, the level is out of range, or there are more
-            guesses than records.
     """
-    _check_scores(scores, members)
-    if not 0 < level < 1:
-        raise ConfigurationError(f"level must lie strictly between 0 and 1, not {level}.")
-    groups = _checked_groups(groups, len(scores))
-    games = int(groups.max()) + 1
-    of_games = []
-    sizes = []
-    right = np.zeros(games, dtype=np.int64)
-    refuted = np.zeros(games, dtype=bool)
-    epsilon = np.zeros(games)
-    for game in range(games):
-        of_game = scores[groups == game].ravel()
-        records = len(of_game)
-        chosen = choose_attack_guesses(records) if guesses is None else guesses
-        if not 0 < chosen.made <= records:
-            raise ConfigurationError(
-                f"{chosen.made} guesses about {records} records: make at least one, and at most one for each record."
-            )
-        number = count_right(of_game, members[groups == game].ravel(), chosen)
-        of_games.append(chosen)
-        sizes.append(records)
-        right[game] = number
-        epsilon[game] = one_run(records, chosen.made, number, delta, level / games)
-        if trade_off is not None:
-            refuted[game] = one_run_fdp(records, chosen.made, number, trade_off, level / games)
-    return ClaimTest(level, tuple(sizes), tuple(of_games), right, refuted, epsilon)
+    if groups is None:
+        groups = np.arange(len(scores))
+    tested = []
+    for group in range(int(groups.max()) + 1):
+        of_group = scores[groups == group].ravel()
+        records = len(of_group)
+        chosen = guesses or choose_attack_guesses(records)
+        right = count_right(of_group, members[groups == group].ravel(), chosen)
+        tested.append(GroupGuesses(records, chosen.made, right))
+    return ClaimTest(level, delta, tuple(tested))
