@@ -46,7 +46,6 @@ CLAIMS_USERS := data=user_noise model=mlp 'model.hidden=[64]' records=users reco
 CLAIMS_GAN := experiment=digits_gan data.train_size=500 trainer.max_steps=300 trainer.check_val_every_n_epoch=100
 attacks: $(VENV)/.ready ## Attack the membership of 912 runs: results/attack (two hours of CPU; goes on where it stopped)
 	$(BIN)/python -m tools.attack_runs
-	$(BIN)/python -m tools.attack_figure
 
 claims-attacked: $(VENV)/.ready ## Attack what the papers claim of memorization: results/attack/claims (half an hour of CPU; goes on where it stopped)
 	$(ATTACK) 16 $(CLAIMS_NOISE) strategy=none --out attacks/claims/noise

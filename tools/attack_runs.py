@@ -1,8 +1,8 @@
-"""`python -m tools.attack_runs`: the runs behind results/attack, below `attacks/` (hours of CPU; goes on).
+"""`python -m tools.attack_runs`: the runs behind results/attack, below `attacks/` (two hours of CPU; goes on).
 
-For each setting: the learning rate of best accuracy on held-out images, over two seeds that attack nothing
-(results/attack/tuning.csv); the runs that are attacked, at that rate; and one run with canaries, which is audited
-(results/attack/audits.json). In the end all are attacked (results/attack/attack.json, whose figures the page has).
+Of each setting the runs that are attacked, and one run with canaries, which is audited (results/attack/audits.json).
+Learning rates are those of best mean accuracy on 1,000 held-out images, by two seeds that attack nothing
+(results/attack/tuning.csv). In the end all are attacked (results/attack/attack.json, whose figures the page has).
 """
 
 from __future__ import annotations
@@ -10,68 +10,43 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
-from dpbench.files import replacing, write_json
-from dpbench.reports.run_table import RunTable
+from dpbench.files import write_json
+from dpbench.reports.figures import new_figure, write_figure
 
 RESULTS = Path(__file__).parents[1] / "results" / "attack"
-TUNING = RESULTS / "tuning.csv"
 AUDITS = RESULTS / "audits.json"
 RUNS = Path("attacks")
 EPSILONS = (1, 2, 4, 8)
-_DATA = ("data=mnist", "data.expected_batch_size=256", "data.eval_batch_size=2000", "trainer.max_steps=200")
-_CANDIDATES = "data.train_size=2000"
-_HELD_OUT = ("data.train_size=3000", "data.val_size=1000")  # so that as many are left
-_SEEDS = (1000, 1001)
-_RATES = (0.1, 0.25, 0.5, 1, 2)
-_RATES_WITHOUT_PRIVACY = (0.05, 0.1, 0.15, 0.25)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One strategy at one budget.
-
-    Attributes:
-        strategy: Its name on the command line.
-        epsilon: Target; None without privacy.
-        runs: That are attacked.
-        rates: Learning rates that are tried.
-    """
-
-    strategy: str
-    epsilon: int | None
-    runs: int
-    rates: tuple[float, ...] = _RATES
-
-    @property
-    def name(self) -> str:
-        """Of its folders and rows."""
-        return self.strategy if self.epsilon is None else f"{self.strategy}-{self.epsilon}"
-
-    @property
-    def words(self) -> list[str]:
-        """Its overrides."""
-        if self.epsilon is None:
-            return [f"strategy={self.strategy}"]
-        return [f"strategy={self.strategy}", f"strategy.target_epsilon={self.epsilon}"]
-
-
-SETTINGS = (
-    Setting("none", None, 64, _RATES_WITHOUT_PRIVACY),
-    *(Setting("dpsgd", epsilon, 64) for epsilon in EPSILONS),
-    *(Setting("automatic", epsilon, 64) for epsilon in EPSILONS),
-    *(Setting("discretized", epsilon, 64) for epsilon in EPSILONS),
-    Setting("adaptive_quantile", 8, 16),
-    Setting("adaptive_mean", 8, 16),
-    Setting("vector_groups", 8, 16),
+_TITLES = {"dpsgd": "DP-SGD", "automatic": "automatic clipping", "discretized": "discretized gradients"}
+_RATES = {
+    "none": 0.1,
+    "dpsgd-1": 0.25,
+    "dpsgd-2": 0.5,
+    "dpsgd-4": 0.5,
+    "dpsgd-8": 1,
+    "automatic-1": 0.25,
+    "automatic-2": 0.5,
+    "automatic-4": 1,
+    "automatic-8": 1,
+    "discretized-1": 1,
+    "discretized-2": 1,
+    "discretized-4": 0.5,
+    "discretized-8": 0.25,
+    "adaptive_quantile-8": 0.1,
+    "adaptive_mean-8": 0.25,
+    "vector_groups-8": 2,
+}
+"""Strategy and target ε → learning rate."""
+_DATA = (
+    "data=mnist",
+    "data.train_size=2000",
+    "data.expected_batch_size=256",
+    "data.eval_batch_size=2000",
+    "trainer.max_steps=200",
 )
-
-
 _CIFAR10 = (
     "experiment=recipes/cifar10",
     "model=mlp",
@@ -83,77 +58,69 @@ _CIFAR10 = (
     "trainer.max_steps=100",
     "strategy=none,dpsgd",
 )
-_RUNS_ON_CIFAR10 = 16
 
 
 def main() -> None:
-    """Tune, train and audit what is not there yet, and attack it."""
-    for setting in SETTINGS:
-        rate = _best_rate(setting)
-        _dpbench("attack", "--train", str(setting.runs), *_training(setting, rate), "--out", f"{RUNS / setting.name}")
-        if setting.epsilon is not None:
-            _audit(setting, rate)
-    _dpbench("attack", *(str(RUNS / setting.name) for setting in SETTINGS), "--out", str(RESULTS))
-    cifar10 = RUNS / "cifar10"
-    _dpbench("attack", "--train", str(_RUNS_ON_CIFAR10), *_CIFAR10, "--out", str(cifar10))
-    _dpbench("attack", str(cifar10), "--out", str(RESULTS / "cifar10"))
-
-
-def _training(setting: Setting, rate: float) -> list[str]:
-    return [*_DATA, _CANDIDATES, *setting.words, f"optimizer.lr={rate:g}"]
-
-
-def _best_rate(setting: Setting) -> float:
-    """The learning rate of best mean accuracy on held-out images; they are no candidates of attacks."""
-    tried = pd.read_csv(TUNING) if TUNING.exists() else pd.DataFrame({"setting": []})
-    if setting.name not in set(tried["setting"]):
-        tried = pd.concat([tried, _tune(setting)], ignore_index=True)
-        with replacing(TUNING) as part:
-            tried.to_csv(part, index=False, lineterminator="\n")
-    means = tried[tried["setting"] == setting.name].groupby("lr")["val/accuracy"].mean()
-    return float(means.index[int(means.argmax())])
-
-
-def _tune(setting: Setting) -> pd.DataFrame:
-    """Accuracy on held-out images by learning rate and seed."""
-    folder = RUNS / "tuning" / setting.name
-    if not folder.exists():
-        rates = ",".join(f"{rate:g}" for rate in setting.rates)
-        seeds = ",".join(map(str, _SEEDS))
-        words = [*_DATA, *_HELD_OUT, *setting.words, f"seed={seeds}", f"optimizer.lr={rates}"]
-        _dpbench("train", "-m", "data.membership=half", "logger=none", *words, f"hydra.sweep.dir={folder}")
-    rows = []
-    for row in RunTable.read([folder]).rows:
-        rows.append(
-            {
-                "setting": setting.name,
-                "lr": row.settings["optimizer.lr"],
-                "seed": row.settings["seed"],
-                "val/accuracy": row.metrics["val/accuracy"],
-            }
-        )
-    return pd.DataFrame(rows).sort_values(["lr", "seed"])
-
-
-def _audit(setting: Setting, rate: float) -> None:
-    """One run with canaries, on all candidates, and what its audit says."""
+    """Train and audit what is not there yet, and attack it."""
     audits: dict[str, Any] = json.loads(AUDITS.read_text(encoding="utf-8")) if AUDITS.exists() else {}
-    if setting.name in audits:
-        return
-    folder = RUNS / "audits" / setting.name
+    for name, rate in _RATES.items():
+        strategy, _, epsilon = name.partition("-")
+        words = [*_DATA, f"strategy={strategy}", f"optimizer.lr={rate}"]
+        if epsilon:
+            words.append(f"strategy.target_epsilon={epsilon}")
+        runs = 64 if strategy in ("none", *_TITLES) else 16
+        _dpbench("attack", "--train", str(runs), *words, "--out", str(RUNS / name))
+        if epsilon and name not in audits:
+            audits[name] = _audit(RUNS / "audits" / name, words)
+            write_json(AUDITS, audits)
+    _dpbench("attack", *(str(RUNS / name) for name in _RATES), "--out", str(RESULTS))
+    cifar10 = str(RUNS / "cifar10")
+    _dpbench("attack", "--train", "16", *_CIFAR10, "--out", cifar10)
+    _dpbench("attack", cifar10, "--out", str(RESULTS / "cifar10"))
+    draw(audits)
+
+
+def _audit(folder: Path, words: list[str]) -> dict[str, Any]:
+    """One run with canaries, on all candidates, and what its audit says."""
     if not (folder / "result.json").exists():
-        words = ["logger=none", "audit=gradient_canaries", *_training(setting, rate), f"hydra.run.dir={folder}"]
-        _dpbench("train", *words)
-    command = [sys.executable, "-m", "dpbench", "audit", str(folder), "--json"]
-    answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    facts = json.loads(answer.stdout)
+        _dpbench("train", "logger=none", "audit=gradient_canaries", *words, f"hydra.run.dir={folder}")
+    facts = json.loads(_dpbench("audit", str(folder), "--json"))
     kept = ("verdict", "audited", "claimed", "sound", "sound_by", "delta", "canaries", "confidence")
-    audits[setting.name] = {key: facts[key] for key in kept}
-    write_json(AUDITS, audits)
+    return {key: facts[key] for key in kept}
 
 
-def _dpbench(*words: str) -> None:
-    subprocess.run([sys.executable, "-m", "dpbench", *words], check=True)
+def _dpbench(*words: str) -> str:
+    command = [sys.executable, "-m", "dpbench", *words]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def draw(audits: dict[str, Any]) -> Path:
+    """Draw attacked, audited and claimed ε by budget, a panel for each strategy.
+
+    Args:
+        audits: By setting ("dpsgd-1"): what an audit says, of a run with canaries.
+    """
+    settings: list[dict[str, Any]] = json.loads((RESULTS / "attack.json").read_text(encoding="utf-8"))
+    # Settings are named by the folders of their runs, attacks/dpsgd-1/0-mnist-...
+    attacked = {Path(setting["runs"][0]).parent.name: setting["audited"] for setting in settings}
+    figure = new_figure(9, 3.4)
+    panels = figure.subplots(1, len(_TITLES), sharex=True, sharey=True)
+    for axes, (strategy, title) in zip(panels, _TITLES.items(), strict=True):
+        names = [f"{strategy}-{epsilon}" for epsilon in EPSILONS]
+        places = [str(epsilon) for epsilon in EPSILONS]
+        claimed = [audits[name]["sound"] for name in names]
+        axes.plot(places, claimed, "_", color="#c04030", markersize=26, label="claimed: upper bound, PLD")
+        audited = [audits[name]["audited"] for name in names]
+        axes.plot(places, audited, "^", color="#3060a8", label="audited: canaries, 95 %")
+        of_attack = [attacked[name] for name in names]
+        axes.plot(places, of_attack, "o", color="#508850", label="attacked: membership of real images, 95 %")
+        axes.set(title=title, xlabel="target ε (RDP)")
+        axes.margins(x=0.15)
+        axes.grid(axis="y", alpha=0.3)
+    panels[0].set_ylabel("ε")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    return write_figure(RESULTS / "epsilon.png", figure)
 
 
 if __name__ == "__main__":

@@ -5,13 +5,11 @@ The figures of results/attack/claims/README.md are those of claims.json, which i
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import yaml
 
 from dpbench.attack.attack import FEWEST_RUNS, AttackedSetting, attack_runs
 from dpbench.data.images import ImageDataModule
@@ -72,7 +70,6 @@ def _about(setting: AttackedSetting) -> dict[str, Any]:
     about: dict[str, Any] = {
         "strategy": strategy["_target_"].rpartition(".")[2],
         "noise_multiplier": privacy.get("noise_multiplier"),
-        "command": _command(setting),
         "metrics": {
             name: float(np.mean([row.metrics[name] for row in setting.rows]))
             for name, value in setting.rows[0].metrics.items()
@@ -88,15 +85,6 @@ def _about(setting: AttackedSetting) -> dict[str, Any]:
     return about
 
 
-def _command(setting: AttackedSetting) -> str:
-    """The command line of one setting; the attack itself decides seeds, members and folders."""
-    folder = setting.rows[0].folder
-    assert folder is not None
-    words = yaml.safe_load((folder.hydra / "overrides.yaml").read_text(encoding="utf-8"))
-    kept = [word for word in words if not word.startswith(("seed=", "data.membership=", "logger="))]
-    return shlex.join(["dpbench", "attack", "--train", str(len(setting.rows)), *kept])
-
-
 def _pattern(setting: AttackedSetting, data: UserDataModule) -> dict[str, Any]:
     """Test accuracies (share of fresh patterns called 1) of runs with and without the user who has the pattern."""
     rows = torch.cat([images[:, 0] for images, _ in data.candidate_dataloader()])
@@ -104,13 +92,10 @@ def _pattern(setting: AttackedSetting, data: UserDataModule) -> dict[str, Any]:
     (user,) = np.unique(data.record_of_row[marked.numpy()])
     members = setting.members[:, user]
     accuracy = np.array([row.metrics["test/accuracy"] for row in setting.rows])
-    scores = setting.scores[:, user]
     return {
         "user": int(user),
         "accuracy_of_members": accuracy[members].tolist(),
         "accuracy_of_others": accuracy[~members].tolist(),
-        "scores_of_members": scores[members].tolist(),
-        "scores_of_others": scores[~members].tolist(),
     }
 
 

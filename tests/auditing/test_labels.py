@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import numpy as np
 import pytest
 
-from dpbench.auditing import Family, LabelAudit, Verdict, audit_labels
+from dpbench.auditing import Family, Verdict, audit_labels
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.ledger import Header, Ledger
 from dpbench.privacy.canaries.labels import LabelScores
+from dpbench.privacy.sampling import FixedSizeSampling
 from tests.auditing.worlds import NOISE, World, ledger_of
 
 RECORDS = 1000
@@ -42,11 +40,9 @@ def test_no_more_correct_runs_are_flagged_than_may_be(epsilon: int) -> None:
     family = Family(book.events, book.header.delta)
     found = [audit_labels(book, scores(epsilon, seed), family=family) for seed in range(25)]
     assert sum(one.verdict == Verdict.VIOLATED for one in found) <= 3  # of 25 at 5 %: 4 or more has p = 0.03
-    means = np.mean([[bound.epsilon for bound in one.bounds] for one in found], axis=0)
-    assert 0.5 * epsilon < means[0] < epsilon  # sharp where scores are good
-    assert 0.1 * epsilon < means[1] < epsilon
-    above = sum(bound.epsilon > epsilon for one in found for bound in one.bounds if bound.epsilon is not None)
-    assert above <= 5  # of 50 at 5 %, each by itself
+    limits = [one.audited or 0.0 for one in found]
+    assert 0.5 * epsilon < np.mean(limits) < epsilon  # sharp where scores are good
+    assert sum(limit > epsilon for limit in limits) <= 3
 
 
 @pytest.mark.parametrize("epsilon", [4, 10])
@@ -56,16 +52,6 @@ def test_half_the_noise_is_a_violation(epsilon: int) -> None:
     assert result.verdict == Verdict.VIOLATED and result.violations[0].name == "labels, family"
     facts = result.to_json()
     assert facts["by"] == "labels" and facts["verdict"] == "VIOLATED" and facts["audited"] > epsilon
-
-
-def test_replacing_a_record_needs_no_detour() -> None:
-    """Where the ledger replaces a record, a pair of records is what it bounds: ε itself, not half of it."""
-    book = ledger(4)
-    fact = book.header
-    other = Ledger([Header(fact.unit, "replace_one", RECORDS, fact.delta)], book.releases)
-    seen = scores(4, 1)
-    half, whole = (audit_labels(one, seen).bounds[1].epsilon for one in (book, other))
-    assert half is not None and whole is not None and 1.7 * half < whole < 2.3 * half
 
 
 def test_chance_shows_nothing() -> None:
@@ -89,11 +75,7 @@ def test_bad_input_is_one_line(members: int, others: int, confidence: float, wor
         audit_labels(ledger(4), LabelScores(rng.normal(size=members), rng.normal(size=others), 0, 0), confidence)
 
 
-def test_fixed_size_lots_have_the_other_bound() -> None:
-    from dpbench.privacy.sampling import FixedSizeSampling
-
+def test_fixed_size_lots_are_refused() -> None:
     book = ledger_of(World(z=1.0, releases=20), FixedSizeSampling(RECORDS, 50))
-    result: LabelAudit = audit_labels(book, replace(scores(4, 2)))
-    missing: Any = result.bounds[0]
-    assert missing.epsilon is None and "do not cover" in missing.why_not
-    assert result.audited == result.bounds[1].epsilon
+    with pytest.raises(ConfigurationError, match="fixed_size batches have none: audit by canaries"):
+        audit_labels(book, scores(4, 2))

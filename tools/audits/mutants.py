@@ -263,12 +263,6 @@ def _users_weighted_by_examples() -> Iterator[None]:
         yield
 
 
-def _wrong_divisor() -> AbstractContextManager[Any]:
-    """The noised sum is divided by the square of the expected lot: nothing private about it, and useless."""
-    right = ReleasePlan.denominator.fget  # type: ignore[attr-defined]
-    return mock.patch.object(ReleasePlan, "denominator", property(lambda self: right(self) ** 2))
-
-
 # ------------------------------------------------------------------------------------- lots
 
 
@@ -434,7 +428,6 @@ MUTANTS: dict[str, Mutant] = {
     "clipping of the mean": _with_clipping(_clip_the_mean, of_canaries=True),
     "lots at twice the rate": _with_lots(_double_rate),
     "shuffled lots": _with_lots(_shuffled),
-    "another divisor": _wrong_divisor,
     "counts without noise": _with_noise(_for_statistics(0.0)),
     "users weighted by examples": _users_weighted_by_examples,
     **NOISE_MUTANTS,

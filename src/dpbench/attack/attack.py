@@ -62,14 +62,12 @@ class AttackedSetting:
         candidates: The records.
         rows: The runs.
         members: (M, N) who was trained on.
-        scores: (M, N) of LiRA by the first signal.
     """
 
     summary: AttackSummary
     candidates: Candidates
     rows: tuple[RunRow, ...]
     members: Flags
-    scores: Floats
 
 
 def attack_runs(
@@ -107,9 +105,10 @@ def attack_runs(
     groups = table.groups_of_seeds()
     for rows in groups:
         _refuse_group(rows)
+    labels = RunTable(tuple(rows[0] for rows in groups)).labels() if len(groups) > 1 else [""]
     settings = []
     candidates: dict[str, Candidates] = {}
-    for label, rows in zip(_labels(groups), groups, strict=True):
+    for label, rows in zip(labels, groups, strict=True):
         # Settings that differ elsewhere share the data, which take the longest to load.
         config = rows[0].record["config"]
         key = str(config["data"])
@@ -135,22 +134,6 @@ def _refuse_group(rows: Sequence[RunRow]) -> None:
         )
 
 
-def _labels(groups: Sequence[Sequence[RunRow]]) -> list[str]:
-    """What tells the settings apart, in the words of the command line."""
-    firsts = RunTable(tuple(rows[0] for rows in groups))
-    keys = [key for key in firsts.distinguishing() if key != "seed"] if len(groups) > 1 else []
-    labels = []
-    for row in firsts.rows:
-        words = []
-        for key in keys:
-            if row.settings.get(key) is None:  # an option of others
-                continue
-            value = str(row.settings[key])
-            words.append(value.rpartition(".")[2] if key.endswith("_target_") else f"{key.rpartition('.')[2]}={value}")
-        labels.append(", ".join(words))
-    return labels
-
-
 def _attack_setting(
     label: str,
     rows: Sequence[RunRow],
@@ -170,9 +153,9 @@ def _attack_setting(
     # and would refute true claims more often than the level says.
     first = games[signals[0]]
     claim = _claim_of(rows, replace(first, groups=claim_groups(len(rows))))
-    scores = lira_online(first)
-    summary = _summary(label, rows, tuple(attacks), claim, tuple(_worst_records(scores, members)))
-    return AttackedSetting(summary, candidates, tuple(rows), members, scores)
+    worst = tuple(_worst_records(lira_online(first), members))
+    summary = _summary(label, rows, tuple(attacks), claim, worst)
+    return AttackedSetting(summary, candidates, tuple(rows), members)
 
 
 def _games(

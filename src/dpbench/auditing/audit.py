@@ -43,7 +43,7 @@ KEYS = {
     "release game": "release_game",
 }
 """Name of a bound → its key in files and logs."""
-_SHOWN = ("family", "release game", "labels, family", "labels, DP only")
+_SHOWN = ("family", "release game", "labels, family")
 """As the audited ε where there is room for one: the first that there is."""
 NO_PROOF = "passing is not a proof of privacy: it rules out only violations that these canaries can detect"
 

@@ -151,9 +151,15 @@ class Family:
             scale = math.exp(step * _STEP)
             return self._feasible(scale) and refutes(self.curve(scale))
 
-        steps = range(math.floor(math.log(LEAST_SCALE) / _STEP), _MOST_STEPS + 1)
-        place = bisect_left(steps, True, key=refuted)
-        return math.exp(steps[place] * _STEP) if place < len(steps) else math.inf
+        # In steps that grow, since curves of far less noise take long; towards more noise if this much is not refuted.
+        is_refuted = refuted(0)
+        earlier, step = 0, -16 if is_refuted else 16
+        while refuted(step) == is_refuted:
+            if step > _MOST_STEPS:
+                return math.inf
+            earlier, step = step, 2 * step
+        steps = range(min(earlier, step), max(earlier, step))
+        return math.exp((steps[0] + bisect_left(steps, True, key=refuted)) * _STEP)
 
     def _feasible(self, scale: float) -> bool:
         """Whether privacy loss distributions of so little noise are computed in seconds."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,15 +10,12 @@ import numpy as np
 from dpbench.auditing.audit import Bound, Bounded, Levels, bound_by_area, claimed_epsilon
 from dpbench.auditing.family import Family
 from dpbench.auditing.independent import auc
-from dpbench.auditing.one_run import largest_refuted, one_run_p_value
 from dpbench.errors import ConfigurationError
+from dpbench.privacy.accounting.accountants import ACCOUNTANTS
 from dpbench.privacy.accounting.ledger import Ledger
 from dpbench.privacy.canaries.labels import LabelScores
 
-TESTS = 2  # bounds share the probability of an error
-_GUESSED = 0.3  # share of the pairs on which a guess is made: fixed, so that no scores are looked at
-_FEWEST = 20  # members, and others, below which no bound says anything
-_MOST = 700.0  # exponents beyond overflow
+_FEWEST = 20  # members, and others, below which the bound says nothing
 
 
 @dataclass(frozen=True)
@@ -34,11 +30,11 @@ class LabelAudit(Bounded):
         members: Training records.
         others: Images that nobody trained on.
         releases: How many.
-        confidence: Of each bound by itself, and of the verdict on both (Bonferroni).
+        confidence: Of the bound, and of the verdict.
         auc: Probability that a training record scores higher than another image.
         recalled: Share of training records whose label has the largest logit.
         guessed: The same of the others.
-        bounds: Lower limits of ε.
+        bounds: The lower limit of ε; none where ε is too large for trade-off curves.
     """
 
     claimed: float
@@ -64,27 +60,21 @@ def audit_labels(
 ) -> LabelAudit:
     """Compare what final weights know of random labels with what the run's ledger claims.
 
-    Two bounds:
-      - Labels, family: the area under the ROC curve (DeLong's limit) against the most that each member of the family
-        (the ledger's releases with all noise scaled by one factor) allows. It takes records for independent
-        observations, and a fresh image to score as if one training record less had been there.
-      - Labels, DP only: records and other images are drawn alike, so of a pair of one each it is a fair coin of its
-        own which of them was trained on, whatever the other pairs are. With guesses by the larger score the theorem of
-        Steinke, Nasr & Jagielski (2023, 5.2) holds as it stands for (ε', δ')-DP where one record is replaced; where
-        one is added or removed, ε' = 2ε and δ' = (1 + e^ε)·δ. (For the records themselves it does not hold: that
-        exactly so many are members is no independent coin for each.)
+    The area under the ROC curve (DeLong's limit) is compared with the most that each member of the family (the ledger's
+    releases with all noise scaled by one factor) allows. This takes records for independent observations, and a fresh
+    image to score as if one training record less had been there.
 
     Args:
         ledger: Of the run; its unit must be an example.
         scores: By its final weights.
-        confidence: Probability that a bound is none too high, and that the verdict on a correct run is no accusation,
-            if what they assume is true.
+        confidence: Probability that the bound is none too high, if what it assumes is true.
         family: Of the ledger's releases, where several runs of equal cost are audited; made here by default.
 
     Raises:
-        ConfigurationError: The confidence is out of range, the ledger is of other records, or there are too few.
+        ConfigurationError: The confidence is out of range, the ledger is of other records, there are too few, or its
+            lots have no trade-off curve.
     """
-    levels = Levels.of(confidence, TESTS)
+    levels = Levels.of(confidence, tests=1)
     header = ledger.header
     few = min(len(scores.members), len(scores.others))
     trained_on = len(scores.members) + scores.left_out
@@ -95,12 +85,16 @@ def audit_labels(
         )
     if few < _FEWEST:
         raise ConfigurationError(f"{few} training or test images are too few for an audit: make {_FEWEST} or more.")
+    uncovered = [sampling.kind for sampling, _ in ledger.events if not ACCOUNTANTS["pld"].covers(sampling)]
+    if uncovered:
+        raise ConfigurationError(
+            f"labels are compared with a trade-off curve, and {uncovered[0]} batches have none: audit by canaries, "
+            "audit=gradient_canaries, or draw data.sampling=poisson."
+        )
     if family is None:
         family = Family(ledger.events, header.delta)
     values = np.concatenate([scores.members, scores.others])
     member = np.arange(len(values)) < len(scores.members)
-    # Two runs on a pair of records differ by one replacement, or by one record added and one removed.
-    changes = 1 if header.neighboring_relation == "replace_one" else 2
     return LabelAudit(
         claimed=claimed_epsilon(ledger),
         sound=family.sound,
@@ -113,38 +107,5 @@ def audit_labels(
         auc=auc(values, member)[0],
         recalled=scores.recalled,
         guessed=scores.guessed,
-        bounds=(
-            bound_by_area("labels, family", "the family, independent records", values, member, family, levels),
-            _bound_by_pairs(scores, family, levels, changes),
-        ),
-    )
-
-
-def _bound_by_pairs(scores: LabelScores, family: Family, levels: Levels, changes: int) -> Bound:
-    """The bound "labels, DP only" of `audit_labels`.
-
-    Args:
-        scores: By final weights.
-        family: Of the ledger's releases.
-        levels: Probabilities of an error.
-        changes: Of one record each, by which the two data sets of a pair differ.
-    """
-    pairs = min(len(scores.members), len(scores.others))
-    lead = scores.members[:pairs] - scores.others[:pairs]
-    guesses = max(1, round(_GUESSED * pairs))
-    surest = np.argsort(-np.abs(lead), kind="stable")[:guesses]
-    right = int((lead[surest] > 0).sum())
-
-    def p_value(epsilon: float) -> float:
-        if changes * epsilon > _MOST:
-            return 1.0
-        # Group privacy: δ' = δ·(1 + e^ε) of two changes, δ of one.
-        delta = family.delta * sum(math.exp(number * epsilon) for number in range(changes))
-        return one_run_p_value(pairs, guesses, right, changes * epsilon, delta)
-
-    return Bound(
-        name="labels, DP only",
-        assumes="nothing but (ε, δ)-DP",
-        epsilon=largest_refuted(lambda epsilon: p_value(epsilon) < levels.alone),
-        violated=family.accountant is not None and p_value(family.claimed) < levels.joint,
+        bounds=(bound_by_area("labels, family", "the family, independent records", values, member, family, levels),),
     )

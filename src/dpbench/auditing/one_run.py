@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -95,23 +96,14 @@ def one_run(canaries: int, guesses: int, right: int, delta: float, level: float)
 
 
 def largest_refuted(refuted: Callable[[float], bool]) -> float:
-    """Largest ε that a test refutes, where it refutes all smaller ones too; at most 256, 0 if it refutes none."""
-    if not refuted(0.0):
-        return 0.0
-    low = 0.0
-    high = 1.0
-    while refuted(high):
-        low = high
-        high = 2 * high
-        if low >= MOST_EPSILON:
-            return low
-    while high - low > _TOLERANCE:
-        middle = (low + high) / 2
-        if refuted(middle):
-            low = middle
-        else:
-            high = middle
-    return low
+    """Largest ε that a test refutes, where it refutes all smaller ones too; at most 256, 0 if it refutes none.
+
+    Args:
+        refuted: Whether the test refutes an ε.
+    """
+    steps = range(round(MOST_EPSILON / _TOLERANCE) + 1)
+    first_possible = bisect_left(steps, True, key=lambda step: not refuted(step * _TOLERANCE))
+    return max(0, first_possible - 1) * _TOLERANCE
 
 
 def one_run_fdp(canaries: int, guesses: int, right: int, trade_off: Callable[[float], float], level: float) -> bool:

@@ -116,9 +116,11 @@ _LABELS = {
     "accuracy_cnn": "accuracy on real images of a CNN trained on synthetic ones",
     "accuracy_cnn_augmented": "the same, its training images rotated, scaled, sheared and shifted",
     "accuracy_logistic_regression": "the same of logistic regression",
+    "frechet_distance_digits_cnn": "Fréchet distance (digits_cnn features)",
+    "frechet_distance_inception": "Fréchet distance (inception features)",
     "density": "density (1 is as real images)",
     "coverage": "coverage (1 is as real images)",
-    "unusually_close": "unusually close to a training image (1 % is right)",
+    "unusually_close": "share unusually close to a training image (0.01 is right)",
 }
 
 
@@ -128,13 +130,9 @@ def summary(figures: dict[str, Any]) -> str:
     rows = {"evaluation split": split}
     if "accuracy_cnn" not in figures:
         rows["accuracy of classifiers"] = "– (the generator knows no classes: conditional=true)"
-    for key, value in figures.items():
-        if key.startswith("frechet_distance_"):
-            features = key.removeprefix("frechet_distance_")
-            rows[f"Fréchet distance ({features} features)"] = f"{value:.3f}"
-        elif key in _LABELS:
-            is_share = key.startswith(("accuracy", "unusually"))
-            rows[_LABELS[key]] = f"{100 * value:.2f} %" if is_share else f"{value:.3f}"
+    for key, label in _LABELS.items():
+        if key in figures:
+            rows[label] = f"{figures[key]:.4f}"
     suspected = figures["memorization_suspected"]
     rows["memorization"] = "SUSPECTED: look at nearest neighbors" if suspected else "not found"
     width = max(map(len, rows))
