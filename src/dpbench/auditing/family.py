@@ -149,7 +149,7 @@ class Family:
 
         def refuted(step: int) -> bool:
             scale = math.exp(step * _STEP)
-            return self._feasible(scale) and refutes(self.curve(scale))
+            return (scale in self._curves or self._feasible(scale)) and refutes(self.curve(scale))
 
         # In steps that grow, since curves of far less noise take long; towards more noise if this much is not refuted.
         is_refuted = refuted(0)

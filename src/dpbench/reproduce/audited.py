@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
-from datetime import date
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +39,16 @@ _TITLES = {"family": "family", "release_game": "release game", "one_run_dp": "on
 """Bound → what the page calls it."""
 _Key = tuple[str, str, str, int]
 """Table, row, column and seed of a line."""
-_OF_PRIVACY = {
-    "unit": "unit",
-    "population": "population",
-    "neighbouring_relation": "neighbouring_relation",
-    "delta": "delta",
-    "epsilon_rdp": "epsilon.rdp",
-    "epsilon_pld": "epsilon.pld",
-    "sound": "audit.sound",
-    "sound_by": "audit.sound_by",
-}
-_PROVENANCE = {
+_RECORDED = {
+    "steps": "steps",
+    "unit": "privacy.unit",
+    "population": "privacy.population",
+    "neighbouring_relation": "privacy.neighbouring_relation",
+    "delta": "privacy.delta",
+    "epsilon_rdp": "privacy.epsilon.rdp",
+    "epsilon_pld": "privacy.epsilon.pld",
+    "sound": "privacy.audit.sound",
+    "sound_by": "privacy.audit.sound_by",
     "seconds": "seconds",
     "config_hash": "config_hash",
     "code_hash": "code_hash",
@@ -62,6 +60,7 @@ _PROVENANCE = {
     "torch": "versions.torch",
     "dpbench": "versions.dpbench",
 }
+"""Column of a line → where result.json has it."""
 
 
 def audit_tables(
@@ -102,7 +101,12 @@ def audit_tables(
     jobs_by_table = [_private_jobs(table, part, runs, config_dir) for table in tables]
     keys = {_key_of(table, job) for table, jobs in zip(tables, jobs_by_table, strict=True) for job in jobs}
     earlier = _earlier_lines(folder, tables)
-    _refuse_many(folder, {*map(_key, earlier), *keys})
+    rows = len({*map(_key, earlier), *keys})
+    if rows > MOST_ROWS:
+        raise ConfigurationError(
+            f"{folder} would have {rows} rows, and the verdicts of at most {MOST_ROWS} hold together: audit "
+            "fewer tables or seeds, or give another --out."
+        )
     # A line without steps is of a run that failed.
     done = {_key(line) for line in earlier if _is_accused(line) or (keep and pd.notna(line["steps"]))}
     texts = []
@@ -179,14 +183,6 @@ def _key(line: dict[str, Any]) -> _Key:
 
 def _key_of(table: Table, job: Job) -> _Key:
     return table.name, job.row, job.column, job.seed
-
-
-def _refuse_many(folder: Path, keys: Collection[_Key]) -> None:
-    if len(keys) > MOST_ROWS:
-        raise ConfigurationError(
-            f"{folder} would have {len(keys)} rows, and the verdicts of at most {MOST_ROWS} hold together: audit "
-            "fewer tables or seeds, or give another --out."
-        )
 
 
 def _private_cells(table: Table) -> set[tuple[str, str]]:
@@ -274,50 +270,37 @@ def _write(folder: Path, table: Table, jobs: Sequence[Job]) -> list[str]:
 
 def _line(table: str, label: str, job: Job) -> dict[str, Any]:
     """One line of runs.csv, of a run that is done or has failed."""
+    columns = (*_RECORDED, "canaries", *_TITLES, "verdict_alone", "verdict", "accused_by", "why_not")
     line: dict[str, Any] = {
         "table": table,
         "row": job.row,
         "column": job.column,
         "label": label,
         "seed": job.seed,
-        "steps": None,
         "steps_of_the_row": job.steps,
+        **dict.fromkeys(columns),
+        "words": " ".join(job.words),
     }
-    line |= dict.fromkeys((*_OF_PRIVACY, "canaries", *_TITLES, "verdict_alone", "verdict", "accused_by", "why_not"))
-    line |= dict.fromkeys((*_PROVENANCE, "date"))
     try:
-        line |= _results(job)
+        record = job.result() or {}
+        audit = value_at(record, "privacy.audit") or {}
+        line |= {name: value_at(record, place) for name, place in _RECORDED.items()}
+        if "verdict" in audit:
+            scores, _, _ = read_scores(job.run)
+            line["canaries"] = scores.canaries
+            for name in _TITLES:
+                if name in audit["audited"]:
+                    limit = audit["audited"][name]
+                    line[name] = math.inf if limit is None else limit
+            line["verdict_alone"] = audit["verdict"]
+            line["verdict"], line["accused_by"] = _joint_verdict(job, audit["verdict"])
+        else:
+            line["why_not"] = audit.get("why_not") or audit.get("damage") or job.attempt().get("error")
     except DPBenchError as error:
         # A damaged file of one run is the matter of its line alone. The page names no folder of this machine.
+        line |= dict.fromkeys(columns)
         line["why_not"] = str(error).replace(str(job.path), job.path.name)
-    line["words"] = " ".join(job.words)
     return line
-
-
-def _results(job: Job) -> dict[str, Any]:
-    """What a line of runs.csv says of what a run did, and of its audit.
-
-    Raises:
-        DPBenchError: A file of the run is damaged.
-    """
-    record = job.result() or {}
-    audit = value_at(record, "privacy.audit") or {}
-    results: dict[str, Any] = {"steps": value_at(record, "steps")}
-    results |= {name: value_at(record, f"privacy.{key}") for name, key in _OF_PRIVACY.items()}
-    if "verdict" in audit:
-        scores, _, _ = read_scores(job.run)
-        results["canaries"] = scores.canaries
-        for name, limit in audit["audited"].items():
-            if name in _TITLES:
-                results[name] = math.inf if limit is None else limit
-        results["verdict_alone"] = audit["verdict"]
-        results["verdict"], results["accused_by"] = _joint_verdict(job, audit["verdict"])
-    else:
-        results["why_not"] = audit.get("why_not") or audit.get("damage") or job.attempt().get("error")
-    results |= {name: value_at(record, key) for name, key in _PROVENANCE.items()}
-    if record:
-        results["date"] = date.fromtimestamp(job.run.result.stat().st_mtime).isoformat()
-    return results
 
 
 def _joint_verdict(job: Job, verdict: str) -> tuple[str, str]:
