@@ -284,7 +284,7 @@ def test_two_processes_see_what_one_sees(tmp_path: Path) -> None:
     sums = []
     for name, devices in (("one", {}), ("two", {"devices": 2, "processes": "ddp_fork"})):
         train(strategies.DPSGD, tmp_path / name, steps=4, **devices)
-        sums.append(Scores.from_json(scores_of(tmp_path / name)["scores"]))
+        sums.append(Scores.model_validate(scores_of(tmp_path / name)["scores"]))
     one, two = sums
     np.testing.assert_array_equal(one.drawn, two.drawn)
     np.testing.assert_allclose(one.llr, two.llr, rtol=1e-3, atol=1e-3)

@@ -27,7 +27,7 @@ banded = partial(train, DPSGD, sampling="cyclic_poisson", noise=Banded(bands=BAN
 
 
 def scores(folder: Path) -> Scores:
-    return Scores.from_json(scores_of(folder)["scores"])
+    return Scores.model_validate(scores_of(folder)["scores"])
 
 
 def audited(folder: Path) -> AuditResult:
@@ -43,8 +43,7 @@ def test_a_right_run_is_consistent(tmp_path: Path) -> None:
     game = bounds["release game"]
     assert game is not None and 0.4 * result.sound < game < result.sound
     assert (result.releases, result.rounds.complete, result.rounds.length) == (STEPS, 13, BANDS)
-    measured = result.measured_mu
-    assert measured is not None and measured.low < result.declared_mu < measured.high
+    assert result.measured_mu == pytest.approx(result.declared_mu, rel=0.3)
     probes = scores(tmp_path).probes
     assert probes is not None
     statistics = statistics_noise(probes)
@@ -86,7 +85,7 @@ def test_a_resumed_run_sees_the_same(options: dict[str, Any], tmp_path: Path) ->
     trainer.save_checkpoint(tmp_path / "seven.ckpt")
     banded(tmp_path / "parts", steps=14, fingerprint="f", checkpoint=tmp_path / "seven.ckpt", **options)
     assert scores_of(tmp_path / "whole") == scores_of(tmp_path / "parts")
-    assert scores_of(tmp_path / "whole")["schema"] == 3
+    assert scores_of(tmp_path / "whole")["schema"] == 4
 
 
 def test_too_short_a_run_is_refused(tmp_path: Path) -> None:

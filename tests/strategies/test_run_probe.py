@@ -32,7 +32,7 @@ def test_which_lots_are_looked_at_is_a_function_of_the_key() -> None:
 
 
 def probes_of(folder: Path) -> Probes:
-    probes = Scores.from_json(scores_of(folder)["scores"]).probes
+    probes = Scores.model_validate(scores_of(folder)["scores"]).probes
     assert probes is not None
     return probes
 

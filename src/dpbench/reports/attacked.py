@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from dpbench.auditing import Verdict
 from dpbench.reports.markdown import markdown_rows
-from dpbench.reports.roc import RocCurve, RocPanel
+from dpbench.reports.roc import Roc, RocPanel
 from dpbench.runs.numbers import ABSENT, epsilon_text
 from dpbench.runs.readers import read_json
 
@@ -255,22 +255,18 @@ def roc_panels(summaries: Sequence[AttackSummary]) -> list[RocPanel]:
     for summary in summaries[:_MOST_PANELS]:
         proven = None if summary.audited_curve is None else np.array(summary.audited_curve)
         allowed = None if summary.allowed is None else np.array(summary.allowed.curve)
-        panels.append(RocPanel(summary.title, tuple(_curves_of(summary)), proven, allowed))
+        panels.append(RocPanel(summary.title, _curves_of(summary), proven, allowed))
     return panels
 
 
-def _curves_of(summary: AttackSummary) -> list[RocCurve]:
-    """Curves of all attacks: a color for each signal, the strongest attack by it in bold and above the others."""
-    curves = []
-    for kind, signal in enumerate(dict.fromkeys(attack.signal for attack in summary.attacks)):
+def _curves_of(summary: AttackSummary) -> dict[str, Roc]:
+    """The curve of the strongest attack by each signal."""
+    curves = {}
+    for signal in dict.fromkeys(attack.signal for attack in summary.attacks):
         attacks = [attack for attack in summary.attacks if attack.signal == signal]
-        attacks.sort(key=lambda attack: attack.auc.value)
-        for attack in attacks:
-            is_faint = attack is not attacks[-1]
-            label = (
-                f"others by {attack.signal_title}, thin" if is_faint else f"strongest attack by {attack.signal_title}"
-            )
-            curves.append(RocCurve(label, np.array(summary.fpr), np.array(attack.curve), kind, is_faint))
+        strongest = max(attacks, key=lambda attack: attack.auc.value)
+        label = f"strongest attack by {strongest.signal_title}"
+        curves[label] = Roc(np.array(summary.fpr), np.array(strongest.curve))
     return curves
 
 

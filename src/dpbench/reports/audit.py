@@ -20,7 +20,7 @@ from dpbench.privacy.accounting.tradeoff import trade_off
 from dpbench.privacy.canaries.file import READABLE, SCHEMA
 from dpbench.privacy.canaries.labels import LabelScores
 from dpbench.privacy.canaries.scores import Scores
-from dpbench.reports.roc import RATES, RocCurve, RocPanel, roc
+from dpbench.reports.roc import RATES, RocPanel, roc
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.ledgers import read_run_ledger
 from dpbench.runs.numbers import MOST_AUDITED, audit_text, limit_or_none, limit_text
@@ -127,10 +127,9 @@ class AuditReport(Generic[ResultT]):
             scores = np.concatenate([self.scores.members, self.scores.others])
             member = np.arange(len(scores)) < len(self.scores.members)
             label = "these records"
-        curves: tuple[RocCurve, ...] = ()
+        curves = {}
         if member.any() and not member.all():
-            measured = roc(scores, member)
-            curves = (RocCurve(label, measured.fpr, measured.tpr),)
+            curves[label] = roc(scores, member)
         result = self.result
         bound = result.shown
         proven = allowed = None

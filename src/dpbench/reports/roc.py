@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,37 +79,18 @@ def roc(scores: Floats, members: NDArray[np.bool_], weights: NDArray[Any] | None
 
 
 @dataclass(frozen=True, eq=False)
-class RocCurve:
-    """A measured ROC curve.
-
-    Attributes:
-        label: Its name in the legend.
-        fpr: (points,) false positive rates, increasing.
-        tpr: (points,) true positive rates.
-        kind: Number of its color: what the attacker sees, say.
-        faint: Whether it is one of several, beside one that matters more.
-    """
-
-    label: str
-    fpr: Floats
-    tpr: Floats
-    kind: int = 0
-    faint: bool = False
-
-
-@dataclass(frozen=True, eq=False)
 class RocPanel:
     """Attacks or audits of one claim: what was measured between what is proven and what is allowed.
 
     Attributes:
         title: Title of the panel.
-        measured: Measured curves; the later ones lie above the earlier ones.
+        measured: Label → measured curve; the later ones lie above the earlier ones.
         proven: (61,) true positive rates at `RATES` that an audit proves to be reached; None: it proves nothing.
         allowed: (61,) the largest ones that the ledger allows; None: it allows all, or no accountant covers it.
     """
 
     title: str
-    measured: tuple[RocCurve, ...]
+    measured: Mapping[str, Roc]
     proven: Floats | None
     allowed: Floats | None
 
@@ -134,13 +115,11 @@ def draw_roc(axes: Axes, panel: RocPanel) -> None:
         axes: Target axes.
         panel: Curves to draw.
     """
-    rates = np.concatenate([curve.fpr for curve in panel.measured] or [RATES])
+    rates = np.concatenate([curve.fpr for curve in panel.measured.values()] or [RATES])
     least = float(10.0 ** np.floor(np.log10(rates[rates > 0].min())))
 
-    for curve in panel.measured:
-        color = _MEASURED[curve.kind % len(_MEASURED)]
-        width, alpha = (0.7, 0.5) if curve.faint else (1.6, 1.0)
-        axes.plot(curve.fpr, curve.tpr, color=color, linewidth=width, alpha=alpha, label=curve.label)
+    for (label, curve), color in zip(panel.measured.items(), _MEASURED, strict=False):
+        axes.plot(curve.fpr, curve.tpr, color=color, linewidth=1.6, label=label)
     if panel.proven is not None:
         axes.plot(RATES, panel.proven, color=RED, linestyle="--", linewidth=1.2, label="audit's bound: at least")
     if panel.allowed is not None:
