@@ -10,7 +10,12 @@ import pandas as pd
 from dpbench.reports.markdown import markdown_rows
 
 FOLDER = Path(__file__).parents[2] / "results" / "audit"
-_BOUNDS = {"one_run": "one run, DP only", "f_dp": "one run, f-DP", "share of one_run": "share of DP only"}
+_BOUNDS = {
+    "one_run": "one run, DP only",
+    "f_dp": "one run, f-DP",
+    "game": "release game",
+    "share of one_run": "share of DP only",
+}
 """Columns that have another name on the page."""
 _HEAD = """# Claimed, sound and audited
 
@@ -22,7 +27,7 @@ passed audit is not a proof.
 * one run, DP only (Steinke et al. 2023): assumes nothing. One run, f-DP (Mahloujifar et al. 2025): the family of
   curves.
 * family: a lower limit of the area under the ROC curve against the ledger's own trade-off curve; canaries are
-  independent. game: the auditor knows in which lots a canary was; noise is independent, and lots are as declared.
+  independent. Release game: the auditor knows in which lots a canary was; noise is independent, and lots are as declared.
 * noise: measured over declared (1 is right).
 
 ## Strategies and kinds of records
