@@ -67,7 +67,7 @@ def main(only: str | None = None) -> None:
     """Run all, or the lines of one name."""
     path = FOLDER / "runs.csv"
     kept = pd.DataFrame() if only is None else read_runs(path)
-    rows = []
+    rows: list[Any] = []
     for table, name, epsilon, compute in tqdm(list(jobs()), disable=None):
         if only in (None, name):
             rows.append({"table": table, **compute(), "name": name, "code": code_hash()})
