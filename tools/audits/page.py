@@ -27,7 +27,8 @@ passed audit is not a proof.
 * one run, DP only (Steinke et al. 2023): assumes nothing. One run, f-DP (Mahloujifar et al. 2025): the family of
   curves.
 * family: a lower limit of the area under the ROC curve against the ledger's own trade-off curve; canaries are
-  independent. Release game: the auditor knows in which lots a canary was; noise is independent, and lots are as declared.
+  independent. Release game: the auditor knows in which lots a canary was; noise is independent, and lots are as
+  declared.
 * noise: measured over declared (1 is right).
 
 ## Strategies and kinds of records
