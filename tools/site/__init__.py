@@ -1,4 +1,4 @@
-"""What Sphinx is told beside docs/conf.py: the package's docstrings, formulas, links, settings and results."""
+"""What Sphinx is told beside docs/conf.py: the package's docstrings, formulas, links and settings."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 from sphinx.writers.html5 import HTML5Translator
 
-from tools.site import api, links, reference, results
+from tools.site import api, links, reference
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register every part."""
-    for part in (api, links, reference, results):
+    for part in (api, links, reference):
         part.register(app)
     # Browsers draw MathML by themselves: MathJax, which Sphinx brings, would come from another host.
     app.add_html_math_renderer("mathml", (_inline_formula, None), (_displayed_formula, None))
