@@ -1,16 +1,14 @@
 """`python -m benchmarks`: measure, and write tables and pictures.
 
 python -m benchmarks                                      everything (under twenty minutes on two cores)
+python -m benchmarks --device cuda                        the same on a GPU, with kernels in Triton and executor=graph
 python -m benchmarks --workloads "mnist_cnn b256" --methods ours/flat,plain/channels_last
 python -m benchmarks quick                                one workload, printed only: before and after a change
 python -m benchmarks startup                              what a command takes before it does anything
 python -m benchmarks growth                               against lot size and width (twelve minutes)
-python -m benchmarks busy                                 a run beside other work (five minutes)
 python -m benchmarks users                                a round of local training by users (twenty minutes)
 python -m benchmarks axis                                 share of a step that the record axis takes (three minutes)
 python -m benchmarks networks                             T5, OPT, Swin, BERT with LoRA (two minutes)
-python -m benchmarks gpu                                  on a GPU (parts: steps, triton, large, rounds)
-python -m benchmarks gpu --device cpu                     all of it, tried with lots of 16 records
 python -m benchmarks report [--file PATH.json]            tables and pictures again, from what was measured
 
 What must hold on a GPU are tests: `python -m pytest -m gpu --device cuda tests/gpu`.
@@ -19,62 +17,47 @@ What must hold on a GPU are tests: `python -m pytest -m gpu --device cuda tests/
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
 
-from benchmarks import axis, busy, machine, networks, pages, rounds, rows, startup
-from benchmarks.methods import GPU_METHODS, METHODS, QUICK, TRITON, methods_for, methods_on_gpu
+from benchmarks import axis, machine, networks, pages, rounds, rows, startup
+from benchmarks.methods import GPU_METHODS, METHODS, QUICK, methods_for
 from benchmarks.rows import Row
 from benchmarks.timing import measure_steps
 from benchmarks.users.tasks import TASKS
 from benchmarks.workloads import (
     FIRST_WORKLOAD,
     GPU_WORKLOADS,
-    LARGE_WORKLOADS,
-    SMALL_GPU_WORKLOADS,
     STARTUP,
     WORKLOADS,
     growth_workloads,
-    with_smaller_lots,
     workload_named,
 )
 
-_ENDINGS = {"growth": "-growth.json", "busy": "-busy.json", "users": "-users.json", "networks": "-networks.json"}
-_GPU_PARTS = ("steps", "triton", "large", "rounds")
-_LOT_OF_TRIALS = 16  # adaptive clipping has no solution for much smaller ones
-_USERS_OF_TRIALS = 10
+_PARTS = ("steps", "quick", "startup", "growth", "users", "networks", "axis", "report")
+_ENDINGS = {"growth": "-growth.json", "users": "-users.json", "networks": "-networks.json"}
 _TURNS = (5, 2)  # for wall and for CPU time
 _TURNS_OF_QUICK = (9, 5)  # more than in the whole benchmark, since one asks for small changes
 _STARTS = 3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure what was asked for."""
+    """Measure what was asked for, keep its rows in a file, write their page and print where it is."""
     options = _parser().parse_args(arguments)
-    options.device = options.device or ("cuda" if options.what == "gpu" else "cpu")
     if options.device == "cuda" and not torch.cuda.is_available():
-        remedy = "try all of it with --device cpu" if options.what == "gpu" else "leave --device out"
-        return _refuse(f"there is no GPU: {remedy}.")
+        return _refuse("there is no GPU: leave --device out.")
     name = rows.hardware(options.device, options.threads)
-    if options.what == "gpu" and options.device == "cpu":
-        name += "-gpu"  # beside the file of the processor's own times
     path = options.out / (name + _ENDINGS.get(options.what, ".json"))
     if options.what == "report" and options.file:
         path = options.file
     if refusal := _refusal(options, path):
         return _refuse(refusal)
-    return _run(options, path)
-
-
-def _run(options: argparse.Namespace, path: Path) -> int:
-    """Measure a part, keep its rows in a file, write their page and print where it is."""
     usual = _TURNS_OF_QUICK if options.what == "quick" else _TURNS
     options.repeats = options.repeats or usual[0]
     if options.cpu_repeats is None:
@@ -89,19 +72,16 @@ def _run(options: argparse.Namespace, path: Path) -> int:
         case "networks":
             print(networks.write_page(path.with_suffix(".md"), options.repeats, options.wait, _say))
             return 0
-        case "busy":
-            rows.write(path, busy.measure(options.repeats, options.wait, _say))
         case "growth":
             _measure(options, path, growth_workloads(), cpu_repeats=0)
         case "users":
             _users(options, path)
-        case "gpu":
-            _print_goals(_gpu(options, path))
         case "startup":
             _startup(options, path)
         case "steps":
-            _measure(options, path, options.workloads or list(WORKLOADS), options.cpu_repeats)
-            if not (options.workloads or options.methods):
+            all_workloads = GPU_WORKLOADS if options.device == "cuda" else WORKLOADS
+            _measure(options, path, options.workloads or list(all_workloads), options.cpu_repeats)
+            if options.device == "cpu" and not (options.workloads or options.methods):
                 _startup(options, path)
     print(pages.write(path))
     return 0
@@ -114,33 +94,24 @@ def _refuse(message: str) -> int:
 
 def _refusal(options: argparse.Namespace, path: Path) -> str | None:
     """What is wrong with the options, in one line."""
-    workloads: Mapping[str, Any] = WORKLOADS
-    methods: Sequence[str] = METHODS
+    workloads: Mapping[str, Any] = GPU_WORKLOADS
+    methods: Sequence[str] = GPU_METHODS if options.device == "cuda" else METHODS
     if options.what == "users":
         workloads = TASKS
         methods = rounds.METHODS
-    elif options.what == "gpu":
-        workloads = GPU_WORKLOADS
-        methods = GPU_METHODS
-    for kind, names, choices in (
-        ("workload", options.workloads, workloads),
-        ("method", options.methods, methods),
-        ("part", options.parts, _GPU_PARTS),
-    ):
+    for kind, names, choices in (("workload", options.workloads, workloads), ("method", options.methods, methods)):
         for name in names or ():
             if name not in choices:
                 return f"there is no {kind} {name!r}; known: {'; '.join(choices)}."
-    if options.what == "report" and not path.exists():
-        return f"there is no {path}: measure first, or name a file with --file."
-    if options.what in ("steps", "growth", "startup", "users"):
-        # Times of two machines do not compare, and their rows would stand in one table.
-        other = rows.of_another_processor(rows.read(path))
-        if other is not None:
-            own_processor = machine.processor()
-            return (
-                f"{path} holds times of another machine ({other}; this is {own_processor}): choose a folder with --out."
-            )
-    return None
+    if options.what == "report":
+        return None if path.exists() else f"there is no {path}: measure first, or name a file with --file."
+    # Times of two machines do not compare, and their rows would stand in one table.
+    other = rows.of_another_processor(rows.read(path))
+    if other is None:
+        return None
+    return (
+        f"{path} holds times of another machine ({other}; this is {machine.processor()}): choose a folder with --out."
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -149,25 +120,19 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parts = ("steps", "quick", "startup", "growth", "busy", "users", "networks", "axis", "gpu", "report")
-    parser.add_argument("what", nargs="?", choices=parts, default="steps")
+    parser.add_argument("what", nargs="?", choices=_PARTS, default="steps")
     parser.add_argument(
         "--workloads",
         type=_names,
         help="names with commas (with semicolons, also behind one name, where a name has a comma)",
     )
     parser.add_argument("--methods", type=_names, help="names with commas")
-    parser.add_argument(
-        "--parts", type=_names, default=list(_GPU_PARTS), help=f"of gpu: {', '.join(_GPU_PARTS)} (default: all)"
-    )
-    parser.add_argument(
-        "--repeats", type=_from_one, help="turns for wall time, and for rounds (default: 5; of quick: 9)"
-    )
+    parser.add_argument("--repeats", type=int, help="turns for wall time, and for rounds (default: 5; of quick: 9)")
     parser.add_argument("--cpu-repeats", type=int, help="turns for CPU time on one thread (default: 2; of quick: 5)")
-    parser.add_argument("--threads", type=_from_one, default=2, help="for wall time (default: 2)")
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cpu; of gpu: cuda")
+    parser.add_argument("--threads", type=int, default=2, help="for wall time (default: 2)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of steps (default: cpu)")
     parser.add_argument("--wait", type=float, default=60, help="seconds to wait for a quiet machine (default: 60)")
-    parser.add_argument("--users", type=_from_one, default=100, help="in a round (default: 100)")
+    parser.add_argument("--users", type=int, default=100, help="in a round (default: 100)")
     parser.add_argument("--peers", type=Path, default=Path(".venv-peers"), help="environment of pfl and flwr")
     parser.add_argument("--file", type=Path, help="of report: rows (default: this machine's in --out)")
     parser.add_argument("--out", type=Path, default=Path("results") / "benchmark", help="default: results/benchmark")
@@ -178,12 +143,6 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(";" if ";" in text else ",") if name.strip()]
 
 
-def _from_one(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, not {text}")
-    return int(text)
-
-
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -191,7 +150,7 @@ def _say(text: str) -> None:
 def _measure(options: argparse.Namespace, path: Path, workloads: Sequence[str], cpu_repeats: int) -> None:
     """Workload by workload; what was measured is on disk after each."""
     for name in workloads:
-        new = _steps_of(options, name, methods_for(name), cpu_repeats)
+        new = _steps_of(options, name, methods_for(name, options.device), cpu_repeats)
         # A whole measurement takes the place of all rows of its workload, so that methods that are gone go.
         old = [row for row in rows.read(path) if options.methods or row["workload"] != name]
         rows.write(path, rows.with_ratios(rows.merged(old, new)))
@@ -271,78 +230,6 @@ def _users(options: argparse.Namespace, path: Path) -> None:
             lambda text, task=task: _say(f"{task}: {text}"),  # type: ignore[misc]
         )
         rows.write(path, rows.merged(rows.read(path), [row | origin for row in new]))
-
-
-def _gpu(options: argparse.Namespace, path: Path) -> list[Row]:
-    """Part by part; what was measured is on disk after each workload and task.
-
-    Returns:
-        Rows of all steps.
-    """
-    data: dict[str, Any] = {"notes": [], "steps": [], "rounds": {}}
-    if path.exists():
-        data |= json.loads(path.read_text(encoding="utf-8"))
-    origin = rows.origin()
-    tried = options.device == "cpu"
-    repeats = 1 if tried else options.repeats
-    for name, methods in _gpu_steps(options):
-        measured_name = with_smaller_lots(name, _LOT_OF_TRIALS) if tried else name
-        new = measure_steps(
-            measured_name,
-            methods,
-            options.device,
-            options.threads,
-            (repeats, 0),
-            0.0,
-            lambda text, name=name: _say(f"{name}: {text}"),  # type: ignore[misc]
-        )
-        for row in new:
-            if row["error"]:
-                _say(f"{name}: {row['method']} failed: {row['error']}")
-        data["steps"] = rows.with_ratios(rows.merged(data["steps"], [row | origin for row in new]))
-        rows.write(path, data)
-    for name in TASKS if "rounds" in options.parts else ():
-        users = _USERS_OF_TRIALS if tried else options.users
-        round_ = rounds.measure_on_gpu(name, users, repeats, options.device, _say)
-        data["rounds"][name] = round_ | origin
-        rows.write(path, data)
-    steps: list[Row] = data["steps"]
-    return steps
-
-
-def _print_goals(steps: Sequence[Row]) -> None:
-    """Print the goals of a step on a GPU, with what was reached."""
-    lines: dict[str, dict[str, str]] = {}
-    for goal in pages.goals(steps)["gpu"]:
-        lines[goal["goal"]] = {
-            "asked": f"{goal['asked']:g}",
-            "reached": _number(goal["reached"]),
-            "": goal["verdict"].strip("*"),
-        }
-    print(pd.DataFrame.from_dict(lines, orient="index").to_string())
-
-
-def _gpu_steps(options: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
-    """Workloads and their methods, of the parts that were asked for."""
-    workloads: Mapping[str, Any]
-    for part in options.parts:
-        match part:
-            case "steps" | "triton":
-                workloads = SMALL_GPU_WORKLOADS
-            case "large":
-                workloads = LARGE_WORKLOADS
-            case _:
-                continue
-        for name in workloads:
-            if options.workloads and name not in options.workloads:
-                continue
-            methods = []
-            for method in methods_on_gpu(name):
-                is_of_part = part == "large" or (TRITON in method) == (part == "triton")
-                if is_of_part and (not options.methods or method in options.methods):
-                    methods.append(method)
-            if methods:
-                yield name, methods
 
 
 if __name__ == "__main__":

@@ -7,19 +7,27 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
 import torch
+import torch.nn.functional as F
+from torch.utils.data import TensorDataset
 
-from benchmarks.ours import loop
-from benchmarks.workloads import workload_named
+from benchmarks.plain import SGD, on_device
+from benchmarks.workloads import Workload, workload_named
+from dpbench.callback.loop import PrivateLoop
+from dpbench.data.lots import LotLoader
 from dpbench.records.watched_step import WatchedStep
 from dpbench.run.runtime import keep_large_blocks
+from dpbench.strategies import DPSGD
 
 WORKLOADS = ("mnist_cnn b256", "mlp b256", "densenet40 b64")
 _WARM = 6  # steps, among them those that are looked at more closely
+_LOTS = 8  # that the records would fill
 _SECONDS = 45.0  # of CPU time, for each workload
 
 
@@ -35,14 +43,39 @@ def shares(workloads: Sequence[str] = WORKLOADS, seconds: float = _SECONDS) -> l
     """
     torch.set_num_threads(1)
     keep_large_blocks()  # as `dpbench train` does: memory that is given back and taken again would be measured, too
-    return [_share(name, seconds) for name in workloads]
+    lines = []
+    for name in workloads:
+        with TemporaryDirectory() as folder:
+            lines.append(_share(name, _steps(workload_named(name), Path(folder)), seconds))
+    return lines
 
 
-def _share(name: str, seconds: float) -> str:
-    step, _ = loop(workload_named(name), "cpu", "eager")
+def _steps(workload: Workload, folder: Path) -> Iterator[object]:
+    """Steps of `PrivateLoop`: Poisson lots, guards and ledger, without Lightning."""
+    model, x, y = on_device(workload, "cpu")
+    records = TensorDataset(x.repeat(_LOTS, *[1] * (x.dim() - 1)), y.repeat(_LOTS))
+    strategy = DPSGD(
+        noise_multiplier=1.0,
+        delta=1e-5,
+        seed=1,
+        executor="eager",
+        ledger=str(folder / "ledger.jsonl"),
+    )
+    steps = PrivateLoop(
+        model,
+        SGD(model.parameters()),
+        LotLoader.poisson(records, workload.batch, seed=1),
+        strategy,
+        lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
+        steps=10**6,
+    )
+    return iter(steps)
+
+
+def _share(name: str, steps_of_loop: Iterator[object], seconds: float) -> str:
     expect = WatchedStep.expect
     for _ in range(_WARM):
-        step()
+        next(steps_of_loop)
     times: dict[bool, list[float]] = {True: [], False: []}
     end = time.process_time() + seconds
     while time.process_time() < end:
@@ -53,7 +86,7 @@ def _share(name: str, seconds: float) -> str:
 
             with mock.patch.object(WatchedStep, "expect", expecting):
                 begun = time.process_time()
-                step()
+                next(steps_of_loop)
                 steps.append(time.process_time() - begun)
     watched, plain = (statistics.median(times[is_watched]) for is_watched in (True, False))
     share = 1 - plain / watched

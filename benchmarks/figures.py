@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from benchmarks.methods import MALLOC, PURE, REFERENCE
+from benchmarks.methods import MALLOC, PURE, REFERENCE, TRITON
 from benchmarks.rows import Row
 from benchmarks.workloads import FOUR
 from dpbench.reports.figures import new_figure, write_figure
@@ -20,9 +20,12 @@ LABELS = {  # methods in the figure of `make bench`
     "ours/flat": "engine, flat clipping",
     "ours/adaptive_quantile": "engine, adaptive clipping",
     "ours/discretized": "engine, discretized",
+    f"ours/flat {TRITON}": "engine, flat clipping, Triton",
+    f"ours/discretized {TRITON}": "engine, discretized, Triton",
     f"ours/flat {PURE}": "engine, flat clipping, no compiler",
     f"ours/discretized {PURE}": "engine, discretized, no compiler",
     "harness/flat": "whole harness, flat clipping",
+    "harness/flat graph": "whole harness, executor=graph",
     f"opacus/hooks {MALLOC}": "Opacus, hooks",
     f"opacus/functorch {MALLOC}": "Opacus, functorch",
     f"opacus/ghost {MALLOC}": "Opacus, ghost",
@@ -37,7 +40,6 @@ _FAMILIES = {  # colors that people who see no red or green can tell apart (Okab
     "opacus": ("#d55e00", "Opacus"),
     "jax": ("#e69f00", "JAX"),
 }
-_OTHER_FAMILY = ("#cc79a7", "other ways")
 _TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 20, 30, 50, 100, 200, 300, 500, 1000, 2000, 5000)
 _BAR_INCHES = 0.27
 _TITLE_INCHES = 0.55
@@ -52,21 +54,16 @@ def is_pictured(row: Row) -> bool:
     return row["workload"] in _PICTURED and row["method"] in LABELS and bool(row["ratio_to_limit"])
 
 
-def draw_ratios(rows: Sequence[Row], path: Path, labels: Mapping[str, str] | None) -> None:
+def draw_ratios(rows: Sequence[Row], path: Path) -> None:
     """Draw bars of wall time relative to the limit, a panel for each workload, all on one logarithmic axis.
 
     Args:
         rows: With ratios.
         path: Of the figure; none is written where nothing was measured.
-        labels: Methods to show, by what they are called; None: all, without our methods at the default allocator.
     """
     panels: dict[str, list[Row]] = {}
     for row in rows:
-        if labels is None:
-            is_drawn = bool(row["ratio_to_limit"]) and (MALLOC not in row["method"] or "opacus" in row["method"])
-        else:
-            is_drawn = is_pictured(row)
-        if is_drawn:
+        if is_pictured(row):
             panels.setdefault(row["workload"], []).append(row)
     if not panels:
         return
@@ -76,27 +73,24 @@ def draw_ratios(rows: Sequence[Row], path: Path, labels: Mapping[str, str] | Non
     axes = None
     for number, (title, panel) in enumerate(panels.items()):
         axes = figure.add_subplot(grid[number], sharex=axes)
-        _draw_panel(axes, title, panel, labels or {})
+        _draw_panel(axes, title, panel)
     drawn = [row for panel in panels.values() for row in panel]
     _set_scale(axes, [row["ratio_to_limit"] for row in drawn])
-    families = {_family(row["method"]) for row in drawn}
-    handles = []
-    for family in (*_FAMILIES.values(), _OTHER_FAMILY):
-        if family in families:
-            handles.append(Patch(color=family[0], label=family[1]))
+    families = dict.fromkeys(_family(row["method"]) for row in drawn)
+    handles = [Patch(color=color, label=label) for color, label in _FAMILIES.values() if (color, label) in families]
     figure.legend(handles=handles, loc="outside upper center", ncols=3, frameon=False)
     write_figure(path, figure)
 
 
 def _family(method: str) -> tuple[str, str]:
-    return _FAMILIES.get(method.partition("/")[0], _OTHER_FAMILY)
+    return _FAMILIES[method.partition("/")[0]]
 
 
-def _draw_panel(axes: Any, title: str, rows: Sequence[Row], labels: Mapping[str, str]) -> None:
+def _draw_panel(axes: Any, title: str, rows: Sequence[Row]) -> None:
     rows = sorted(rows, key=lambda row: float(row["ratio_to_limit"]), reverse=True)
     ratios = [row["ratio_to_limit"] for row in rows]
     axes.barh(range(len(rows)), ratios, color=[_family(row["method"])[0] for row in rows])
-    axes.set_yticks(range(len(rows)), [labels.get(row["method"], row["method"]) for row in rows])
+    axes.set_yticks(range(len(rows)), [LABELS[row["method"]] for row in rows])
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.axvline(1, color="black", linewidth=0.8)
     # White behind each number: the line of the limit must not cross it.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from benchmarks.plain import DrawnSizes, Step, plain
-from benchmarks.workloads import FIRST_WORKLOAD, LARGE_WORKLOADS, WORKLOADS, Workload, of_full_size, workload_named
+from benchmarks.workloads import FIRST_WORKLOAD, WORKLOADS, Workload, workload_named
 
 MALLOC = "default malloc"
 PURE = "pure"
@@ -13,7 +13,6 @@ COMPILED = "compiled"
 TRITON = "triton"
 REFERENCE = "plain/channels_last"
 DRAWN = "plain/channels_last drawn"  # sizes of lots
-GPU_WAYS = ("one after the other", "10 at once", "50 at once")  # to make a round of users
 METHODS = (
     "plain/contiguous",
     "plain/channels_last",
@@ -55,27 +54,19 @@ GROWTH = (REFERENCE, "ours/flat", "ours/flat pure", f"opacus/hooks {MALLOC}", f"
 GPU_METHODS = (
     "plain/channels_last",
     "plain/contiguous",
-    "plain/channels_last compiled",
     "ours/flat",
     "ours/per_layer",
     "ours/adaptive_quantile",
     "ours/adaptive_mean",
     "ours/discretized",
-    "ours/flat triton",
-    "ours/discretized triton",
-    "opacus/hooks",
-    "opacus/functorch",
-    "opacus/ghost",
+    f"ours/flat {TRITON}",
+    f"ours/discretized {TRITON}",
     "harness/no privacy",
     "harness/flat",
     "harness/flat graph",
-    "loop/flat",
-    "graph/plain",
-    "graph/flat",
-    "bf16/plain",
-    "bf16/flat",
-    "compiled/flat",
-    "seeds/flat",
+    f"opacus/hooks {MALLOC}",
+    f"opacus/functorch {MALLOC}",
+    f"opacus/ghost {MALLOC}",
 )
 _MICROBATCHES = (REFERENCE, "ours/flat")
 _SEQUENCES = (REFERENCE, "ours/flat", f"ours/flat {MALLOC}", f"opacus/hooks {MALLOC}", "opacus/hooks")
@@ -109,30 +100,18 @@ _FIRST_WORKLOAD_ONLY = (  # they tell little more elsewhere, and some take secon
     f"opacus/functorch {MALLOC}",
     "jax/jax_privacy",
 )
-_COMPILED_ON_GPU = ("mnist_cnn b256", "small_alexnet b128")  # minutes of compilation elsewhere
-_MICROBATCHES_ON_GPU = (REFERENCE, "ours/flat", "ours/discretized", "graph/plain", "bf16/plain")
-_LARGE_ON_GPU = (
-    REFERENCE,
-    "ours/flat",
-    "opacus/hooks",
-    "opacus/functorch",
-    "opacus/ghost",
-    "harness/flat",
-    "harness/flat graph",
-    "graph/plain",
-    "graph/flat",
-    "bf16/plain",
-    "bf16/flat",
-)
-_ROWS_ARE_RECORDS = ("opacus/hooks", "opacus/functorch", "opacus/ghost", "graph/flat", "bf16/flat")
-_TRITON_ON_GPU = ("mnist_cnn b256", "mlp b256", "small_alexnet b128", "densenet40 b64")
-_SEEDS_ON_GPU = ("mnist_cnn b256", "mnist_cnn b2048", "mlp b256")  # networks that vmap can stack
-_NOT_FOR_SEQUENCES = ("opacus/functorch", "opacus/ghost")
+_NOT_FOR_SEQUENCES = ("opacus/functorch", "opacus/ghost", "harness/")
 _TEN_GIGABYTES = ("small_alexnet lot 4096", "mlp width 4000")
 
 
-def methods_for(name: str) -> list[str]:
-    """What is measured on a workload: the most on the first one, or it would take an hour."""
+def methods_for(name: str, device: str = "cpu") -> list[str]:
+    """What is measured on a workload: on a CPU the most on the first one, or it would take an hour."""
+    workload = workload_named(name)
+    if device == "cuda":
+        if workload.microbatch_size > 1:
+            return [REFERENCE, "ours/flat", "ours/discretized"]
+        is_sequence = len(workload.input_shape) == 2
+        return [method for method in GPU_METHODS if not (is_sequence and method.startswith(_NOT_FOR_SEQUENCES))]
     if name not in WORKLOADS:  # a point of the growth curves
         return [method for method in GROWTH if name not in _TEN_GIGABYTES or not method.startswith("opacus/hooks")]
     if name in _CHOSEN:
@@ -140,60 +119,17 @@ def methods_for(name: str) -> list[str]:
     return [method for method in METHODS if name == FIRST_WORKLOAD or method not in _FIRST_WORKLOAD_ONLY]
 
 
-def methods_on_gpu(name: str) -> list[str]:
-    """What is measured on a workload by `python -m benchmarks gpu`."""
-    workload = workload_named(name)
-    name = of_full_size(name)
-    if workload.microbatch_size > 1:
-        return list(_MICROBATCHES_ON_GPU)
-    if name in LARGE_WORKLOADS:
-        return [method for method in _LARGE_ON_GPU if workload.views == 1 or method not in _ROWS_ARE_RECORDS]
-    methods = []
-    for method in GPU_METHODS:
-        family = method.partition("/")[0]
-        if TRITON in method and name not in _TRITON_ON_GPU:
-            continue
-        if COMPILED in method and name not in _COMPILED_ON_GPU:
-            continue
-        if family == "harness" and (not workload.harness or name not in WORKLOADS):
-            continue
-        if family == "seeds" and name not in _SEEDS_ON_GPU:
-            continue
-        if family == "loop" and not name.startswith(("mnist", "mlp", "small")):
-            continue
-        if workload.is_sequence and method in _NOT_FOR_SEQUENCES:
-            continue
-        methods.append(method)
-    return methods
-
-
-def together(methods: Sequence[str], device: str) -> list[list[str]]:
-    """Methods that are measured at the same time.
-
-    On a CPU, one family of peers after the other, or memory would not suffice; on a GPU those with graphs apart, since
-    what fails in one leaves the other processes' device as it was.
-    """
-
-    def key(method: str) -> str:
-        if device == "cuda":
-            if TRITON in method:  # chosen for a process
-                return TRITON
-            return "graphs" if "graph" in method else ""
-        return method.partition("/")[0] if method.startswith(("opacus/", "jax/")) else ""
-
+def together(methods: Sequence[str]) -> list[list[str]]:
+    """Methods that are measured at the same time: one family of peers after the other, or memory would not suffice."""
     groups: dict[str, list[str]] = {}
     for method in methods:
-        groups.setdefault(key(method), []).append(method)
+        family = method.partition("/")[0]
+        groups.setdefault(family if family in ("opacus", "jax") else "", []).append(method)
     return list(groups.values())
 
 
-def wants_our_allocator(method: str) -> bool:
-    """Whether the process runs with `keep_large_blocks`."""
-    return MALLOC not in method
-
-
-def builder(method: str, workload: Workload, device: str) -> Callable[[], Step]:
-    """Makes the step; call it in the process that is measured.
+def step_of(method: str, workload: Workload, device: str) -> Step:
+    """Make the step; call it in the process that is measured.
 
     Raises:
         ValueError: There is no such method.
@@ -203,23 +139,21 @@ def builder(method: str, workload: Workload, device: str) -> Callable[[], Step]:
     family, _, kind = method.removesuffix(f" {MALLOC}").partition("/")
     match family:
         case "plain" if kind.endswith("drawn"):
-            return lambda: DrawnSizes(workload, torch.channels_last, device)
+            return DrawnSizes(workload, torch.channels_last, device)
         case "plain":
             layout = torch.channels_last if "channels_last" in kind else torch.contiguous_format
-            return lambda: plain(workload, layout, device, COMPILED in kind)
+            return plain(workload, layout, device, COMPILED in kind)
         case "ours":
             from benchmarks.ours import bare
 
-            return lambda: bare(workload, kind.removesuffix(f" {PURE}").removesuffix(f" {TRITON}"), device)
+            return bare(workload, kind.removesuffix(f" {PURE}").removesuffix(f" {TRITON}"), device)
         case "opacus":
             from benchmarks.opacus_ import opacus
 
-            return lambda: opacus(workload, kind, device, torch.contiguous_format)
+            return opacus(workload, kind, device, torch.contiguous_format)
         case "jax":
             from benchmarks.jax_ import jax_step
 
-            return lambda: jax_step(workload, kind)
+            return jax_step(workload, kind)
         case _:
-            from benchmarks.gpu_ways import WAYS
-
-            return lambda: WAYS[method](workload, device)
+            raise ValueError(f"there is no method {method!r}")

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import atexit
 import itertools
-import shutil
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory, mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
-from torch import nn
-from torch.utils.data import TensorDataset
 
 from benchmarks.orders import Orders
-from benchmarks.plain import SGD, MakeOptimizer, Step, laid_out
+from benchmarks.plain import SGD, MakeOptimizer, Step, on_device
 from benchmarks.workloads import Workload
-from dpbench.callback.loop import PrivateLoop
-from dpbench.data.lots import LotLoader
 from dpbench.privacy.events import UNITS, Summands
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.mechanism.mechanism import Mechanism, Merge
@@ -30,7 +24,6 @@ from dpbench.privacy.sampling import PoissonSampling
 from dpbench.strategies import DPSGD, AdaptiveMeanClipping, AdaptiveQuantileClipping, DiscretizedDPSGD, PrivateStrategy
 
 POPULATION = 60_000
-_LOTS = 8  # that the records of a loop would fill
 STRATEGIES: dict[str, tuple[Callable[..., PrivateStrategy], dict[str, Any]]] = {
     "flat": (DPSGD, {}),
     "per_layer": (DPSGD, {"clipping": "per_layer"}),
@@ -64,10 +57,7 @@ def mechanism_of(name: str, workload: Workload, engine: PerRecordEngine) -> Mech
 
 def bare(workload: Workload, name: str, device: str, make_optimizer: MakeOptimizer = SGD) -> Step:
     """Forward, per-record gradients, clipping, noise, SGD (or another); without Lightning and without a ledger."""
-    layout = torch.channels_last
-    model = workload.model().to(device, memory_format=layout)  # type: ignore[call-overload]
-    x, y = (data.to(device) for data in workload.data())
-    x = laid_out(x, layout)
+    model, x, y = on_device(workload, device)
     optimizer = make_optimizer(model.parameters())
     engine = PerRecordEngine(model)
     mechanism = mechanism_of(name, workload, engine)
@@ -89,10 +79,7 @@ def bare(workload: Workload, name: str, device: str, make_optimizer: MakeOptimiz
 
 
 def _merge(workload: Workload, device: str) -> Merge | None:
-    """Each example joins one of the microbatches, as the harness draws them; each view that of its record."""
-    if workload.views > 1:
-        of_view = torch.arange(workload.batch).repeat_interleave(workload.views)
-        return of_view.to(device), workload.batch, 1 / workload.views
+    """Each example joins one of the microbatches, as the harness draws them."""
     if workload.microbatch_size == 1:
         return None
     records = workload.batch // workload.microbatch_size
@@ -100,70 +87,24 @@ def _merge(workload: Workload, device: str) -> Merge | None:
     return members, records, 1 / workload.microbatch_size
 
 
-def loop(
-    workload: Workload, device: str, executor: str, make: Callable[..., PrivateStrategy] = DPSGD
-) -> tuple[Step, nn.Module]:
-    """A step of `PrivateLoop`: Poisson lots, guards and ledger, without Lightning.
-
-    Args:
-        workload: Its records come again until there are eight lots of them.
-        device: Of the model.
-        executor: Of the strategy.
-        make: The strategy.
-
-    Returns:
-        The step and the model.
-    """
-    layout = torch.channels_last
-    model = workload.model().to(device, memory_format=layout)  # type: ignore[call-overload]
-    x, y = workload.data()
-    records = TensorDataset(x.repeat(_LOTS, *[1] * (x.dim() - 1)), y.repeat(_LOTS))
-    folder = mkdtemp()
-    # The ledger is written as long as steps are made, that is as long as the process lives.
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    strategy = make(
-        noise_multiplier=1.0,
-        delta=1e-5,
-        seed=1,
-        executor=executor,
-        ledger=str(Path(folder) / "ledger.jsonl"),
-    )
-    steps = iter(
-        PrivateLoop(
-            model,
-            SGD(model.parameters()),
-            LotLoader.poisson(records, workload.batch, seed=1),
-            strategy,
-            lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
-            steps=10**6,
-        )
-    )
-
-    def step() -> object:
-        return next(steps)
-
-    return step, model
-
-
 class Conductor(pl.Callback):
     """Makes the trainer's loop take one step for each that is ordered.
 
     Args:
-        orders: The orders.
-        facts: Said when the first step is over and orders may come.
+        orders: The orders, which may come when the first step is over.
     """
 
-    def __init__(self, orders: Orders, facts: dict[str, Any]) -> None:
+    def __init__(self, orders: Orders) -> None:
         self._orders = orders
-        self._facts: dict[str, Any] | None = facts
+        self._is_ready = False
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Wait for the next order of a step."""
-        if self._facts is not None:
-            self._orders.say(**self._facts)
-            self._facts = None
+        if not self._is_ready:
+            self._orders.say()
+            self._is_ready = True
         self._orders.advance(len(batch[1]))
 
 
@@ -189,4 +130,4 @@ def harness(workload: Workload, name: str, device: str, orders: Orders) -> None:
     with TemporaryDirectory() as folder:
         with initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
             config = plain(compose("config", words))
-        train(config, Path(folder), [Conductor(orders, {"methods": {f"harness/{name}": {}}})], show=True)
+        train(config, Path(folder), [Conductor(orders)], show=True)

@@ -10,26 +10,15 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from benchmarks import busy, figures
-from benchmarks.methods import DRAWN, GPU_WAYS, MALLOC, REFERENCE
+from benchmarks import figures
+from benchmarks.methods import DRAWN, MALLOC, REFERENCE
 from benchmarks.rows import Row, least, quotient, relative
-from benchmarks.workloads import FOUR, SEEDS, STARTUP, WORKLOADS, of_full_size
+from benchmarks.workloads import FOUR, GPU_WORKLOADS, STARTUP, WORKLOADS
 from dpbench.files import write_atomically
 
 _FOLDER = Path(__file__).parent
 _EPOCHS = 60  # whose minutes the page tells
 _FASTER_THAN_PEERS = 2.0  # the goal of a round of users
-_GPU_COLUMNS = (
-    "ours/flat",
-    "ours/discretized",
-    "ours/flat triton",
-    "ours/discretized triton",
-    "harness/flat",
-    "harness/flat graph",
-    "graph/flat",
-    "bf16/flat",
-    "seeds/flat",
-)
 
 
 def write(path: Path) -> Path:
@@ -46,14 +35,9 @@ def write(path: Path) -> Path:
     if stem.name.endswith("-growth"):
         figures.draw_growth(data, stem.with_suffix(".png"))
         return stem.with_suffix(".png")
-    if stem.name.endswith("-busy"):
-        return render("busy", stem.with_suffix(".md"), **_busy(data))
     if stem.name.endswith("-users"):
         return render("users", stem.with_suffix(".md"), **_users(data))
-    if isinstance(data, dict):
-        figures.draw_ratios(data["steps"], stem.with_suffix(".png"), None)
-        return render("gpu", stem.with_suffix(".md"), **_gpu(data))
-    figures.draw_ratios(data, stem.with_suffix(".png"), figures.LABELS)
+    figures.draw_ratios(data, stem.with_suffix(".png"))
     return render("steps", stem.with_suffix(".md"), **_steps(data))
 
 
@@ -75,7 +59,6 @@ def render(template: str, path: Path, **data: Any) -> Path:
         "digits": _digits,
         "fixed": _fixed,
         "seconds": _seconds,
-        "milliseconds": _milliseconds,
     }
     text = environment.get_template(f"{template}.md.j2").render(name=path.stem, **data)
     write_atomically(path, text.strip() + "\n")
@@ -106,20 +89,17 @@ def goals(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Judge the goals of `goals.csv`: wall time, with CPU time beside it.
 
     Args:
-        rows: With ratios; those of a trial, with smaller lots, are shown and not judged.
+        rows: With ratios.
 
     Returns:
         Lines of the table of each section.
     """
-    measured = {(of_full_size(row["workload"]), row["method"]): row for row in rows}
-    is_tried = any(of_full_size(row["workload"]) != row["workload"] for row in rows)
+    measured = {(row["workload"], row["method"]): row for row in rows}
     sections: dict[str, list[Row]] = {"current": [], "older": [], "gpu": []}
     with (_FOLDER / "goals.csv").open(encoding="utf-8", newline="") as file:
         for goal in csv.DictReader(file):
             wall, cpu = _reached(goal, measured)
             line = judged(goal["goal"], float(goal["asked"]), wall, goal["sense"] == "least", cpu)
-            if is_tried and wall is not None:
-                line["verdict"] = "tried"
             sections[goal["section"]].append(line)
     return sections
 
@@ -173,10 +153,11 @@ def _steps(rows: list[Row]) -> dict[str, Any]:
         "epochs": _EPOCHS,
         "has_figure": any(figures.is_pictured(row) for row in rows),
         "goals": goals(rows),
+        "is_gpu": any(row["device"] == "cuda" for row in rows),
         "reference": REFERENCE,
         "has_drawn_sizes": any(row["method"] == DRAWN for row in rows),
         "has_record_numbers": all(row.get("records") for row in rows if row["method"].startswith("harness/")),
-        "tables": {name: tables[name] for name in WORKLOADS if name in tables},
+        "tables": {name: tables[name] for name in GPU_WORKLOADS if name in tables},
         "startup": tables.get(STARTUP),
     }
 
@@ -231,44 +212,6 @@ def _origin(rows: Sequence[Row]) -> str:
     return ", ".join(f"{word} {text}" for word, text in parts.items() if text)
 
 
-def _gpu(data: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page of a GPU shows; only older files have checks, which are tests today (`pytest -m gpu`)."""
-    tables = _by_workload(data["steps"])
-    rounds: dict[str, Row] = data["rounds"]
-    checks = list(data.get("checks", {}).values())
-    machines = []
-    commits = []
-    for row in [*checks, *data["steps"], *rounds.values()]:
-        hardware = row["hardware"]
-        machines.append(f"{hardware['gpu'] or hardware['cpu']}, PyTorch {row['versions'].get('torch')}")
-        commits.append(row["commit"] and f"{row['commit']} ({row['date']})")
-    return {
-        "origins": _list(commits, ", "),
-        "machines": _list(machines),
-        "seeds": SEEDS,
-        "summary": {name: _gpu_summary(table) for name, table in tables.items()},
-        "goals": goals(data["steps"])["gpu"],
-        "is_tried": any(of_full_size(name) != name for name in tables),
-        "notes": data.get("notes", ()),
-        "checks": checks,
-        "ways": GPU_WAYS if rounds else (),
-        "rounds": rounds,
-        "tables": tables,
-    }
-
-
-def _gpu_summary(rows: Sequence[Row]) -> list[float | None]:
-    """Milliseconds of the fastest plain step, ratios to it, and times as fast as Opacus."""
-    by_method = {row["method"]: row for row in rows}
-    limit = least(rows, ("plain/",))
-    fastest = [row["wall_ms"] for row in rows if limit and relative(row) == limit]
-    return [
-        fastest[0] if fastest else None,
-        *(by_method.get(method, {}).get("ratio_to_limit") for method in _GPU_COLUMNS),
-        by_method.get("ours/flat", {}).get("speedup_over_best_peer"),
-    ]
-
-
 def _users(rows: list[Row]) -> dict[str, Any]:
     """What the page of rounds of users shows."""
     tables = _by_workload(rows)
@@ -293,20 +236,6 @@ def _users(rows: list[Row]) -> dict[str, Any]:
     }
 
 
-def _busy(rows: list[Row]) -> dict[str, Any]:
-    """What the page of a run beside other work shows."""
-    times: dict[str, list[float]] = {}
-    for row in rows:
-        times.setdefault(row["waiting"], []).append(row["wall_ms"])
-    return {
-        "origin": rows[0],
-        "workload": busy.WORKLOAD,
-        "steps": busy.STEPS,
-        "companies": list(dict.fromkeys(row["beside"] for row in rows)),
-        "times": times,
-    }
-
-
 def _list(words: Iterable[str | None], separator: str = "; ") -> str:
     return separator.join(sorted({word for word in words if word}))
 
@@ -328,8 +257,3 @@ def _fixed(value: float | None) -> str:
 
 def _seconds(milliseconds: float | None) -> str:
     return f"{milliseconds / 1e3:.2f}" if milliseconds else "–"
-
-
-def _milliseconds(value: float | str) -> str:
-    """A time, or why there is none."""
-    return value.replace("|", "/") if isinstance(value, str) else f"{value:.0f}"

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
 from benchmarks.workloads import Workload
 
@@ -14,13 +15,22 @@ Step = Callable[[], object]
 """Makes one step; the loss before it, where that costs nothing."""
 
 
-MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 SGD: MakeOptimizer = partial(torch.optim.SGD, lr=0.01)
 
 
-def laid_out(x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+def laid_out(x: Tensor, memory_format: torch.memory_format) -> Tensor:
     """Images in this layout; other data have one layout only."""
     return x.contiguous(memory_format=memory_format) if x.dim() == 4 else x
+
+
+def on_device(
+    workload: Workload, device: str, memory_format: torch.memory_format = torch.channels_last
+) -> tuple[nn.Module, Tensor, Tensor]:
+    """The network, its records and their labels."""
+    model = workload.model().to(device, memory_format=memory_format)  # type: ignore[call-overload]
+    x, y = (data.to(device) for data in workload.data())
+    return model, laid_out(x, memory_format), y
 
 
 def plain(
@@ -31,12 +41,10 @@ def plain(
     make_optimizer: MakeOptimizer = SGD,
 ) -> Step:
     """Forward, backward, SGD (or another optimizer)."""
-    model = workload.model().to(device, memory_format=memory_format)  # type: ignore[call-overload]
-    x, y = (data.to(device) for data in workload.data())
-    x = laid_out(x, memory_format)
+    model, x, y = on_device(workload, device, memory_format)
     optimizer = make_optimizer(model.parameters())
 
-    def forward() -> torch.Tensor:
+    def forward() -> Tensor:
         return F.cross_entropy(model(x), y)
 
     if compiled:
@@ -46,7 +54,7 @@ def plain(
         inductor.cpp.dynamic_threads = True
         forward = torch.compile(forward)
 
-    def step() -> torch.Tensor:
+    def step() -> Tensor:
         optimizer.zero_grad()
         loss = forward()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -69,14 +77,14 @@ class DrawnSizes:
     """
 
     def __init__(self, workload: Workload, memory_format: torch.memory_format, device: str) -> None:
-        self._model = workload.model().to(device, memory_format=memory_format)  # type: ignore[call-overload]
-        x, y = (torch.cat([data, data]).to(device) for data in workload.data())
-        self._x, self._y = laid_out(x, memory_format), y
+        self._model, x, y = on_device(workload, device, memory_format)
+        self._x = laid_out(torch.cat([x, x]), memory_format)
+        self._y = torch.cat([y, y])
         self._optimizer = SGD(self._model.parameters())
         self._draws = torch.Generator().manual_seed(3)
         self.records = 0
 
-    def __call__(self) -> torch.Tensor:
+    def __call__(self) -> Tensor:
         """Draw a size, then forward, backward and SGD."""
         size = torch.poisson(torch.tensor(len(self._x) / 2), generator=self._draws)  # a binomial of a small rate
         self.records = max(1, min(int(size), len(self._x)))

@@ -13,10 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from benchmarks.machine import wait_until_quiet
-from benchmarks.methods import GPU_WAYS, MALLOC
+from benchmarks.methods import MALLOC
 from benchmarks.processes import Worker
 from benchmarks.rows import Row
 from benchmarks.timing import Say, Timed, measure_rounds
@@ -34,7 +33,6 @@ _KEEP_BLOCKS = {  # as `allocator.keep_large_blocks`
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
 }
-_RECURRENT = "char_lstm 5x4"  # cuDNN's LSTM knows no vmap
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,7 @@ def measure(
                 if not python.exists():
                     missing |= dict.fromkeys(chosen, f"not installed: `make bench-users` installs it into {peers}")
                 elif chosen:
-                    words = ("users", crew.family, crew.kind, task, str(users), "cpu", *crew.methods)
+                    words = ("users", crew.family, crew.kind, task, str(users), *crew.methods)
                     workers.append(Worker(words, _environment(crew, folder), python))
                     failure = workers[-1].facts.get("error")
                     timed += [Timed(method, workers[-1], error=failure) for method in chosen]
@@ -171,24 +169,3 @@ def _median_ratio(cpus: Sequence[float], others: Sequence[float]) -> float | Non
         return None
     # Of ratios, not a ratio of medians: within a turn the machine is the same for both.
     return statistics.median(cpu / other for cpu, other in zip(cpus, others, strict=True))
-
-
-def measure_on_gpu(name: str, users: int, repeats: int, device: str, say: Say) -> dict[str, Any]:
-    """Milliseconds of a round: one user after the other, as the source of users has them, and several at once.
-
-    Args:
-        name: Of the task.
-        users: In a round.
-        repeats: Rounds that count, after one that does not.
-        device: "cuda", or "cpu" to try it.
-        say: Told what is being done.
-    """
-    task = TASKS[name]
-    row: dict[str, Any] = {"users": users, "steps": task.steps, "rows": task.batch}
-    for way in GPU_WAYS[:1] if name == _RECURRENT else GPU_WAYS:
-        worker = Worker(("users", "own", "", name, str(users), device, way))
-        entry = Timed(way, worker, error=worker.facts.get("error"))
-        measure_rounds([entry], repeats, 1, lambda text, way=way: say(f"{way}: {text}"))  # type: ignore[misc]
-        worker.close()
-        row[way] = entry.error or 1e3 * statistics.median(entry.walls)
-    return row

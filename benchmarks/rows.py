@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -79,8 +79,8 @@ def read(path: Path) -> list[Row]:
     return rows
 
 
-def write(path: Path, rows: Sequence[Row] | Mapping[str, Any]) -> None:
-    """Write rows, or what a GPU gave, at once or not at all."""
+def write(path: Path, rows: Sequence[Row]) -> None:
+    """Write rows, at once or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(rows, indent=1) + "\n")
 
@@ -117,7 +117,7 @@ def instructions() -> str:
 def hardware(device: str, threads: int) -> str:
     """A name for the file: the GPU, or the processor with its instructions and the number of threads."""
     if device == "cuda":
-        return _slug(torch.cuda.get_device_name())
+        return _slug(f"gpu {torch.cuda.get_device_name()}")
     model = provenance.hardware()["cpu"]
     return _slug(f"cpu {model} {instructions()} {min(threads, os.cpu_count() or threads)} threads")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,10 +16,10 @@ from benchmarks.machine import free_mb, wait_until_quiet
 from benchmarks.methods import REFERENCE, together
 from benchmarks.processes import Worker
 from benchmarks.rows import Row
-from benchmarks.workloads import SEEDS, workload_named
+from benchmarks.workloads import workload_named
 
 _TURN = {"cpu": 0.25, "cuda": 0.2}  # seconds that a method computes before it is the next one's turn
-_ROOM_MB = 2000.0  # free memory before two more processes start: this,
+_ROOM_MB = 2000.0  # free memory before another process starts: this,
 _GROWTH = 3.0  # and so many times what a first step took
 _SLOW = 1.0  # seconds of a step that needs no warming
 _ENOUGH = 6.0  # seconds of single steps, after which a slow method has no more turns
@@ -97,68 +96,44 @@ def measure_steps(
         A row for each method: medians in milliseconds a step, and those of the reference beside it.
     """
     rows: list[Row] = []
-    for group in together(methods, device):
+    for group in together(methods):
         remaining = list(group)
         while remaining:
             say("starting")
             chosen = [REFERENCE, *(method for method in remaining if method != REFERENCE)]
-            timed = _start_all(workload, chosen, device)
+            timed = _start(workload, chosen, device)
             quiet = wait_until_quiet(patience)
             _alternate(timed, device, threads, repeats, say)
-            # Methods may share a worker.
-            for worker in {id(entry.worker): entry.worker for entry in timed}.values():
-                worker.close()
-            new = [_row(workload, entry, device, threads, quiet) for entry in timed]
+            new = []
+            for entry in timed:
+                entry.worker.close()
+                new.append(_row(workload, entry, device, threads, quiet))
             for row in new:
                 row["reference_wall_ms"] = new[0]["wall_ms"]
                 row["reference_cpu_ms"] = new[0]["cpu_ms"]
-            rows += [row for row in new if row["method"] in remaining]
-            measured = {row["method"] for row in new}
-            remaining = [method for method in remaining if method not in measured]
+                if row["method"] in remaining:
+                    remaining.remove(row["method"])
+                    rows.append(row)
     return rows
 
 
-def _start_all(workload: str, methods: Sequence[str], device: str) -> list[Timed]:
-    """Start workers of the first of these methods, as many as fit into memory: at least two."""
-    if device == "cuda":
-        # One context of the device for all, but for the harness, whose loop is not ours.
-        alone = [method for method in methods if method.startswith("harness/")]
-        shared = [method for method in methods if method not in alone]
-        return [*_start(workload, shared, device), *(_start(workload, [method], device)[0] for method in alone)]
-    timed: list[Timed] = []
-    with ThreadPoolExecutor(2) as pool:
-        for first in range(0, len(methods), 2):
-            most = max((entry.peak_mb or 0.0 for entry in timed), default=0.0)
-            # A machine that swaps measures its disk.
-            if timed and free_mb() < _ROOM_MB + _GROWTH * most:
-                break
-            for started in pool.map(lambda method: _start(workload, [method], device), methods[first : first + 2]):
-                timed += started
-    return timed
-
-
 def _start(workload: str, methods: Sequence[str], device: str) -> list[Timed]:
-    """Start a worker and wait until it has made the first steps of its methods."""
-    worker = Worker(("steps", workload, device, *methods))
-    batch = workload_named(workload).batch
-    timed = []
+    """Start workers of the first of these methods, as many as fit into memory: at least two."""
+    timed: list[Timed] = []
     for method in methods:
-        facts = worker.facts.get("methods", {}).get(method, {})
-        error = worker.facts.get("error") or facts.get("error")
-        timed.append(Timed(method, worker, batch, error, facts.get("peak_mb")))
+        most = max((entry.peak_mb or 0.0 for entry in timed), default=0.0)
+        # A machine that swaps measures its disk.
+        if len(timed) > 1 and free_mb() < _ROOM_MB + _GROWTH * most:
+            break
+        worker = Worker(("steps", workload, device, method))
+        facts = worker.facts
+        timed.append(Timed(method, worker, workload_named(workload).batch, facts.get("error"), facts.get("peak_mb")))
     return timed
 
 
 def _alternate(timed: Sequence[Timed], device: str, threads: int, repeats: tuple[int, int], say: Say) -> None:
     """Let methods take turns, of as many steps as fit into a turn: first for wall time, then for CPU time."""
-    guesses: dict[str, float] = {}
-    for entry in timed:
-        measured = _step_for_a_while(entry, device, threads, guesses.get(entry.method, 1.0))
-        if measured is None:
-            continue
-        guesses[entry.method] = measured[0]
-        if measured[0] >= _SLOW:  # a turn that takes seconds counts from the first on
-            entry.walls.append(measured[0])
+    first = {entry.method: entry.turn(threads=threads) or (1.0, 1.0) for entry in timed}
     for number in range(sum(repeats)):
         counts_cpu = number >= repeats[0]
         if counts_cpu and device == "cuda":
@@ -168,24 +143,19 @@ def _alternate(timed: Sequence[Timed], device: str, threads: int, repeats: tuple
             series = entry.cpus if counts_cpu else entry.walls
             if sum(series) > _ENOUGH:
                 continue
-            likely = min([*series, *entry.walls], default=guesses.get(entry.method, 1.0))
-            measured = _step_for_a_while(entry, device, 1 if counts_cpu else threads, likely)
+            likely = min([*series, *entry.walls], default=first[entry.method][0])
+            steps = max(1, round(_TURN[device] / likely))
+            warm = _WARM_OF_MANY if steps > 10 else 1
+            if likely >= _SLOW:
+                warm = 0
+            measured = entry.turn(steps, warm, 1 if counts_cpu else threads)
             if measured is not None:
                 series.append(measured[1] if counts_cpu else measured[0])
 
 
-def _step_for_a_while(entry: Timed, device: str, threads: int, likely: float) -> tuple[float, float] | None:
-    """Make a turn, given the seconds that a step is likely to take."""
-    steps = max(1, round(_TURN[device] / likely))
-    warm = 0 if likely >= _SLOW else _WARM_OF_MANY if steps > 10 else 1
-    return entry.turn(steps, warm, threads)
-
-
 def _row(workload: str, entry: Timed, device: str, threads: int, quiet: bool) -> Row:
-    # The way of `SEEDS` networks makes so many steps at once.
-    scale = 1e3 / (SEEDS if entry.method.startswith("seeds/") else 1)
-    walls = [] if entry.error else [scale * seconds for seconds in entry.walls]
-    cpus = [] if entry.error else [scale * seconds for seconds in entry.cpus]
+    walls = [] if entry.error else [1e3 * seconds for seconds in entry.walls]
+    cpus = [] if entry.error else [1e3 * seconds for seconds in entry.cpus]
     return {
         "workload": workload,
         "method": entry.method,

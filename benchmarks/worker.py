@@ -21,66 +21,58 @@ def main(pipe: Connection, words: tuple[str, ...]) -> None:
 
     Args:
         pipe: To whoever measures.
-        words: ("steps", workload, device, *methods) or ("users", family, kind, task, users, device, *methods).
+        words: ("steps", workload, device, method) or ("users", family, kind, task, users, *methods).
     """
     try:
         if words[0] == "steps":
-            _, workload, device, *methods = words
-            _steps(pipe, workload, device, methods)
+            _, workload, device, method = words
+            _steps(pipe, workload, device, method)
         else:
-            _, family, kind, task, users, device, *methods = words
-            _users(pipe, family, kind, task, int(users), device, methods)
+            _, family, kind, task, users, *methods = words
+            _users(pipe, family, kind, task, int(users), methods)
     except Exception as error:  # whatever a peer may come up with: the others are measured all the same
         pipe.send({"error": one_line(error)})
 
 
-def _steps(pipe: Connection, name: str, device: str, methods: Sequence[str]) -> None:
-    """Steps of one or several methods; says first how much memory the first two steps of each took, or what failed."""
+def _steps(pipe: Connection, name: str, device: str, method: str) -> None:
+    """Steps of a method; says first how much memory the first two of them took."""
     import torch
 
-    from benchmarks.methods import PURE, TRITON, builder, wants_our_allocator
+    from benchmarks.methods import MALLOC, PURE, TRITON, step_of
     from benchmarks.workloads import workload_named
     from dpbench.privacy import kernels, native
     from dpbench.run.runtime import keep_large_blocks
 
     torch.set_num_threads(1)  # while others start beside it
-    native.select("off" if methods[0].endswith(PURE) else "auto")
-    kernels.select(TRITON if methods[-1].endswith(TRITON) else "none")
-    if wants_our_allocator(methods[0]):
+    native.select("off" if method.endswith(PURE) else "auto")
+    kernels.select(TRITON if method.endswith(TRITON) else "none")
+    if MALLOC not in method:
         keep_large_blocks()
     workload = workload_named(name)
-    if methods[0].startswith("harness/"):
+    if method.startswith("harness/"):
         from benchmarks.ours import harness
 
-        sizes = _SIZES_OF_GRAPHS if methods[0].endswith("graph") and device == "cuda" else _SIZES
-        harness(workload, methods[0].removeprefix("harness/"), device, Orders(pipe, device, sizes))
+        sizes = _SIZES_OF_GRAPHS if method.endswith("graph") and device == "cuda" else _SIZES
+        harness(workload, method.removeprefix("harness/"), device, Orders(pipe, device, sizes))
         return
-    orders = Orders(pipe, device, _SIZES if methods[0].endswith("drawn") else 0)
-    facts: dict[str, dict[str, Any]] = {}
-    for method in methods:
-        try:
-            step = builder(method, workload, device)()
-            facts[method] = {"peak_mb": first_steps(step, device)}
-            orders.functions[method] = step
-        except Exception as error:
-            facts[method] = {"error": one_line(error)}
-    orders.say(methods=facts)
+    orders = Orders(pipe, device, _SIZES if method.endswith("drawn") else 0)
+    step = step_of(method, workload, device)
+    peak = first_steps(step, device)
+    orders.functions[method] = step
+    orders.say(peak_mb=peak)
     orders.advance()
 
 
-def _users(
-    pipe: Connection, family: str, kind: str, name: str, users: int, device: str, methods: Sequence[str]
-) -> None:
+def _users(pipe: Connection, family: str, kind: str, name: str, users: int, methods: Sequence[str]) -> None:
     """Rounds of users, by dpbench or by a peer; says first what it found out about itself."""
     import torch
 
     from benchmarks.users.tasks import TASKS
 
-    if device == "cpu":
-        torch.set_num_threads(1)
+    torch.set_num_threads(1)
     task = TASKS[name]
     # Flower trains in processes of Ray's.
-    orders = Orders(pipe, device, cpu_clock=machine.cpu_of_tree if family == "flower" else time.process_time)
+    orders = Orders(pipe, cpu_clock=machine.cpu_of_tree if family == "flower" else time.process_time)
     if family == "pfl":
         from benchmarks.users.pfl_ import serve as serve_pfl
 
@@ -94,8 +86,8 @@ def _users(
         from benchmarks.users.ours import serve
         from benchmarks.users.plain import add_functions
 
-        facts = add_functions(orders.functions, task, users, device, methods)
-        serve(task, users, orders, facts, device)
+        facts = add_functions(orders.functions, task, users, methods)
+        serve(task, users, orders, facts)
 
 
 def first_steps(step: Any, device: str, steps: int = 2) -> float:

@@ -17,9 +17,7 @@ CIFAR = (3, 32, 32)
 FIRST_WORKLOAD = "mnist_cnn b256"
 FOUR = (FIRST_WORKLOAD, "mlp b256", "small_alexnet b128", "densenet40 b64")  # which stand for all
 STARTUP = "start-up"  # stands where rows have their workload
-SEEDS = 4  # networks that the method "seeds/flat" trains at once
 _LOTS = (16, 64, 256, 1024, 4096)
-_SMALLER = ", lots of "  # behind a workload's name, with a number
 _WIDTHS = {"small_alexnet": (16, 32, 64, 128), "mlp": (250, 1000, 4000)}
 
 
@@ -34,7 +32,6 @@ class Workload:
         batch: Records in a lot.
         harness: Words after `dpbench train` that give the same step, on data of the same shape; none: there are none.
         microbatch_size: Examples of a record, on average.
-        views: Rows of a record, whose mean gradient is clipped (`data.augmentations`).
         records: In the data set that it stands for: MNIST or CIFAR-10; 0: for none.
     """
 
@@ -44,20 +41,13 @@ class Workload:
     batch: int
     harness: tuple[str, ...]
     microbatch_size: int = 1
-    views: int = 1
     records: int = 0
 
-    @property
-    def is_sequence(self) -> bool:
-        """Whether a record is a sequence; else it is an image."""
-        return len(self.input_shape) == 2
-
     def data(self) -> tuple[Tensor, Tensor]:
-        """Rows (N, C, H, W) and labels (N,), the same in every process; those of a record follow one another."""
+        """Records (N, C, H, W) and labels (N,), the same in every process."""
         generator = torch.Generator().manual_seed(1)
-        rows = torch.randn(self.batch * self.views, *self.input_shape, generator=generator)
-        labels = torch.randint(0, 10, (self.batch,), generator=generator)
-        return rows, labels.repeat_interleave(self.views)
+        records = torch.randn(self.batch, *self.input_shape, generator=generator)
+        return records, torch.randint(0, 10, (self.batch,), generator=generator)
 
     def model(self) -> nn.Module:
         """The network with the same weights in every process."""
@@ -155,32 +145,7 @@ _WIDE_RESNET = Workload(
     ("model=wide_resnet", *_LIKE_CIFAR),
     records=50_000,
 )
-_VIEWS = 4
-LARGE_WORKLOADS = _by_name(
-    _WIDE_RESNET,
-    replace(
-        _WIDE_RESNET,
-        name=f"wide_resnet b64, {_VIEWS} views",
-        batch=64,
-        views=_VIEWS,
-        harness=(*_WIDE_RESNET.harness, f"data.augmentations={_VIEWS}"),
-    ),
-)
-SMALL_GPU_WORKLOADS = WORKLOADS | _by_name(
-    replace(_MNIST_CNN, name="mnist_cnn b2048", batch=2048),
-    replace(_DENSENET, name="densenet40 b512, microbatches of 4", batch=512, microbatch_size=4),
-)
-GPU_WORKLOADS = SMALL_GPU_WORKLOADS | LARGE_WORKLOADS
-
-
-def with_smaller_lots(name: str, batch: int) -> str:
-    """Name of a workload with lots of another size, to try a benchmark."""
-    return f"{name}{_SMALLER}{batch}"
-
-
-def of_full_size(name: str) -> str:
-    """Name of the workload that one with smaller lots stands for."""
-    return name.partition(_SMALLER)[0]
+GPU_WORKLOADS = WORKLOADS | _by_name(_WIDE_RESNET)
 
 
 def growth_workloads() -> list[str]:
@@ -192,12 +157,9 @@ def growth_workloads() -> list[str]:
 
 
 def workload_named(name: str) -> Workload:
-    """A workload of the benchmark, one with smaller lots, or a point of the growth curves."""
+    """A workload of the benchmark, or a point of the growth curves."""
     if name in GPU_WORKLOADS:
         return GPU_WORKLOADS[name]
-    if _SMALLER in name:
-        batch = int(name.rpartition(" ")[2])
-        return replace(GPU_WORKLOADS[of_full_size(name)], name=name, batch=batch)
     match = re.fullmatch(r"(\w+) (lot|width) (\d+)", name)
     assert match is not None, name
     model = match[1]

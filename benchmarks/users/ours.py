@@ -52,7 +52,7 @@ class _Conductor(pl.Callback):
         self._orders.advance()
 
 
-def fit(task: Task, users: int, callbacks: list[pl.Callback], max_steps: int = -1, device: str = "cpu") -> pl.Trainer:
+def fit(task: Task, users: int, callbacks: list[pl.Callback], max_steps: int = -1) -> pl.Trainer:
     """Train rounds of `users` users, of four times as many; of a fixed number, so that all are equally long."""
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     population = _POPULATION * users
@@ -66,7 +66,7 @@ def fit(task: Task, users: int, callbacks: list[pl.Callback], max_steps: int = -
             max_steps=max_steps,
             max_epochs=-1,
             callbacks=[strategy, *callbacks],
-            accelerator="gpu" if device == "cuda" else "cpu",
+            accelerator="cpu",
             devices=1,
             logger=False,
             enable_checkpointing=False,
@@ -79,6 +79,6 @@ def fit(task: Task, users: int, callbacks: list[pl.Callback], max_steps: int = -
     return trainer
 
 
-def serve(task: Task, users: int, orders: Orders, facts: dict[str, Any], device: str) -> None:
+def serve(task: Task, users: int, orders: Orders, facts: dict[str, Any]) -> None:
     """Train as long as rounds are ordered, once `facts` were said."""
-    fit(task, users, [_Conductor(orders, facts)], device=device)
+    fit(task, users, [_Conductor(orders, facts)])

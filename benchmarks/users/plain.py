@@ -1,4 +1,4 @@
-"""Rounds that are functions: the limit, the loop that one writes first, and several users at once."""
+"""Rounds that are functions: the limit, and the loop that one writes first."""
 
 from __future__ import annotations
 
@@ -8,26 +8,21 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad, vmap
 
 from benchmarks.plain import laid_out
 from benchmarks.users.tasks import CLIP, MOMENTUM, NOISE, Task, loss
-from dpbench.privacy.mechanism.clipping import clip_factors
 
 Round = Callable[[], object]
 _FEW = 10  # users by whom the fastest way is found
 
 
-def add_functions(
-    functions: dict[str, Round], task: Task, users: int, device: str, methods: Sequence[str]
-) -> dict[str, str]:
+def add_functions(functions: dict[str, Round], task: Task, users: int, methods: Sequence[str]) -> dict[str, str]:
     """Make the rounds of some methods; a method that is none of these is the round of the trainer's loop.
 
     Args:
         functions: The rounds are put here, by method.
         task: What users train.
         users: In a round.
-        device: "cpu" or "cuda".
         methods: Names of methods.
 
     Returns:
@@ -39,8 +34,6 @@ def add_functions(
             functions[method], facts["limit"] = limit(task, users)
         elif method.startswith("naive"):
             functions[method] = naive(task, users)
-        elif method.endswith(" at once"):
-            functions[method] = together(task, users, int(method.split()[0]), device)
     return facts
 
 
@@ -106,42 +99,3 @@ def _seconds(go: Round) -> float:
     start = time.process_time()
     go()
     return time.process_time() - start
-
-
-def together(task: Task, users: int, at_once: int, device: str) -> Round:
-    """Local training of `at_once` users in one call, clipped sum, noise, server SGD with momentum."""
-    server = task.model().to(device)
-    inputs, targets = (x.to(device) for x in task.data(users))
-    inputs = inputs.view(users, task.steps, task.batch, *inputs.shape[2:])
-    targets = targets.view(users, task.steps, task.batch, *targets.shape[2:])
-    named = dict(server.named_parameters())
-    optimizer = torch.optim.SGD(server.parameters(), lr=1.0, momentum=MOMENTUM)
-
-    def value(own: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return loss(functional_call(server, own, (x,)), y)
-
-    def update(own: dict[str, Tensor], xs: Tensor, ys: Tensor) -> dict[str, Tensor]:
-        start = own
-        for x, y in zip(xs.unbind(), ys.unbind(), strict=True):
-            gradient = grad(value)(own, x, y)
-            own = {name: p - task.lr * gradient[name] for name, p in own.items()}
-        return {name: start[name] - p for name, p in own.items()}
-
-    # Each user draws a mask of dropout of its own.
-    all_at_once = vmap(update, in_dims=(None, 0, 0), randomness="different")
-
-    def go() -> None:
-        weights = {name: p.detach() for name, p in named.items()}
-        total = {name: torch.zeros_like(p) for name, p in weights.items()}
-        for first in range(0, users, at_once):
-            piece = slice(first, first + at_once)
-            rows = all_at_once(weights, inputs[piece], targets[piece])
-            squared = torch.stack([row.flatten(1).square().sum(1) for row in rows.values()]).sum(0)
-            factors = clip_factors(squared, CLIP)
-            for name, row in rows.items():
-                total[name].add_(torch.tensordot(factors, row, 1))
-        for name, p in named.items():
-            p.grad = (total[name] + NOISE * CLIP * torch.randn_like(p)) / users
-        optimizer.step()
-
-    return go

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 import torch
 
-from benchmarks import axis, busy, machine, optimizers, pages, rows, startup, timing
+from benchmarks import axis, machine, optimizers, pages, rows, startup, timing
 from benchmarks.__main__ import main
 from benchmarks.methods import METHODS, QUICK, methods_for
 from benchmarks.opacus_ import opacus
@@ -114,7 +114,7 @@ def test_minutes_are_told_where_all_three_are_known(tmp_path: Path) -> None:
     assert "minutes without privacy" not in page_of(rows.with_ratios(measured[:2]), tmp_path)
 
 
-@pytest.mark.parametrize("names", ["cpu-*-threads", "cpu-*-growth", "cpu-*-busy", "cpu-*-users", "nvidia-*"])
+@pytest.mark.parametrize("names", ["cpu-*-threads", "cpu-*-growth", "cpu-*-users"])
 def test_committed_pages_are_those_of_their_rows(
     names: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -344,6 +344,7 @@ class Quiet:
     """Stands for a worker that has nothing to do."""
 
     error = None
+    facts = {"peak_mb": 4000.0}
 
     def close(self) -> None:
         pass
@@ -353,9 +354,9 @@ def test_what_does_not_fit_into_memory_is_measured_afterwards(monkeypatch: pytes
     """Against the same reference, which is there each time."""
     groups: list[list[str]] = []
 
-    def start(workload: str, methods: list[str], device: str) -> list[Timed]:
+    def start(words: tuple[str, ...]) -> Quiet:
         free.append(free[-1] - 5000)
-        return [Timed(method, Quiet(), peak_mb=4000.0) for method in methods]  # type: ignore[arg-type]
+        return Quiet()
 
     def alternate(timed: list[Timed], *_: object) -> None:
         groups.append([one.method for one in timed])
@@ -364,7 +365,7 @@ def test_what_does_not_fit_into_memory_is_measured_afterwards(monkeypatch: pytes
             one.walls.append(0.007)
 
     free = [30_000]
-    monkeypatch.setattr(timing, "_start", start)
+    monkeypatch.setattr(timing, "Worker", start)
     monkeypatch.setattr(timing, "free_mb", lambda: free[-1])
     monkeypatch.setattr(timing, "_alternate", alternate)
     names = ["plain/contiguous", "plain/channels_last", *(f"ours/{name}" for name in "abcd"), "opacus/hooks"]
@@ -383,36 +384,6 @@ def test_optimizer_costs_are_measured_and_written(tmp_path: Path, capsys: pytest
     page = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert "| MNIST CNN | RMSprop |" in page and "1.83" in page
     assert page.strip() in capsys.readouterr().out
-
-
-def test_the_table_of_a_busy_machine_compares_with_the_default_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Stopwatch:
-        """A worker whose steps take longer where its threads spin beside other work."""
-
-        error = None
-
-        def __init__(self, words: tuple[str, ...], environment: dict[str, str]) -> None:
-            self.spins = environment["GOMP_SPINCOUNT"]
-
-        def ask(self, method: str, steps: int, warm: int, threads: int) -> dict[str, float | None]:
-            slow = 4 if self.spins == "300000" and kinds and kinds[-1] != "nothing" else 1
-            return {"wall": 0.010 * steps * slow / threads, "cpu": 0.0, "records": None}
-
-        def close(self) -> None:
-            pass
-
-    kinds: list[str] = []
-    work = busy._other_work
-    monkeypatch.setattr(busy, "_other_work", lambda kind, *more: kinds.append(kind) or work(kind, *more))
-    monkeypatch.setattr(busy, "Worker", Stopwatch)
-    path = tmp_path / "cpu-busy.json"
-    rows.write(path, busy.measure(2, 0.0, lambda text: None))
-    lines = pages.write(path).read_text().splitlines()
-    assert "| spinning (PyTorch's default) | 5.0 (1.00) | 20.0 (4.00) | 20.0 (4.00) |" in lines
-    assert "| one thread | 10.0 (2.00) | 10.0 (2.00) | 10.0 (2.00) |" in lines
-    assert len(rows.read(path)) == 12
 
 
 def test_the_share_of_the_record_axis() -> None:

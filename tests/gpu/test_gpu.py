@@ -28,8 +28,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from benchmarks.gpu_ways import on_device
 from benchmarks.ours import STRATEGIES, mechanism_of
+from benchmarks.plain import on_device
 from benchmarks.workloads import WORKLOADS, Workload
 from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.graphs.executor import Graphs
