@@ -103,7 +103,7 @@ tracking: $(VENV)/.ready ## Bounds that track quantiles of known data: results/a
 
 results: $(VENV)/.ready ## Tables, figures and pages again from the committed runs
 	$(BIN)/python -m tools.results.refresh
-	$(BIN)/python -m tools.correlated_gain --results results
+	$(BIN)/python -m tools.correlated_gain results
 
 SLOW = $(shell grep -rl "mark.slow" tests --include="*.py") # to collect all the others takes a minute
 

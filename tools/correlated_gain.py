@@ -1,26 +1,22 @@
-"""`python -m tools.correlated_gain`: what banded noise gains over independent noise at equal ε, as predicted.
+"""`python -m tools.correlated_gain RESULTS`: banded noise, predicted and measured, as a page with pictures.
 
-For each ε and number of epochs: the expected root mean square error of the iterates of SGD with b bands and cyclic
-Poisson batches, over that with independent noise and Poisson batches of the same expected size. It knows nothing of a
-network: gradients are taken not to follow the noise.
-
-python -m tools.correlated_gain --epsilon 8 --epochs 1 5                  of any training
-python -m tools.correlated_gain --results results                         beside what was measured: a page and pictures
+Predicted for each row of the tables of correlated noise: the expected root mean square error of the iterates of SGD
+with b bands and cyclic Poisson batches, over that with independent noise and Poisson batches of the same expected size,
+at equal ε. It knows nothing of a network: gradients are taken not to follow the noise.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.signal import lfilter
 from scipy.stats import t as student_t
@@ -28,7 +24,7 @@ from scipy.stats import ttest_1samp
 
 from dpbench.files import write_atomically
 from dpbench.privacy.accounting.calibration import TrainingSetting, solved
-from dpbench.privacy.mechanism.factorization import ErrorKind, Floats, coefficients_for, expected_error
+from dpbench.privacy.mechanism.factorization import Floats, coefficients_for, expected_error
 from dpbench.reports.figures import new_figure, write_figure
 from dpbench.reproduce.tables import Table, read_table, table_names
 
@@ -88,75 +84,14 @@ class Gain:
     best: int
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print predictions, or write them beside what was measured."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    if options.results is not None:
-        if not options.results.is_dir():
-            parser.error(f"--results: there is no folder {options.results}.")
-        write_page(options.results)
-        return
-    gains = []
-    for epsilon in options.epsilon:
-        for epochs in options.epochs:
-            setting = Setting(
-                epsilon=epsilon,
-                delta=options.delta,
-                steps=max(1, round(epochs * options.population / options.batch_size)),
-                population=options.population,
-                batch_size=options.batch_size,
-                momentum=options.momentum,
-                weight_decay=options.weight_decay,
-                learning_rate=options.learning_rate,
-            )
-            gain = predicted_gain(setting, options.accountant, options.error)
-            gains.append(gain)
-            print(_line(gain), flush=True)
-    if options.output is not None:
-        options.output.mkdir(parents=True, exist_ok=True)
-        write_predictions(options.output / "predicted.csv", {"": gains})
-        write_figure(options.output / "predicted.png", gain_figure(gains))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.correlated_gain",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--population", type=int, default=60_000)
-    parser.add_argument("--batch-size", type=float, default=1024, help="expected")
-    parser.add_argument("--epsilon", type=float, nargs="+", default=[1.0, 3.0, 8.0])
-    parser.add_argument("--epochs", type=float, nargs="+", default=[1.0, 3.0, 5.0])
-    parser.add_argument("--delta", type=float, default=1e-5)
-    parser.add_argument("--momentum", type=float, default=0.0, help="of SGD, also for the next two")
-    parser.add_argument("--weight-decay", type=float, default=0.0)
-    parser.add_argument("--learning-rate", type=float, default=1.0, help="matters with weight decay only")
-    parser.add_argument("--error", choices=get_args(ErrorKind), default="mean", help="over all iterates, or the last")
-    parser.add_argument("--accountant", default="pld")
-    parser.add_argument("--output", type=Path, help="folder for predicted.csv and predicted.png")
-    parser.add_argument(
-        "--results",
-        type=Path,
-        metavar="FOLDER",
-        help=f"with tables {_GROUP}…: write FOLDER/{_FOLDER}, and nothing else",
-    )
-    return parser
-
-
 def predicted_gain(
     setting: Setting,
-    accountant: str = "rdp",
-    error: ErrorKind = "mean",
-    bands_of_table: int = 1,
+    bands_of_table: int,
 ) -> Gain:
     """The error with each number of bands, at equal ε.
 
     Args:
         setting: What it is for.
-        accountant: Of the noise multipliers.
-        error: Over all iterates, or of the last.
         bands_of_table: Shown whether or not it is a number that is tried.
     """
     sample_rate = setting.batch_size / setting.population
@@ -172,15 +107,15 @@ def predicted_gain(
             epsilon=setting.epsilon,
             delta=setting.delta,
         )
-        noise_multiplier = solved(training, accountant).noise_multiplier
+        noise_multiplier = solved(training, "rdp").noise_multiplier
         assert noise_multiplier is not None
         noises[bands] = noise_multiplier
-    independent = expected_error(np.ones(1), workload, noises[1], error)
+    independent = expected_error(np.ones(1), workload, noises[1], "mean")
     ratios = {}
     coefficients = np.ones(1)
     for bands, noise_multiplier in noises.items():
-        coefficients = coefficients_for(workload, bands, error, start=coefficients)
-        ratios[bands] = expected_error(coefficients, workload, noise_multiplier, error) / independent
+        coefficients = coefficients_for(workload, bands, "mean", start=coefficients)
+        ratios[bands] = expected_error(coefficients, workload, noise_multiplier, "mean") / independent
     return Gain(setting, noises, ratios, min(ratios, key=lambda bands: ratios[bands]))
 
 
@@ -207,16 +142,6 @@ def _bands_to_try(most: int) -> list[int]:
     return sorted(tried)
 
 
-def _line(gain: Gain) -> str:
-    setting = gain.setting
-    ratios = [f"{bands}: {ratio:.3f}" for bands, ratio in gain.ratios.items()]
-    return (
-        f"ε={setting.epsilon:g} epochs={setting.epochs:g} steps={setting.steps}: ratio {gain.ratios[gain.best]:.3f} "
-        f"with {gain.best} bands, noise_multiplier {gain.noise_multipliers[1]:.3f} → "
-        f"{gain.noise_multipliers[gain.best]:.3f}; by bands {', '.join(ratios)}"
-    )
-
-
 def write_predictions(path: Path, gains_by_table: Mapping[str, Sequence[Gain]]) -> None:
     """A line for each table, setting and number of bands.
 
@@ -228,9 +153,9 @@ def write_predictions(path: Path, gains_by_table: Mapping[str, Sequence[Gain]]) 
     for table, gains in gains_by_table.items():
         for gain in gains:
             for bands, ratio in gain.ratios.items():
-                row: dict[str, Any] = {"table": table} if table else {}
-                row |= asdict(gain.setting)
-                row |= {
+                row: dict[str, Any] = {
+                    "table": table,
+                    **asdict(gain.setting),
                     "bands": bands,
                     "noise_multiplier": f"{gain.noise_multipliers[bands]:.5g}",
                     "ratio": f"{ratio:.4f}",
@@ -238,21 +163,6 @@ def write_predictions(path: Path, gains_by_table: Mapping[str, Sequence[Gain]]) 
                 }
                 rows.append(row)
     write_atomically(path, pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
-
-
-def gain_figure(gains: Sequence[Gain]) -> Figure:
-    """A panel for each number of epochs: the ratio against the bands, a line for each ε, its best bands marked."""
-    durations = sorted({gain.setting.epochs for gain in gains})
-    figure = new_figure(3 * len(durations), 3.4)
-    panels = figure.subplots(1, len(durations), sharey=True, squeeze=False)[0]
-    for axes, epochs in zip(panels, durations, strict=True):
-        _draw(axes, [gain for gain in gains if gain.setting.epochs == epochs])
-        plural = "" if epochs == 1 else "s"
-        axes.set_title(f"{epochs:g} epoch{plural}", fontsize=10)
-    panels[0].set_ylabel("error ÷ that of independent noise")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
-    return figure
 
 
 @dataclass(frozen=True)
@@ -353,7 +263,7 @@ def measured_page(by_table: Mapping[str, Sequence[Comparison]]) -> str:
     lines = [
         "# Correlated noise: predicted and measured",
         "",
-        "Made by `make results` (`python -m tools.correlated_gain --results results`) from the runs of the tables.",
+        "Made by `make results` (`python -m tools.correlated_gain results`) from the runs of the tables.",
         "",
         "Predicted: root mean square error that noise leaves in the iterates, over that of independent noise at the",
         "same ε (by RDP), if gradients did not follow the noise. Measured: test accuracy in percent, mean ± standard",
@@ -461,31 +371,5 @@ def measured_figure(compared: Sequence[Comparison]) -> Figure:
     return figure
 
 
-def _draw(axes: Axes, gains: Sequence[Gain]) -> None:
-    ticks: set[int] = set()
-    for number, gain in enumerate(sorted(gains, key=lambda gain: gain.setting.epsilon)):
-        color = _COLORS[number % len(_COLORS)]
-        bands = list(gain.ratios)
-        ticks |= {value for value in bands if value & (value - 1) == 0}
-        axes.plot(bands, list(gain.ratios.values()), "-", color=color, label=f"ε = {gain.setting.epsilon:g}")
-        axes.plot(gain.best, gain.ratios[gain.best], "o", color=color)
-        axes.annotate(
-            f"{gain.ratios[gain.best]:.2f}",
-            (gain.best, gain.ratios[gain.best]),
-            xytext=(0, 6),
-            textcoords="offset points",
-            ha="center",
-            fontsize=8,
-            color=color,
-        )
-    axes.axhline(1.0, color="#808080", linewidth=0.8, linestyle=":")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sorted(ticks), [str(tick) for tick in sorted(ticks)])
-    axes.set_xlabel("bands (dot: the best)")
-    axes.set_ylim(0.4, 1.4)
-    axes.grid(axis="y", alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
 if __name__ == "__main__":
-    main()
+    write_page(Path(sys.argv[1]))

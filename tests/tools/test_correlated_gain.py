@@ -1,34 +1,14 @@
-"""The predicted gain of banded noise: table and picture of the command."""
+"""The predicted gain of banded noise beside the measured one: page and pictures."""
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from dpbench.privacy.accounting.calibration import TrainingSetting, solved
-from tools.correlated_gain import main
-
-
-@pytest.mark.long
-def test_the_command_prints_and_writes_what_bands_gain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = "--population 1000 --batch-size 100 --epsilon 8 --epochs 2 4 --delta 1e-3 --accountant rdp --output"
-    main([*words.split(), str(tmp_path)])
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("ε=8 epochs=2 steps=20: ratio 0.")
-    assert (tmp_path / "predicted.png").stat().st_size > 1000
-    with (tmp_path / "predicted.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    for steps in ("20", "40"):
-        ratios = {int(row["bands"]): float(row["ratio"]) for row in rows if row["steps"] == steps}
-        assert list(ratios) == [1, 2, 3, 4, 6, 8, 10]  # no more than batches of an epoch
-        assert ratios[1] == 1
-        best = [int(row["bands"]) for row in rows if row["steps"] == steps and row["best"] == "1"]
-        assert best == [min(ratios, key=lambda bands: ratios[bands])]
-        assert min(ratios.values()) < 0.9
-
+from tools.correlated_gain import write_page
 
 WORDS = "data.expected_batch_size=100 strategy.target_epsilon=8 strategy.bands=5 strategy.target_epsilon=8"
 
@@ -47,7 +27,7 @@ def test_the_page_pairs_the_seeds_of_a_table(sampling: str, tmp_path: Path) -> N
     lines.append(f"epoch_1_epsilon_8,banded,3,test/accuracy,0.5,{banded}")
     lines.append(f"epoch_1_epsilon_1,banded,3,test/accuracy,0.5,{banded}")
     (table / "runs.csv").write_text("\n".join(lines), encoding="utf-8")
-    main(["--results", str(tmp_path)])
+    write_page(tmp_path)
     folder = tmp_path / "correlated_noise"
     (row,) = [line for line in (folder / "README.md").read_text(encoding="utf-8").splitlines() if "ε = " in line]
     assert row.startswith("| 1 epoch, ε = 8 |")

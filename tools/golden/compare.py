@@ -17,7 +17,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from tools.golden.ledgers import facts_of, write_missing
+from tools.golden.ledgers import add_facts, facts_of
 from tools.golden.numbers import numbers, unraised, verdict
 from tools.golden.runs import kernels_are_there, quiet
 from tools.golden.scenarios import Scenario, scenarios, with_twins
@@ -132,7 +132,7 @@ def _names(checkout: Path) -> set[str]:
 
 
 def write(say: Say = print) -> None:
-    """Write the committed values again, and the ledgers that are missing.
+    """Write the committed values again, and what new ledgers cost.
 
     Raises:
         SystemExit: The same key gives other numbers than the committed ones, and `RANDOM_NUMBERS` is not raised.
@@ -146,7 +146,7 @@ def write(say: Say = print) -> None:
         if line is not None:
             raise SystemExit(line)
     path.write_text(lines_of(now), encoding="utf-8")
-    for name in write_missing(FOLDER / "ledgers"):
+    for name in add_facts():
         say(f"new ledger: {name}")
     chosen = list(scenarios())
     say(f"training {len(chosen)} golden runs")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tools.mutants import reached
@@ -60,31 +60,23 @@ def read_table(path: Path) -> dict[Row, Row]:
 
 
 def try_all(mutants: Sequence[tuple[str, Mutation]], workers: int, seconds: float, progress: Path) -> None:
-    """Try mutants in forked workers, each with a copy of the tree; a line of the progress file for each verdict."""
+    """Try mutants, each worker in a copy of the tree; a line of the progress file for each verdict."""
     record_file = _WORK / "reach.tsv"
     if not record_file.exists():
         raise SystemExit("which test reaches what is not known here: run `python -m tools.mutants reach` first.")
     reach = reached.Reach(record_file)
-    children = []
-    for worker in range(workers):
-        child = os.fork()
-        if child == 0:
-            _work(mutants[worker::workers], reach, seconds, progress)
-            os._exit(0)
-        children.append(child)
-    for child in children:
-        os.waitpid(child, 0)
 
+    def work(worker: int) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            trials = Trials(copy_tree(Path(folder)), reach, seconds)
+            for room, mutation in mutants[worker::workers]:
+                row = (room, *mutation.name, *trials.verdict(mutation))
+                with progress.open("a", encoding="utf-8") as file:
+                    file.write("\t".join(row) + "\n")
+                print(*row, sep=" | ", flush=True)
 
-def _work(mutants: Sequence[tuple[str, Mutation]], reach: reached.Reach, seconds: float, progress: Path) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        trials = Trials(copy_tree(Path(folder)), reach, seconds)
-        for room, mutation in mutants:
-            verdict, reason = trials.verdict(mutation)
-            row = (room, *mutation.name, verdict, reason)
-            with progress.open("a", encoding="utf-8") as file:
-                file.write("\t".join(row) + "\n")
-            print(*row, sep=" | ", flush=True)
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(work, range(workers)))
 
 
 def run(names: Sequence[str], workers: int, seconds: float) -> None:

@@ -10,22 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tools.zoo.architectures import ZOO
 from tools.zoo.network import CLASSES, Network, cross_entropy, label
 
 _PICTURES = 4
 """Records: fewer than elsewhere, since networks of pictures cannot all be made small."""
-
-_SIDES = {
-    "inception_v3": 96,
-    "alexnet": 64,
-    "swin_v2_t": 64,
-    "maxvit_t": 64,
-    "mvit_v1_b": 64,
-    "densenet121": 64,
-    "squeezenet1_1": 48,
-    "googlenet": 48,
-}
-"""Of pictures, where they are not 32 pixels."""
 
 
 def _pairs(side: int) -> list[tuple[Tensor, Tensor]]:
@@ -54,7 +43,7 @@ def build_torchvision(name: str, step: str, keep_dropout: bool = False) -> Netwo
     if name == "mvit_v1_b":
         return _mvit()
     model = _convolutional(name) or _windowed(name, 0.2 if keep_dropout else 0.0)
-    return Network(model, _pairs(_SIDES.get(name, 32)), cross_entropy, keep_dropout=keep_dropout)
+    return Network(model, _pairs(ZOO["sides"].get(name, 32)), cross_entropy, keep_dropout=keep_dropout)
 
 
 def _convolutional(name: str) -> nn.Module | None:
@@ -202,47 +191,11 @@ def lists(records: Any) -> Any:
     return list(pictures), list(targets)
 
 
-_TIMM: dict[str, dict[str, Any]] = {
-    "vit_tiny_patch16_224": {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2},
-    "deit3_small_patch16_224": {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2},
-    "convnext_atto": {"depths": (1, 1, 1, 1), "dims": (8, 16, 16, 32)},
-    "mixer_s32_224": {"img_size": 64},
-    "resmlp_12_224": {"img_size": 64},
-    "gmlp_ti16_224": {"img_size": 64},
-    "cait_xxs24_224": {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2},
-    "xcit_nano_12_p16_224": {"img_size": 32, "embed_dim": 16, "depth": 2, "num_heads": 2},
-    "beit_base_patch16_224": {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2},
-    "eva02_tiny_patch14_224": {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2},
-    "convit_tiny": {
-        "img_size": 32,
-        "patch_size": 8,
-        "embed_dim": 16,
-        "depth": 2,
-        "num_heads": 2,
-        "local_up_to_layer": 1,
-    },
-    "pvt_v2_b0": {"depths": (1, 1, 1, 1), "embed_dims": (8, 16, 16, 16), "num_heads": (1, 2, 2, 2)},
-    "levit_128s": {"img_size": 64},
-    "davit_tiny": {"depths": (1, 1), "embed_dims": (16, 32), "num_heads": (2, 2)},
-    "crossvit_tiny_240": {"img_size": 240, "embed_dim": (16, 24), "depth": ((1, 1, 0),), "num_heads": (2, 2)},
-    "sequencer2d_s": {
-        "img_size": 32,
-        "layers": (1, 1),
-        "embed_dims": (16, 16),
-        "hidden_sizes": (8, 8),
-        "mlp_ratios": (2, 2),
-        "patch_sizes": (4, 2),
-        "num_rnn_layers": 1,
-    },
-    "mambaout_femto": {"depths": (1, 1), "dims": (16, 32)},
-}
-
-
 def build_timm(name: str) -> Network:
     """A network of timm."""
     import timm
 
-    options = dict(_TIMM.get(name, {}))
+    options = ZOO["options"].get(name, {})
     model = _by_hand(name)
     if model is None:
         model = timm.create_model(name, pretrained=False, num_classes=CLASSES, **options)

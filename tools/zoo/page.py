@@ -101,7 +101,7 @@ _HEAD = """\
 
 Written by `make zoo`, which builds {count} small networks with random weights from configurations of transformers,
 torchvision, timm, PyTorch Geometric and peft, and in plain torch, and trains each for a few batches with
-`ClipOnly(max_grad_norm=...)`, which releases the clipped sum without noise. The list (`tools/zoo/architectures.py`) was
+`ClipOnly(max_grad_norm=...)`, which releases the clipped sum without noise. The list (`tools/zoo/zoo.yaml`) was
 committed before any of it was tried. A release has to be the mean of the clipped gradients of each record's loss
 alone, by plain autograd, to {tolerance} of each parameter's gradient.
 """

@@ -8,29 +8,13 @@ import torch
 from torch import nn
 
 from tools.zoo import transformers_networks
+from tools.zoo.architectures import ZOO
 from tools.zoo.network import Network
 
 _LAYERS_OF_GPT2 = ["c_attn", "c_proj"]
 _LAYERS_OF_LLAMA = ["q_proj", "v_proj"]
 _LAYERS_OF_BERT = ["query", "value"]
 
-_OPTIONS: dict[str, dict[str, Any]] = {
-    "LoraConfig": {"r": 2},
-    "IA3Config": {"feedforward_modules": []},
-    "PromptTuningConfig": {"num_virtual_tokens": 3},
-    "PrefixTuningConfig": {"num_virtual_tokens": 3},
-    "PromptEncoderConfig": {"num_virtual_tokens": 3, "encoder_hidden_size": 16},
-    "AdaLoraConfig": {"target_r": 1, "init_r": 2, "total_step": 100},
-    "VeraConfig": {"r": 4},
-    "LNTuningConfig": {"target_modules": ["ln_1", "ln_2"]},
-    "LoHaConfig": {"r": 2},
-    "LoKrConfig": {"r": 2},
-    "OFTConfig": {"r": 0, "oft_block_size": 4},
-    "BOFTConfig": {"boft_block_size": 4},
-    "FourierFTConfig": {"n_frequency": 10},
-    "HRAConfig": {"r": 2},
-    "AdaptionPromptConfig": {"adapter_len": 3, "adapter_layers": 1, "target_modules": "self_attn"},
-}
 _OF_THE_INPUT = ("PromptTuningConfig", "PrefixTuningConfig", "PromptEncoderConfig")
 
 
@@ -51,7 +35,7 @@ def build(name: str, step: str) -> Network:
         for parameter_name, parameter in network.model.named_parameters():
             parameter.requires_grad = parameter_name.endswith("bias") or parameter_name.startswith("classifier")
         return network
-    options = {"task_type": task, **_OPTIONS.get(name, {})}
+    options = {"task_type": task, **ZOO["options"].get(name, {})}
     if name not in _OF_THE_INPUT:
         options.setdefault("target_modules", layers)
     if "DoRA" in step:
