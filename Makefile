@@ -10,7 +10,7 @@ PEERS ?= .venv-peers
 PAGE = OMP_NUM_THREADS=1 $(BIN)/python -m tools.pages $@ # writes the page that has the target's name
 
 .DEFAULT_GOAL := help
-.PHONY: help demo tracking test test-slow test-long test-cluster test-plugins results combinations layers zoo audits attacks claims-attacked notebooks guards map strategies adaptive bench bench-quick bench-growth bench-users crash two-processes golden site site-check check types lint format clean
+.PHONY: help demo tracking test test-slow test-long test-cluster test-plugins results combinations layers zoo audits attacks claims-attacked notebooks guards map strategies adaptive bench bench-quick bench-users crash two-processes golden site site-check check types lint format clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -91,9 +91,6 @@ bench: $(VENV)/.ready-bench ## Time a step against plain PyTorch, Opacus and JAX
 
 bench-quick: $(VENV)/.ready-bench ## Ratios of one workload, before and after a change; prints only (two minutes)
 	@$(BIN)/python -m benchmarks quick
-
-bench-growth: $(VENV)/.ready-bench ## How time and memory grow with lot size and width (twelve minutes)
-	$(BIN)/python -m benchmarks growth
 
 bench-users: $(VENV)/.ready-bench $(PEERS)/.ready ## Time a round of users against pfl-research and Flower (half an hour, quiet machine)
 	$(BIN)/python -m benchmarks users --peers $(PEERS)

@@ -5,7 +5,6 @@ python -m benchmarks --device cuda                        the same on a GPU, wit
 python -m benchmarks --workloads "mnist_cnn b256" --methods ours/flat,plain/channels_last
 python -m benchmarks quick                                one workload, printed only: before and after a change
 python -m benchmarks startup                              what a command takes before it does anything
-python -m benchmarks growth                               against lot size and width (twelve minutes)
 python -m benchmarks users                                a round of local training by users (twenty minutes)
 python -m benchmarks axis                                 share of a step that the record axis takes (three minutes)
 python -m benchmarks networks                             T5, OPT, Swin, BERT with LoRA (two minutes)
@@ -36,12 +35,10 @@ from benchmarks.workloads import (
     GPU_WORKLOADS,
     STARTUP,
     WORKLOADS,
-    growth_workloads,
-    workload_named,
 )
 
-_PARTS = ("steps", "quick", "startup", "growth", "users", "networks", "axis", "report")
-_ENDINGS = {"growth": "-growth.json", "users": "-users.json", "networks": "-networks.json"}
+_PARTS = ("steps", "quick", "startup", "users", "networks", "axis", "report")
+_ENDINGS = {"users": "-users.json", "networks": "-networks.json"}
 _TURNS = (5, 2)  # for wall and for CPU time
 _TURNS_OF_QUICK = (9, 5)  # more than in the whole benchmark, since one asks for small changes
 _STARTS = 3
@@ -72,15 +69,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         case "networks":
             print(networks.write_page(path.with_suffix(".md"), options.repeats, options.wait, _say))
             return 0
-        case "growth":
-            _measure(options, path, growth_workloads(), cpu_repeats=0)
         case "users":
             _users(options, path)
         case "startup":
             _startup(options, path)
         case "steps":
             all_workloads = GPU_WORKLOADS if options.device == "cuda" else WORKLOADS
-            _measure(options, path, options.workloads or list(all_workloads), options.cpu_repeats)
+            _measure(options, path, options.workloads or list(all_workloads))
             if options.device == "cpu" and not (options.workloads or options.methods):
                 _startup(options, path)
     print(pages.write(path))
@@ -147,16 +142,16 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _measure(options: argparse.Namespace, path: Path, workloads: Sequence[str], cpu_repeats: int) -> None:
+def _measure(options: argparse.Namespace, path: Path, workloads: Sequence[str]) -> None:
     """Workload by workload; what was measured is on disk after each."""
     for name in workloads:
-        new = _steps_of(options, name, methods_for(name, options.device), cpu_repeats)
+        new = _steps_of(options, name, methods_for(name, options.device))
         # A whole measurement takes the place of all rows of its workload, so that methods that are gone go.
         old = [row for row in rows.read(path) if options.methods or row["workload"] != name]
         rows.write(path, rows.with_ratios(rows.merged(old, new)))
 
 
-def _steps_of(options: argparse.Namespace, name: str, methods: Sequence[str], cpu_repeats: int) -> list[Row]:
+def _steps_of(options: argparse.Namespace, name: str, methods: Sequence[str]) -> list[Row]:
     """Rows of a workload; says how long they took."""
     start = time.monotonic()
 
@@ -168,7 +163,7 @@ def _steps_of(options: argparse.Namespace, name: str, methods: Sequence[str], cp
         [method for method in methods if not options.methods or method in options.methods],
         options.device,
         options.threads,
-        (options.repeats, cpu_repeats),
+        (options.repeats, options.cpu_repeats),
         options.wait,
         say,
     )
@@ -176,7 +171,7 @@ def _steps_of(options: argparse.Namespace, name: str, methods: Sequence[str], cp
         if row["error"]:
             _say(f"{name}: {row['method']} failed: {row['error']}")
     say("done")
-    common = {"records": workload_named(name).records, **rows.origin()}
+    common = {"records": GPU_WORKLOADS[name].records, **rows.origin()}
     return [row | common for row in new]
 
 
@@ -191,7 +186,7 @@ def _quick(options: argparse.Namespace) -> None:
     """Measure little, print it and keep nothing."""
     measured: list[Row] = []
     for name in options.workloads or (FIRST_WORKLOAD,):
-        measured += _steps_of(options, name, options.methods or QUICK, options.cpu_repeats)
+        measured += _steps_of(options, name, options.methods or QUICK)
     several = len({row["workload"] for row in measured}) > 1
     lines: dict[str, dict[str, str]] = {}
     for row in rows.with_ratios(measured):

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch.utils.data import TensorDataset
 
 from benchmarks.plain import SGD, on_device
-from benchmarks.workloads import Workload, workload_named
+from benchmarks.workloads import GPU_WORKLOADS, Workload
 from dpbench.callback.loop import PrivateLoop
 from dpbench.data.lots import LotLoader
 from dpbench.records.watched_step import WatchedStep
@@ -46,7 +46,7 @@ def shares(workloads: Sequence[str] = WORKLOADS, seconds: float = _SECONDS) -> l
     lines = []
     for name in workloads:
         with TemporaryDirectory() as folder:
-            lines.append(_share(name, _steps(workload_named(name), Path(folder)), seconds))
+            lines.append(_share(name, _steps(GPU_WORKLOADS[name], Path(folder)), seconds))
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Figures of what was measured: times relative to the limit, and how a step grows."""
+"""Figures of what was measured: times relative to the limit."""
 
 from __future__ import annotations
 
@@ -44,9 +44,6 @@ _TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 20, 30, 50, 100, 200,
 _BAR_INCHES = 0.27
 _TITLE_INCHES = 0.55
 _LEGEND_INCHES = 1.1  # with the axis below
-_GROWTH_PANELS = ("mnist_cnn lot", "small_alexnet lot", "small_alexnet width", "mlp width")
-_GROWTH_AXES = {"wall_ms": "ms a step", "peak_mb": "memory of a step, MB"}
-_MARKERS = {"plain": "o", "ours": "s", "opacus": "^"}
 
 
 def is_pictured(row: Row) -> bool:
@@ -120,27 +117,3 @@ def _set_scale(axes: Any, ratios: Sequence[float]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda tick, _: f"{tick:g}"))
     axes.set_xlabel("time of a step, in multiples of the fastest step without privacy (logarithmic)")
-
-
-def draw_growth(rows: Sequence[Row], path: Path) -> None:
-    """Draw how a step grows with lot and width: time above, memory below, on logarithmic axes."""
-    figure = new_figure(16, 8)
-    panels = figure.subplots(2, len(_GROWTH_PANELS))
-    methods = sorted({row["method"] for row in rows})
-    for (key, label), line in zip(_GROWTH_AXES.items(), panels, strict=True):
-        for title, axes in zip(_GROWTH_PANELS, line, strict=True):
-            for method in methods:
-                points = []
-                for row in rows:
-                    if row["method"] == method and row["workload"].startswith(title) and row[key]:
-                        points.append((int(row["workload"].split()[-1]), row[key]))
-                if points:
-                    axes.plot(*zip(*sorted(points), strict=True), label=method, marker=_MARKERS[method.split("/")[0]])
-            axes.set_xscale("log", base=2)
-            axes.set_yscale("log")
-            axes.set_title(title)
-            axes.set_xlabel("records in a lot" if title.endswith("lot") else "channels or hidden units")
-            axes.set_ylabel(label)
-            axes.grid(alpha=0.3)
-    panels[0][0].legend(fontsize=8)
-    write_figure(path, figure)

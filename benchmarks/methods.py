@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.plain import DrawnSizes, Step, plain
-from benchmarks.workloads import FIRST_WORKLOAD, WORKLOADS, Workload, workload_named
+from benchmarks.workloads import FIRST_WORKLOAD, GPU_WORKLOADS, Workload
 
 MALLOC = "default malloc"
 PURE = "pure"
@@ -50,7 +50,6 @@ QUICK = (
     "harness/flat",
     f"opacus/hooks {MALLOC}",  # its best mode there, as it comes
 )
-GROWTH = (REFERENCE, "ours/flat", "ours/flat pure", f"opacus/hooks {MALLOC}", f"opacus/ghost {MALLOC}")
 GPU_METHODS = (
     "plain/channels_last",
     "plain/contiguous",
@@ -71,7 +70,7 @@ GPU_METHODS = (
 _MICROBATCHES = (REFERENCE, "ours/flat")
 _SEQUENCES = (REFERENCE, "ours/flat", f"ours/flat {MALLOC}", f"opacus/hooks {MALLOC}", "opacus/hooks")
 _CHOSEN = {  # what takes seconds and gigabytes is measured where it says something
-    "small_alexnet b1024": _MICROBATCHES,  # Opacus on such lots: `python -m benchmarks growth`
+    "small_alexnet b1024": _MICROBATCHES,
     "densenet40 b64": (
         "plain/contiguous",
         "plain/channels_last",
@@ -101,19 +100,16 @@ _FIRST_WORKLOAD_ONLY = (  # they tell little more elsewhere, and some take secon
     "jax/jax_privacy",
 )
 _NOT_FOR_SEQUENCES = ("opacus/functorch", "opacus/ghost", "harness/")
-_TEN_GIGABYTES = ("small_alexnet lot 4096", "mlp width 4000")
 
 
 def methods_for(name: str, device: str = "cpu") -> list[str]:
     """What is measured on a workload: on a CPU the most on the first one, or it would take an hour."""
-    workload = workload_named(name)
+    workload = GPU_WORKLOADS[name]
     if device == "cuda":
         if workload.microbatch_size > 1:
             return [REFERENCE, "ours/flat", "ours/discretized"]
         is_sequence = len(workload.input_shape) == 2
         return [method for method in GPU_METHODS if not (is_sequence and method.startswith(_NOT_FOR_SEQUENCES))]
-    if name not in WORKLOADS:  # a point of the growth curves
-        return [method for method in GROWTH if name not in _TEN_GIGABYTES or not method.startswith("opacus/hooks")]
     if name in _CHOSEN:
         return [method for method in METHODS if method in _CHOSEN[name]]
     return [method for method in METHODS if name == FIRST_WORKLOAD or method not in _FIRST_WORKLOAD_ONLY]

@@ -32,9 +32,6 @@ def write(path: Path) -> Path:
     """
     data = json.loads(path.read_text(encoding="utf-8"))
     stem = path.with_suffix("")
-    if stem.name.endswith("-growth"):
-        figures.draw_growth(data, stem.with_suffix(".png"))
-        return stem.with_suffix(".png")
     if stem.name.endswith("-users"):
         return render("users", stem.with_suffix(".md"), **_users(data))
     figures.draw_ratios(data, stem.with_suffix(".png"))

@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.machine import processor
 from benchmarks.methods import DRAWN, MALLOC
-from benchmarks.workloads import STARTUP, workload_named
+from benchmarks.workloads import GPU_WORKLOADS, STARTUP
 from dpbench.code import versions
 from dpbench.files import write_atomically
 from dpbench.runs import provenance
@@ -35,7 +35,7 @@ def with_ratios(rows: Iterable[Row]) -> list[Row]:
     for row in rows:
         groups.setdefault((row["workload"], row["device"]), []).append(row)
     for (workload, _), group in groups.items():
-        batch = None if workload == STARTUP else workload_named(workload).batch
+        batch = None if workload == STARTUP else GPU_WORKLOADS[workload].batch
         limits = [row for row in group if row["method"] != DRAWN]
         limit = least(limits, ("plain/",))
         cpu_limit = least(limits, ("plain/",), "cpu_ms")

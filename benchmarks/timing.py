@@ -16,7 +16,7 @@ from benchmarks.machine import free_mb, wait_until_quiet
 from benchmarks.methods import REFERENCE, together
 from benchmarks.processes import Worker
 from benchmarks.rows import Row
-from benchmarks.workloads import workload_named
+from benchmarks.workloads import GPU_WORKLOADS
 
 _TURN = {"cpu": 0.25, "cuda": 0.2}  # seconds that a method computes before it is the next one's turn
 _ROOM_MB = 2000.0  # free memory before another process starts: this,
@@ -127,7 +127,7 @@ def _start(workload: str, methods: Sequence[str], device: str) -> list[Timed]:
             break
         worker = Worker(("steps", workload, device, method))
         facts = worker.facts
-        timed.append(Timed(method, worker, workload_named(workload).batch, facts.get("error"), facts.get("peak_mb")))
+        timed.append(Timed(method, worker, GPU_WORKLOADS[workload].batch, facts.get("error"), facts.get("peak_mb")))
     return timed
 
 

@@ -39,7 +39,7 @@ def _steps(pipe: Connection, name: str, device: str, method: str) -> None:
     import torch
 
     from benchmarks.methods import MALLOC, PURE, TRITON, step_of
-    from benchmarks.workloads import workload_named
+    from benchmarks.workloads import GPU_WORKLOADS
     from dpbench.privacy import kernels, native
     from dpbench.run.runtime import keep_large_blocks
 
@@ -48,7 +48,7 @@ def _steps(pipe: Connection, name: str, device: str, method: str) -> None:
     kernels.select(TRITON if method.endswith(TRITON) else "none")
     if MALLOC not in method:
         keep_large_blocks()
-    workload = workload_named(name)
+    workload = GPU_WORKLOADS[name]
     if method.startswith("harness/"):
         from benchmarks.ours import harness
 

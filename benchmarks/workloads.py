@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,8 +16,6 @@ CIFAR = (3, 32, 32)
 FIRST_WORKLOAD = "mnist_cnn b256"
 FOUR = (FIRST_WORKLOAD, "mlp b256", "small_alexnet b128", "densenet40 b64")  # which stand for all
 STARTUP = "start-up"  # stands where rows have their workload
-_LOTS = (16, 64, 256, 1024, 4096)
-_WIDTHS = {"small_alexnet": (16, 32, 64, 128), "mlp": (250, 1000, 4000)}
 
 
 @dataclass(frozen=True)
@@ -146,26 +143,3 @@ _WIDE_RESNET = Workload(
     records=50_000,
 )
 GPU_WORKLOADS = WORKLOADS | _by_name(_WIDE_RESNET)
-
-
-def growth_workloads() -> list[str]:
-    """Names of all points of the growth curves."""
-    names = [f"{model} lot {lot}" for model in ("mnist_cnn", "small_alexnet") for lot in _LOTS]
-    for model, widths in _WIDTHS.items():
-        names += [f"{model} width {width}" for width in widths]
-    return names
-
-
-def workload_named(name: str) -> Workload:
-    """A workload of the benchmark, or a point of the growth curves."""
-    if name in GPU_WORKLOADS:
-        return GPU_WORKLOADS[name]
-    match = re.fullmatch(r"(\w+) (lot|width) (\d+)", name)
-    assert match is not None, name
-    model = match[1]
-    size = int(match[3])
-    base = next(workload for workload in WORKLOADS.values() if workload.name.startswith(f"{model} "))
-    if match[2] == "lot":
-        return replace(base, name=name, batch=size)
-    build = partial(SmallAlexNet, CIFAR, 10, size) if model == "small_alexnet" else partial(MLP, MNIST, 10, (size,))
-    return replace(base, name=name, build=build)

@@ -14,7 +14,7 @@ from benchmarks import pages
 from benchmarks.__main__ import main
 from benchmarks.methods import GPU_METHODS, methods_for
 from benchmarks.opacus_ import opacus, without_parametrizations
-from benchmarks.workloads import GPU_WORKLOADS, workload_named
+from benchmarks.workloads import GPU_WORKLOADS
 from dpbench.models import WideResNet
 
 
@@ -39,7 +39,7 @@ def test_every_goal_is_measured() -> None:
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
 def test_opacus_trains_the_same_network_with_weight_standardization(mode: str) -> None:
     build = partial(WideResNet, (3, 8, 8), 10, depth=10, width=1)
-    workload = replace(workload_named("wide_resnet b256"), build=build, input_shape=(3, 8, 8), batch=4)
+    workload = replace(GPU_WORKLOADS["wide_resnet b256"], build=build, input_shape=(3, 8, 8), batch=4)
     x, _ = workload.data()
     network = workload.model()
     outputs = network(x)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from dpbench.reports.figures import new_figure, write_figure
 from tools.results.overview import FEW, FIELD, METHODS, OURS
 
-LIGHT = "front"
-DARK = "front_dark"
+FRONT = "front.png"
 BENCHMARK = Path("benchmark") / "cpu-amd-epyc-avx2-2-threads.json"
 """In the folder of the results: the times that the README prints."""
 
@@ -29,6 +27,13 @@ _DECIMALS = 3  # of an ε
 _LINE = ["whose", "method", "is_chosen"]
 """Results that agree in these are joined."""
 _SMALL = 8.5
+_SIZE = (8.4, 6.6)  # inches
+_SHARES = (0.6, 0.4)  # of its height: accuracy, and time
+_PAPER = "#ffffff"
+_INK = "#24292f"
+_GRID = "#d0d7de"
+_FIELD = "#6e7781"
+_BARS = ("#3060a8", "#8c959f", "#c8ced4")
 _RING = 11
 _WORKLOADS = {
     "mnist_cnn b256": "MNIST CNN, batch 256",
@@ -40,55 +45,8 @@ _DEFAULT_MALLOC = " default malloc"
 """At the end of a method's name in the benchmark: without the settings of malloc that dpbench makes."""
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Of a picture: its size in inches, and the share of it that shows accuracy rather than time."""
-
-    size: tuple[float, float]
-    accuracy: float
-    is_narrow: bool = False
-
-
-@dataclass(frozen=True)
-class Theme:
-    """Colors of a picture on a light or a dark page."""
-
-    paper: str
-    ink: str
-    grid: str
-    field: str
-    bars: tuple[str, str, str]
-
-
-THEMES = {
-    LIGHT: Theme(
-        paper="#ffffff",
-        ink="#24292f",
-        grid="#d0d7de",
-        field="#6e7781",
-        bars=("#3060a8", "#8c959f", "#c8ced4"),
-    ),
-    DARK: Theme(
-        paper="#0d1117",
-        ink="#e6edf3",
-        grid="#30363d",
-        field="#9aa4ae",
-        bars=("#6ea8fe", "#8c959f", "#56606a"),
-    ),
-}
-_BRIGHT = {"dpsgd": "#6ea8fe", "discretized": "#f0a050", "adaptive_mean": "#7cc47c", "adaptive_quantile": "#f07868"}
-"""Colors of methods on a dark page."""
-
-
-LAYOUTS = {
-    "": Layout(size=(8.4, 6.6), accuracy=0.6),
-    "_narrow": Layout(size=(4.4, 11.0), accuracy=0.66, is_narrow=True),
-}
-"""What a file's name adds to that of its theme → its layout."""
-
-
 def write_front(frame: pd.DataFrame, folder: Path) -> None:
-    """Write front.png and front_dark.png, and the same for a phone: front_narrow.png and front_dark_narrow.png.
+    """Write front.png.
 
     Args:
         frame: See `tools.results.overview.points`.
@@ -99,9 +57,7 @@ def write_front(frame: pd.DataFrame, folder: Path) -> None:
         return
     path = folder / BENCHMARK
     times = step_times(path) if path.is_file() else pd.DataFrame()
-    for name, theme in THEMES.items():
-        for suffix, layout in LAYOUTS.items():
-            write_figure(folder / f"{name}{suffix}.png", _draw(frame, times, theme, layout))
+    write_figure(folder / FRONT, _draw(frame, times))
 
 
 def best(frame: pd.DataFrame) -> pd.DataFrame:
@@ -159,46 +115,38 @@ def step_times(path: Path) -> pd.DataFrame:
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
-def _draw(frame: pd.DataFrame, times: pd.DataFrame, theme: Theme, layout: Layout) -> Figure:
-    width, height = layout.size
+def _draw(frame: pd.DataFrame, times: pd.DataFrame) -> Figure:
+    width, height = _SIZE
     panels = [panel for _, panel in frame.groupby("data", sort=False)]
     panels.sort(key=lambda panel: _DATA.index(panel["data"].iloc[0]))
-    shares = [layout.accuracy] if times.empty else [layout.accuracy, 1 - layout.accuracy]
+    shares = _SHARES[:1] if times.empty else _SHARES
     figure = new_figure(width, height * sum(shares))
-    figure.set_facecolor(theme.paper)
+    figure.set_facecolor(_PAPER)
     accuracy, *speed = figure.subfigures(len(shares), 1, height_ratios=shares, squeeze=False)[:, 0]
-    rows, columns = (len(panels), 1) if layout.is_narrow else (1, len(panels))
-    places = accuracy.subplots(rows, columns, squeeze=False).flat
+    places = accuracy.subplots(1, len(panels), squeeze=False).flat
     for axes, panel in zip(places, panels, strict=True):
-        _draw_accuracy(axes, panel, theme)
-        _color(axes, theme)
-    _add_legend(accuracy, theme, layout, _legend(frame, theme))
+        _draw_accuracy(axes, panel)
+        _color(axes)
+    _add_legend(accuracy, _legend(frame))
     if speed:
         axes = speed[0].subplots()
-        _draw_times(axes, times, theme, layout)
-        _color(axes, theme)
-        _add_legend(speed[0], theme, layout, axes.get_legend_handles_labels()[0])
+        _draw_times(axes, times)
+        _color(axes)
+        _add_legend(speed[0], axes.get_legend_handles_labels()[0])
     figure.draw_without_rendering()  # places the axes, among which names are placed
     for axes, panel in zip(figure.axes, panels, strict=False):
-        _name_sources(axes, panel, theme)
+        _name_sources(axes, panel)
     return figure
 
 
-def _add_legend(figure: FigureBase, theme: Theme, layout: Layout, handles: Sequence[Any]) -> None:
-    figure.legend(
-        handles=handles,
-        loc="outside lower center",
-        ncols=1 if layout.is_narrow else 3,
-        fontsize=_SMALL,
-        frameon=False,
-        labelcolor=theme.ink,
-    )
+def _add_legend(figure: FigureBase, handles: Sequence[Any]) -> None:
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=_SMALL, frameon=False, labelcolor=_INK)
 
 
-def _draw_accuracy(axes: Axes, panel: pd.DataFrame, theme: Theme) -> None:
+def _draw_accuracy(axes: Axes, panel: pd.DataFrame) -> None:
     for (whose, method, _), line in panel.groupby(_LINE, sort=False):
         is_ours = whose == OURS
-        color = _color_of(str(method), theme) if is_ours else theme.field
+        color = METHODS[str(method)][1] if is_ours else _FIELD
         axes.plot(
             line["epsilon"],
             line["value"],
@@ -216,7 +164,7 @@ def _draw_accuracy(axes: Axes, panel: pd.DataFrame, theme: Theme) -> None:
             color=color,
             marker="o",
             markersize=6,
-            markerfacecolor=theme.paper,
+            markerfacecolor=_PAPER,
             linestyle="none",
             zorder=4,
         )
@@ -233,7 +181,7 @@ def _draw_accuracy(axes: Axes, panel: pd.DataFrame, theme: Theme) -> None:
     axes.plot(
         chosen["epsilon"],
         chosen["value"],
-        color=theme.ink,
+        color=_INK,
         marker="o",
         markersize=_RING,
         markerfacecolor="none",
@@ -244,7 +192,7 @@ def _draw_accuracy(axes: Axes, panel: pd.DataFrame, theme: Theme) -> None:
     _finish_accuracy(axes, panel)
 
 
-def _name_sources(axes: Axes, panel: pd.DataFrame, theme: Theme) -> None:
+def _name_sources(axes: Axes, panel: pd.DataFrame) -> None:
     """Write who published a star beside the last one of each, on the side on which the fewest marks and names are."""
     to_points = axes.transData.transform
     scale = 72 / axes.figure.dpi
@@ -271,7 +219,7 @@ def _name_sources(axes: Axes, panel: pd.DataFrame, theme: Theme) -> None:
             textcoords="offset points",
             ha="left" if across > 0 else "right",
             fontsize=_SMALL,
-            color=theme.ink,
+            color=_INK,
             zorder=7,
         )
 
@@ -299,7 +247,7 @@ def _finish_accuracy(axes: Axes, panel: pd.DataFrame) -> None:
     axes.grid(visible=True)
 
 
-def _draw_times(axes: Axes, times: pd.DataFrame, theme: Theme, layout: Layout) -> None:
+def _draw_times(axes: Axes, times: pd.DataFrame) -> None:
     height = 0.8 / len(times.columns)
     for number, (name, column) in enumerate(times.items()):
         places = [row + (number - (len(times.columns) - 1) / 2) * height for row in range(len(times))]
@@ -307,7 +255,7 @@ def _draw_times(axes: Axes, times: pd.DataFrame, theme: Theme, layout: Layout) -
             places,
             column,
             height=0.9 * height,
-            color=theme.bars[number],
+            color=_BARS[number],
             label=str(name),
         )
         axes.bar_label(
@@ -315,29 +263,26 @@ def _draw_times(axes: Axes, times: pd.DataFrame, theme: Theme, layout: Layout) -
             fmt="%.2f",
             padding=3,
             fontsize=_SMALL,
-            color=theme.ink,
+            color=_INK,
         )
-    axes.axvline(1.0, color=theme.ink, linewidth=1.0)
-    names = [str(name).replace(", ", ",\n") if layout.is_narrow else str(name) for name in times.index]
-    axes.set_yticks(range(len(times)), names)
+    axes.axvline(1.0, color=_INK, linewidth=1.0)
+    axes.set_yticks(range(len(times)), [str(name) for name in times.index])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.1 * float(times.max().max()))
-    axes.set_xlabel(
-        "private step ÷ plain PyTorch step" if layout.is_narrow else "time of a private step ÷ plain PyTorch step"
-    )
+    axes.set_xlabel("time of a private step ÷ plain PyTorch step")
     axes.grid(visible=True, axis="x")
 
 
-def _legend(frame: pd.DataFrame, theme: Theme) -> list[Line2D]:
+def _legend(frame: pd.DataFrame) -> list[Line2D]:
     handles = []
-    for method, (name, _) in METHODS.items():
+    for method, (name, color) in METHODS.items():
         if ((frame["whose"] == OURS) & (frame["method"] == method)).any():
-            handles.append(Line2D([], [], color=_color_of(method, theme), marker="o", label=f"dpbench: {name}"))
+            handles.append(Line2D([], [], color=color, marker="o", label=f"dpbench: {name}"))
     marks: dict[str, dict[str, Any]] = {
-        "published, no public data": {"color": theme.field, "marker": "*", "markersize": 10},
-        "one or two runs": {"color": theme.ink, "marker": "o", "markerfacecolor": theme.paper},
+        "published, no public data": {"color": _FIELD, "marker": "*", "markersize": 10},
+        "one or two runs": {"color": _INK, "marker": "o", "markerfacecolor": _PAPER},
         "tuned or designed on this data: not in ε": {
-            "color": theme.ink,
+            "color": _INK,
             "marker": "o",
             "markersize": _RING,
             "markerfacecolor": "none",
@@ -348,17 +293,13 @@ def _legend(frame: pd.DataFrame, theme: Theme) -> list[Line2D]:
     return handles
 
 
-def _color_of(method: str, theme: Theme) -> str:
-    return _BRIGHT[method] if theme is THEMES[DARK] else METHODS[method][1]
-
-
-def _color(axes: Axes, theme: Theme) -> None:
-    axes.set_facecolor(theme.paper)
-    axes.tick_params(colors=theme.ink, which="both")
+def _color(axes: Axes) -> None:
+    axes.set_facecolor(_PAPER)
+    axes.tick_params(colors=_INK, which="both")
     for side, spine in axes.spines.items():
-        spine.set_color(theme.grid)
+        spine.set_color(_GRID)
         spine.set_visible(side in ("left", "bottom"))
-    axes.grid(color=theme.grid, linewidth=0.7)
+    axes.grid(color=_GRID, linewidth=0.7)
     axes.set_axisbelow(True)
     for text in (axes.title, axes.xaxis.label, axes.yaxis.label):
-        text.set_color(theme.ink)
+        text.set_color(_INK)

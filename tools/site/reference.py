@@ -1,4 +1,4 @@
-"""Pages made from the code before Sphinx looks for sources: the help of each command, and every key of conf/.
+"""A page made from the code before Sphinx looks for sources: every key of conf/.
 
 Of a key, the type is the annotation that `dpbench train` checks values against, the default that of the file, and the
 meaning what the class says of the option in its docstring, or the file in a comment. A key without a meaning fails the
@@ -7,18 +7,13 @@ build.
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import inspect
-import io
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
-from unittest import mock
 
 import yaml
 from hydra.utils import get_class
@@ -27,7 +22,6 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 
 import dpbench.data.user_sources  # noqa: F401 (registers the data sets by users)
-from dpbench.cli import main, parser
 from dpbench.data.images import ImageDataModule
 from dpbench.data.inserted import Inserted
 from dpbench.data.user_data import user_source
@@ -40,53 +34,22 @@ from dpbench.run.search_path import conf_dir
 from dpbench.strategies import PrivateStrategy
 
 _LOG = logging.getLogger(__name__)
-_FOLDER = "docs/reference/generated"
+_PAGE = "docs/reference/generated/settings.md"
 _Owner = Callable[..., Any]
 
 
 def register(app: Sphinx) -> None:
-    """Write the pages."""
-    app.connect("builder-inited", _write_pages)
+    """Write the page."""
+    app.connect("builder-inited", _write_page)
 
 
-def _write_pages(app: Sphinx) -> None:
-    folder = Path(app.srcdir) / _FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in (("commands.md", commands_page()), ("settings.md", settings_page())):
-        path = folder / name
-        # A page that is written again is read again, and so are all that show its title.
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            path.write_text(text, encoding="utf-8")
-
-
-# ------------------------------------------------------------------------------------- commands
-
-
-def commands_page() -> str:
-    """Each command with its help, from the top of the list that `dpbench --help` prints."""
-    parts = ["# The command line", "What each `--help` prints."]
-    for words in [[], *([name] for name in commands())]:
-        title = " ".join(["dpbench", *words])
-        parts += [f"## {title}", f"```text\n{_help_of(words)}\n```"]
-    return "\n\n".join(parts) + "\n"
-
-
-def commands() -> list[str]:
-    """Names of the commands."""
-    (listed,) = (action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
-    return list(listed.choices)
-
-
-def _help_of(words: list[str]) -> str:
-    printed = io.StringIO()
-    # argparse breaks lines where the terminal ends.
-    with (
-        mock.patch.dict(os.environ, {"COLUMNS": "100"}),
-        contextlib.redirect_stdout(printed),
-        contextlib.suppress(SystemExit),
-    ):
-        main([*words, "--help"])
-    return printed.getvalue().rstrip()
+def _write_page(app: Sphinx) -> None:
+    path = Path(app.srcdir) / _PAGE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = settings_page()
+    # A page that is written again is read again, and so are all that show its title.
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
 
 
 # ------------------------------------------------------------------------------------- settings
