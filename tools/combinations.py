@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
-import socket
 import tempfile
 import warnings
 from collections import Counter
@@ -17,9 +15,6 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-import torch.multiprocessing as mp
-from pytorch_lightning.plugins.environments import LightningEnvironment  # type: ignore[attr-defined]
-from pytorch_lightning.strategies import DDPStrategy
 from torch.optim import SGD, Adagrad, Adam, RMSprop
 
 from dpbench import strategies
@@ -75,8 +70,6 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "AdaGrad": partial(Adagrad, lr=0.01),
     "RMSprop": partial(RMSprop, lr=0.01),
 }
-PROCESSES = (1, 2)
-_AT_THE_THRESHOLD = 2  # weights of 610; seen: one, in one of 1,872 combinations
 
 
 @dataclass(frozen=True)
@@ -123,16 +116,15 @@ def _digits(sampler: str, unit: str) -> ImageDataModule | UserDataModule:
     )
 
 
-def try_cell(cell: Cell, folder: Path, parallel: bool = False) -> tuple[str, torch.Tensor]:
+def try_cell(cell: Cell, folder: Path) -> str:
     """Train two steps.
 
     Args:
         cell: What to try.
         folder: For the ledger; new for each call.
-        parallel: Whether this is one of two processes that train together.
 
     Returns:
-        "", or the error that refuses this combination; and the weights after training.
+        "", or the error that refuses this combination.
     """
     torch.manual_seed(0)
     data = _digits(cell.sampler, cell.unit)
@@ -140,15 +132,14 @@ def try_cell(cell: Cell, folder: Path, parallel: bool = False) -> tuple[str, tor
     module = ImageClassifier(MLP(**facts, hidden=[8]), OPTIMIZERS[cell.optimizer], facts["num_classes"])
     before = _weights(module)
     try:
-        _trainer(cell.strategy(folder), folder, parallel).fit(module, data)
+        _trainer(cell.strategy(folder), folder).fit(module, data)
     except DPBenchError as error:
-        return str(error), before
+        return str(error)
     after = _weights(module)
     if not after.isfinite().all() or torch.equal(before, after):
         raise AssertionError(f"{cell} did not train")
-    if not parallel or os.environ["LOCAL_RANK"] == "0":
-        _check_ledger(folder / "ledger.jsonl", private="reference" not in cell.clipping)
-    return "", after
+    _check_ledger(folder / "ledger.jsonl", private="reference" not in cell.clipping)
+    return ""
 
 
 def _check_ledger(path: Path, private: bool) -> None:
@@ -164,13 +155,10 @@ def _weights(module: pl.LightningModule) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten().clone() for parameter in module.parameters()])
 
 
-def _trainer(strategy: pl.Callback, folder: Path, parallel: bool) -> pl.Trainer:
-    ddp = DDPStrategy(cluster_environment=_Environment(), process_group_backend="gloo")
+def _trainer(strategy: pl.Callback, folder: Path) -> pl.Trainer:
     return pl.Trainer(
         max_steps=_STEPS,
         accelerator="cpu",
-        devices=2 if parallel else 1,
-        strategy=ddp if parallel else "auto",
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -182,14 +170,6 @@ def _trainer(strategy: pl.Callback, folder: Path, parallel: bool) -> pl.Trainer:
     )
 
 
-class _Environment(LightningEnvironment):
-    """Two processes that were started here already."""
-
-    @property
-    def creates_processes_externally(self) -> bool:
-        return True
-
-
 def _quiet() -> None:
     warnings.simplefilter("ignore")
     for name in ("pytorch_lightning", "lightning_fabric", "lightning.fabric", "absl"):
@@ -197,17 +177,8 @@ def _quiet() -> None:
     torch.set_num_threads(1)
 
 
-def _one_of_two(rank: int, port: int, chosen: list[Cell], results: Any) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), LOCAL_RANK=str(rank), NODE_RANK="0")
-    _quiet()
-    with tempfile.TemporaryDirectory() as folder:
-        outcomes = [try_cell(cell, Path(folder) / str(i), parallel=True) for i, cell in enumerate(chosen)]
-    if rank == 0:
-        results.put([(reason, weights.numpy()) for reason, weights in outcomes])
-
-
-def outcomes(chosen: Iterable[Cell], processes: tuple[int, ...] = PROCESSES) -> dict[Cell, str]:
-    """Try combinations, in one process and in two, which must agree.
+def outcomes(chosen: Iterable[Cell]) -> dict[Cell, str]:
+    """Try combinations.
 
     Returns:
         For each cell "" (it trains), or why it is refused.
@@ -215,44 +186,9 @@ def outcomes(chosen: Iterable[Cell], processes: tuple[int, ...] = PROCESSES) -> 
     Raises:
         AssertionError: A combination is neither refused nor works.
     """
-    chosen = list(chosen)
     _quiet()
     with tempfile.TemporaryDirectory() as folder:
-        alone = [try_cell(cell, Path(folder) / str(i)) for i, cell in enumerate(chosen)]
-    if 2 in processes:
-        # A refusal in one of two processes would leave the other one waiting: what one process refuses is left out.
-        accepted = [i for i, (reason, _) in enumerate(alone) if not reason]
-        for i, (reason, weights) in zip(accepted, _in_two([chosen[i] for i in accepted]), strict=True):
-            if reason or not _agree(chosen[i], alone[i][1], torch.from_numpy(weights)):
-                raise AssertionError(f"{chosen[i]}: two processes differ from one {reason}")
-    return {cell: reason for cell, (reason, _) in zip(chosen, alone, strict=True)}
-
-
-def _agree(cell: Cell, one: torch.Tensor, two: torch.Tensor) -> bool:
-    """Whether the weights of one process and of two are the same up to rounding."""
-    apart = ~torch.isclose(one, two, rtol=1e-3, atol=1e-4)
-    # Discretization is not continuous: the last bit of a coordinate at the threshold moves the sum by a whole step.
-    allowed = _AT_THE_THRESHOLD if cell.transform == "discretized" else 0
-    return int(apart.sum()) <= allowed
-
-
-def _in_two(chosen: list[Cell]) -> list[tuple[str, Any]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    context = mp.get_context("spawn")
-    results = context.SimpleQueue()
-    # mp.spawn stops both where one fails
-    spawned = mp.start_processes(  # type: ignore[attr-defined, no-untyped-call]
-        _one_of_two, (port, chosen, results), nprocs=2, join=False, start_method="spawn"
-    )
-    while results.empty():
-        if spawned.join(timeout=0.2):
-            break
-    outcomes_of_two: list[tuple[str, Any]] = results.get()
-    while not spawned.join(timeout=5):
-        pass
-    return outcomes_of_two
+        return {cell: try_cell(cell, Path(folder) / str(number)) for number, cell in enumerate(chosen)}
 
 
 def page() -> str:
@@ -277,7 +213,7 @@ def page_of(outcomes: dict[Cell, str]) -> str:
         rows.append(row)
     trained = Counter(cell.optimizer for cell, reason in outcomes.items() if not reason)
     tried = len(outcomes) // len(OPTIMIZERS)
-    counts = [["optimizer", "combinations that train, with one process and with two"]]
+    counts = [["optimizer", "combinations that train"]]
     counts += [[name, f"{trained[name]} of {tried}"] for name in OPTIMIZERS]
     notes = [f"{number}. {reason}" for number, reason in enumerate(reasons, start=1)]
     parts = [
@@ -297,9 +233,9 @@ def page_of(outcomes: dict[Cell, str]) -> str:
 _HEAD = """\
 # What goes together
 
-Written by `make combinations`, which trains every combination for two steps on the digits, with one process and with
-two, and checks that the ledger gives an epsilon and that both end with the same weights. ✓: works with each of the
-optimizers {optimizers}, in one process and in two; a number: refused, for the reason below.
+Written by `make combinations`, which trains every combination for two steps on the digits, and checks that the ledger
+gives an epsilon. ✓: works with each of the optimizers {optimizers}; a number: refused,
+for the reason below.
 Columns: how batches are drawn, and what a record is (an example, a microbatch of four, or a user with two epochs of
 local training, of the 100 synthetic users of `digits_users`). With `full`, the data set has 32 examples or ten users.
 """

@@ -331,7 +331,7 @@ if __name__ == "__main__":
     print(worker.error)
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and done.stdout.startswith("AssertionError: there is none"), done.stderr
+    assert done.returncode == 0 and done.stdout.startswith("KeyError: 'there is none'"), done.stderr
     assert "the process ended" in done.stdout
 
 

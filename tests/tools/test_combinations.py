@@ -45,23 +45,9 @@ def in_the_page(cell: Cell) -> str:
 @pytest.mark.long
 def test_the_page_tells_the_truth() -> None:
     chosen = covering()
-    found = outcomes(chosen, processes=(1,))
+    found = outcomes(chosen)
     for cell, reason in found.items():
         mark = in_the_page(cell)
         assert (mark == "✓") == (not reason), (cell, reason)
         if reason:
             assert f"{mark.strip('[]')}. {reason}" in PAGE.read_text(encoding="utf-8")
-
-
-@pytest.mark.long
-def test_some_of_it_on_two_processes() -> None:
-    chosen = [
-        Cell("adaptive quantile per layer", "discretized", "error correction", "poisson", "microbatch", "Adam"),
-        Cell("joint", "–", "–", "fixed_size", "microbatch", "SGD"),
-        Cell("adaptive mean", "–", "error correction", "poisson", "example", "RMSprop"),
-        Cell("automatic", "discretized", "–", "fixed_size", "example", "Nesterov"),
-        Cell("automatic", "discretized", "–", "full", "example", "Nesterov"),  # one coordinate lies at the threshold
-        Cell("adaptive quantile", "discretized", "–", "poisson", "user", "Adam"),
-        Cell("by dimension", "–", "error correction", "fixed_size", "user", "momentum"),
-    ]
-    assert set(outcomes(chosen).values()) == {""}

@@ -7,7 +7,6 @@ import logging
 import multiprocessing
 import os
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -59,7 +58,6 @@ def attempt(architecture: Architecture, limit: float = LIMIT) -> Outcome:
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(architecture, sender))
-    start = time.perf_counter()
     process.start()
     sender.close()
     outcome: Outcome
@@ -71,7 +69,7 @@ def attempt(architecture: Architecture, limit: float = LIMIT) -> Outcome:
     process.kill()
     process.join()
     receiver.close()
-    return outcome._replace(seconds=time.perf_counter() - start)
+    return outcome
 
 
 def _work(architecture: Architecture, sender: Connection) -> None:

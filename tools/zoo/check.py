@@ -5,11 +5,9 @@ from __future__ import annotations
 import copy
 import math
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -51,9 +49,7 @@ class Outcome(NamedTuple):
         error: Largest relative error of a parameter's update; None: there is no reference.
         precision: In which it was compared: 64 or 32 bits.
         parameters: Number of trainable ones.
-        ratio: Time of a private step over that of a plain one; None: not measured.
         fixes: What `dpbench.fix` did.
-        seconds: That the check took.
     """
 
     path: str
@@ -61,9 +57,7 @@ class Outcome(NamedTuple):
     error: float | None = None
     precision: int = 64
     parameters: int = 0
-    ratio: float | None = None
     fixes: tuple[str, ...] = ()
-    seconds: float = 0.0
 
 
 class Reference(NamedTuple):
@@ -110,7 +104,7 @@ def _check_in(dtype: torch.dtype, build: Callable[[], Network], private: bool) -
             network = _network_in(dtype, build, private)
             has_reference = private and not (network.is_random or network.keep_dropout)
             expected = reference(network) if has_reference else None
-            plain_seconds = _plain_seconds(network)
+            _train_plainly(network)
         except Exception as error:
             raise _Broken(_first_line(error)) from error
         outcome = Outcome(
@@ -122,7 +116,7 @@ def _check_in(dtype: torch.dtype, build: Callable[[], Network], private: bool) -
         bound = 1.0 if expected is None else expected.bound
         try:
             with _collected_notices() as lines:
-                run = train(network, bound)
+                released = train(network, bound)
         except DPBenchError as error:
             return outcome._replace(path=REFUSED, reason=" ".join(str(error).split()))
         except Exception as error:
@@ -130,10 +124,9 @@ def _check_in(dtype: torch.dtype, build: Callable[[], Network], private: bool) -
     notices = [line for line in lines if line.startswith(_NOTICE)]
     if notices:
         outcome = outcome._replace(path=RECORD_BY_RECORD, reason=notices[0].partition("cannot be used: ")[2])
-    outcome = outcome._replace(ratio=run.seconds / plain_seconds)
     if expected is None:
         return outcome
-    difference = largest_error(run.released, expected.mean)
+    difference = largest_error(released, expected.mean)
     outcome = outcome._replace(error=difference)
     return outcome if difference <= TOLERANCE else outcome._replace(path=WRONG)
 
@@ -180,20 +173,12 @@ def reference(network: Network) -> Reference:
     return Reference(bound, total)
 
 
-class Run(NamedTuple):
-    """A training.
+def train(network: Network, bound: float) -> list[Tensor]:
+    """Release the clipped sums of a few lots of all records; the weights stay as they are.
 
-    Attributes:
-        released: For each trainable parameter, of the first lot: the mean of the clipped gradients.
-        seconds: Of the fastest of the following lots.
+    Returns:
+        For each trainable parameter, of the first lot: the mean of the clipped gradients.
     """
-
-    released: list[Tensor]
-    seconds: float
-
-
-def train(network: Network, bound: float) -> Run:
-    """Release the clipped sums of a few lots of all records; the weights stay as they are."""
     size = len(network.records)
     loader = LotLoader(network.records, Lots(make_sampling("full", size, size), None), collate_fn=network.collate)  # type: ignore[arg-type]
     module = _Module(network)
@@ -212,8 +197,7 @@ def train(network: Network, bound: float) -> Run:
             callbacks=[ClipOnly(max_grad_norm=bound, seed=0)],
         )
         trainer.fit(module, loader)
-    seconds = [after - before for before, after in pairwise(module.ends)]
-    return Run(module.released, min(seconds))
+    return module.released
 
 
 def largest_error(released: list[Tensor], expected: list[Tensor]) -> float:
@@ -235,14 +219,10 @@ class _Module(pl.LightningModule):
         self.net = copy.deepcopy(network.model)
         self._of_network = (network.step,)
         self.released: list[Tensor] = []
-        self.ends: list[float] = []
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         (step,) = self._of_network
         return step(self.net, batch)
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        self.ends.append(time.perf_counter())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         trainable = _trainable(self.net)
@@ -276,20 +256,14 @@ def _record_in(dtype: torch.dtype, record: Any) -> Any:
     return tree_map(converted, record)
 
 
-def _plain_seconds(network: Network) -> float:
-    """Of the fastest of a few plain steps, after a first one."""
+def _train_plainly(network: Network) -> None:
+    """Make a step without privacy."""
     model = copy.deepcopy(network.model)
     optimizer = torch.optim.SGD(_trainable(model), lr=0.0)
     collate = network.collate or default_collate
-    seconds = []
-    for _ in range(_LOTS):
-        start = time.perf_counter()
-        batch = collate([copy.copy(record) for record in network.records])
-        network.step(model, batch).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds[1:])
+    batch = collate([copy.copy(record) for record in network.records])
+    network.step(model, batch).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
 
 
 def _trainable(model: nn.Module) -> list[nn.Parameter]:

@@ -21,7 +21,7 @@ def page_of(results: Sequence[Result]) -> str:
     """The page: what is checked, how many are what, and a table for each family."""
     parts = [_HEAD.format(count=len(results), tolerance=f"{TOLERANCE:g}"), _counts(results), "", _HOW, _versions()]
     for family, members in groupby(results, key=lambda result: result[0].family):
-        rows = [["network", "library", "step", "outcome", "remarks", "error", "parameters", "time"]]
+        rows = [["network", "library", "step", "outcome", "remarks", "error", "parameters"]]
         rows += [_row(architecture, outcome) for architecture, outcome in members]
         parts += ["", f"## {family[0].upper()}{family[1:]}", "", markdown_rows(rows, text=5)]
     return "\n".join(parts)
@@ -60,7 +60,6 @@ def _row(architecture: Architecture, outcome: Outcome) -> list[str]:
         _remarks(outcome),
         error,
         f"{outcome.parameters:,}" if has_numbers and outcome.parameters else "",
-        "" if outcome.ratio is None else f"{outcome.ratio:.1f}",
     ]
 
 
@@ -111,8 +110,6 @@ _HOW = """\
   (`gradients=auto` says it in one line); or refused, with the reason.
 * **error**: largest relative error of a parameter's gradient, in float64, or in float32 where a network does not run
   in float64. Where there is none, the step draws random numbers, or keeps its dropout; such a network has to train.
-* **time**: of a private step over a plain one, on a batch of four or six records, one thread: for networks this small
-  it is mostly overhead; [engine](engine.md#how-fast-it-is) has realistic ones.
 * `fix`: BatchNorm mixes records; `dpbench.fix(model)` has first replaced this number of layers by GroupNorm.
 
 Dropout and stochastic depth are set to 0 but in the family "With dropout". Reasons are cut after a few lines.
