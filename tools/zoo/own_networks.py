@@ -35,8 +35,7 @@ class _Tagger(nn.Module):
     def forward(self, words: Tensor, lengths: Tensor) -> Tensor:
         packed = pack_padded_sequence(self.words(words), lengths.cpu(), batch_first=True, enforce_sorted=False)
         output, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=words.shape[1])
-        scores: Tensor = self.tags(output)
-        return scores
+        return self.tags(output)
 
 
 def _bidirectional_lstm() -> Network:
@@ -96,8 +95,7 @@ class _Causal(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for number, layer in enumerate(self.layers):
             x = layer(F.pad(x, (2 * 2**number, 0))).relu()
-        output: Tensor = self.out(x)
-        return output
+        return self.out(x)
 
 
 def _temporal_convolutions() -> Network:
@@ -152,8 +150,7 @@ class _UNet(nn.Module):
         if self.time is not None and time is not None:
             angles = time[:, None] * 2.0 ** torch.arange(4)
             low = low + self.time(torch.cat([angles.sin(), angles.cos()], 1))[:, :, None, None]
-        output: Tensor = self.out(torch.cat([high, self.up(low)], 1))
-        return output
+        return self.out(torch.cat([high, self.up(low)], 1))
 
 
 def _group_norm(channels: int) -> nn.Module:
@@ -272,51 +269,9 @@ class _Coupling(nn.Module):
         return volume - x.square().sum(1) / 2
 
 
-class _Masked(nn.Linear):
-    """A linear layer of which some weights are zero."""
-
-    def __init__(self, mask: Tensor) -> None:
-        super().__init__(mask.shape[1], mask.shape[0])
-        self.register_buffer("mask", mask)
-
-    def forward(self, x: Tensor) -> Tensor:
-        mask: Any = self.mask
-        return F.linear(x, self.weight * mask, self.bias)
-
-
-class _Autoregressive(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        of_input = torch.arange(6)
-        of_hidden = torch.arange(16) % 5
-        self.hidden = _Masked((of_hidden[:, None] >= of_input).double())
-        self.out = _Masked((of_input.repeat(2)[:, None] > of_hidden).double())
-
-    def forward(self, x: Tensor) -> Tensor:
-        mean, log_scale = self.out(self.hidden(x).tanh()).chunk(2, 1)
-        log_scale = log_scale.tanh()
-        return -((x - mean) * (-log_scale).exp()).square().sum(1) / 2 - log_scale.sum(1)
-
-
 def _flow(model: nn.Module) -> Network:
     records = [(torch.randn(6),) for _ in range(RECORDS)]
     return Network(model, records, lambda net, batch: -net(batch[0]).mean())
-
-
-def _score_matching() -> Network:
-    """Hyvärinen's: the trace of the score's derivative, exactly."""
-    model = nn.Sequential(nn.Linear(3, 16), nn.Softplus(), nn.Linear(16, 3))
-
-    def step(net: nn.Module, batch: Any) -> Tensor:
-        x = batch[0].clone().requires_grad_(True)
-        score = net(x)
-        trace = torch.zeros(len(x))
-        for number in range(x.shape[1]):
-            (row,) = torch.autograd.grad(score[:, number].sum(), x, create_graph=True)
-            trace = trace + row[:, number]
-        return (trace + score.square().sum(1) / 2).mean()
-
-    return Network(model, [(torch.randn(3),) for _ in range(RECORDS)], step)
 
 
 # ----------------------------------------------------------------------------- physics, and others
@@ -338,54 +293,6 @@ def _pinn() -> Network:
     return Network(model, [(torch.rand(2), torch.randn(())) for _ in range(RECORDS)], step)
 
 
-class _Potential(nn.Module):
-    """Energy of some atoms: a sum over pairs of a function of their distance."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kinds = nn.Embedding(3, 4)
-        self.pair = nn.Sequential(nn.Linear(9, 16), nn.SiLU(), nn.Linear(16, 1))
-
-    def forward(self, places: Tensor, kinds: Tensor) -> Tensor:
-        distances = ((places[:, :, None] - places[:, None]).square().sum(-1) + 0.1).sqrt()
-        of_atom = self.kinds(kinds)
-        count = places.shape[1]
-        one = of_atom[:, :, None].expand(-1, -1, count, -1)
-        other = of_atom[:, None].expand(-1, count, -1, -1)
-        return self.pair(torch.cat([one, other, distances[..., None]], -1)).sum((1, 2, 3))
-
-
-def _interatomic_potential() -> Network:
-    records = [
-        (torch.randn(4, 3), torch.randint(0, 3, (4,)), torch.randn(()), torch.randn(4, 3)) for _ in range(RECORDS)
-    ]
-
-    def step(net: nn.Module, batch: Any) -> Tensor:
-        places, kinds, energy, forces = batch
-        places = places.clone().requires_grad_(True)
-        guess = net(places, kinds)
-        (gradient,) = torch.autograd.grad(guess.sum(), places, create_graph=True)
-        return F.mse_loss(guess, energy) + F.mse_loss(-gradient, forces)
-
-    return Network(_Potential(), records, step)
-
-
-class _Ode(nn.Module):
-    """Euler's method."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.field = nn.Sequential(nn.Linear(7, 16), nn.Tanh(), nn.Linear(16, 6))
-        self.out = nn.Linear(6, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for number in range(5):
-            time = torch.full_like(x[:, :1], number / 5)
-            x = x + self.field(torch.cat([x, time], 1)) / 5
-        output: Tensor = self.out(x)
-        return output
-
-
 class _Equilibrium(nn.Module):
     """A fixed point, found without a graph; then one step with it."""
 
@@ -403,8 +310,7 @@ class _Equilibrium(nn.Module):
             z = torch.zeros_like(drive)
             for _ in range(30):
                 z = (self.inside(z) + drive).tanh()
-        output: Tensor = self.out((self.inside(z) + drive).tanh())
-        return output
+        return self.out((self.inside(z) + drive).tanh())
 
 
 class _Hyper(nn.Module):
@@ -417,65 +323,11 @@ class _Hyper(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         weights = self.maker(x).view(-1, 8, 6)
-        output: Tensor = self.out(torch.einsum("boi,bi->bo", weights, x).tanh())
-        return output
-
-
-class _Sets(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16))
-        self.out = nn.Linear(16, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.out(self.inner(x).sum(1))
-        return output
+        return self.out(torch.einsum("boi,bi->bo", weights, x).tanh())
 
 
 def _classifier(model: nn.Module, *shape: int) -> Network:
     return Network(model, [(torch.randn(*shape), label()) for _ in range(RECORDS)], cross_entropy)
-
-
-class _Splines(nn.Module):
-    """A sum of bumps for each edge, with weights of its own (Kolmogorov and Arnold)."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(0.3 * torch.randn(outputs, inputs, 5))
-        self.register_buffer("grid", torch.linspace(-2, 2, 5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        grid: Any = self.grid
-        bumps = (-(x[..., None] - grid).square()).exp()
-        return torch.einsum("big,oig->bo", bumps, self.weight)
-
-
-class _Field(nn.Module):
-    """Colour and density along a ray, seen from its beginning."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(18, 16), nn.ReLU(), nn.Linear(16, 4))
-
-    def forward(self, start: Tensor, direction: Tensor) -> Tensor:
-        steps = torch.linspace(0.1, 1, 7)
-        points = start[:, None] + steps[:, None] * direction[:, None]
-        angles = torch.cat([points * 2.0**number for number in range(3)], -1)
-        output = self.body(torch.cat([angles.sin(), angles.cos()], -1))
-        density = F.softplus(output[..., 3])
-        alpha = 1 - (-density / 7).exp()
-        passed = torch.cat([torch.ones_like(alpha[:, :1]), (1 - alpha[:, :-1]).cumprod(1)], 1)
-        return ((alpha * passed)[..., None] * output[..., :3].sigmoid()).sum(1)
-
-
-def _radiance_field() -> Network:
-    records = [(torch.randn(3), F.normalize(torch.randn(3), dim=0), torch.rand(3)) for _ in range(RECORDS)]
-
-    def step(net: nn.Module, batch: Any) -> Tensor:
-        start, direction, colour = batch
-        return F.mse_loss(net(start, direction), colour)
-
-    return Network(_Field(), records, step)
 
 
 class _Factors(nn.Module):
@@ -533,16 +385,9 @@ _BUILDERS: dict[str, Callable[[], Network]] = {
     "WassersteinCritic": lambda: _critic(penalty=True),
     "SpectralCritic": lambda: _critic(penalty=False),
     "RealNVP": lambda: _flow(_Coupling()),
-    "MaskedAutoregressiveFlow": lambda: _flow(_Autoregressive()),
-    "ScoreMatching": _score_matching,
     "PINN": _pinn,
-    "InteratomicPotential": _interatomic_potential,
-    "NeuralODE": lambda: _classifier(_Ode(), 6),
     "DeepEquilibrium": lambda: _classifier(_Equilibrium(), 6),
     "HyperNetwork": lambda: _classifier(_Hyper(), 6),
-    "DeepSets": lambda: _classifier(_Sets(), 7, 6),
-    "KolmogorovArnold": lambda: _classifier(nn.Sequential(_Splines(6, 8), _Splines(8, CLASSES)), 6),
-    "NeuralRadianceField": _radiance_field,
     "MatrixFactorization": _matrix_factorization,
     "SiameseTriplet": _triplet,
     "SimCLR": _contrast,
