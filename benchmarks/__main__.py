@@ -1,7 +1,7 @@
 """`python -m benchmarks`: measure, and write tables and pictures.
 
 python -m benchmarks                                      everything (under twenty minutes on two cores)
-python -m benchmarks --device cuda                        the same on a GPU, with kernels in Triton and executor=graph
+python -m benchmarks gpu                                  the same on a GPU, with kernels in Triton and executor=graph (also --device cuda)
 python -m benchmarks --workloads "mnist_cnn b256" --methods ours/flat,plain/channels_last
 python -m benchmarks quick                                one workload, printed only: before and after a change
 python -m benchmarks startup                              what a command takes before it does anything
@@ -37,7 +37,7 @@ from benchmarks.workloads import (
     WORKLOADS,
 )
 
-_PARTS = ("steps", "quick", "startup", "users", "networks", "axis", "report")
+_PARTS = ("steps", "gpu", "quick", "startup", "users", "networks", "axis", "report")
 _ENDINGS = {"users": "-users.json", "networks": "-networks.json"}
 _TURNS = (5, 2)  # for wall and for CPU time
 _TURNS_OF_QUICK = (9, 5)  # more than in the whole benchmark, since one asks for small changes
@@ -47,6 +47,8 @@ _STARTS = 3
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what was asked for, keep its rows in a file, write their page and print where it is."""
     options = _parser().parse_args(arguments)
+    if options.what == "gpu":
+        options.what, options.device = "steps", "cuda"
     if options.device == "cuda" and not torch.cuda.is_available():
         return _refuse("there is no GPU: leave --device out.")
     name = rows.hardware(options.device, options.threads)

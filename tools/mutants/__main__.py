@@ -1,150 +1,170 @@
-"""`python -m tools.mutants [ROOM ...]`; see CONTRIBUTING.md, "Mutants of the source"."""
+"""`python -m tools.mutants reach|run|again`; see CONTRIBUTING.md, "Mutants of the source"."""
 
 from __future__ import annotations
 
 import argparse
-import compileall
 import os
-import re
-import shutil
-import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
-from tools.mutants.mutation import Mutation, mutations_of
+from tools.mutants import reached
+from tools.mutants.mutation import Mutation, files_of, mutations_of, sample
+from tools.mutants.trial import KILLED, PACKAGE, ROOT, Trials, copy_tree, record
 
-ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "tests" / "mutants.tsv"
-PACKAGE = Path("src/dpbench")
-_SECONDS = 300.0
-_TEST = re.compile(r"def (test_\w+)\(")
+_WORK = ROOT / ".mutants"
+_HEAD = ("room", "function", "kind", "change", "verdict", "by")
+_LEDGER = ("privacy/accounting/ledger.py", "privacy/accounting/writer.py", "privacy/budget.py", "privacy/releases.py")
+CORE = {
+    "mechanism": ("privacy/mechanism",),
+    "sampling": ("privacy/sampling",),
+    "ledger": _LEDGER,
+    "accounting": ("privacy/accounting",),
+    "gradients": ("privacy/gradients",),
+    "session": ("session",),
+    "guards": ("guards",),
+    "records": ("records",),
+    "randomness": ("privacy/randomness.py", "privacy/kept_keys.py", "callback/run_key.py"),
+}
+"""Folders and files of the rooms that ε depends on. A file belongs to the first room that names it."""
+_CORE_COUNT = 30
+_COUNT = 10
+
+Row = tuple[str, ...]
 
 
-class Known(NamedTuple):
-    """A line of the table.
-
-    Attributes:
-        room: Where the mutant lay when it was drawn.
-        function: Qualified name of the function.
-        kind: See `Mutation`.
-        change: Likewise.
-        verdict: "killed", "survives" or "no quick test reaches it".
-        by: Name of the test that killed it; or how many it survived.
-    """
-
-    room: str
-    function: str
-    kind: str
-    change: str
-    verdict: str
-    by: str
+def rooms() -> dict[str, list[Mutation]]:
+    """All mutations of each room: those of `CORE`, then each other folder, and the files beside them as "top"."""
+    package = ROOT / PACKAGE
+    taken: set[Path] = set()
+    places: dict[str, list[Path]] = {}
+    for name, parts in CORE.items():
+        places[name] = [path for path in files_of(package, parts) if path not in taken]
+        taken.update(places[name])
+    for path in sorted(package.rglob("*.py")):
+        if path not in taken:
+            parts_of_path = path.relative_to(package).parts
+            places.setdefault(parts_of_path[0] if len(parts_of_path) > 1 else "top", []).append(path)
+    return {name: [one for path in paths for one in mutations_of(path)] for name, paths in places.items()}
 
 
-def read_table() -> list[Known]:
-    """Mutants that were tried."""
-    lines = TABLE.read_text(encoding="utf-8").splitlines()[1:]
-    return [Known(*line.split("\t")) for line in lines]
+def read_table(path: Path) -> dict[Row, Row]:
+    """Verdicts by room and name of the mutant."""
+    if not path.exists():
+        return {}
+    rows = [tuple(line.split("\t")) for line in path.read_text(encoding="utf-8").splitlines()]
+    return {row[:4]: row[4:] for row in rows if row != _HEAD}
 
 
-def files_of_tests() -> dict[str, list[str]]:
-    """Name of a test → files that have one of that name."""
-    files: dict[str, list[str]] = {}
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        for name in _TEST.findall(path.read_text(encoding="utf-8")):
-            files.setdefault(name, []).append(path.relative_to(ROOT).as_posix())
-    return files
+def try_all(mutants: Sequence[tuple[str, Mutation]], workers: int, seconds: float, progress: Path) -> None:
+    """Try mutants in forked workers, each with a copy of the tree; a line of the progress file for each verdict."""
+    record_file = _WORK / "reach.tsv"
+    if not record_file.exists():
+        raise SystemExit("which test reaches what is not known here: run `python -m tools.mutants reach` first.")
+    reach = reached.Reach(record_file)
+    children = []
+    for worker in range(workers):
+        child = os.fork()
+        if child == 0:
+            _work(mutants[worker::workers], reach, seconds, progress)
+            os._exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
 
 
-def copy_tree(folder: Path) -> Path:
-    """Copy the tracked files of this checkout, and compile them."""
-    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
-    for name in names.rstrip("\0").split("\0"):
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / name, folder / name)
-    compileall.compile_dir(folder / PACKAGE, quiet=2)
-    return folder
+def _work(mutants: Sequence[tuple[str, Mutation]], reach: reached.Reach, seconds: float, progress: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        trials = Trials(copy_tree(Path(folder)), reach, seconds)
+        for room, mutation in mutants:
+            verdict, reason = trials.verdict(mutation)
+            row = (room, *mutation.name, verdict, reason)
+            with progress.open("a", encoding="utf-8") as file:
+                file.write("\t".join(row) + "\n")
+            print(*row, sep=" | ", flush=True)
 
 
-def is_noticed(mutation: Mutation, test: str, files: Sequence[str], tree: Path) -> bool:
-    """Run the test of a name in a copy of the tree that has a mutation; one that takes too long has noticed it.
-
-    Args:
-        mutation: Of the source.
-        test: Name of the test.
-        files: Those that have a test of this name.
-        tree: The copy.
-    """
-    target = tree / PACKAGE / mutation.path.relative_to(ROOT / PACKAGE)
-    original = target.read_bytes()
-    target.write_bytes(mutation.source())
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(tree / "src"), str(tree)]),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    words = ["-m", "pytest", "-x", "-q", "-m", "", "-n", "0", "-p", "no:cacheprovider", "-k", test, *files]
+def run(names: Sequence[str], workers: int, seconds: float) -> None:
+    """Draw mutants of rooms, try those that have no verdict yet, and write the table, also if interrupted."""
+    ranked = []
+    for room, mutations in rooms().items():
+        if not names or room in names:
+            count = _CORE_COUNT if room in CORE else _COUNT
+            ranked += [(rank, room, mutation) for rank, mutation in enumerate(sample(mutations, count))]
+    ranked.sort(key=lambda one: one[0])  # a few of each room first
+    drawn = [(room, mutation) for _, room, mutation in ranked]
+    progress = _WORK / "verdicts.tsv"
+    known = read_table(TABLE) | read_table(progress)
     try:
-        done = subprocess.run(
-            [sys.executable, *words], cwd=tree, env=environment, capture_output=True, timeout=_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return True
+        try_all([one for one in drawn if (one[0], *one[1].name) not in known], workers, seconds, progress)
     finally:
-        target.write_bytes(original)
-    return done.returncode != 0
+        known |= read_table(progress)
+        chosen = {row for row in known if names and row[0] not in names}
+        chosen |= {(room, *mutation.name) for room, mutation in drawn}
+        rows = [_HEAD, *sorted((*row, *known[row]) for row in chosen & known.keys())]
+        TABLE.write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
+        print(summary(rows[1:]))
 
 
-def try_again(known: Sequence[Known], workers: int) -> list[str]:
-    """Try killed mutants wherever they lie today, and say which are noticed no longer.
+def again(workers: int, seconds: float) -> int:
+    """Try the mutants of the table wherever they lie today, and say which are noticed no longer."""
+    committed = read_table(TABLE)
+    today: dict[Row, list[tuple[str, Mutation]]] = {}
+    for room, mutations in rooms().items():
+        for mutation in mutations:
+            today.setdefault(mutation.name, []).append((room, mutation))
+    mutants, gone = [], 0
+    for row in committed:
+        places = today.get(row[1:], [])
+        gone += not places
+        mutants += [one for one in places if one[0] == row[0]] or places
+    progress = _WORK / "again.tsv"
+    progress.unlink(missing_ok=True)
+    try_all(mutants, workers, seconds, progress)
+    then = {row[1:]: verdict[0] for row, verdict in committed.items()}
+    lost = 0
+    for row, (verdict, reason) in read_table(progress).items():
+        if verdict != KILLED and then[row[1:]] == KILLED:
+            lost += 1
+            print("noticed no longer:", *row, verdict, reason, sep=" | ")
+    print(f"{len(mutants)} mutants tried, {lost} noticed no longer; {gone} of the table are gone from the source")
+    return min(lost, 1)
 
-    Args:
-        known: Lines of the table.
-        workers: Number of copies of the tree that are used at once.
-    """
-    today: dict[tuple[str, str, str], Mutation] = {}
-    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
-        for mutation in mutations_of(path):
-            today.setdefault(mutation.name, mutation)
-    files = files_of_tests()
 
-    def work(worker: int) -> list[str]:
-        lost = []
-        with tempfile.TemporaryDirectory() as folder:
-            tree = copy_tree(Path(folder))
-            for one in known[worker::workers]:
-                mutation = today.get((one.function, one.kind, one.change))
-                if mutation is None:
-                    verdict = "gone from the source"
-                elif one.by not in files:
-                    verdict = "its test is gone"
-                elif is_noticed(mutation, one.by, files[one.by], tree):
-                    verdict = "noticed"
-                else:
-                    verdict = "noticed no longer"
-                    lost.append(f"{one.room}: {one.function}: {one.change}")
-                print(one.room, one.function, one.change, one.by, verdict, sep=" | ", flush=True)
-        return lost
-
-    with ThreadPoolExecutor(workers) as pool:
-        return [line for lines in pool.map(work, range(workers)) for line in lines]
+def summary(rows: Sequence[Row]) -> str:
+    """Killed mutants of each room, as a Markdown table."""
+    all_of, killed = Counter(row[0] for row in rows), Counter(row[0] for row in rows if row[4] == KILLED)
+    lines = [f"| {room} | {killed[room]} of {count} |" for room, count in all_of.items()]
+    return "\n".join(["| room | killed |", "| --- | --- |", *lines, f"| all | {killed.total()} of {len(rows)} |"])
 
 
 def main() -> int:
-    """Try again; 1 if a mutant is noticed no longer."""
+    """Record, try or try again."""
     parser = argparse.ArgumentParser(prog="python -m tools.mutants", description=__doc__)
-    parser.add_argument("rooms", nargs="*", help="rooms (default: all)")
-    parser.add_argument("--workers", type=int, default=2, help="processes")
+    commands = parser.add_subparsers(dest="command", required=True)
+    recording = commands.add_parser("reach", help="record which test reaches which function (one run of the tests)")
+    recording.add_argument("words", nargs="*", help="further arguments of pytest, behind --")
+    running = commands.add_parser("run", help="try mutants of each room and write tests/mutants.tsv; goes on")
+    running.add_argument("rooms", nargs="*", help="rooms (default: all)")
+    trying = commands.add_parser("again", help="try the mutants of tests/mutants.tsv again after a change")
+    for one in (recording, running, trying):
+        one.add_argument("--workers", type=int, default=2, help="processes")
+    for one in (running, trying):
+        one.add_argument("--seconds", type=float, default=30, help="longest time of the tests of one mutant")
     arguments = parser.parse_args()
-    known = [one for one in read_table() if one.verdict == "killed" and one.room in (arguments.rooms or [one.room])]
-    lost = try_again(known, arguments.workers)
-    print(f"{len(known)} mutants, {len(lost)} noticed no longer", *lost, sep="\n")
-    return min(len(lost), 1)
+    _WORK.mkdir(exist_ok=True)
+    if arguments.command == "reach":
+        with tempfile.TemporaryDirectory() as folder:
+            words = ["-n", str(arguments.workers), "--dist", "worksteal", *arguments.words]
+            record(copy_tree(Path(folder)), _WORK / "reach.tsv", reached.instrument, words)
+        return 0
+    if arguments.command == "run":
+        run(arguments.rooms, arguments.workers, arguments.seconds)
+        return 0
+    return again(arguments.workers, arguments.seconds)
 
 
 if __name__ == "__main__":
