@@ -1,7 +1,7 @@
 """`python -m benchmarks`: measure, and write tables and pictures.
 
 python -m benchmarks                                      everything (under twenty minutes on two cores)
-python -m benchmarks gpu                                  the same on a GPU, with kernels in Triton and executor=graph (also --device cuda)
+python -m benchmarks gpu                                  the same on a GPU, with kernels in Triton and executor=graph
 python -m benchmarks --workloads "mnist_cnn b256" --methods ours/flat,plain/channels_last
 python -m benchmarks quick                                one workload, printed only: before and after a change
 python -m benchmarks startup                              what a command takes before it does anything
