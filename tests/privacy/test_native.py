@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 import os
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,7 +26,7 @@ from dpbench.privacy.gradients.discretization import Discretization, Discretized
 from dpbench.privacy.gradients.parameter import InstantiatedGradients, OuterProductGradients, ParameterGradients
 from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum
 from dpbench.privacy.mechanism.noise import add_gaussian_noise
-from dpbench.privacy.native import choices, kernels, loader
+from dpbench.privacy.native import kernels, loader
 from dpbench.privacy.native._signatures import ARGUMENTS, declare
 from dpbench.privacy.native.known_answers import DIGEST, SPACING, START, digest_of_numbers, wrong_answers
 from dpbench.privacy.native.known_answers import KEY as KNOWN
@@ -381,7 +379,7 @@ def writable_folder(file: Path) -> None:
 
 
 def writable_folder_above(file: Path) -> None:
-    file.parent.parent.chmod(0o1777)  # ours alone: the sticky bit is not enough
+    file.parent.parent.chmod(0o777)
 
 
 def writable_cache(file: Path) -> None:
@@ -420,14 +418,13 @@ def test_kernels_that_others_may_have_written_are_not_loaded(
 ) -> None:
     cache = tmp_path / "cache"
     file = planted(noiseless, cache)
-    choice = file.with_name("choice-x")
     open_to_others(file)
     before = sorted(os.listdir(file.parent))
     done = run(LOADED, DPBENCH_NATIVE="on", XDG_CACHE_HOME=str(cache), CXX=compiler)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
     (line,) = [line for line in done.stderr.splitlines() if "UserWarning" in line]
     assert "compiled for this process alone, because" in line and "XDG_CACHE_HOME" in line
-    assert sorted(os.listdir(file.parent)) == before and not choice.exists()
+    assert sorted(os.listdir(file.parent)) == before
 
 
 def test_kernels_that_compute_wrongly_are_not_used(noiseless: Path, tmp_path: Path) -> None:
@@ -497,29 +494,6 @@ def test_that_there_are_no_kernels_is_said_once(tmp_path: Path) -> None:
     assert run(code, DPBENCH_NATIVE="auto", LOCAL_RANK="1", **missing).stderr == ""
 
 
-def test_choices_that_others_may_have_written_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def chosen() -> str:
-        choices._chosen.clear()
-        choices._writable.cache_clear()
-        choices._trusted.cache_clear()
-        return choices.fastest(("k",), {"first": lambda: None, "second": lambda: time.sleep(0.005)})
-
-    monkeypatch.setattr(native, "cache_folder", lambda: tmp_path)
-    file = Path(choices._path(("k",)))
-    file.write_text("second\n")
-    file.chmod(0o600)
-    assert chosen() == "second"
-    file.chmod(0o666)
-    assert chosen() == "first"
-    file.chmod(0o600)
-    tmp_path.chmod(0o777)
-    assert chosen() == "first"
-    tmp_path.chmod(0o700)
-    choices._chosen.clear()
-    choices._writable.cache_clear()
-    choices._trusted.cache_clear()
-
-
 def test_a_broken_compiler_and_a_full_cache_are_no_obstacle(tmp_path: Path) -> None:
     code = "from dpbench.privacy import native; print(native.library())"
     assert run(code, DPBENCH_NATIVE="auto", XDG_CACHE_HOME=str(tmp_path), CXX="false").stdout == "None\n"
@@ -534,53 +508,10 @@ def test_an_unknown_mode_is_refused() -> None:
         native.select("yes")  # type: ignore[arg-type]
 
 
-def test_a_choice_is_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "cache_folder", lambda: tmp_path)
-    clock = itertools.count()
-    monkeypatch.setattr(choices.time, "perf_counter", lambda: float(next(clock)))
-
-    def slow() -> None:
-        next(clock)
-
-    ways = {"first": slow, "second": lambda: None}
-
-    def forget() -> None:
-        choices._chosen.clear()
-        choices._writable.cache_clear()
-        choices._trusted.cache_clear()
-
-    forget()
-    assert choices.fastest(("k",), ways) == "second"
-    forget()  # another process, where the other way is faster
-    assert choices.fastest(("k",), {"first": lambda: None, "second": slow}) == "second"
-    assert choices.fastest(("other",), {"first": lambda: None, "second": slow}) == "first"
-    tried: list[str] = []
-
-    def lost() -> None:
-        tried.append("lost")
-        for _ in range(50):
-            next(clock)
-
-    found = choices.fastest(("third",), {"lost": lost, "second": lambda: tried.append("second")})
-    assert (found, tried) == ("second", ["lost", "second", "second", "second"])  # not timed three times
-    waits = iter([5, 0, 0])  # slow only at first
-
-    def cold() -> None:
-        for _ in range(next(waits)):
-            next(clock)
-
-    assert choices.fastest(("fourth",), {"slow": slow, "cold": cold}) == "cold"
-    forget()
-    monkeypatch.setattr(native, "cache_folder", lambda: tmp_path / "missing")
-    assert choices.fastest(("k",), ways) == "first"  # what cannot be kept is not timed
-    forget()
-
-
-@pytest.mark.parametrize("best", ["native", "pure"])
-def test_the_choice_decides(best: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kernel", "is_native"), [(3, True), (1, False)])
+def test_matrix_products_are_left_to_pytorch(kernel: int, is_native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPBENCH_NATIVE", "auto")
-    monkeypatch.setattr(layers, "fastest", lambda key, ways: best)
-    layer, a, g = convolution()
-    chosen = layers.convolution(layer, (a,), g)["weight"]
-    assert isinstance(chosen, ConvolutionGradients) == (best == "native")
-    assert relative_error(chosen.per_record(), truth(layer, a, g)) < 1e-6
+    layer = nn.Conv2d(3, 4, kernel)
+    a = torch.randn(2, 3, 5, 5)
+    weight = layers.convolution(layer, (a,), torch.ones_like(layer(a)))["weight"]
+    assert isinstance(weight, ConvolutionGradients) == is_native

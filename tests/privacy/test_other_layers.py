@@ -1,10 +1,10 @@
-"""Layers by Opacus' samplers, normalization in evaluation mode, embeddings of what all records share."""
+"""Layers of Opacus, normalization in evaluation mode, embeddings of what all records share."""
 
 from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,22 +13,26 @@ from torch import Tensor, nn
 
 from dpbench.errors import UnsupportedModuleError
 from dpbench.privacy.gradients.engine import PerRecordEngine
-from tests.privacy.test_sequences import check, mean_square
-from tests.support.reference import relative_error
+from dpbench.records.tagging import under_tags
+from tests.privacy.test_sequences import check
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from opacus.grad_sample import GradSampleModule, register_grad_sampler
     from opacus.layers import DPGRU, DPLSTM, DPRNN, DPMultiheadAttention
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
 
-def rows_of(model: nn.Module, loss: Callable[[nn.Module, Any], Tensor], inputs: Any, records: int) -> list[Tensor]:
+def rows_of(
+    model: nn.Module, loss: Callable[[nn.Module, Any], Tensor], inputs: Any, records: int, tags: bool = False
+) -> list[Tensor]:
     """Per-record gradients by the engine, checked against the sum."""
     engine = PerRecordEngine(model)
+    if tags:
+        engine.follow_tags()
     engine.expect(records)
-    gradients = engine.backward(loss(model, inputs), records, verify=True)
+    value = under_tags(engine, lambda x: loss(model, x), inputs, records)
+    gradients = engine.backward(value, records, verify=True)
     engine.close()
     return [g.per_record() for g in gradients]
 
@@ -57,72 +61,24 @@ class Wrapped(nn.Module):
 @pytest.mark.parametrize("kind", [DPLSTM, DPGRU, DPRNN])
 def test_recurrent_layers_of_opacus(kind: Any, batch_first: bool) -> None:
     layer = kind(3, 4, num_layers=2, bidirectional=True, batch_first=batch_first)
-    check(Wrapped(layer), torch.randn(5, 6, 3))
-
-
-def test_packed_sequences_in_layers_of_opacus_are_refused() -> None:
-    """Their rows are sorted by length, and nothing undoes that."""
-    layer = DPLSTM(3, 4)
-    PerRecordEngine(layer)
-    packed = nn.utils.rnn.pack_sequence([torch.randn(2, 3), torch.randn(4, 3)], enforce_sorted=False)
-    with pytest.raises(UnsupportedModuleError, match=r"take torch\.nn\.LSTM"):
-        layer(packed)
+    check(Wrapped(layer), torch.randn(5, 6, 3), tags=True)
 
 
 @pytest.mark.parametrize("bias_kv", [True, False])
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_attention_of_opacus(batch_first: bool, bias_kv: bool) -> None:
-    check(Wrapped(DPMultiheadAttention(4, 2, add_bias_kv=bias_kv, batch_first=batch_first)), torch.randn(5, 3, 4))
+    check(
+        Wrapped(DPMultiheadAttention(4, 2, add_bias_kv=bias_kv, batch_first=batch_first)),
+        torch.randn(5, 3, 4),
+        tags=True,
+    )
 
 
 @pytest.mark.parametrize(
     ("layer", "shape"), [(nn.InstanceNorm1d(3, affine=True), (3, 5)), (nn.RMSNorm(5), (2, 5))], ids=["instance", "rms"]
 )
-def test_layers_of_torch_that_opacus_samples(layer: nn.Module, shape: tuple[int, ...]) -> None:
+def test_layers_of_torch_without_a_rule(layer: nn.Module, shape: tuple[int, ...]) -> None:
     check(Wrapped(layer), torch.randn(5, *shape))
-
-
-class Scale(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.tensor([0.5, -1.0, 2.0]))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale
-
-
-@pytest.fixture
-def registry() -> Iterator[dict[Any, Any]]:
-    before = dict(GradSampleModule.GRAD_SAMPLERS)
-    yield GradSampleModule.GRAD_SAMPLERS
-    GradSampleModule.GRAD_SAMPLERS.clear()
-    GradSampleModule.GRAD_SAMPLERS.update(before)
-
-
-def test_a_registered_sampler_is_used(registry: dict[Any, Any]) -> None:
-    used = []
-
-    @register_grad_sampler(Scale)
-    def sampler(layer: Scale, activations: list[Tensor], backprops: Tensor) -> dict[nn.Parameter, Tensor]:
-        used.append(layer)
-        return {layer.scale: activations[0] * backprops}
-
-    check(Wrapped(Scale()), torch.randn(5, 3))
-    assert used
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (lambda rows: rows.mean(0).expand_as(rows), "other gradients for scale"),  # the sum is right
-        (lambda rows: 2 * rows, "other gradients for scale"),
-        (lambda rows: rows.sum(0), r"gives \(3,\) for scale, and should give \(5, 3\)"),
-    ],
-)
-def test_a_wrong_sampler_is_refused(wrong: Any, message: str, registry: dict[Any, Any]) -> None:
-    register_grad_sampler(Scale)(lambda layer, inputs, grads: {layer.scale: wrong(inputs[0] * grads)})
-    with pytest.raises(UnsupportedModuleError, match=message):
-        rows_of(Wrapped(Scale()), mean_square, torch.randn(5, 3), 5)
 
 
 # --------------------------------------------------------------------------------------------- bags
@@ -238,45 +194,10 @@ class Positions(nn.Module):
         return self.out((self.tokens(x) + where).tanh())
 
 
-@pytest.mark.parametrize("how", ["row", "flat"])
+@pytest.mark.parametrize("how", ["row", "flat", "unsqueezed"])
 @pytest.mark.parametrize(("records", "steps"), [(1, 4), (5, 4), (8, 8), (3, 8), (12, 1), (2, 6)])
 def test_embeddings_of_positions_that_all_records_share(how: str, records: int, steps: int) -> None:
-    if how == "flat" and steps == 1:
-        return  # (1,) says nothing about what it is; refused below
-    model = Positions(how).double()
-    x = torch.randint(0, 7, (records, steps))
-    alone = model(x)
-    singly = [torch.autograd.grad(mean_square(model, x[r : r + 1]), list(model.parameters())) for r in range(records)]
-    engine = PerRecordEngine(model)
-    engine.expect(records)
-    assert torch.equal(model(x), alone)
-    engine.expect(records)
-    for i, got in enumerate(engine.backward(mean_square(model, x), records, verify=True)):
-        assert relative_error(got.per_record(), torch.stack([row[i] for row in singly])) < 1e-10
-    engine.close()
-
-
-def test_embeddings_of_positions_are_refused_with_what_to_pass() -> None:
-    model = Positions("row")
-    engine = PerRecordEngine(model)  # which does not know the number of records
-    with pytest.raises(UnsupportedModuleError, match=r"positions \(Embedding\).*shape \(5, \.\.\.\)"):
-        engine.backward(mean_square(model, torch.randint(0, 7, (5, 4))), 5)
-    engine.close()
-    model = Positions("unsqueezed")
-    engine = PerRecordEngine(model)
-    engine.expect(5)
-    with pytest.raises(UnsupportedModuleError, match=r"positions already gives one row for each record"):
-        engine.backward(mean_square(model, torch.randint(0, 7, (5, 4)))[None].mean(), 5)
-    engine.close()
-
-
-def test_labels_in_order_are_no_positions() -> None:
-    """A lot of less than eight may by chance hold the labels 0, 1, 2."""
-    model = nn.Embedding(9, 4)
-    engine = PerRecordEngine(model)
-    engine.expect(3)
-    assert model(torch.tensor([0, 1, 2])).shape == (3, 4)
-    engine.close()
+    check(Positions(how), torch.randint(0, 7, (records, steps)), tags=True)
 
 
 def test_layers_may_be_called_by_name() -> None:
@@ -316,19 +237,23 @@ def _tiny(name: str) -> Any:
 def test_hugging_face_models(name: str) -> None:
     torch.manual_seed(0)
     model = _tiny(name).double().eval()  # without dropout, to compare
-    x, mask = torch.randint(0, 19, (4, 6)), torch.ones(4, 6, dtype=torch.long)
+    mask = torch.ones(4, 6, dtype=torch.long)
     mask[1, 4:] = 0
+    lot = {"input_ids": torch.randint(0, 19, (4, 6)), "attention_mask": mask}
 
-    def losses(network: nn.Module, rows: slice) -> Tensor:
-        return network(input_ids=x[rows], attention_mask=mask[rows]).logits.sin().flatten(1).mean(1)
+    def losses(network: nn.Module, rows: dict[str, Tensor]) -> Tensor:
+        return network(**rows).logits.sin().flatten(1).mean(1)
 
     parameters = [p for p in model.parameters() if p.requires_grad]
     singly = [
-        torch.autograd.grad(losses(model, slice(r, r + 1)).sum(), parameters, allow_unused=True) for r in range(4)
+        torch.autograd.grad(
+            losses(model, {name: x[r : r + 1] for name, x in lot.items()}).sum(), parameters, allow_unused=True
+        )
+        for r in range(4)
     ]
     trained = copy.deepcopy(model)
     for got, p, rows in zip(
-        rows_of(trained, lambda network, _: losses(network, slice(None)).mean(), None, 4),
+        rows_of(trained, lambda network, rows: losses(network, rows).mean(), lot, 4, tags=True),
         parameters, zip(*singly, strict=True), strict=True,
     ):  # fmt: skip
         want = torch.stack([torch.zeros_like(p) if row is None else row for row in rows])

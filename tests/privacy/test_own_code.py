@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dpbench.errors import UnsupportedModuleError
 from dpbench.privacy.gradients.engine import PerRecordEngine
+from dpbench.records.tagging import under_tags
 from tests.support.reference import relative_error
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -29,8 +30,11 @@ def check(model: nn.Module, inputs: Tensor, rtol: float = 1e-10) -> None:
     engine = PerRecordEngine(model)
     torch.manual_seed(0)
     engine.expect(records)
-    of_records = losses(_logits(model(inputs)))
-    singly = [torch.autograd.grad(loss, engine.parameters, retain_graph=True, allow_unused=True) for loss in of_records]
+    of_records = under_tags(engine, lambda x: losses(_logits(model(x))), inputs, records)
+    with engine.paused():
+        singly = [
+            torch.autograd.grad(loss, engine.parameters, retain_graph=True, allow_unused=True) for loss in of_records
+        ]
     computed = engine.backward(of_records.mean(), records, verify=True)
     engine.close()
     largest = max(float(g.norm()) for row in singly for g in row if g is not None)
@@ -166,64 +170,6 @@ class InPlace(nn.Module):
         return self.dropout(self.relu(x * self.scale) * self.scale)
 
 
-@pytest.mark.parametrize("records", [1, RECORDS])
-@pytest.mark.parametrize(
-    "model",
-    [
-        Tokens(),
-        nn.Sequential(nn.Linear(6, 4), Block(0.5)),
-        nn.Sequential(nn.Linear(6, 4), Block(0.0)),
-        Nested(0.5),
-        Uses(),
-        Attending(),
-        InPlace(),
-    ],
-    ids=["tokens", "stochastic depth", "no depth", "nested", "several", "attending", "in place"],
-)
-def test_against_autograd(model: nn.Module, records: int) -> None:
-    torch.manual_seed(1)
-    model = model.double()
-    for _ in range(2):  # layers whose output is written to are known from the first time on
-        check(model, torch.randn(records, 3, 6, dtype=torch.float64))
-
-
-def test_an_empty_lot() -> None:
-    model = Tokens()
-    engine = PerRecordEngine(model)
-    engine.expect(0)
-    for gradients in engine.backward(model(torch.randn(0, 3, 6)).sum(), 0):
-        assert gradients.per_record().shape[0] == 0
-
-
-def test_half_precision() -> None:
-    model = Nested(0.5)
-    torch.manual_seed(1)
-    x = torch.randn(RECORDS, 3, 6)
-    engine = PerRecordEngine(model)
-    engine.expect(RECORDS)
-    with torch.autocast("cpu", torch.bfloat16):
-        of_records = losses(model(x).float())
-    singly = [torch.autograd.grad(loss, engine.parameters, retain_graph=True) for loss in of_records]
-    for position, gradients in enumerate(engine.backward(of_records.mean(), RECORDS, verify=True)):
-        wanted = torch.stack([row[position] for row in singly])
-        assert relative_error(gradients.per_record(), wanted) < 0.05
-
-
-class Mixing(nn.Module):
-    """The mean over records, in the module's own lines."""
-
-    def __init__(self, before: bool) -> None:
-        super().__init__()
-        self.before = before
-        self.weight = nn.Parameter(torch.randn(6))
-        self.inner = nn.Linear(6, 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.before:
-            return self.inner((x - x.mean(0)) * self.weight)
-        return (self.inner(x) * self.weight).softmax(0)
-
-
 class Drawing(nn.Module):
     """Random numbers in the module's own lines."""
 
@@ -271,23 +217,91 @@ class Counting(nn.Module):
         return x
 
 
+@pytest.mark.parametrize("records", [1, RECORDS])
 @pytest.mark.parametrize(
-    ("model", "message"),
+    "model",
     [
-        (Mixing(True), "depends on the other records"),
-        (Mixing(False), "depends on the other records"),
-        (Drawing(), "randomness"),
-        (Hiding(), "do not add up"),
-        (Counting(), "calls other layers for one record"),
+        Tokens(),
+        nn.Sequential(nn.Linear(6, 4), Block(0.5)),
+        nn.Sequential(nn.Linear(6, 4), Block(0.0)),
+        Nested(0.5),
+        Uses(),
+        Attending(),
+        InPlace(),
+        Drawing(),
+        Hiding(),
+        Counting(),
+    ],
+    ids=[
+        "tokens",
+        "stochastic depth",
+        "no depth",
+        "nested",
+        "several",
+        "attending",
+        "in place",
+        "drawing",
+        "hiding",
+        "counting",
     ],
 )
-def test_what_cannot_be_exact_is_refused(model: nn.Module, message: str) -> None:
+def test_against_autograd(model: nn.Module, records: int) -> None:
     torch.manual_seed(1)
+    model = model.double()
+    for _ in range(2):  # layers whose output is written to are known from the first time on
+        check(model, torch.randn(records, 3, 6, dtype=torch.float64))
+
+
+def test_an_empty_lot() -> None:
+    model = Tokens()
     engine = PerRecordEngine(model)
+    engine.expect(0)
+    for gradients in engine.backward(model(torch.randn(0, 3, 6)).sum(), 0):
+        assert gradients.per_record().shape[0] == 0
+
+
+def test_half_precision() -> None:
+    model = Nested(0.5)
+    torch.manual_seed(1)
     x = torch.randn(RECORDS, 3, 6)
+    engine = PerRecordEngine(model)
     engine.expect(RECORDS)
-    with pytest.raises(UnsupportedModuleError, match=message):
-        engine.backward(losses(model(x)).mean(), RECORDS, verify=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        of_records = under_tags(engine, lambda x: losses(model(x).float()), x, RECORDS)
+    singly = [torch.autograd.grad(loss, engine.parameters, retain_graph=True) for loss in of_records]
+    for position, gradients in enumerate(engine.backward(of_records.mean(), RECORDS, verify=True)):
+        wanted = torch.stack([row[position] for row in singly])
+        assert relative_error(gradients.per_record(), wanted) < 0.05
+
+
+class Mixing(nn.Module):
+    """The mean over records, in the module's own lines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6))
+        self.inner = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner((x - x.mean(0)) * self.weight)
+
+
+def test_what_mixes_records_is_refused() -> None:
+    torch.manual_seed(1)
+    model = Mixing()
+    engine = PerRecordEngine(model)
+    engine.expect(RECORDS)
+    of_records = under_tags(engine, lambda x: losses(model(x)), torch.randn(RECORDS, 3, 6), RECORDS)
+    with pytest.raises(UnsupportedModuleError, match="has no row of each record|no single record's are known"):
+        engine.backward(of_records.mean(), RECORDS, verify=True)
+
+
+def test_without_tags_nothing_is_known_of_a_modules_own_lines() -> None:
+    model = Tokens()
+    engine = PerRecordEngine(model)
+    engine.expect(RECORDS)
+    with pytest.raises(UnsupportedModuleError, match="where no tags tell them apart"):
+        engine.backward(losses(model(torch.randn(RECORDS, 3, 6))).mean(), RECORDS)
 
 
 def test_a_layer_that_fails_leaves_nothing_behind() -> None:
@@ -298,7 +312,8 @@ def test_a_layer_that_fails_leaves_nothing_behind() -> None:
         model(torch.randn(RECORDS, 3, 5))
     engine.expect(RECORDS)
     x = torch.randn(RECORDS, 3, 6)
-    engine.backward(losses(model(x)).mean(), RECORDS, verify=True)
+    of_records = under_tags(engine, lambda x: losses(model(x)), x, RECORDS)
+    engine.backward(of_records.mean(), RECORDS, verify=True)
     assert engine.verified
 
 

@@ -11,10 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from dpbench.errors import UnsupportedModuleError
 from dpbench.privacy.gradients.engine import PerRecordEngine
+from dpbench.records.tagging import under_tags
 from tests.support.reference import reference_gradients, relative_error
 
 LOTS = (0, 1, 5)
@@ -33,16 +34,19 @@ def mean_square(model: nn.Module, inputs: Any) -> Tensor:
     return (outputs.square().mean(1) + outputs.sin().mean(1)).mean()
 
 
-def check(model: nn.Module, inputs: Tensor) -> None:
+def check(model: nn.Module, inputs: Tensor, tags: bool = False) -> None:
     """The three answers equal the reference, and the forward pass what torch computes on its own."""
     model = model.double()
     inputs = inputs.double() if inputs.is_floating_point() else inputs
     alone = model(inputs).detach()
     expected = reference_gradients(model, inputs, mean_square)
     engine = PerRecordEngine(model)
+    if tags:
+        engine.follow_tags()
     assert torch.allclose(model(inputs), alone, rtol=1e-9, atol=1e-12)
     engine.discard()
-    gradients = engine.backward(mean_square(model, inputs), len(inputs), verify=len(inputs) > 0)
+    loss = under_tags(engine, lambda x: mean_square(model, x), inputs, len(inputs))
+    gradients = engine.backward(loss, len(inputs), verify=len(inputs) > 0)
     assert engine.names == list(expected)
     weights = torch.linspace(-1, 2, len(inputs), dtype=torch.float64)
     largest = max((float(e.norm()) for e in expected.values()), default=0.0) or 1.0
@@ -70,7 +74,7 @@ class Recurrent(nn.Module):
         self.below = nn.Linear(3, layer.input_size)
         self.below.requires_grad_(trained_below)
         self.layer, self.part, self.given = layer, part, given_state
-        self.first = nn.Linear(3, layer.num_layers * (1 + layer.bidirectional) * (layer.proj_size or layer.hidden_size))
+        self.first = nn.Linear(3, layer.num_layers * (1 + layer.bidirectional) * layer.hidden_size)
         self.first.requires_grad_(given_state)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -97,7 +101,6 @@ class Recurrent(nn.Module):
     bidirectional=st.booleans(),
     bias=st.booleans(),
     batch_first=st.booleans(),
-    projection=st.sampled_from([0, 2]),
     part=st.sampled_from(["output", "states", "last", "all"]),
     trained_below=st.booleans(),
     given_state=st.booleans(),
@@ -110,15 +113,11 @@ def test_recurrent(
     bidirectional: bool,
     bias: bool,
     batch_first: bool,
-    projection: int,
     part: str,
     trained_below: bool,
     given_state: bool,
 ) -> None:
-    options: dict[str, Any] = {"proj_size": projection} if kind == "LSTM" else {}
-    layer = RECURRENT[kind](
-        3, 4, num_layers=depth, bidirectional=bidirectional, bias=bias, batch_first=batch_first, **options
-    )
+    layer = RECURRENT[kind](3, 4, num_layers=depth, bidirectional=bidirectional, bias=bias, batch_first=batch_first)
     check(Recurrent(layer, part, trained_below, given_state), torch.randn(records, steps, 3))
 
 
@@ -133,39 +132,16 @@ def test_recurrent_with_frozen_parameters(kind: str, frozen: str) -> None:
     check(Recurrent(layer, "all", False, False), torch.randn(4, 3, 3))
 
 
-class Lengths(nn.Module):
-    """Sequences of several lengths, which the first column holds."""
-
-    def __init__(self, layer: nn.RNNBase, part: str) -> None:
-        super().__init__()
-        self.layer, self.part = layer, part
-
-    def forward(self, x: Tensor) -> Tensor:
-        lengths = x[:, 0, 0].abs().mul(7).long() % x.shape[1] + 1
-        first = self.layer.batch_first
-        packed = pack_padded_sequence(x if first else x.transpose(0, 1), lengths.cpu(), first, enforce_sorted=False)
-        out, last = self.layer(packed)
-        assert isinstance(out, PackedSequence)
-        if self.part == "output":
-            return pad_packed_sequence(out, batch_first=True, total_length=x.shape[1])[0]
-        return (last[1] if isinstance(last, tuple) else last).transpose(0, 1)
-
-
-@few
-@given(
-    kind=st.sampled_from(list(RECURRENT)),
-    records=st.sampled_from([1, 5]),
-    bidirectional=st.booleans(),
-    batch_first=st.booleans(),
-    projection=st.sampled_from([0, 2]),
-    part=st.sampled_from(["output", "states"]),
-)
-def test_packed_sequences(
-    kind: str, records: int, bidirectional: bool, batch_first: bool, projection: int, part: str
-) -> None:
-    options: dict[str, Any] = {"proj_size": projection} if kind == "LSTM" else {}
-    layer = RECURRENT[kind](3, 4, num_layers=2, bidirectional=bidirectional, batch_first=batch_first, **options)
-    check(Lengths(layer, part), torch.randn(records, 6, 3))
+@pytest.mark.parametrize("kind", ["packed", "projected"])
+def test_rare_recurrent_layers_are_left_to_autograd(kind: str) -> None:
+    layer = nn.LSTM(3, 4, batch_first=True, proj_size=2 if kind == "projected" else 0)
+    x = torch.randn(5, 6, 3)
+    given = pack_padded_sequence(x, torch.tensor([6, 4, 3, 3, 1]), batch_first=True) if kind == "packed" else x
+    engine = PerRecordEngine(layer)
+    with pytest.raises(UnsupportedModuleError, match="record by record"):
+        layer(given)
+    engine.close()
+    assert torch.overrides._get_current_function_mode() is None
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -184,7 +160,7 @@ def test_cells(kind: str, bias: bool) -> None:
                 state = self.cell(self.below(x[:, t]), state)
             return torch.cat(state, 1) if kind == "LSTM" else state
 
-    check(Steps(), torch.randn(5, 3, 3))
+    check(Steps(), torch.randn(5, 3, 3), tags=True)
 
 
 class Attention(nn.Module):
@@ -230,12 +206,9 @@ class Attention(nn.Module):
     steps=st.sampled_from([2, 5]),
     heads=st.sampled_from([1, 2, 3]),
     same=st.sampled_from(["self", "memory", "all"]),
-    sizes=st.sampled_from([(None, None), (5, 6)]),
     mask=st.sampled_from(["", "causal", "causal hint", "float", "padding", "causal padding", "float padding"]),
     weights=st.sampled_from(["no", "mean", "each"]),
     bias=st.booleans(),
-    bias_kv=st.booleans(),
-    zero=st.booleans(),
     batch_first=st.booleans(),
     below=st.booleans(),
 )
@@ -244,24 +217,28 @@ def test_attention(
     steps: int,
     heads: int,
     same: str,
-    sizes: tuple[int | None, int | None],
     mask: str,
     weights: str,
     bias: bool,
-    bias_kv: bool,
-    zero: bool,
     batch_first: bool,
     below: bool,
 ) -> None:
-    kdim, vdim = sizes if same == "all" else (None, None)
-    layer = nn.MultiheadAttention(
-        6, heads, bias=bias, add_bias_kv=bias_kv, add_zero_attn=zero, kdim=kdim, vdim=vdim, batch_first=batch_first
-    )
+    layer = nn.MultiheadAttention(6, heads, bias=bias, batch_first=batch_first)
     for name, p in layer.named_parameters():
         if "bias" in name:
             nn.init.normal_(p)
     if records or "float" not in mask:  # torch itself cannot run that on an empty lot
         check(Attention(layer, same, mask, weights, below), torch.randn(records, steps, 4))
+
+
+@pytest.mark.parametrize("option", [{"kdim": 5}, {"vdim": 5}, {"add_bias_kv": True}, {"add_zero_attn": True}])
+def test_rare_attention_is_left_to_autograd(option: dict[str, Any]) -> None:
+    layer = nn.MultiheadAttention(6, 2, batch_first=True, **option)
+    engine = PerRecordEngine(layer)
+    key = torch.randn(4, 3, layer.kdim)
+    with pytest.raises(UnsupportedModuleError, match="record by record"):
+        layer(torch.randn(4, 3, 6), key, torch.randn(4, 3, layer.vdim))
+    engine.close()
 
 
 @pytest.mark.parametrize("frozen", ["in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj", "in_proj"])
@@ -311,7 +288,7 @@ def _transformer(kind: str, **options: Any) -> nn.Module:
 def test_transformers(kind: str, norm_first: bool, batch_first: bool) -> None:
     body = _transformer(kind, batch_first=batch_first, norm_first=norm_first, dropout=0.0, activation="gelu")
     for masked in (False, True):
-        check(Transformer(copy.deepcopy(body), batch_first, masked), torch.randn(4, 3, 3))
+        check(Transformer(copy.deepcopy(body), batch_first, masked), torch.randn(4, 3, 3), tags=not batch_first)
 
 
 def test_dropout_is_that_of_the_forward_pass() -> None:

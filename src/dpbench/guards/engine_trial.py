@@ -46,10 +46,7 @@ _SIZES = (4, 5)
 _CLOSE = 1e-3  # relative, of losses
 _TIMED = 32  # records by which the slowdown is measured, whatever the lot holds
 _REPEATS = 4  # of a loss that the engine seems to change
-_CHANGED = (
-    "it changes what the network computes (an embedding that all records share, such as positions, whose "
-    "output is not simply added to each record's)"
-)
+_CHANGED = "it changes what the network computes"
 
 _SEPARATE = (
     "the records cannot be rows of one batch (graphs, lists, constants beside the records, varying numbers of "
@@ -119,9 +116,8 @@ class EngineTrial:
             reason = self._mixing(batch, rows, record_of, index, engine)
             if reason is not None:
                 return Limit(reason, is_refused=False)  # not every executor has each batch judged
-        # Twice: which arguments of a module are no rows of records, a lot of the other size may have shown.
-        limit = self._limit(batch, rows) and self._limit(batch, rows)
-        if limit is None or not isinstance(engine, PerRecordEngine):
+        limit = self._limit(batch, rows)
+        if limit is None or not isinstance(engine, PerRecordEngine) or engine.needs_tags:
             return limit
         engine.follow_tags()
         limit = self._limit(batch, rows)

@@ -1,4 +1,4 @@
-"""How a layer was called: with names, with the same tokens for all records, in a network that is checkpointed."""
+"""How a layer was called: with names, in a network that is checkpointed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from torch import Tensor, nn
 
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.gradients._interception import Arguments
-
-_UNLIKELY = 8
-"""From so many on, labels of a lot are not in order 0, 1, 2, ... by chance."""
 
 
 def positional(
@@ -40,30 +37,6 @@ def positional(
             "arguments that can be given by position."
         )
     return bound.args[1:]
-
-
-def is_shared(tokens: Tensor, records: int, before: bool) -> bool:
-    """Whether an embedding is asked for the same tokens for all records, as for positions 0, 1, 2, ...
-
-    Args:
-        tokens: Of shape (1, ...), or (T,) without a dimension for records.
-        records: R.
-        before: Whether it was so in an earlier call.
-    """
-    if tokens.dim() > 1:
-        return tokens.shape[0] == 1 and records != 1
-    if tokens.dim() < 1 or len(tokens) == 1:
-        return False
-    if len(tokens) != records or before:
-        return True
-    # One token a record, or the positions of as many tokens as there are records.
-    return records >= _UNLIKELY and bool((tokens.diff() == 1).all())
-
-
-def copies(shared: Tensor, tokens: Tensor, records: int) -> Tensor:
-    """What was shared by all records (tokens, or their embeddings), once for each: a view (R, T, ...)."""
-    shape = shared.shape[1:] if tokens.dim() > 1 else shared.shape
-    return shared.expand(records, *shape)
 
 
 _REENTRANT = (

@@ -6,9 +6,9 @@ of it; where the two differ, the batch goes record by record.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from dpbench.errors import UnsupportedModuleError
 from dpbench.privacy.gradients._shared import SharedCall
@@ -23,18 +23,11 @@ class Places:
     Args:
         axis: The mode under which the step ran.
         rows_of_record: Neighboring rows that make up a record.
-        sequence_first: Layers that carry records in dimension 1.
     """
 
-    def __init__(
-        self,
-        axis: RecordAxis,
-        rows_of_record: int,
-        sequence_first: Collection[nn.Module],
-    ) -> None:
+    def __init__(self, axis: RecordAxis, rows_of_record: int) -> None:
         self._axis = axis
         self._inner = rows_of_record
-        self._sequence_first = sequence_first
 
     def are_public(self, uses: Sequence[Use]) -> bool:
         """True if some layer's input is public: only the gradient of its output tells whose rows are whose."""
@@ -80,16 +73,12 @@ class Places:
             return (0,)
         if use.places:
             return use.places[:1]
-        if use.layer in self._sequence_first:
-            return (Axis(1, 1, self._inner),)
         return (Axis(0, 1, self._inner),)
 
 
 def _inputs(use: Use) -> list[Tensor]:
     if use.part is not None:
         return list(use.part.inputs)
-    if use.call is not None:
-        return [seen.value for seen in use.call.tensors if seen.edge is not None]
     return [x for x in use.inputs if isinstance(x, Tensor)]
 
 

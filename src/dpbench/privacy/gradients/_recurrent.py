@@ -1,4 +1,4 @@
-"""Per-record gradients of nn.LSTM, nn.GRU and nn.RNN, and of their cells.
+"""Per-record gradients of nn.LSTM, nn.GRU and nn.RNN.
 
 Each direction of each layer is computed as gates = W_ih x + b (all time steps in one product), then a scan over time
 that adds W_hh h. The gradient of the gates is all that the weights need: record by record the gradient of W_ih is
@@ -8,17 +8,24 @@ that adds W_hh h. The gradient of the gates is all that the weights need: record
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.utils.rnn import PackedSequence
 
+from dpbench.errors import UnsupportedModuleError
 from dpbench.privacy.gradients._interception import Interception, LayerGradients, TorchFunction
 from dpbench.privacy.gradients._scans import CELLS, Cell, ScanGradients, ScanResult
-from dpbench.privacy.gradients.parameter import InstantiatedGradients, OuterProductGradients, ParameterGradients
+from dpbench.privacy.gradients.parameter import InstantiatedGradients, OuterProductGradients
+
+_RARE = (
+    "{layer} is given a PackedSequence, or projects its hidden states (proj_size): per-record gradients of these are "
+    "computed record by record (gradients=auto or one_by_one). Pad the sequences, and leave proj_size out, to use the "
+    "engine."
+)
 
 
 class _Hidden(torch.autograd.Function):
@@ -28,13 +35,7 @@ class _Hidden(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        weight: Tensor,
-        bias: Tensor | None,
-        states: list[Tensor],
-        shape: torch.Size,
-    ) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, bias: Tensor | None, states: list[Tensor], shape: torch.Size) -> Tensor:
         ctx.states = states
         ctx.has_bias = bias is not None
         return weight.new_zeros(()).expand(shape)
@@ -45,8 +46,7 @@ class _Hidden(torch.autograd.Function):
         # Both with all time steps of all records in a row.
         flat = grad.flatten(0, 1)
         states = ctx.states[0].flatten(0, 1)
-        states = states.to(flat.dtype)
-        weight_grad = flat.t() @ states
+        weight_grad = flat.t() @ states.to(flat.dtype)
         bias_grad = flat.sum(0) if ctx.has_bias else None
         return weight_grad, bias_grad, None, None
 
@@ -56,15 +56,14 @@ class _Scan(torch.autograd.Function):
 
     Args:
         cell: Computes it.
-        states: Gets the hidden states before each step, and those before the projection, where there is one.
+        states: Gets the hidden states before each step.
         gates: The inputs' part of the gates, (T, R, G).
         hidden: Stand-in for the hidden states' part (see `_Hidden`), (T, R, G).
-        projected: Stand-in for the projection's output, (T, R, H).
         h0: First hidden state, (R, H).
-        c0: First cell state (R, n), LSTM only.
+        c0: First cell state (R, H), LSTM only.
 
     Returns:
-        Hidden states (T, R, H), the last hidden state (R, H) and the last cell state (R, n), LSTM only.
+        Hidden states (T, R, H), the last hidden state (R, H) and the last cell state (R, H), LSTM only.
     """
 
     @staticmethod
@@ -73,51 +72,25 @@ class _Scan(torch.autograd.Function):
         cell: Cell,
         states: list[Tensor],
         gates: Tensor,
-        hidden: Tensor | None,
-        projected: Tensor | None,
+        hidden: Tensor,
         h0: Tensor,
         c0: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         scan = cell.forward(gates, h0, c0)
         states.append(scan.previous)
-        if scan.unprojected is not None:
-            states.append(scan.unprojected)
         ctx.cell = cell
-        ctx.has_hidden = hidden is not None
-        ctx.has_projected = projected is not None
         ctx.save_for_backward(*scan)
         # Clones: the scan's results are views of one memory, and autograd tracks writes to what a Function returns.
         last_cell = None if scan.last_cell is None else scan.last_cell.clone()
-        outputs = scan.outputs.clone()
-        last = scan.last.clone()
-        return outputs, last, last_cell
+        return scan.outputs.clone(), scan.last.clone(), last_cell
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any,
-        outputs: Tensor,
-        last: Tensor,
-        last_cell: Tensor | None = None,
-    ) -> tuple[Any, ...]:
+    def backward(ctx: Any, outputs: Tensor, last: Tensor, last_cell: Tensor | None = None) -> tuple[Any, ...]:
         scan = ScanResult(*ctx.saved_tensors)
-        grads: ScanGradients = ctx.cell.backward(
-            scan,
-            outputs,
-            last,
-            last_cell,
-        )
-        hidden = grads.hidden if ctx.has_hidden else None
-        projected = grads.projected if ctx.has_projected else None
-        return (
-            None,  # the cell
-            None,  # the list of states
-            grads.gates,
-            hidden,
-            projected,
-            grads.h0,
-            grads.c0,
-        )
+        grads: ScanGradients = ctx.cell.backward(scan, outputs, last, last_cell)
+        of_cell_and_states = (None, None)
+        return *of_cell_and_states, grads.gates, grads.hidden, grads.h0, grads.c0
 
 
 class RecurrentInterception(Interception):
@@ -126,80 +99,29 @@ class RecurrentInterception(Interception):
     targets = tuple(CELLS)
 
     def compute(self, func: TorchFunction, *args: Any, **kwargs: Any) -> Any:
-        batch_first = self.layer.batch_first
-        with torch.autocast(args[0].device.type, enabled=False):
-            if isinstance(args[3], Sequence):  # (data, batch sizes, states, weights, ...) of a PackedSequence
-                data, batch_sizes, states = args[:3]
-                return self._packed(func, data, batch_sizes, states)
-            x, states = args[:2]
-            if batch_first:
+        layer: nn.RNNBase = self.layer
+        is_packed = isinstance(args[3], Sequence)  # its second argument is the sizes of batches
+        if is_packed or layer.proj_size:
+            raise UnsupportedModuleError(_RARE.format(layer=type(layer).__name__))
+        x, states = args[:2]
+        with torch.autocast(x.device.type, enabled=False):
+            if layer.batch_first:
                 x = x.transpose(0, 1)
-            outputs, *last = self._layers(
-                func,
-                x,
-                states,
-                mask=None,
-                order=None,
-            )
-            if batch_first:
+            outputs, *last = self._layers(func, x, states)
+            if layer.batch_first:
                 outputs = outputs.transpose(0, 1)
             return outputs, *last
 
-    def _packed(
-        self,
-        func: TorchFunction,
-        data: Tensor,
-        batch_sizes: Tensor,
-        states: Any,
-    ) -> Any:
-        """Lay a PackedSequence out as a (T, R) grid, longest sequence first, scan that, and take its rows back.
-
-        Args:
-            func: The function that this computes.
-            data: Inputs of all steps and sequences, (rows, I).
-            batch_sizes: Number of sequences that have not ended yet, (T,).
-            states: See `_layers`.
-        """
-        steps = len(batch_sizes)
-        records = int(batch_sizes[0])
-        mask = torch.arange(records) < batch_sizes[:, None]
-        mask = mask.to(data.device)
-        positions = mask.flatten().nonzero().squeeze(1)
-        width = data.shape[1]
-        grid = data.new_zeros(steps * records, width)
-        grid = grid.index_copy(0, positions, data)
-        grid = grid.view(steps, records, -1)
-        sequence = next(x for x in self.arguments if isinstance(x, PackedSequence))
-        outputs, *last = self._layers(
-            func,
-            grid,
-            states,
-            mask[:, :, None],
-            sequence.unsorted_indices,
-        )
-        rows = outputs.flatten(0, 1)
-        return rows.index_select(0, positions), *last
-
-    def _layers(
-        self,
-        func: TorchFunction,
-        x: Tensor,
-        states: Any,
-        mask: Tensor | None,
-        order: Tensor | None,
-    ) -> tuple[Tensor, ...]:
+    def _layers(self, func: TorchFunction, x: Tensor, states: Any) -> tuple[Tensor, ...]:
         """All layers, one after another.
 
         Args:
             func: The function that this computes.
             x: Inputs, (T, R, I).
             states: First hidden states (layers · directions, R, H), or a pair with the first cell states.
-            mask: See `Cell`.
-            order: Position of each record among the rows; None: in order.
         """
         layer: nn.RNNBase = self.layer
-        has_cells = isinstance(states, tuple | list)
-        h0, c0 = states if has_cells else (states, None)
+        h0, c0 = states if func is torch.lstm else (states, None)
         directions = ("", "_reverse") if layer.bidirectional else ("",)
         last: list[Tensor] = []
         last_cell: list[Tensor] = []
@@ -209,15 +131,8 @@ class RecurrentInterception(Interception):
             outputs = []
             for direction in directions:
                 row = len(last)
-                output, h, c = self._direction(
-                    func,
-                    f"_l{depth}{direction}",
-                    x,
-                    h0[row],
-                    None if c0 is None else c0[row],
-                    mask,
-                    order,
-                )
+                first_cell = None if c0 is None else c0[row]
+                output, h, c = self._direction(func, f"_l{depth}{direction}", x, h0[row], first_cell)
                 outputs.append(output)
                 last.append(h)
                 last_cell.append(c)
@@ -227,16 +142,7 @@ class RecurrentInterception(Interception):
             return x, last_states
         return x, last_states, torch.stack(last_cell)
 
-    def _direction(
-        self,
-        func: TorchFunction,
-        suffix: str,
-        x: Tensor,
-        h0: Tensor,
-        c0: Tensor | None,
-        mask: Tensor | None,
-        order: Tensor | None,
-    ) -> Any:
+    def _direction(self, func: TorchFunction, suffix: str, x: Tensor, h0: Tensor, c0: Tensor | None) -> Any:
         """One direction of one layer.
 
         Args:
@@ -244,9 +150,7 @@ class RecurrentInterception(Interception):
             suffix: Of the parameters' names.
             x: Inputs, (T, R, I).
             h0: First hidden state, (R, H).
-            c0: First cell state (R, n), LSTM only.
-            mask: See `Cell`.
-            order: See `_layers`.
+            c0: First cell state (R, H), LSTM only.
 
         Returns:
             What `_Scan` does.
@@ -256,11 +160,9 @@ class RecurrentInterception(Interception):
         w_hh: Tensor = getattr(layer, f"weight_hh{suffix}")
         b_ih: Tensor | None = getattr(layer, f"bias_ih{suffix}", None)
         b_hh: Tensor | None = getattr(layer, f"bias_hh{suffix}", None)
-        w_hr: Tensor | None = getattr(layer, f"weight_hr{suffix}", None)
-        dtype = w_ih.dtype
-        x = x.to(dtype)
-        h0 = h0.to(dtype)
-        c0 = None if c0 is None else c0.to(dtype)
+        x = x.to(w_ih.dtype)
+        h0 = h0.to(w_ih.dtype)
+        c0 = None if c0 is None else c0.to(w_ih.dtype)
 
         separate = func is torch.gru  # its reset gate is between W_hh h + b_hh and the new state
         input_bias = b_ih
@@ -271,106 +173,25 @@ class RecurrentInterception(Interception):
         # In the layout of the input: a view would be copied by the product.
         batch_major = x.transpose(0, 1)
         if not x.is_contiguous() and batch_major.is_contiguous():
-            gates = F.linear(batch_major, w_ih, input_bias)
-            gates = gates.transpose(0, 1)
+            gates = F.linear(batch_major, w_ih, input_bias).transpose(0, 1)
         else:
             gates = F.linear(x, w_ih, input_bias)
 
-        # Both lists are filled below, when the scan has run.
-        previous: list[Tensor] = []
-        unprojected: list[Tensor] = []
-        hidden = _Hidden.apply(w_hh, hidden_bias, previous, gates.shape)
-        projected = None
-        if w_hr is not None:
-            steps, records, _ = x.shape
-            shape = torch.Size((steps, records, len(w_hr)))
-            projected = _Hidden.apply(w_hr, None, unprojected, shape)
-
-        # The cell gets detached weights: their gradients are those of the stand-ins.
-        cell = CELLS[func](
-            weight=w_hh.detach(),
-            bias=None if hidden_bias is None else hidden_bias.detach(),
-            projection=None if w_hr is None else w_hr.detach(),
-            reverse=suffix.endswith("_reverse"),
-            mask=mask,
-        )
-        states: list[Tensor] = []
-        result = _Scan.apply(
-            cell,
-            states,
-            gates,
-            hidden,
-            projected,
-            h0,
-            c0,
-        )
-        previous.append(states[0])
-        unprojected.extend(states[1:])
+        states: list[Tensor] = []  # filled when the scan has run
+        hidden = _Hidden.apply(w_hh, hidden_bias, states, gates.shape)
+        # The cell gets detached weights: their gradients are those of the stand-in.
+        bias = None if hidden_bias is None else hidden_bias.detach()
+        cell = CELLS[func](w_hh.detach(), bias, reverse=suffix.endswith("_reverse"))
+        result = _Scan.apply(cell, states, gates, hidden, h0, c0)
 
         inputs = [x.detach(), *states]
         self.note(
-            outputs=(gates, hidden, projected),
+            outputs=(gates, hidden),
             inputs=inputs,
             records=x.shape[1],
-            gradients=lambda grads: _gradients(suffix, grads, inputs, separate, order),
+            gradients=lambda grads: _gradients(suffix, grads, inputs, separate),
         )
         return result
-
-
-class CellInterception(Interception):
-    """Computes one step of `torch.lstm_cell`, `gru_cell`, `rnn_tanh_cell` and `rnn_relu_cell`."""
-
-    targets = (
-        torch.lstm_cell,
-        torch.gru_cell,
-        torch.rnn_tanh_cell,
-        torch.rnn_relu_cell,
-    )
-
-    def compute(self, func: TorchFunction, *args: Any, **kwargs: Any) -> Any:
-        # Biases are optional arguments.
-        x, state, w_ih, w_hh, b_ih, b_hh = (*args, None, None)[:6]
-        h = state[0] if func is torch.lstm_cell else state
-        from_input = F.linear(x, w_ih, b_ih)
-        from_hidden = F.linear(h, w_hh, b_hh)
-        # Of one time step.
-        inputs = [
-            x.detach()[None],
-            h.detach()[None],
-        ]
-
-        def gradients(grads: Sequence[Tensor | None]) -> LayerGradients:
-            one_step = [None if grad is None else grad[None] for grad in grads]
-            return _gradients(
-                "",
-                one_step,
-                inputs,
-                separate=True,
-                order=None,
-            )
-
-        self.note(
-            outputs=[from_input, from_hidden],
-            inputs=inputs,
-            records=len(x),
-            gradients=gradients,
-        )
-        if func is torch.lstm_cell:
-            i, f, g, o = (from_input + from_hidden).chunk(4, 1)
-            from_previous = f.sigmoid() * state[1]
-            from_candidate = i.sigmoid() * g.tanh()
-            c = from_previous + from_candidate
-            return o.sigmoid() * c.tanh(), c
-        if func is torch.gru_cell:
-            r, z, n = from_input.chunk(3, 1)
-            r_h, z_h, n_h = from_hidden.chunk(3, 1)
-            reset = (r + r_h).sigmoid()
-            new = (n + reset * n_h).tanh()
-            update = (z + z_h).sigmoid()
-            return torch.lerp(new, h, update)
-        if func is torch.rnn_tanh_cell:
-            return (from_input + from_hidden).tanh()
-        return (from_input + from_hidden).relu()
 
 
 def _gradients(
@@ -378,39 +199,27 @@ def _gradients(
     grads: Sequence[Tensor | None],
     inputs: Sequence[Tensor],
     separate: bool,
-    order: Tensor | None,
 ) -> LayerGradients:
     """Gradients of the parameters of one direction.
 
     Args:
         suffix: Of their names.
-        grads: Gradients of W x (T, R, G) for W_ih, W_hh and W_hr.
-        inputs: The three x (T, R, I); W_hr's only where there is one.
+        grads: Gradients of W x (T, R, G) for W_ih and W_hh.
+        inputs: The two x (T, R, I).
         separate: Whether b_hh is added on the side of W_hh.
-        order: Position of each record among the rows; None: in order.
     """
     result: LayerGradients = {}
-    sides = ("ih", "hh", "hr")
     side_of_hidden_bias = "hh" if separate else "ih"
-    for side, grad, x in zip(sides, grads, inputs, strict=False):
+    for side, grad, x in zip(("ih", "hh"), grads, inputs, strict=True):
         if grad is None:
             continue
         # Rules have the records in front.
         g = grad.transpose(0, 1)
-        a = x.transpose(0, 1)
-        a = a.to(grad.dtype)
-        if order is not None:
-            g = g[order]
-            a = a[order]
+        a = x.transpose(0, 1).to(grad.dtype)
         result[f"weight_{side}{suffix}"] = OuterProductGradients(g, a)
-        bias = _time_sum(g)
+        bias = InstantiatedGradients(partial(torch.sum, g, 1))
         if side == "ih":
             result[f"bias_ih{suffix}"] = bias
         if side == side_of_hidden_bias:
             result[f"bias_hh{suffix}"] = bias
     return result
-
-
-def _time_sum(g: Tensor) -> ParameterGradients:
-    """Gradients of a bias: output gradients (R, T, out) added up over time."""
-    return InstantiatedGradients(lambda: g.sum(1))

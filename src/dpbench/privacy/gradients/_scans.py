@@ -24,9 +24,8 @@ class ScanResult(NamedTuple):
         last: Hidden state after the last step, (R, H); a view.
         gates: Activated gates, (T, R, G).
         extra: What else the cell's `backward` reads: tanh of the LSTM's cell states, W_hn h + b_hn of the GRU.
-        cells: Cell state before each step (T, R, n), LSTM only.
-        last_cell: Cell state after the last step (R, n), LSTM only.
-        unprojected: Hidden state before a projection (T, R, n), where there is one.
+        cells: Cell state before each step (T, R, H), LSTM only.
+        last_cell: Cell state after the last step (R, H), LSTM only.
     """
 
     outputs: Tensor
@@ -36,7 +35,6 @@ class ScanResult(NamedTuple):
     extra: Tensor | None = None
     cells: Tensor | None = None
     last_cell: Tensor | None = None
-    unprojected: Tensor | None = None
 
 
 class ScanGradients(NamedTuple):
@@ -45,20 +43,18 @@ class ScanGradients(NamedTuple):
     Attributes:
         gates: Of W_ih x + b, (T, R, G).
         hidden: Of W_hh h + b_hh, (T, R, G).
-        projected: Of the projection's output (T, R, H), where there is one.
         h0: Of the first hidden state, (R, H).
-        c0: Of the first cell state (R, n), LSTM only.
+        c0: Of the first cell state (R, H), LSTM only.
     """
 
     gates: Tensor
     hidden: Tensor
-    projected: Tensor | None
     h0: Tensor
-    c0: Tensor | None
+    c0: Tensor | None = None
 
 
 class _States(NamedTuple):
-    """Three views of the states at all times: before each step, after each step (T, R, n), after the last (R, n)."""
+    """Three views of the states at all times: before each step, after each step (T, R, H), after the last (R, H)."""
 
     before: Tensor
     after: Tensor
@@ -71,55 +67,33 @@ class Cell(ABC):
     Args:
         weight: W_hh.
         bias: b_hh, where it is not a part of the gates.
-        projection: W_hr, LSTM only.
         reverse: From the last step to the first.
-        mask: False where a sequence has ended, (T, R, 1); None: all sequences are T steps long.
     """
 
-    def __init__(
-        self,
-        weight: Tensor,
-        bias: Tensor | None,
-        projection: Tensor | None,
-        reverse: bool,
-        mask: Tensor | None,
-    ) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, reverse: bool) -> None:
         self.weight = weight
         self.bias = bias
-        self.projection = projection
         self.reverse = reverse
-        self.mask = mask
 
     @abstractmethod
-    def forward(
-        self,
-        gates: Tensor,
-        h0: Tensor,
-        c0: Tensor | None,
-    ) -> ScanResult:
+    def forward(self, gates: Tensor, h0: Tensor, c0: Tensor | None) -> ScanResult:
         """Scan over time.
 
         Args:
             gates: W_ih x + b, (T, R, G).
             h0: First hidden state, (R, H).
-            c0: First cell state (R, n), LSTM only.
+            c0: First cell state (R, H), LSTM only.
         """
 
     @abstractmethod
-    def backward(
-        self,
-        scan: ScanResult,
-        outputs: Tensor,
-        last: Tensor,
-        last_cell: Tensor | None,
-    ) -> ScanGradients:
+    def backward(self, scan: ScanResult, outputs: Tensor, last: Tensor, last_cell: Tensor | None) -> ScanGradients:
         """Scan back.
 
         Args:
             scan: What `forward` returned.
             outputs: Gradients of the hidden states, (T, R, H).
             last: Gradient of the last hidden state, (R, H).
-            last_cell: Gradient of the last cell state (R, n), LSTM only.
+            last_cell: Gradient of the last cell state (R, H), LSTM only.
         """
 
     def steps(self, length: int) -> range:
@@ -130,57 +104,18 @@ class Cell(ABC):
 
     def allocate(self, length: int, first: Tensor) -> _States:
         """Memory for the states at all T + 1 times in one piece, with the first one written."""
-        times = length + 1
-        states = first.new_empty(times, *first.shape)
+        states = first.new_empty(length + 1, *first.shape)
         if self.reverse:
             states[length] = first
-            return _States(
-                before=states[1:],
-                after=states[:length],
-                last=states[0],
-            )
+            return _States(states[1:], states[:length], states[0])
         states[0] = first
-        return _States(
-            before=states[:length],
-            after=states[1:],
-            last=states[length],
-        )
-
-    def hold(self, t: int, states: _States) -> None:
-        """Leave states as they were where a sequence has ended."""
-        if self.mask is None:
-            return
-        after = states.after[t]
-        torch.where(
-            self.mask[t],
-            after,
-            states.before[t],
-            out=after,
-        )
-
-    def hidden_gradient(self, t: int, dh: Tensor, gates: Tensor) -> Tensor:
-        """Gradient of the hidden state before step t: through W_hh, and unchanged where a sequence has ended.
-
-        Args:
-            t: The step.
-            dh: Gradient of the hidden state after it, (R, H).
-            gates: Gradient of its gates, (R, G).
-        """
-        if self.mask is None:
-            return gates @ self.weight
-        unchanged = dh * ~self.mask[t]
-        return torch.addmm(unchanged, gates, self.weight)
+        return _States(states[:length], states[1:], states[length])
 
 
 class LSTMCell(Cell):
-    """i, f, g, o = gates + W_hh h; c = f c + i g; h = o tanh(c), projected where W_hr is given."""
+    """i, f, g, o = gates + W_hh h; c = f c + i g; h = o tanh(c)."""
 
-    def forward(
-        self,
-        gates: Tensor,
-        h0: Tensor,
-        c0: Tensor | None,
-    ) -> ScanResult:
+    def forward(self, gates: Tensor, h0: Tensor, c0: Tensor | None) -> ScanResult:
         assert c0 is not None
         length = len(gates)
         width = c0.shape[1]
@@ -188,120 +123,53 @@ class LSTMCell(Cell):
         cells = self.allocate(length, c0)
         activated = gates.new_empty(gates.shape)
         tanh = gates.new_empty(length, *c0.shape)
-        unprojected = hidden.after if self.projection is None else torch.empty_like(tanh)
         transposed = self.weight.t()
         if_width = 2 * width
         for t in self.steps(length):
-            gate = torch.addmm(
-                gates[t],
-                hidden.before[t],
-                transposed,
-                out=activated[t],
-            )
+            gate = torch.addmm(gates[t], hidden.before[t], transposed, out=activated[t])
             i, f, g, o = torch.split(gate, width, 1)
             # i and f lie side by side: one call for both.
             gate[:, :if_width].sigmoid_()
             o.sigmoid_()
             cell = torch.mul(f, cells.before[t], out=cells.after[t])
             cell.addcmul_(i, g.tanh_())
-            self.hold(t, cells)
             torch.tanh(cell, out=tanh[t])
-            output = torch.mul(o, tanh[t], out=unprojected[t])
-            if self.projection is not None:
-                torch.mm(output, self.projection.t(), out=hidden.after[t])
-            self.hold(t, hidden)
-        return ScanResult(
-            outputs=hidden.after,
-            previous=hidden.before,
-            last=hidden.last,
-            gates=activated,
-            extra=tanh,
-            cells=cells.before,
-            last_cell=cells.last,
-            unprojected=None if self.projection is None else unprojected,
-        )
+            torch.mul(o, tanh[t], out=hidden.after[t])
+        return ScanResult(hidden.after, hidden.before, hidden.last, activated, tanh, cells.before, cells.last)
 
-    def backward(
-        self,
-        scan: ScanResult,
-        outputs: Tensor,
-        last: Tensor,
-        last_cell: Tensor | None,
-    ) -> ScanGradients:
+    def backward(self, scan: ScanResult, outputs: Tensor, last: Tensor, last_cell: Tensor | None) -> ScanGradients:
         cells = scan.cells
         tanh = scan.extra
         assert cells is not None and tanh is not None and last_cell is not None
         length, records, width = cells.shape
         i, f, g, o = torch.split(scan.gates, width, 2)
 
-        # Derivatives of c by the inputs of i, f and g, and of m = o tanh(c) by that of o. They do not depend on the
+        # Derivatives of c by the inputs of i, f and g, and of h = o tanh(c) by that of o. They do not depend on the
         # gradient, which the loop multiplies in.
         gates = scan.gates.new_empty(length, records, 4, width)
-        torch.mul(
-            g * i,
-            1 - i,
-            out=gates[:, :, 0],
-        )
-        torch.mul(
-            cells * f,
-            1 - f,
-            out=gates[:, :, 1],
-        )
-        torch.mul(
-            i,
-            1 - g.square(),
-            out=gates[:, :, 2],
-        )
-        torch.mul(
-            tanh * o,
-            1 - o,
-            out=gates[:, :, 3],
-        )
-        m_by_c = o * (1 - tanh.square())
-        if self.mask is not None:
-            # Where a sequence has ended, the gates have no effect and c stays as it was.
-            gates *= self.mask[:, :, None]
-            m_by_c *= self.mask
-            f = torch.where(self.mask, f, 1.0)
+        torch.mul(g * i, 1 - i, out=gates[:, :, 0])
+        torch.mul(cells * f, 1 - f, out=gates[:, :, 1])
+        torch.mul(i, 1 - g.square(), out=gates[:, :, 2])
+        torch.mul(tanh * o, 1 - o, out=gates[:, :, 3])
+        h_by_c = o * (1 - tanh.square())
 
-        projected = None
-        if self.projection is not None:
-            projected = torch.empty_like(outputs)
         flat = gates.flatten(2)
         dh = last
         dc = last_cell
         for t in reversed(self.steps(length)):
             dh = dh + outputs[t]
-            dm = dh
-            if self.projection is not None and projected is not None:
-                if self.mask is None:
-                    projected[t] = dh
-                else:
-                    projected[t] = dh * self.mask[t]
-                dm = dh @ self.projection
-            dc = torch.addcmul(dc, dm, m_by_c[t])
+            dc = torch.addcmul(dc, dh, h_by_c[t])
             gates[t, :, :3] *= dc[:, None]
-            gates[t, :, 3] *= dm
+            gates[t, :, 3] *= dh
             dc = dc * f[t]
-            dh = self.hidden_gradient(t, dh, flat[t])
-        return ScanGradients(
-            gates=flat,
-            hidden=flat,
-            projected=projected,
-            h0=dh,
-            c0=dc,
-        )
+            dh = flat[t] @ self.weight
+        return ScanGradients(flat, flat, dh, dc)
 
 
 class GRUCell(Cell):
     """r, z = σ(gates + W_hh h + b_hh); n = tanh(gate + r (W_hn h + b_hn)); h = (1 - z) n + z h."""
 
-    def forward(
-        self,
-        gates: Tensor,
-        h0: Tensor,
-        c0: Tensor | None,
-    ) -> ScanResult:
+    def forward(self, gates: Tensor, h0: Tensor, c0: Tensor | None) -> ScanResult:
         length = len(gates)
         width = h0.shape[1]
         rz_width = 2 * width
@@ -318,42 +186,15 @@ class GRUCell(Cell):
             hidden_n[t] = product_n
             gate = activated[t]
             rz = gate[:, :rz_width]
-            torch.add(
-                gates[t, :, :rz_width],
-                product[:, :rz_width],
-                out=rz,
-            )
+            torch.add(gates[t, :, :rz_width], product[:, :rz_width], out=rz)
             rz.sigmoid_()
             r, z, n = torch.split(gate, width, 1)
-            torch.addcmul(
-                gates[t, :, rz_width:],
-                r,
-                product_n,
-                out=n,
-            )
+            torch.addcmul(gates[t, :, rz_width:], r, product_n, out=n)
             n.tanh_()
-            torch.lerp(
-                n,
-                hidden.before[t],
-                z,
-                out=hidden.after[t],
-            )
-            self.hold(t, hidden)
-        return ScanResult(
-            outputs=hidden.after,
-            previous=hidden.before,
-            last=hidden.last,
-            gates=activated,
-            extra=hidden_n,
-        )
+            torch.lerp(n, hidden.before[t], z, out=hidden.after[t])
+        return ScanResult(hidden.after, hidden.before, hidden.last, activated, hidden_n)
 
-    def backward(
-        self,
-        scan: ScanResult,
-        outputs: Tensor,
-        last: Tensor,
-        last_cell: Tensor | None,
-    ) -> ScanGradients:
+    def backward(self, scan: ScanResult, outputs: Tensor, last: Tensor, last_cell: Tensor | None) -> ScanGradients:
         hidden_n = scan.extra
         assert hidden_n is not None
         length, records, width = scan.previous.shape
@@ -361,25 +202,9 @@ class GRUCell(Cell):
 
         # Derivatives of h by the inputs of r, z and n; the loop multiplies the gradient in.
         gates = scan.gates.new_empty(length, records, 3, width)
-        h_by_n = torch.mul(
-            1 - z,
-            1 - n.square(),
-            out=gates[:, :, 2],
-        )
-        torch.mul(
-            (scan.previous - n) * z,
-            1 - z,
-            out=gates[:, :, 1],
-        )
-        torch.mul(
-            h_by_n * hidden_n * r,
-            1 - r,
-            out=gates[:, :, 0],
-        )
-        if self.mask is not None:
-            # Where a sequence has ended, the gates have no effect and h stays as it was.
-            gates *= self.mask[:, :, None]
-            z = torch.where(self.mask, z, 1.0)
+        h_by_n = torch.mul(1 - z, 1 - n.square(), out=gates[:, :, 2])
+        torch.mul((scan.previous - n) * z, 1 - z, out=gates[:, :, 1])
+        torch.mul(h_by_n * hidden_n * r, 1 - r, out=gates[:, :, 0])
         hidden = gates.clone()
         hidden[:, :, 2] *= r  # n sees W_hn h + b_hn through r
 
@@ -389,18 +214,8 @@ class GRUCell(Cell):
             dh = dh + outputs[t]
             gates[t] *= dh[:, None]
             hidden[t] *= dh[:, None]
-            dh = torch.addmm(
-                dh * z[t],
-                flat[t],
-                self.weight,
-            )
-        return ScanGradients(
-            gates=gates.flatten(2),
-            hidden=flat,
-            projected=None,
-            h0=dh,
-            c0=None,
-        )
+            dh = torch.addmm(dh * z[t], flat[t], self.weight)
+        return ScanGradients(gates.flatten(2), flat, dh)
 
 
 class ElmanCell(Cell):
@@ -408,58 +223,28 @@ class ElmanCell(Cell):
 
     positive = False
 
-    def forward(
-        self,
-        gates: Tensor,
-        h0: Tensor,
-        c0: Tensor | None,
-    ) -> ScanResult:
+    def forward(self, gates: Tensor, h0: Tensor, c0: Tensor | None) -> ScanResult:
         length = len(gates)
         hidden = self.allocate(length, h0)
         transposed = self.weight.t()
         for t in self.steps(length):
-            h = torch.addmm(
-                gates[t],
-                hidden.before[t],
-                transposed,
-                out=hidden.after[t],
-            )
+            h = torch.addmm(gates[t], hidden.before[t], transposed, out=hidden.after[t])
             if self.positive:
                 h.relu_()
             else:
                 h.tanh_()
-            self.hold(t, hidden)
-        return ScanResult(
-            outputs=hidden.after,
-            previous=hidden.before,
-            last=hidden.last,
-            gates=hidden.after,
-        )
+        return ScanResult(hidden.after, hidden.before, hidden.last, hidden.after)
 
-    def backward(
-        self,
-        scan: ScanResult,
-        outputs: Tensor,
-        last: Tensor,
-        last_cell: Tensor | None,
-    ) -> ScanGradients:
+    def backward(self, scan: ScanResult, outputs: Tensor, last: Tensor, last_cell: Tensor | None) -> ScanGradients:
         # The derivative of h by its gate, as a function of h.
         h = scan.outputs
         gates = (h > 0).to(outputs.dtype) if self.positive else 1 - h.square()
-        if self.mask is not None:
-            gates *= self.mask
         dh = last
         for t in reversed(self.steps(len(gates))):
             dh = dh + outputs[t]
             gates[t] *= dh
-            dh = self.hidden_gradient(t, dh, gates[t])
-        return ScanGradients(
-            gates=gates,
-            hidden=gates,
-            projected=None,
-            h0=dh,
-            c0=None,
-        )
+            dh = gates[t] @ self.weight
+        return ScanGradients(gates, gates, dh)
 
 
 class ReLUCell(ElmanCell):

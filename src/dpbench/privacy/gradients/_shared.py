@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from dpbench.errors import UnsupportedModuleError, brief
 from dpbench.privacy.gradients._parametrized import silent_fallbacks
@@ -234,6 +234,9 @@ class SharedCalls(TorchFunctionMode):
         if written:
             kept[0] = kept[0].clone()
         output = function(*args, **kwargs)
+        if not written and (not isinstance(output, Tensor) or output._is_view()):
+            # One output may be computed from another; and what is written to a view changes how autograd comes to it.
+            output = tree_map(_copy, output)
         try:
             call = _call_of(axis, _out_of_place(function), kept, spec, places, shared, leaves, output)
             if call is not None:
@@ -371,6 +374,10 @@ def _in_own_rows(gradients: Tensor, x: Tensor, axis: Axis, records: int) -> Tens
         of_row = wide[row].unflatten(axis.dim, (axis.outer, rows, inner)).select(axis.dim + 1, row)  # type: ignore[no-untyped-call]
         of_row.copy_(gradients[row].unflatten(axis.dim, (axis.outer, inner)))  # type: ignore[no-untyped-call]
     return wide
+
+
+def _copy(x: Any) -> Any:
+    return x.clone() if isinstance(x, Tensor) and x.requires_grad else x
 
 
 def _versions(leaves: Iterable[Any]) -> list[int]:

@@ -20,24 +20,20 @@ from torch.utils.hooks import RemovableHandle
 
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.gradients import tf32
-from dpbench.privacy.gradients._calls import backward, copies, is_shared, positional, refuse_reentrant
+from dpbench.privacy.gradients._calls import backward, positional, refuse_reentrant
 from dpbench.privacy.gradients._interception import Arguments, Interceptions
-from dpbench.privacy.gradients._own_code import OwnCode
 from dpbench.privacy.gradients._parametrized import is_parametrized
 from dpbench.privacy.gradients._places import Places
 from dpbench.privacy.gradients._shared import SharedCall, SharedCalls, parameter_gradients
-from dpbench.privacy.gradients._uses import Use, UseGradients, is_coarse, summable
+from dpbench.privacy.gradients._uses import Use, gradients_of, is_coarse, summable
 from dpbench.privacy.gradients.layers import (
     INTERCEPTED,
     OF_INPUTS,
-    RULES,
     Rule,
     instantiated,
     rule_of,
-    sequence_first,
 )
 from dpbench.privacy.gradients.parameter import ParameterGradients, zero_gradients
-from dpbench.privacy.gradients.samplers import Sampled, of_opacus, refuse_packed
 from dpbench.privacy.gradients.validation import (
     check_sums,
     guard_training_mode,
@@ -71,10 +67,9 @@ class PerRecordEngine:
         parameters: The parameters, in the same order.
         verified: Whether a call of `backward` with `verify` could compare, and found all well.
         recording: Whether forward passes are kept for the next call of `backward`.
-        records: Number of records in the forward passes that follow, where that is known: embeddings of positions,
-            which all records share, need it.
-        needs_tags: Whether gradients come from calls of functions with what all records share: forward passes have to
-            run under tags.
+        records: Number of records in the forward passes that follow, where that is known.
+        needs_tags: Whether gradients come from calls of functions with what all records share, too: forward passes have
+            to run under tags. So it is where a module owns parameters beside layers.
         at_once: Any number of rows goes into one forward pass.
         axis: The mode that the forward passes ran under, and how many neighboring rows make a record; None: none.
 
@@ -107,12 +102,10 @@ class PerRecordEngine:
         self.records: int | None = None
         self._counted: Tensor | None = None
         self.axis: tuple[RecordAxis, int] | None = None
-        self._shared: dict[nn.Module, str] = {}
         self._interceptions = Interceptions()
-        self._sequence_first = sequence_first(model)
         self._model = model
         self._handles: list[RemovableHandle] = []
-        self._watch()
+        self._watch(any(_has_own_code(module) for module in model.modules()))
 
     def follow_tags(self, follows: bool = True) -> None:
         """Have tags say where layers have their records, and what all records share.
@@ -123,15 +116,14 @@ class PerRecordEngine:
         self.close()
         self._watch(follows)
 
-    def _watch(self, needs_tags: bool = False) -> None:
+    def _watch(self, needs_tags: bool) -> None:
         """Attach the engine's hooks."""
         self.needs_tags = needs_tags
-        self._own_code = OwnCode(self._is_recording)
         self._handles = guard_training_mode(self._model, lambda: self.recording)
         known: set[nn.Module] = set()
         self._shared_calls = SharedCalls(lambda: self.recording and not self._is_going_back, known)
         if needs_tags:
-            known.update(module for module in self._model.modules() if self._is_known(module))
+            known.update(module for module in self._model.modules() if _is_known(module))
             for module in self._model.modules():
                 self._handles += [
                     module.register_forward_pre_hook(self._shared_calls.before),
@@ -145,7 +137,7 @@ class PerRecordEngine:
 
         None where others have trainable parameters, or carry the records in another way than one row each.
         """
-        if self._others or self._sequence_first or self.needs_tags:
+        if self._others or self.needs_tags:
             return None
         return {name: layer for name, (layer, _) in self._plain.items()}
 
@@ -164,54 +156,25 @@ class PerRecordEngine:
         """Register the hooks of every layer with trainable parameters."""
         self._plain: dict[str, tuple[nn.Module, Any]] = {}
         self._others: list[str] = []
-        watched = [module for module in model.modules() if self._has_own_code(module)]
-        below = {layer: None for module in watched for layer in module.modules() if layer is not module}
-        for layer in below:  # before the layers' own hooks, which see what they are given
-            handle = layer.register_forward_pre_hook(self._own_code.before_layer, with_kwargs=True)
-            self._handles.append(handle)
         apart: set[nn.Module] = set()
         for layer in filter(is_parametrized, model.modules()):  # which answers for what its weight is computed from
             apart.update(layer.parametrizations.modules())  # type: ignore[union-attr]
         for name, module in model.named_modules():
-            if module in apart or (self.needs_tags and not self._is_known(module)):
+            if module in apart or (self.needs_tags and not _is_known(module)):
                 continue
-            if module in watched:
-                self._attach_own_code(name, module)
-                self._others.append(name)
-            elif type(module) in INTERCEPTED:
+            if type(module) in INTERCEPTED:
                 if has_trainable(module, recurse=True):
                     self._attach_interception(name, module)
                     self._others.append(name)
-            elif of_opacus(module, "DPRNNBase"):  # whose parameters are its children's, under a second name
-                self._others.append(name)
-                handle = module.register_forward_pre_hook(refuse_packed)
-                self._handles.append(handle)
             elif has_trainable(module, recurse=is_parametrized(module)):
-                is_embedding = type(module) is nn.Embedding
                 rule = rule_of(module)
-                hook = self._embedding_hook(name) if is_embedding else self._hook(name, rule)
+                hook = self._hook(name, rule)
                 if rule not in OF_INPUTS:
                     self._others.append(name)
                 else:
                     self._plain[name] = (module, hook)
                 handle = module.register_forward_hook(hook, with_kwargs=True)
                 self._handles.append(handle)
-        for layer in below:
-            after = self._own_code.after_layer
-            self._handles.append(layer.register_forward_hook(after, with_kwargs=True, always_call=True))
-
-    def _is_known(self, module: nn.Module) -> bool:
-        """Whether a module is a layer that the engine knows, or PyTorch's own."""
-        is_of_torch = type(module).__module__.startswith("torch.nn.modules.") and not any(module.children())
-        return type(module) in INTERCEPTED or rule_of(module) is not None or is_of_torch
-
-    def _has_own_code(self, module: nn.Module) -> bool:
-        """Whether a module owns parameters beside layers."""
-        if self.needs_tags or type(module) in INTERCEPTED or module in self._sequence_first:
-            return False
-        if of_opacus(module, "DPRNNBase") or not any(True for _ in module.children()):
-            return False
-        return has_trainable(module, recurse=False) and rule_of(module) is None
 
     def close(self) -> None:
         """Remove the hooks; the model is as it was."""
@@ -224,7 +187,6 @@ class PerRecordEngine:
     def discard(self) -> None:
         """Forget forward passes that no backward pass followed."""
         self._uses.clear()
-        self._own_code.clear()
         self._shared_calls.clear()
 
     def expect(self, records: int, counted: Tensor | None = None) -> None:
@@ -277,8 +239,6 @@ class PerRecordEngine:
 
     def _hook(self, name: str, rule: Rule | None) -> Any:
         """Make a forward hook that keeps a layer's input and the gradient edge of its output."""
-        # The fallback, which also checks samplers, compares with the layer's own output.
-        needs_output = rule is None or isinstance(rule, Sampled)
 
         def record(
             layer: nn.Module,
@@ -310,69 +270,13 @@ class PerRecordEngine:
                 versions=tuple(x._version for x in args if isinstance(x, Tensor)),
                 edges=(get_gradient_edge(output),),
                 rule=rule,
-                output=output.detach() if needs_output else None,
+                output=output.detach() if rule is None else None,  # with which `fallback` compares
                 places=places,
                 tagged=0 if axis is None else axis.records,
             )
             self._keep(use)
 
         return record
-
-    def _embedding_hook(self, name: str) -> Any:
-        """Make a hook as `_hook` does, with tokens that all records share, such as positions, once for each record."""
-        record = self._hook(name, RULES[nn.Embedding])
-
-        def record_expanded(
-            layer: nn.Module,
-            args: Arguments,
-            kwargs: dict[str, Any],
-            output: Tensor,
-        ) -> Tensor | None:
-            if self.records is None or not self._is_recording() or self.needs_tags:
-                record(layer, args, kwargs, output)
-                return None
-            (tokens,) = positional(layer, args, kwargs)
-            axis = running_axis()
-            has_records = axis is not None and axis.place_of(tokens) is not None
-            if has_records or not is_shared(tokens, self.records, layer in self._shared):
-                record(layer, (tokens,), {}, output)
-                return None
-            self._shared[layer] = name
-            output = copies(output, tokens, self.records)
-            tokens = copies(tokens, tokens, self.records)
-            record(layer, (tokens,), {}, output)
-            # In place of the layer's own: what follows sees one row for each record.
-            return output
-
-        return record_expanded
-
-    def _attach_own_code(self, name: str, module: nn.Module) -> None:
-        """Register hooks that keep the calls of a module that owns parameters beside layers."""
-
-        def after(
-            layer: nn.Module,
-            args: Arguments,
-            kwargs: dict[str, Any],
-            output: Any,
-        ) -> Any:
-            call, output = self._own_code.after_module(layer, output)
-            if call is not None:
-                seen = call.tensors
-                use = Use(
-                    name,
-                    layer,
-                    inputs=tuple(x.value for x in seen),
-                    versions=tuple(x.version for x in seen),
-                    edges=tuple(x.edge for x in call.with_gradients if x.edge is not None),
-                    call=call,
-                )
-                self._keep(use)
-            return output
-
-        self._handles += [
-            module.register_forward_pre_hook(self._own_code.before_module, with_kwargs=True),
-            module.register_forward_hook(after, with_kwargs=True, always_call=True),
-        ]
 
     def _attach_interception(self, name: str, module: nn.Module) -> None:
         """Register hooks that compute a layer from its parts, and keep these."""
@@ -467,7 +371,7 @@ class PerRecordEngine:
             if verify:
                 # On gradients of its own, which keep what they compute: the release must come about as in every other
                 # lot, to the last bit, or a run that goes on here would make another one.
-                computed = self._gradients(uses, grads, shared, records, verify=True)
+                computed = self._gradients(uses, grads, shared, records)
                 named = {self.names[position]: self.parameters[position] for position in compared}
                 coarse = any(is_coarse(grad) for grad in grads if grad is not None)
                 tolerance = 5e-2 if coarse or tf32.is_allowed(loss.device.type) else 1e-3
@@ -515,7 +419,7 @@ class PerRecordEngine:
         if axis is None:
             return self._back(loss, targets, scale, retain=bool(shared_calls))
         mode, rows_of_record = axis
-        places = Places(mode, rows_of_record, self._sequence_first)
+        places = Places(mode, rows_of_record)
         # Python may mix in the backward pass; and of a public input only the gradient tells whose rows are whose.
         is_judged = places.are_public(uses) or bool(mode.hooks) or has_own_nodes(loss)
         with ExitStack() as looks:
@@ -546,7 +450,7 @@ class PerRecordEngine:
         seen: list[tuple[nn.Module, list[Tensor]]] = []
         for use, grads in _by_call(uses, grads_of_edges):
             tensors = []
-            if use.part is None and use.layer not in self._sequence_first:
+            if use.part is None:
                 tensors += use.with_rows()
                 tensors += [grad for grad in grads if grad is not None]
             seen.append((use.layer, tensors))
@@ -558,7 +462,6 @@ class PerRecordEngine:
         grads: Sequence[Tensor | None],
         shared: Mapping[Tensor, ParameterGradients],
         records: int,
-        verify: bool = False,
     ) -> list[ParameterGradients]:
         """Gradients of each of `parameters`, summed over its uses.
 
@@ -567,25 +470,32 @@ class PerRecordEngine:
             grads: Of all edges of all uses, in order.
             shared: Gradients by way of what all records share.
             records: R.
-            verify: Compare those of samplers with `fallback`.
         """
         by_parameter: dict[Tensor, list[ParameterGradients]] = {parameter: [] for parameter in self.parameters}
-        answers = UseGradients(
-            records,
-            self._sequence_first,
-            self._shared,
-            verify,
-        )
         for parameter, gradients in shared.items():
             by_parameter[parameter].append(gradients)
         for use, use_grads in _by_call(uses, grads):
             if all(grad is None for grad in use_grads):
                 continue  # the loss does not depend on this call
-            for name, gradients in answers.of(use, use_grads).items():
+            for name, gradients in gradients_of(use, use_grads, records).items():
                 parameter = use.parameter(name)
                 if parameter in by_parameter:  # it is trained
                     by_parameter[parameter].append(gradients)
         return [_combine(parameter, parts, records) for parameter, parts in by_parameter.items()]
+
+
+def _is_known(module: nn.Module) -> bool:
+    """Whether a module is a layer that the engine knows, or PyTorch's own."""
+    is_of_torch = type(module).__module__.startswith("torch.nn.modules.") and not any(module.children())
+    is_cell = isinstance(module, nn.RNNCellBase)  # one function of its weights
+    return type(module) in INTERCEPTED or rule_of(module) is not None or (is_of_torch and not is_cell)
+
+
+def _has_own_code(module: nn.Module) -> bool:
+    """Whether a module owns parameters beside layers."""
+    if type(module) in INTERCEPTED or rule_of(module) is not None or not any(True for _ in module.children()):
+        return False
+    return has_trainable(module, recurse=False)
 
 
 def _by_call(calls: Sequence[_Call], grads: Sequence[Tensor | None]) -> Iterator[tuple[_Call, list[Tensor | None]]]:

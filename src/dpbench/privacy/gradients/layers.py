@@ -23,7 +23,7 @@ from dpbench.privacy.gradients._convolution import (
 )
 from dpbench.privacy.gradients._interception import Arguments, Interception, LayerGradients
 from dpbench.privacy.gradients._parametrized import is_parametrized, of_parametrized, type_of
-from dpbench.privacy.gradients._recurrent import CellInterception, RecurrentInterception
+from dpbench.privacy.gradients._recurrent import RecurrentInterception
 from dpbench.privacy.gradients.parameter import (
     EmbeddingGradients,
     InstantiatedGradients,
@@ -32,9 +32,7 @@ from dpbench.privacy.gradients.parameter import (
     ParameterGradients,
     zero_gradients,
 )
-from dpbench.privacy.gradients.samplers import of_opacus, sampler_of
 from dpbench.privacy.native import kernels as native_kernels
-from dpbench.privacy.native.choices import fastest
 
 Rule = Callable[[Any, Arguments, Tensor], LayerGradients]
 
@@ -101,29 +99,14 @@ def _convolution_weights(layer: Any, a: Tensor, g: Tensor) -> ParameterGradients
     plugin = kernels.plugin()
     if a.dim() == 4 and plugin is not None and plugin.suits(a, g):
         return cast(ParameterGradients, plugin.convolution_weights(layer, a, g, padding))
-    if a.dim() != 4 or layer.groups != 1 or not native_kernels.suits(a, g):
+    if a.dim() != 4 or layer.groups != 1 or not native_kernels.suits(a, g) or _is_pointwise(layer, padding):
         return _pure_convolution_weights(layer, a, g, padding)
+    return ConvolutionGradients(layer, a, g, padding)
 
-    native = partial(ConvolutionGradients, layer, a, g, padding)
-    if native_kernels.insisted():
-        return native()
-    pure = partial(_pure_convolution_weights, layer, a, g, padding)
-    key = (
-        "convolution",
-        *layer.weight.shape,
-        *layer.stride,
-        *padding,
-        *layer.dilation,
-        *a.shape[1:],
-        torch.get_num_threads(),
-    )
-    ways = {
-        "native": lambda: native().squared_norms(),
-        "pure": lambda: pure().squared_norms(),
-    }
-    if fastest(key, ways) == "native":
-        return native()
-    return pure()
+
+def _is_pointwise(layer: Any, padding: Any) -> bool:
+    """Whether a convolution is one matrix product for each record, which PyTorch computes fastest."""
+    return set(layer.kernel_size) == {1} and set(layer.stride) == {1} and not any(padding) and layer.groups == 1
 
 
 def _pure_convolution_weights(
@@ -133,9 +116,7 @@ def _pure_convolution_weights(
     padding: Any,
 ) -> ParameterGradients:
     """The same by PyTorch's operations; the choice depends on shapes only."""
-    is_one_pixel = set(layer.kernel_size) == {1}
-    is_dense = set(layer.stride) == {1} and not any(padding)
-    if is_one_pixel and is_dense and layer.groups == 1:
+    if _is_pointwise(layer, padding):
         return InstantiatedGradients(lambda: _pointwise_weights(layer, a, g))
     kernel_numbers = layer.weight[0].numel()
     pixels = g[0, 0].numel()
@@ -489,45 +470,6 @@ def _map_tensors(function: Callable[[Tensor], Tensor], arguments: Arguments) -> 
     return tuple(function(x) if isinstance(x, Tensor) else x for x in arguments)
 
 
-def refuse_disagreement(
-    layer: nn.Module,
-    inputs: Arguments,
-    grad_output: Tensor,
-    output: Tensor,
-    dimension: int,
-    gradients: LayerGradients,
-) -> None:
-    """Compare a few records' gradients with `fallback`, where that can be computed.
-
-    Raises:
-        UnsupportedModuleError: They differ, or the layer mixes records.
-    """
-    few = slice(0, 4)
-    inputs = _map_tensors(lambda x: x[few], inputs)
-    try:
-        expected = fallback(
-            layer,
-            inputs,
-            grad_output[few],
-            output[few],
-            dimension,
-        )
-    except UnsupportedModuleError as error:
-        if error.__cause__ is None:
-            raise
-        return  # vmap cannot run it
-    for name, gradients_of_few in expected.items():
-        ours = gradients[name].per_record()[few]
-        theirs = gradients_of_few.per_record()
-        difference = float((ours - theirs).norm())
-        tolerance = 1e-3 * float(theirs.norm()) + 1e-6
-        if difference > tolerance:
-            raise UnsupportedModuleError(
-                f"the gradient sampler registered for {type(layer).__name__} gives other gradients for {name} than "
-                "autograd does record by record"
-            )
-
-
 def instantiated(rows: Tensor) -> ParameterGradients:
     """Gradients that are computed already, one row a record."""
     return InstantiatedGradients(lambda: rows)
@@ -550,7 +492,6 @@ RULES: dict[type[nn.Module], Rule] = {
 """Exact types only: a subclass may change `forward`, so it takes the fallback."""
 
 ELSEWHERE: dict[tuple[str, str], Rule] = {
-    ("opacus.layers.dp_rnn", "RNNLinear"): linear,  # one call a time step: positions, not a sum of gradients
     ("transformers.pytorch_utils", "Conv1D"): transposed_linear,
 }
 """Layers of other packages, by module and name, so that nothing is imported."""
@@ -565,7 +506,7 @@ OF_INPUTS: set[Rule | None] = {linear, convolution, group_norm, layer_norm}
 
 
 def rule_of(layer: nn.Module) -> Rule | None:
-    """A rule of ours, or one made of a sampler in Opacus' registry; None: `fallback`."""
+    """The rule of a layer; None: `fallback`."""
     if is_parametrized(layer):
         of_type = RULES.get(type_of(layer))
         return None if of_type is None else partial(of_parametrized, of_type)
@@ -573,37 +514,13 @@ def rule_of(layer: nn.Module) -> Rule | None:
     if kind is nn.EmbeddingBag and cast(nn.EmbeddingBag, layer).mode == "max":
         return None
     qualified_name = (kind.__module__, kind.__name__)
-    rule = RULES.get(kind) or ELSEWHERE.get(qualified_name)
-    return rule or sampler_of(layer)
+    return RULES.get(kind) or ELSEWHERE.get(qualified_name)
 
 
 INTERCEPTED: dict[type[nn.Module], type[Interception]] = {
     nn.LSTM: RecurrentInterception,
     nn.GRU: RecurrentInterception,
     nn.RNN: RecurrentInterception,
-    nn.LSTMCell: CellInterception,
-    nn.GRUCell: CellInterception,
-    nn.RNNCell: CellInterception,
     nn.MultiheadAttention: AttentionInterception,
 }
 """Layers that are computed from their parts; exact types too."""
-
-
-def sequence_first(model: nn.Module) -> set[nn.Module]:
-    """Layers that carry records in dimension 1: those inside of a transformer or attention with batch_first=False."""
-    layers: set[nn.Module] = set()
-    for module in model.modules():
-        if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
-            if not module.self_attn.batch_first:
-                layers.update(module.children())
-        elif isinstance(module, nn.TransformerEncoder | nn.TransformerDecoder) and module.norm is not None:
-            first: Any = module.layers[0]
-            if not first.self_attn.batch_first:
-                layers.add(module.norm)
-        elif of_opacus(module, "DPMultiheadAttention"):
-            batch_first = cast(Any, module).batch_first
-            for child in module.children():
-                # A SequenceBias always sees positions first.
-                if not batch_first or of_opacus(child, "SequenceBias"):
-                    layers.add(child)
-    return layers

@@ -315,42 +315,6 @@ class OuterProductGradients(ParameterGradients):
         return OuterProductGradients(outputs, inputs)
 
 
-class StackedGradients(ParameterGradients):
-    """Gradients of a parameter whose rows belong to several linear maps, such as query, key and value of an attention.
-
-    Args:
-        parts: Of the parameter's rows in order, over the same records.
-    """
-
-    def __init__(self, parts: Sequence[ParameterGradients]) -> None:
-        self._parts = parts
-
-    def squared_norms(self) -> Tensor:
-        norms = [part.squared_norms() for part in self._parts]
-        return torch.stack(norms).sum(0)
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        sums = [part.weighted_sum(weights) for part in self._parts]
-        return torch.cat(sums)
-
-    def per_record(self) -> Tensor:
-        rows = [part.per_record() for part in self._parts]
-        return torch.cat(rows, 1)
-
-    def select(self, records: Tensor) -> ParameterGradients:
-        parts = [part.select(records) for part in self._parts]
-        return StackedGradients(parts)
-
-    def merge(
-        self,
-        record_of: Tensor,
-        records: int,
-        factor: float,
-    ) -> ParameterGradients:
-        parts = [part.merge(record_of, records, factor) for part in self._parts]
-        return StackedGradients(parts)
-
-
 class OutputGradients(InstantiatedGradients):
     """Bias of a linear layer with one position: the gradients of its outputs, whose norms the weight needs too."""
 

@@ -37,11 +37,6 @@ def suits(*tensors: Tensor) -> bool:
     return native.library() is not None
 
 
-def insisted() -> bool:
-    """Whether the kernels are to be used wherever they can be, without timing."""
-    return native.mode() == "on"
-
-
 def _rows(image: Tensor) -> Tensor:
     """(R, C, H, W) → (R, H, W, C) without gaps; a view where the image is channels-last."""
     return image.permute(0, 2, 3, 1).contiguous()

@@ -15,6 +15,7 @@ import stat
 import subprocess
 import sys
 import warnings
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +23,6 @@ from typing import Literal, cast, get_args
 
 from dpbench.errors import ConfigurationError, brief
 from dpbench.privacy.native._signatures import declare
-from dpbench.privacy.native._trust import make_folder, mistrust, mistrusted_folder
 from dpbench.privacy.native.known_answers import wrong_answers
 
 Mode = Literal["auto", "on", "off"]
@@ -35,8 +35,7 @@ def select(wanted: Mode) -> None:
     """Choose for this process and those that it starts; without a call, the environment's DPBENCH_NATIVE, else "auto".
 
     Args:
-        wanted: "auto" takes the kernels where they can be had and are faster, "on" wherever they can compute, "off"
-            never.
+        wanted: "auto" takes the kernels where they can be had, "on" insists on them, "off" takes none.
 
     Raises:
         ConfigurationError: The mode is unknown, or it is "on" and the kernels cannot be compiled.
@@ -124,7 +123,7 @@ def _build() -> ctypes.CDLL | str:
     except subprocess.CalledProcessError as error:
         message = error.stderr.strip() or "failed"
         return f"{error.cmd[0]}: {message.splitlines()[0]}"
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, AttributeError) as error:
         return brief(error)
     wrong = wrong_answers(library)
     if wrong is not None:
@@ -138,31 +137,52 @@ def _from_cache() -> ctypes.CDLL:
     Raises:
         OSError, RuntimeError, CalledProcessError: It cannot be compiled or loaded.
     """
-    folder = cache_folder()
-    file = folder / "kernels.so"
-    try:
-        make_folder(folder)
-        doubt = mistrusted_folder(folder, own=2)
-        if doubt is None:
-            library = _load(file)
-            if library is not None:
-                return library
-            _compile(file)
-    except _Mistrusted as error:
-        doubt = str(error)
+    file = cache_folder() / "kernels.so"
+    _make(file.parent)
+    doubt = _mistrust(file)
     if doubt is not None:
         return _for_this_process(doubt)
-    return _require(_load(file))
+    if file.exists():
+        with suppress(OSError, AttributeError):  # damaged
+            return _load(file)
+    _compile(file)
+    return _load(file)
+
+
+def _make(folder: Path) -> None:
+    """Make a folder and those above that are missing, which nobody else may read or write, whatever the umask is."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(mode=0o700, exist_ok=True)
+
+
+def _mistrust(file: Path) -> str | None:
+    """Say why somebody else could have put code into a file, or could do so; None where only the user and root could.
+
+    Args:
+        file: Its folder exists. In folders above that, all may write where the sticky bit keeps what is not theirs.
+    """
+    for height, path in enumerate((file, *file.parents)):
+        if not height and not os.path.lexists(file):
+            continue
+        status = path.lstat()
+        if status.st_uid not in (0, os.geteuid()):
+            return f"{path} belongs to another user (number {status.st_uid})"
+        is_writable = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        is_sticky = height > 1 and status.st_mode & stat.S_ISVTX
+        if is_writable and not is_sticky:
+            return f"{path} may be written by other users"
+    return None
 
 
 def _for_this_process(doubt: str) -> ctypes.CDLL:
-    with TemporaryDirectory(prefix="dpbench-") as name:
-        private = Path(name).resolve()
-        elsewhere = mistrusted_folder(private, own=1)
+    with TemporaryDirectory(prefix="dpbench-") as folder:
+        file = Path(folder).resolve() / "kernels.so"
+        elsewhere = _mistrust(file)
         if elsewhere is not None:
             raise OSError(f"{doubt}, {elsewhere}: set XDG_CACHE_HOME to a folder of your own")
-        _compile(private / "kernels.so")
-        library = _require(_load(private / "kernels.so"))
+        _compile(file)
+        library = _load(file)
     if is_first_process():
         warnings.warn(
             f"the kernels were compiled for this process alone, because {doubt}: let nobody else write there, or set "
@@ -177,46 +197,19 @@ def is_first_process() -> bool:
     return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
 
 
-class _Mistrusted(Exception):
-    """A file that somebody else may have written."""
-
-
-def _load(file: Path) -> ctypes.CDLL | None:
-    """Load a library that only the user or root can have written; None where there is none, or a damaged one.
-
-    What was checked is what is loaded: by its descriptor, which stays open, because the loader knows libraries by name,
-    and would take the next one with this number for the same.
+def _load(file: Path) -> ctypes.CDLL:
+    """Load a library.
 
     Raises:
-        _Mistrusted: It could be somebody else's.
+        OSError, AttributeError: It is damaged.
     """
-    try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise _Mistrusted(f"{file} is no file that can be read ({error.strerror})") from None
-    status = os.fstat(descriptor)
-    doubt = mistrust(status) if stat.S_ISREG(status.st_mode) else "is no file"
-    if doubt is not None:
-        os.close(descriptor)
-        raise _Mistrusted(f"{file} {doubt}")
-    try:
-        library = ctypes.CDLL(f"/proc/self/fd/{descriptor}")
-        declare(library)
-    except (OSError, AttributeError):
-        return None
-    return library
-
-
-def _require(library: ctypes.CDLL | None) -> ctypes.CDLL:
-    if library is None:
-        raise OSError("what was compiled cannot be loaded")
+    library = ctypes.CDLL(str(file))
+    declare(library)
     return library
 
 
 def cache_folder() -> Path:
-    """Folder of the library and of the choices timed with it, one for each processor and version of the kernels.
+    """Folder of the library, one for each processor and version of the kernels.
 
     Without links, so that what is checked is what is used.
     """
