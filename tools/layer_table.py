@@ -15,13 +15,12 @@ from torch.nn.utils import parametrizations
 from dpbench.errors import DPBenchError
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.gradients.layers import INTERCEPTED, rule_of
-from dpbench.privacy.gradients.samplers import Sampled
+from dpbench.records.tagging import under_tags
 from dpbench.reports.markdown import markdown_rows
 
 _RECORDS = 4
 _RULE = "rule"
 _PARTS = "rule, computed from its parts"
-_SAMPLER = "Opacus' sampler"
 _VMAP = "`vmap`"
 _CHILDREN = "its layers"
 _REFUSED = "refused"
@@ -60,19 +59,11 @@ class _Alone(nn.Module):
 
 
 _SEQUENCE = (5, 4)
-_RECURRENT = "any option; `PackedSequence`; records in dimension 1 with `batch_first=False`"
-_ATTENTION = "any option, mask, dropout; records in dimension 1 with `batch_first=False`"
+_RECURRENT = "any option but `proj_size`; records in dimension 1 with `batch_first=False`"
+_ATTENTION = "any mask, dropout; no `kdim`, `vdim`, `add_bias_kv`, `add_zero_attn`; also with `batch_first=False`"
 _RUNNING = "as in a pretrained network: `.eval()` before `fit`, which Lightning keeps"
 _PIXELS = ((3, 7), (3, 7, 7), (3, 7, 7, 7))
 _OPTIONS: dict[str, Any] = {"batch_first": True, "dropout": 0.1}
-
-
-def _opacus(name: str) -> nn.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import opacus.layers
-    layer: nn.Module = getattr(opacus.layers, name)(4, 2, batch_first=True)
-    return layer
 
 
 def _in_every_dimension(
@@ -100,8 +91,8 @@ def _maps() -> list[Case]:
         Case("Bilinear", lambda: nn.Bilinear(3, 3, 2), times=2),
         *_in_every_dimension("Conv{}d", 3, 2, 3, remark="any option"),
         *_in_every_dimension("ConvTranspose{}d", 3, 2, 3),
-        Case("Embedding", lambda: nn.Embedding(9, 3), (5,), "also of positions (1, T) or (T,) for all records", True),
-        Case("EmbeddingBag", lambda: nn.EmbeddingBag(9, 3), (5,), "also with offsets", True),
+        Case("Embedding", lambda: nn.Embedding(9, 3), (5,), "also of positions that all records share", True),
+        Case("EmbeddingBag", lambda: nn.EmbeddingBag(9, 3), (5,), "no offsets", True),
         Case("EmbeddingBag, mode='max'", lambda: nn.EmbeddingBag(9, 3, mode="max"), (5,), tokens=True),
         Case("Embedding, max_norm", lambda: nn.Embedding(9, 3, max_norm=1.0), (5,), tokens=True),
     ]
@@ -139,14 +130,11 @@ def _sequences() -> list[Case]:
 
 
 def _others() -> list[Case]:
-    slower = "slower than torch's; no `PackedSequence`"
     return [
         Case("PReLU", nn.PReLU),
         Case("LazyLinear", lambda: nn.LazyLinear(2)),
         Case("weight_norm", lambda: parametrizations.weight_norm(nn.Linear(3, 2))),
         Case("spectral_norm", lambda: parametrizations.spectral_norm(nn.Linear(3, 2))),
-        *(Case(f"opacus {name}", partial(_opacus, name), _SEQUENCE, slower) for name in ("DPLSTM", "DPGRU", "DPRNN")),
-        Case("opacus DPMultiheadAttention", partial(_opacus, "DPMultiheadAttention"), _SEQUENCE, times=3),
     ]
 
 
@@ -164,11 +152,11 @@ def attempt(case: Case) -> tuple[str, str]:
     try:
         model = _Alone(case.make())
         engine = PerRecordEngine(model)
+        if isinstance(model.layer, nn.RNNCellBase):
+            engine.follow_tags()
         engine.expect(_RECORDS)
-        output = model(*[x] * case.times)
-        if isinstance(output, tuple):
-            output = output[0]
-        engine.backward(output.sin().mean(), _RECORDS, verify=True)
+        loss = under_tags(engine, lambda x: _loss(model(*[x] * case.times)), x, _RECORDS)
+        engine.backward(loss, _RECORDS, verify=True)
     except DPBenchError as error:
         return _REFUSED, str(error)
     finally:
@@ -177,15 +165,18 @@ def attempt(case: Case) -> tuple[str, str]:
     return _route(model.layer), ""
 
 
+def _loss(output: Any) -> Tensor:
+    output = output[0] if isinstance(output, tuple) else output
+    loss: Tensor = output.sin().mean()
+    return loss
+
+
 def _route(layer: nn.Module) -> str:
     if type(layer) in INTERCEPTED:
         return _PARTS
     if any(True for _ in layer.children()):
         return _CHILDREN
-    rule = rule_of(layer)
-    if rule is None:
-        return _VMAP
-    return _SAMPLER if isinstance(rule, Sampled) else _RULE
+    return _VMAP if rule_of(layer) is None else _RULE
 
 
 def page() -> str:
@@ -206,7 +197,7 @@ def page() -> str:
 
 
 def _shown_name(case: Case) -> str:
-    is_of_torch = not case.name.startswith("opacus") and not case.name.islower()  # weight_norm is a function
+    is_of_torch = not case.name.islower()  # weight_norm is a function
     return f"nn.{case.name}" if is_of_torch else case.name
 
 
@@ -220,14 +211,10 @@ How a layer gets its per-record gradients:
 * **rule**: exact formulas in `privacy/gradients/layers.py`; see [the engine](engine.md) for their cost.
 * **rule, computed from its parts**: torch computes the layer in one call; while it trains privately, we compute it from
   linear maps and what is between them (`_recurrent.py` and `_attention.py` beside it).
-* **Opacus' sampler**: a function in Opacus' registry, also yours, if you called
-  `opacus.grad_sample.register_grad_sampler` for your layer. On the first batch it is compared with `vmap` for a few
-  records.
 * **`vmap`**: any other layer, also of your own: `torch.func.vmap` of its backward pass, exact, but with a second
   forward pass and memory for the gradients of all records. It must return one tensor and use no randomness.
-* **`vmap` of its own lines**: a module that owns parameters beside layers (ViT's class token, ConvNeXt's layer scale).
-  Its layers are not run again, so that they may draw random numbers; its own lines may not. It may return several
-  tensors and take arguments by name only.
+* **`vmap` of functions**: what a module does with its own parameters (ViT's class token, ConvNeXt's layer scale), and
+  cells that run step by step (LSTMCell): `torch.func.vmap` of each function that combines them with records.
 * **its layers**: those that it is made of.
 
 Exact types count: a subclass may change `forward`, so it takes `vmap`. On the first batch of every run the sum over

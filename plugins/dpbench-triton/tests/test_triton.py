@@ -276,7 +276,6 @@ def test_uses_of_a_layer_add_up(case: Case) -> None:
     second = TritonConvolutionGradients(layer, a.flip(0), g, (0, 0))
     both = first.plus([second])
     expected = case.truth(a, g) + case.truth(a.flip(0), g)
-    assert isinstance(both, TritonConvolutionGradients)
     assert relative_error(both.squared_norms(), squared(expected)) < 1e-4
     weights = torch.linspace(-1, 1, len(a), device=DEVICE)
     assert relative_error(both.weighted_sum(weights), torch.tensordot(weights.double(), expected, 1)) < 1e-5

@@ -51,7 +51,7 @@ _WITHIN_BACKWARD = (
 )
 
 
-def nodes_of(loss: Tensor) -> Iterator[Any]:
+def _nodes_of(loss: Tensor) -> Iterator[Any]:
     """Nodes of the graph behind a loss, each once."""
     visited: set[Any] = set()
     stack: list[Any] = [loss.grad_fn]
@@ -66,7 +66,7 @@ def nodes_of(loss: Tensor) -> Iterator[Any]:
 
 def refuse_reentrant(loss: Tensor) -> None:
     """Raise UnsupportedModuleError where a part of the network runs under reentrant checkpointing."""
-    if any(node.name() == "CheckpointFunctionBackward" for node in nodes_of(loss)):
+    if any(node.name() == "CheckpointFunctionBackward" for node in _nodes_of(loss)):
         raise UnsupportedModuleError(_REENTRANT)
 
 

@@ -56,8 +56,6 @@ class Use:
 
     def with_rows(self) -> list[Tensor]:
         """What must hold the records in dimension 0, beside the gradient of the output."""
-        if type(self.layer) is nn.EmbeddingBag:  # whose tokens are in one row
-            return []
         return [x for x in self.inputs if isinstance(x, Tensor)]
 
     def parameter(self, name: str) -> nn.Parameter:

@@ -381,7 +381,6 @@ class PerRecordEngine:
                     expected,
                     records,
                     tolerance,
-                    loss,
                 )
             return self._gradients(uses, grads, shared, records)
 

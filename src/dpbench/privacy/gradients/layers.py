@@ -341,16 +341,12 @@ def embedding_bag(
     inputs: Arguments,
     grad_output: Tensor,
 ) -> LayerGradients:
-    """Sums or means of rows of a table: tokens (R, L), or (T,) with the offset of each record's first; g (R, width)."""
+    """Sums or means of rows of a table: tokens (R, L), g (R, width)."""
     # Offsets and factors are optional arguments.
     tokens, offsets, factors = (*inputs, None, None)[:3]
-    if offsets is None:
-        present = torch.ones_like(tokens, dtype=torch.bool)
-    else:
-        positions, present = _bag_positions(layer, offsets, len(tokens))
-        tokens = tokens[positions]
-        if factors is not None:
-            factors = factors[positions]
+    if offsets is not None:
+        raise UnsupportedModuleError("it is given offsets: pass tokens of shape (records, longest bag)")
+    present = torch.ones_like(tokens, dtype=torch.bool)
     if layer.padding_idx is not None:
         present = present & (tokens != layer.padding_idx)
     weights = present.to(grad_output.dtype)
@@ -360,29 +356,6 @@ def embedding_bag(
         weights = weights * factors
     outputs = grad_output[:, None] * weights[:, :, None]
     return {"weight": EmbeddingGradients(outputs, tokens, layer.num_embeddings)}
-
-
-def _bag_positions(layer: nn.EmbeddingBag, offsets: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Where the tokens of each record are.
-
-    Args:
-        layer: The bag.
-        offsets: Position of each record's first token, (R,), or (R + 1,) with the end of the last.
-        length: T, the number of tokens of all records.
-
-    Returns:
-        Positions of each record's tokens among all, and which of them are its own: both (R, longest bag).
-    """
-    starts = offsets[:-1] if layer.include_last_offset else offsets
-    following = starts[1:]
-    end = starts.new_tensor([length])
-    ends = torch.cat([following, end])
-    longest = int((ends - starts).max()) if len(starts) else 0
-    positions = torch.arange(longest, device=offsets.device)
-    positions = positions + starts[:, None]
-    present = positions < ends[:, None]
-    last = max(length - 1, 0)
-    return positions.clamp(max=last), present
 
 
 def transposed_linear(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +11,6 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.utils.hooks import RemovableHandle
 
 from dpbench.errors import UnsupportedModuleError
-from dpbench.privacy.gradients._calls import nodes_of
 from dpbench.privacy.gradients._parametrized import is_function, is_parametrized
 from dpbench.privacy.gradients.layers import rule_of
 from dpbench.privacy.gradients.parameter import ParameterGradients
@@ -191,7 +188,6 @@ def check_sums(
     expected: Sequence[Tensor | None],
     records: int,
     tolerance: float,
-    loss: Tensor,
 ) -> bool:
     """Compare the sums of per-record gradients with the ordinary gradients of the same lot.
 
@@ -201,7 +197,6 @@ def check_sums(
         expected: Ordinary gradient of each; None: the loss does not depend on it.
         records: R, in the lot.
         tolerance: Of the difference, relative to the gradient of a parameter in float32 or float64.
-        loss: Of the lot, whose graph tells why they differ.
 
     Returns:
         False where nothing can be compared: non-finite records contribute zero to our sums, and a later lot has to do.
@@ -240,86 +235,19 @@ def check_sums(
         noise = _UNSEEN * torch.finfo(dtype).eps * total_norm
         is_missed = difference > noise and not ours.any() and not gradients.squared_norms().any()
         if difference > allowed or is_missed:
-            is_seen = bool(ours.any())
-            names = [name] if is_seen else _missed(parameters, computed, expected)
-            reason = _reason(loss, is_seen, parameter)
-            whose = "its gradient" if len(names) == 1 else "their gradients"
             raise UnsupportedModuleError(
-                f"per-record gradients of {_few(names)} do not add up to {whose} (off by {difference:.2g}): {reason}."
+                f"per-record gradients of {name} do not add up to its gradient (off by {difference:.2g}): {_UNSEEN_USE}"
             )
     return True
 
 
-def _missed(
-    parameters: Mapping[str, Tensor],
-    computed: Sequence[ParameterGradients],
-    expected: Sequence[Tensor | None],
-) -> list[str]:
-    """Names of parameters that have a gradient, and of no record."""
-    names = []
-    for name, gradients, grad in zip(parameters, computed, expected, strict=True):
-        if grad is not None and grad.any() and not gradients.squared_norms().any():
-            names.append(name)
-    return names
-
-
 TRAINED_ALONE = 'gradients="auto" or "one_by_one" trains it as it is'
-_INSIDE = (
-    "there are gradients inside the loss (torch.autograd.grad with create_graph=True: a gradient penalty, the residual "
-    f"of a differential equation), which use it outside of its module's forward; {TRAINED_ALONE}"
+_UNSEEN_USE = (
+    "it is used outside of its module's forward (in a list or a dictionary, on the LightningModule, by a function, or "
+    "in gradients inside the loss, as for a gradient penalty), or its layer mixes records; make it a parameter of an "
+    "nn.Module whose forward uses it, and call that module, and leave a penalty on weights to the optimizer "
+    f"(weight_decay, or a register_step_post_hook: docs/module.md); {TRAINED_ALONE}."
 )
-_NEVER_CALLED = (
-    "it is used outside of its module's forward, since it lies in a list, in a dictionary or on the LightningModule, "
-    "or a function uses it; make it a parameter of an nn.Module whose forward uses it, and call that module; "
-    f"{TRAINED_ALONE}"
-)
-_BESIDE = (
-    "it is used outside of its module's forward, too, or its layer mixes records; a penalty on weights belongs into "
-    "the optimizer (weight_decay, or a register_step_post_hook: docs/module.md), and for all else the module itself "
-    f"has to be called; {TRAINED_ALONE}"
-)
-
-
-_BY_FUNCTION = (
-    "a torch.autograd.Function of your own ({name}) is given it, and what its backward computes for each record cannot "
-    f"be seen; write its lines in forward, without the Function; {TRAINED_ALONE}"
-)
-
-
-def _reason(loss: Tensor, is_seen: bool, parameter: Tensor) -> str:
-    """How a loss comes by a parameter where no hook sees it.
-
-    Args:
-        loss: Of the lot.
-        is_seen: Whether some layer that was called uses the parameter.
-        parameter: The parameter.
-    """
-    if _holds_gradients(loss):
-        return _INSIDE
-    function = _function_given(loss, parameter)
-    if function and not is_seen:
-        return _BY_FUNCTION.format(name=function)
-    return _BESIDE if is_seen else _NEVER_CALLED
-
-
-def _function_given(loss: Tensor, parameter: Tensor) -> str | None:
-    """The name of a custom autograd Function that a parameter is given to, if there is one in a loss's graph."""
-    for node in nodes_of(loss):
-        is_custom = isinstance(node, torch.autograd.function.BackwardCFunction)
-        if is_custom and any(getattr(given, "variable", None) is parameter for given, _ in node.next_functions):
-            return str(node.name().removesuffix("Backward"))
-    return None
-
-
-def _holds_gradients(loss: Tensor) -> bool:
-    """Whether a loss was computed from gradients, whose graph goes through the graph of the forward pass."""
-    uses: Counter[Any] = Counter()
-    for node in nodes_of(loss):
-        if "BackwardBackward" in node.name():
-            return True
-        uses.update(following for following, _ in node.next_functions)
-    # A linear layer makes its transposed weight for one product; only its derivative asks for the same one again.
-    return any(node.name().startswith("TBackward") and uses[node] > 1 for node in nodes_of(loss))
 
 
 def reason_of(error: UnsupportedModuleError) -> str:
