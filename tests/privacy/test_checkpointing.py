@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.gradients.one_by_one import OneByOne
 from dpbench.privacy.mechanism.clipping import clip_and_sum
 from dpbench.privacy.mechanism.groups import flat_groups
+from dpbench.records.tagging import under_tags
 from tests.support.reference import mean_square, reference_gradients
 
 RECORDS = 5
@@ -112,11 +114,13 @@ def test_clipped_sums_are_those_of_each_record_alone(name: str) -> None:
     for use_reentrant in (None, False):
         model = network(name, use_reentrant)
         engine = PerRecordEngine(model)
+        if name == "shared places":
+            engine.follow_tags()
         groups = flat_groups(engine.names, [p.numel() for p in engine.parameters], BOUND)
         sums = [torch.zeros_like(p) for p in engine.parameters]
         for piece in (x[:3], x[3:]):  # a lot in two pieces, between which nothing is cleared
-            engine.records = len(piece)
-            gradients = engine.backward(mean_square(model, piece), len(piece), verify=len(piece) == 3)
+            loss = under_tags(engine, partial(mean_square, model), piece, len(piece))
+            gradients = engine.backward(loss, len(piece), verify=len(piece) == 3)
             clip_and_sum(gradients, groups, into=sums)
         assert engine.verified
         for parameter, total in zip(engine.names, sums, strict=True):
@@ -185,13 +189,14 @@ def test_a_transformer_that_checkpoints_itself(use_reentrant: bool) -> None:
     words = torch.randint(11, (RECORDS, TOKENS))
     labels = torch.arange(RECORDS) % 3
 
-    def loss_of(rows: slice) -> Tensor:
-        return F.cross_entropy(model(words[rows]).logits, labels[rows])
+    def loss_of(lot: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(model(lot[0]).logits, lot[1])
 
     trainable = [p for p in model.parameters() if p.requires_grad]
     rows = []
     for record in range(RECORDS):
-        one = torch.autograd.grad(loss_of(slice(record, record + 1)), trainable, allow_unused=True)
+        lot = words[record : record + 1], labels[record : record + 1]
+        one = torch.autograd.grad(loss_of(lot), trainable, allow_unused=True)
         rows.append([torch.zeros_like(p) if grad is None else grad for p, grad in zip(trainable, one, strict=True)])
     name = "activation_checkpointing_enable"  # "gradient_..." before transformers 5
     enable = getattr(model, name, None) or model.gradient_checkpointing_enable
@@ -199,12 +204,14 @@ def test_a_transformer_that_checkpoints_itself(use_reentrant: bool) -> None:
     calls: list[bool] = []
     model.bert.encoder.layer[0].intermediate.dense.register_forward_pre_hook(lambda *_: calls.append(True))
     engine = PerRecordEngine(model)
+    engine.follow_tags()
     engine.expect(RECORDS)
+    loss = under_tags(engine, loss_of, (words, labels), RECORDS)
     if use_reentrant:
         with pytest.raises(UnsupportedModuleError, match="use_reentrant=False"):
-            engine.backward(loss_of(slice(None)), RECORDS, verify=True)
+            engine.backward(loss, RECORDS, verify=True)
         return
-    gradients = engine.backward(loss_of(slice(None)), RECORDS, verify=True)
+    gradients = engine.backward(loss, RECORDS, verify=True)
     assert len(calls) == 2
     for gradient, *of_records in zip(gradients, *rows, strict=True):
         torch.testing.assert_close(gradient.per_record(), torch.stack(of_records), rtol=1e-8, atol=1e-10)

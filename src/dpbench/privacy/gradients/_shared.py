@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -236,7 +237,7 @@ class SharedCalls(TorchFunctionMode):
         output = function(*args, **kwargs)
         if not written and (not isinstance(output, Tensor) or output._is_view()):
             # One output may be computed from another; and what is written to a view changes how autograd comes to it.
-            output = tree_map(_copy, output)
+            output = tree_map(partial(_copy, axis), output)
         try:
             call = _call_of(axis, _out_of_place(function), kept, spec, places, shared, leaves, output)
             if call is not None:
@@ -376,8 +377,9 @@ def _in_own_rows(gradients: Tensor, x: Tensor, axis: Axis, records: int) -> Tens
     return wide
 
 
-def _copy(x: Any) -> Any:
-    return x.clone() if isinstance(x, Tensor) and x.requires_grad else x
+def _copy(axis: RecordAxis, x: Any) -> Any:
+    is_of_records = isinstance(x, Tensor) and x.requires_grad and axis.place_of(x) is not None
+    return x.clone() if is_of_records else x
 
 
 def _versions(leaves: Iterable[Any]) -> list[int]:
