@@ -146,6 +146,18 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().err == "dpbench: error: no run has a key lr.\n"
 
 
+def test_a_run_that_stands_twice_counts_once(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        finished(tmp_path / name, 0.1, 0, 0.9)
+    finished(tmp_path / "c", 0.1, 1, 0.7)
+    groups = grouped([tmp_path], ["optimizer.lr"])
+    assert cells(groups)[0]["n"] == "2" and groups.frame[ACCURACY][0] == pytest.approx(80)
+    assert f"left out: {tmp_path / 'b'}" in groups.notes[-1]
+    for name in ("d", "e"):  # whose noise is drawn anew each time
+        finished(tmp_path / name, 0.3, 0, 0.9, config={"strategy": {"secure": True}})
+    assert [row["n"] for row in cells(grouped([tmp_path], ["optimizer.lr"]))] == ["2", "2"]
+
+
 def test_the_best_by_validation_is_named(tmp_path: Path) -> None:
     for lr, seed, accuracy in ((0.1, 0, 0.5), (0.1, 1, 0.7), (0.2, 0, 0.8), (0.2, 1, 0.6)):
         metrics = {"val/accuracy": accuracy, "test/accuracy": 0.9}

@@ -13,7 +13,7 @@ import pandas as pd
 
 from dpbench.errors import ConfigurationError
 from dpbench.reports.markdown import markdown_rows
-from dpbench.reports.run_rows import CODE, MISSING, flat, keys_of_any, without_seeds
+from dpbench.reports.run_rows import CODE, MISSING, RunRow, flat, keys_of_any, without_seeds
 from dpbench.reports.run_table import APART, TIME, RunTable, json_records, outcome_means, outcome_texts
 from dpbench.runs.folder import unfinished_runs_below
 from dpbench.runs.numbers import ABSENT
@@ -89,6 +89,7 @@ def group_by(table: RunTable, keys: Sequence[str]) -> GroupTable:
         ConfigurationError: No run has one of the keys.
     """
     _require_keys(table, keys)
+    table, repeats = _without_repeats(table)
     outcomes = table.outcomes.drop(columns=TIME)
     groups = _groups(table, outcomes, keys)
     rows = [[*keys, "n", *map(str, outcomes)]]
@@ -106,7 +107,7 @@ def group_by(table: RunTable, keys: Sequence[str]) -> GroupTable:
     differing = _differing_within(table, groups, keys)
     if differing:
         notes.append(f"Runs of one row differ in more than their seed: in {', '.join(differing)}.")
-    return GroupTable(tuple(keys), pd.DataFrame(lines), rows, [*notes, *table.best_note()])
+    return GroupTable(tuple(keys), pd.DataFrame(lines), rows, [*notes, *table.best_note(), *repeats])
 
 
 def _require_keys(table: RunTable, keys: Sequence[str]) -> None:
@@ -128,11 +129,26 @@ def _groups(table: RunTable, outcomes: pd.DataFrame, keys: Sequence[str]) -> lis
     for number, row in enumerate(table.rows):
         # Also by what must not enter one mean.
         settings = [*map(row.lookup, keys), *outcomes.filter(items=APART).iloc[number]]
-        kind = tuple(
-            (0, float(value), "") if _is_number(value) else (1, 0.0, _setting_text(value)) for value in settings
-        )
-        groups.setdefault(kind, []).append(number)
+        groups.setdefault(tuple(map(_order, settings)), []).append(number)
     return [groups[kind] for kind in sorted(groups)]
+
+
+def _without_repeats(table: RunTable) -> tuple[RunTable, list[str]]:
+    """Each seeded run once: the same settings, seed and code give the same run, and no other draw of anything."""
+    once: dict[str, RunRow] = {}
+    repeated = []
+    for number, row in enumerate(table.rows):
+        facts = [row.record.get(name) for name in ("config_hash", CODE, "versions", "foreign_code")]
+        secure = bool((row.record["config"].get("strategy") or {}).get("secure"))
+        identity = str(number) if None in facts or secure else json.dumps(facts, sort_keys=True)
+        if identity in once:
+            repeated.append(str(row.folder))
+        else:
+            once[identity] = row
+    if not repeated:
+        return table, []
+    note = f"Of runs with the same settings, seed and code one counts; left out: {', '.join(repeated)}."
+    return RunTable(tuple(once.values())), [note]
 
 
 def _differing_within(table: RunTable, groups: Iterable[Sequence[int]], keys: Sequence[str]) -> list[str]:
