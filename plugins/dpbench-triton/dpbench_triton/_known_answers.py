@@ -63,7 +63,9 @@ def _convolution(device: torch.device) -> bool:
 def _by_autograd(geometry: Geometry, a: Tensor, g: Tensor) -> Tensor:
     """Gradient of one record by PyTorch on the CPU, from a (in, height, width) and g (out, height', width')."""
     shape = (len(g), len(a) // geometry.groups, *geometry.kernel)
-    return conv2d_weight(a[None], shape, g[None], geometry.stride, geometry.padding, geometry.dilation, geometry.groups)
+    settings = (geometry.stride, geometry.padding, geometry.dilation, geometry.groups)
+    gradient: Tensor = conv2d_weight(a[None], shape, g[None], *settings)  # type: ignore[no-untyped-call]
+    return gradient
 
 
 def _outer(device: torch.device) -> bool:
