@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpbench.errors import CarriedRecordsError, UnsupportedModuleError
-from dpbench.privacy.record_axis.host import watched
+from dpbench.privacy.record_axis.host import begin_training, end_training, watched
 from dpbench.privacy.record_axis.mode import IN_BATCH, Event, RecordAxis
 from dpbench.privacy.record_axis.tags import UNKNOWN, Axis, Mixed, Over
 from dpbench.privacy.record_axis.verdict import Verdict, judge, new_axis
@@ -63,6 +63,8 @@ class WatchedStep:
         Args:
             training: The training.
         """
+        if self._training is None:
+            begin_training()
         self._training = training
         self._state = self._earlier = self._as_left = None
         self.open()
@@ -196,6 +198,9 @@ class WatchedStep:
             if state is not None:
                 state.give_back()
         self._state = self._earlier = self._as_left = None
+        if self._training is not None:
+            end_training()
+            self._training = None
 
     def put_back(self) -> None:
         """Undo what a step has left in the module since Python got to know a value of records."""

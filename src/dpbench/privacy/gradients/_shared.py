@@ -26,6 +26,7 @@ from dpbench.privacy.gradients.folds import by_row
 from dpbench.privacy.gradients.layers import refuse_other_values
 from dpbench.privacy.record_axis.host import running_axis
 from dpbench.privacy.record_axis.mode import RecordAxis
+from dpbench.privacy.record_axis.public import public_axis
 from dpbench.privacy.record_axis.tags import Axis, Exchangeable, Over, Rows, Total, tag_of
 
 _SUMS = frozenset(["add", "__add__", "__radd__", "sub", "__sub__", "__rsub__"])
@@ -356,7 +357,7 @@ def _public_axis(mode: RecordAxis, x: Tensor, output: Tensor, axis: Axis) -> Axi
     dim = axis.dim + x.dim() - output.dim()
     is_alike = isinstance(tag, Exchangeable) or (0 <= dim < x.dim() and x.stride(dim) == 0)
     if isinstance(tag, Rows):
-        place, count = mode.public_axis(x, tag) or (None, 0)
+        place, count = public_axis(x, tag, mode.records) or (None, 0)
         if place is not None and count == mode.records:
             return place
         is_alike = place is not None

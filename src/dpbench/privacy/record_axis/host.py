@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import _checkpoint_hook
 
-from dpbench.privacy.record_axis.mode import SEEDED, RecordAxis, calling_line
+from dpbench.privacy.record_axis.mode import SEEDED, RecordAxis
 from dpbench.privacy.record_axis.rules.losses import counts_alike
 from dpbench.privacy.record_axis.tags import (
     Axis,
@@ -32,6 +32,7 @@ from dpbench.privacy.record_axis.tags import (
     Over,
     Rows,
     Total,
+    calling_line,
     has_plain_memory,
     is_private,
     set_tag,
@@ -81,9 +82,14 @@ Look = Callable[[RecordAxis, str, Callable[..., Any], tuple[Any, ...], dict[str,
 
 
 class _Replacements:
-    """Functions of torch that are replaced while any step runs, in whatever thread."""
+    """Functions of torch that are replaced while any step runs, in whatever thread.
 
-    def __init__(self) -> None:
+    Args:
+        places: Returns owners, names and replacements.
+    """
+
+    def __init__(self, places: Callable[[], list[tuple[Any, str, Look]]]) -> None:
+        self._places = places
         self._lock = threading.Lock()
         self._steps = 0
         self._originals: list[tuple[Any, str, Any]] = []  # owner, name, what the owner itself had there
@@ -94,7 +100,7 @@ class _Replacements:
             self._steps += 1
             if self._steps > 1:
                 return
-            for owner, name, look in _places():
+            for owner, name, look in self._places():
                 self._originals.append((owner, name, vars(owner).get(name)))
                 setattr(owner, name, _replacement(name, look, getattr(owner, name)))
 
@@ -108,10 +114,6 @@ class _Replacements:
                     delattr(owner, name)
                 else:
                     setattr(owner, name, original)
-
-
-_axes = _Axes()
-_replacements = _Replacements()
 
 
 def running_axis() -> RecordAxis | None:
@@ -129,42 +131,54 @@ def watched(axis: RecordAxis) -> Iterator[None]:
     Args:
         axis: The mode of the step, in this thread.
     """
-    _replacements.begin()
+    _of_tensors.begin()
+    _of_modules.begin()
     _axes.running.append(axis)
     try:
         yield
     finally:
         _axes.running.pop()
-        _replacements.end()
+        _of_modules.end()
+        _of_tensors.end()
 
 
-@functools.cache
-def _places_of_torch() -> list[tuple[Any, str, Look]]:
-    places: list[tuple[Any, str, Look]] = []
-    places += [(Tensor, name, _read) for name in _POINTERS]
+def _methods() -> list[tuple[Any, str, Look]]:
+    """List methods of tensors and their memory."""
+    places: list[tuple[Any, str, Look]] = [(Tensor, name, _read) for name in _POINTERS]
     places += [(torch.UntypedStorage, name, _read_storage) for name in _OF_STORAGES]
-    places += [(torch, name, _read_parts) for name in _MAKERS]
-    places += [(module, "to_dlpack", _read) for module in (torch, torch.utils.dlpack)]
     places += [
         (Tensor, "__deepcopy__", _deepcopy),
         (Tensor, "__repr__", _quietly),
         (Tensor, "register_hook", _hook),
         (Tensor, "register_post_accumulate_grad_hook", _hook_of_gradients),
+    ]
+    return places
+
+
+def _functions() -> list[tuple[Any, str, Look]]:
+    """List functions, which are pickled by their names, so that they are replaced as shortly as possible."""
+    places: list[tuple[Any, str, Look]] = [(torch, name, _read_parts) for name in _MAKERS]
+    places += [(module, "to_dlpack", _read) for module in (torch, torch.utils.dlpack)]
+    places += [(module, name, _seed) for module in (torch, torch.random) for name in ("manual_seed", "set_rng_state")]
+    places += [
         (threading.Thread, "start", _start),
         (torch.autograd.graph.saved_tensors_hooks, "__enter__", _hooks_of_saved_tensors),
         (torch.nn.functional, "one_hot", _one_hot),
         (torch.nn.functional, "cross_entropy", _cross_entropy),
     ]
-    places += [(module, name, _seed) for module in (torch, torch.random) for name in ("manual_seed", "set_rng_state")]
+    torchmetrics = sys.modules.get("torchmetrics")
+    if torchmetrics is not None:
+        places.append((torchmetrics.Metric, "forward", _metric))
     return places
 
 
-def _places() -> list[tuple[Any, str, Look]]:
-    """List owners, names and replacements of functions."""
-    torchmetrics = sys.modules.get("torchmetrics")
-    if torchmetrics is None:
-        return _places_of_torch()
-    return [*_places_of_torch(), (torchmetrics.Metric, "forward", _metric)]
+_axes = _Axes()
+_of_tensors = _Replacements(_methods)
+_of_modules = _Replacements(_functions)
+
+begin_training = _of_tensors.begin
+"""Replace methods of tensors until `end_training`: each step would have Python look all of them up anew."""
+end_training = _of_tensors.end
 
 
 @functools.lru_cache(maxsize=256)

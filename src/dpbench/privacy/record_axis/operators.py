@@ -7,7 +7,7 @@ operator without a rule mixes. Each rule is tested against PyTorch's own samples
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +48,30 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return enter
 
 
+_CONSTANT = frozenset(["ones", "full", "new_ones", "new_full", "ones_like", "full_like", "fill", "scalar_tensor"])
+_ZEROS = frozenset(["zeros", "new_zeros", "zeros_like", "zero"])
+_DRAWN = frozenset(
+    [
+        "rand",
+        "randn",
+        "randint",
+        "rand_like",
+        "randn_like",
+        "randint_like",
+        "uniform",
+        "normal",
+        "bernoulli",
+        "exponential",
+        "random",
+        "cauchy",
+        "geometric",
+        "log_normal",
+    ]
+)
+_EMPTY = frozenset(["empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"])
+_MADE = {"constant": _CONSTANT, "zeros": _ZEROS, "drawn": _DRAWN, "empty": _EMPTY}
+
+
 class Operator:
     """Facts of an ATen operator's schema.
 
@@ -56,19 +80,23 @@ class Operator:
 
     Attributes:
         name: Its name without namespace and overload.
+        plain_name: That without the underscore of operators that write.
         arguments: Names of the arguments.
         defaults: Name → default.
         written: Names of the arguments that it writes to.
         is_view: True if its output shares memory with its first argument.
         reads: True if it hands values, or a shape that depends on values, to Python.
         draws: True if it draws random numbers.
+        makes: "constant", "zeros", "drawn" or "empty" where it fills memory by itself; or None.
+        is_like: True if it makes memory of a tensor's shape, and reads none of its numbers.
         rule: Its rule, or None.
     """
 
     def __init__(self, overload: Any) -> None:
         schema = overload._schema
-        self.namespace, _, self.name = schema.name.partition("::")
-        plain = self.name.rstrip("_") if not self.name.startswith("__") else self.name
+        namespace, _, self.name = schema.name.partition("::")
+        plain = self.name if self.name.startswith("__") else self.name.rstrip("_")
+        self.plain_name = plain
         self.arguments = [argument.name for argument in schema.arguments]
         self.defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
         self.written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
@@ -77,15 +105,11 @@ class Operator:
         self.is_view = (overload.is_view and not self.written) or is_geometry
         self.reads = bool(_READS & tags) and plain not in _RULED_BY_VALUES
         self.draws = torch.Tag.nondeterministic_seeded in tags
-        self.rule = RULES.get(plain) if self.namespace == "aten" else None
-        if self.rule is None and torch.Tag.pointwise in tags and self.namespace == "aten":
+        self.makes = next((kind for kind, names in _MADE.items() if plain in names), None)
+        self.is_like = self.makes is not None and (plain.startswith("new_") or plain.endswith("_like"))
+        self.rule = RULES.get(plain) if namespace == "aten" else None
+        if self.rule is None and torch.Tag.pointwise in tags and namespace == "aten":
             self.rule = RULES["pointwise"]
-
-    def bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Arguments of a call by name, without defaults."""
-        values = dict(zip(self.arguments, args, strict=False))
-        values.update(kwargs)
-        return values
 
 
 class Call:
@@ -93,44 +117,63 @@ class Call:
 
     Args:
         operator: The operator.
-        values: Arguments by name.
+        args: Positional arguments.
+        kwargs: Named arguments.
+        tensors: All tensors among them, those in lists included.
+        tags: Their tags.
         output: What it returned.
+        outputs: All tensors of it.
+        batch: Number of the batch.
+        records: Number of records, R.
+
+    Attributes:
+        operator: The operator.
+        values: Arguments by name, without defaults.
+        tensors: All tensors among the arguments, those in lists included.
+        tags: Their tags.
+        output: What it returned.
+        outputs: All tensors of it.
+        batch: Number of the batch.
         records: Number of records, R.
         axes: id of an input → where it has its records.
         exchangeable: id of a public input → the axis along which it is exchangeable, with its number of records; None
             for each dimension.
+        compared: Takes memory that is compared by its address, which no other may have by then.
         read: Called with a reason where a rule comes upon a value that Python gets to know.
-
-    Attributes:
-        operator: The operator.
-        output: What it returned.
-        records: Number of records, R.
         is_in_backward: True while the gradient of the loss is computed.
     """
 
     def __init__(
         self,
         operator: Operator,
-        values: dict[str, Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        tags: list[Any],
         output: Any,
+        outputs: list[Tensor],
+        batch: int,
         records: int,
-        axes: dict[int, Axis],
-        exchangeable: dict[int, tuple[Axis, int] | None],
-        read: Callable[[str], None],
     ) -> None:
         self.operator = operator
+        self.values = dict(zip(operator.arguments, args, strict=False))
+        self.values.update(kwargs)
+        self.tensors = tensors
+        self.tags = tags
         self.output = output
+        self.outputs = outputs
+        self.batch = batch
         self.records = records
-        self.read = read
+        self.axes: dict[int, Axis] = {}
+        self.exchangeable: dict[int, tuple[Axis, int] | None] = {}
+        self.compared: list[Any] = []
+        self.read: Callable[[str], None] = _ignore
         self.is_in_backward = False
-        self._values = values
-        self._axes = axes
-        self._exchangeable = exchangeable
 
     def __getitem__(self, name: str) -> Any:
         """An argument, or its default."""
-        if name in self._values:
-            return self._values[name]
+        if name in self.values:
+            return self.values[name]
         return self.operator.defaults.get(name)
 
     def has(self, name: str) -> bool:
@@ -138,25 +181,38 @@ class Call:
         return name in self.operator.arguments
 
     @property
-    def tensors(self) -> list[Tensor]:
-        """All tensors among the arguments, those in lists included."""
-        tensors = []
-        for value in self._values.values():
-            if isinstance(value, Tensor):
-                tensors.append(value)
-            elif isinstance(value, (list, tuple)):
-                tensors += [x for x in value if isinstance(x, Tensor)]
-        return tensors
+    def written(self) -> list[Any]:
+        """What the operator writes to."""
+        return [self.values.get(name) for name in self.operator.written]
 
     @property
     def read_tensors(self) -> list[Tensor]:
         """Tensors among the arguments, without those that are only written to."""
-        outputs = [self._values.get(name) for name in self.operator.written if name.startswith("out")]
-        return [t for t in self.tensors if not any(t is output for output in outputs)]
+        if not self.operator.written:
+            return self.tensors
+        outputs = [self.values.get(name) for name in self.operator.written if name.startswith("out")]
+        return [t for t in self.tensors if not is_among(t, outputs)]
+
+    @property
+    def tagged(self) -> Iterator[tuple[Tensor, Any]]:
+        """Inputs with their tags."""
+        return zip(self.tensors, self.tags, strict=True)
+
+    def shares(self, t: Tensor) -> bool:
+        """True if a tensor lies in the memory of an input."""
+        return is_among(t.untyped_storage(), [other.untyped_storage() for other in self.tensors])
+
+    def numbers(self) -> list[tuple[str, str]]:
+        """Arguments that are no tensors, by name."""
+        numbers = []
+        for name, value in self.values.items():
+            listed = value if isinstance(value, (list, tuple)) else [value]
+            numbers += [(name, repr(x)) for x in listed if not isinstance(x, Tensor)]
+        return numbers
 
     def axis(self, t: Any) -> Axis | None:
         """Where an input has its records; None for a public one."""
-        return self._axes.get(id(t)) if isinstance(t, Tensor) else None
+        return self.axes.get(id(t)) if isinstance(t, Tensor) else None
 
     def has_records(self, *values: Any) -> bool:
         """True if any of some inputs has records."""
@@ -179,8 +235,8 @@ class Call:
             return
         if not t.numel():
             return
-        if id(t) in self._exchangeable:
-            own = self._exchangeable[id(t)]
+        if id(t) in self.exchangeable:
+            own = self.exchangeable[id(t)]
             if own is None:
                 return
             own_axis, own_records = own
@@ -191,37 +247,57 @@ class Call:
                 return
         raise Mixes("numbers that differ by the place in the batch")
 
+    def require_along(self, t: Any, axis: Axis, dims: int | None = None) -> None:
+        """Refuse an input that has its records elsewhere than along an axis, or public numbers that differ along it.
+
+        Args:
+            t: An input; anything but a tensor passes.
+            axis: Where the records have to be.
+            dims: Number of dimensions that the input is broadcast to, in which the axis is one; None: its own.
+        """
+        if not isinstance(t, Tensor):
+            return
+        if dims is not None:
+            axis = axis._replace(dim=axis.dim + t.dim() - dims)
+        own = self.axis(t)
+        if own is None:
+            self.require_exchangeable(t, axis.dim, axis)
+        elif own != axis:
+            raise Mixes("records are arranged in two ways")
+
     def common_axis(self, *tensors: Any) -> Axis:
         """The axis of those inputs that have records, all in the same dimension; the others have to be exchangeable.
 
         Raises:
             Mixes: There are several axes, none, or public numbers by place.
         """
-        axes = {axis for t in tensors if (axis := self.axis(t)) is not None}
-        if len(axes) > 1:
-            raise Mixes("records are arranged in two ways")
-        if not axes:
-            raise Mixes("records in an argument that all rows share")
-        (axis,) = axes
-        for t in tensors:
-            if isinstance(t, Tensor) and self.axis(t) is None:
-                self.require_exchangeable(t, axis.dim, axis)
-        return axis
+        return self._aligned(tensors, None)
 
     def broadcast_axis(self, *tensors: Any) -> Axis:
         """The axis, in the output, of inputs that are broadcast against each other."""
-        dims = max(t.dim() for t in tensors if isinstance(t, Tensor))
-        axes = set()
+        return self._aligned(tensors, max(t.dim() for t in tensors if isinstance(t, Tensor)))
+
+    def _aligned(self, tensors: Sequence[Any], dims: int | None) -> Axis:
+        """The common axis of tensors; of those with fewer dimensions than `dims`, the last ones are compared."""
+        axis = None
+        public = []
         for t in tensors:
-            axis = self.axis(t)
-            if axis is not None:
-                axes.add(axis._replace(dim=axis.dim + dims - t.dim()))
-        if len(axes) != 1:
-            raise Mixes("records are arranged in two ways" if axes else "records in an argument that all rows share")
-        (axis,) = axes
-        for t in tensors:
-            if isinstance(t, Tensor) and self.axis(t) is None:
-                self.require_exchangeable(t, axis.dim + t.dim() - dims, axis)
+            if not isinstance(t, Tensor):
+                continue
+            shift = 0 if dims is None else dims - t.dim()
+            own = self.axes.get(id(t))
+            if own is None:
+                public.append((t, shift))
+                continue
+            if shift:
+                own = own._replace(dim=own.dim + shift)
+            if axis not in (None, own):
+                raise Mixes("records are arranged in two ways")
+            axis = own
+        if axis is None:
+            raise Mixes("records in an argument that all rows share")
+        for t, shift in public:
+            self.require_exchangeable(t, axis.dim - shift, axis)
         return axis
 
     def dims(self, t: Tensor, *names: str) -> list[int] | None:
@@ -239,3 +315,23 @@ class Call:
                 listed = value if isinstance(value, (list, tuple)) else [value]
                 return [dim % max(t.dim(), 1) for dim in listed]
         return None
+
+
+def _ignore(reason: str) -> None:
+    """Do nothing."""
+
+
+def is_among(x: object, others: Sequence[object]) -> bool:
+    """True if an object is one of some others."""
+    return id(x) in map(id, others)
+
+
+def tensors_among(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Tensors among the arguments of an operator, those in lists included."""
+    tensors = []
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, Tensor):
+            tensors.append(value)
+        elif isinstance(value, (list, tuple)):
+            tensors += [x for x in value if isinstance(x, Tensor)]
+    return tensors

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -15,6 +16,14 @@ import torch
 from torch import Tensor
 
 _ATTRIBUTE = "_dpbench_records"
+_HIDDEN = tuple(
+    folder + os.sep
+    for folder in (
+        os.path.dirname(torch.__file__),
+        os.path.dirname(os.path.abspath(__file__)),
+    )
+)
+"""Folders whose lines are not named: the line that called them is."""
 
 new_number = itertools.count(1).__next__
 """Returns a number that no other memory of this process has."""
@@ -32,6 +41,9 @@ class Axis(NamedTuple):
     dim: int
     outer: int = 1
     inner: int = 1
+
+
+_ROWS = Axis(0)
 
 
 class Place(NamedTuple):
@@ -54,6 +66,17 @@ class Place(NamedTuple):
         elif file.startswith(os.getcwd().replace(os.sep, "/") + "/"):
             file = os.path.relpath(file)
         return f"{file}:{self.line}"
+
+
+def calling_line() -> Place:
+    """The line of code, outside of torch and this package, that runs now."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_HIDDEN) and not file.startswith("<"):
+            break
+        frame = frame.f_back
+    return Place(frame.f_code.co_filename, frame.f_lineno)
 
 
 UNKNOWN = Place("?", 0)
@@ -207,7 +230,7 @@ class Local(NamedTuple):
 
 
 Tag = Rows | Lone | Subtotal | Total | Mixed | Exchangeable | Joint | Unwritten | Local
-PRIVATE = (Lone, Subtotal, Total, Mixed)
+_PRIVATE = frozenset([Lone, Subtotal, Total, Mixed])
 """Tags of memory that depends on records, beside private `Rows`."""
 
 _has_plain_memory: dict[type, bool] = {}
@@ -262,7 +285,8 @@ def overlaps_itself(t: Tensor) -> bool:
 
 def is_private(tag: Any) -> bool:
     """True if memory with this tag depends on records."""
-    return isinstance(tag, PRIVATE) or (isinstance(tag, Rows) and tag.is_private)
+    kind = type(tag)
+    return kind in _PRIVATE or (kind is Rows and tag.is_private)
 
 
 def arrangement(t: Tensor, rows: Rows) -> Axis | int | None:
@@ -285,7 +309,7 @@ def arrangement(t: Tensor, rows: Rows) -> Axis | int | None:
         return None
     is_plain = not offset and shape and shape[0] == rows.records > 1 and strides[0] * size_of_element == run
     if is_plain and t.is_contiguous():
-        return Axis(0)  # as most are
+        return _ROWS  # as most are
     first_run, extent = divmod(offset, run)
     axis = None
     limit = run
@@ -344,4 +368,12 @@ def rows_of(t: Tensor, axis: Axis, batch: int, records: int) -> Rows | None:
     if run <= 0:
         return None
     rows = Rows(batch, run, records, int(t.storage_offset()) * size_of_element, number=new_number())
+    if not axis.dim and axis.outer == 1 < records and t.shape[0] == records * axis.inner and t.is_contiguous():
+        return rows  # as most are
     return rows if arrangement(t, rows) == axis else None
+
+
+def whole(rows: Rows) -> Rows:
+    """The tag of a part of memory for all of it."""
+    start = rows.base % (rows.run * rows.records)
+    return rows._replace(base=start if start >= rows.run else 0)

@@ -53,11 +53,7 @@ def index_add(call: Call) -> Axis:
     if x.shape[dim] != call.records or not torch.equal(index.long(), records):
         raise Mixes("adds to records that an index picks")
     one_row_each = Axis(dim)
-    own = call.axis(x)
-    if own is None:
-        call.require_exchangeable(x, dim, one_row_each)
-    elif own != one_row_each:
-        raise Mixes("records are arranged in two ways")
+    call.require_along(x, one_row_each)
     return one_row_each
 
 
@@ -154,10 +150,7 @@ def _masked(call: Call, x: Tensor, values: Tensor | None, entries: list[_Entry])
     of_mask = call.axis(entry.value)
     assert of_mask is not None
     axis = of_mask._replace(dim=of_mask.dim + entry.dim)
-    if call.axis(x) is None:
-        call.require_exchangeable(x, axis.dim, axis)
-    elif call.axis(x) != axis:
-        raise Mixes("records are arranged in two ways")
+    call.require_along(x, axis)
     return axis
 
 
@@ -173,19 +166,8 @@ def _index_by_public_mask(call: Call, x: Tensor, values: Tensor | None, entries:
     picked = of_x._replace(dim=of_x.dim - shift)
     if values is None:
         return picked
-    dims = x.dim() - entry.width + 1
-    _require_values(call, values, picked, dims)
+    call.require_along(values, picked, x.dim() - entry.width + 1)
     return of_x
-
-
-def _require_values(call: Call, values: Tensor, picked: Axis, dims: int) -> None:
-    """Values that are broadcast to what an index picks have the records where it has them."""
-    shift = dims - values.dim()
-    own = call.axis(values)
-    if own is None:
-        call.require_exchangeable(values, picked.dim - shift, picked)
-    elif own._replace(dim=own.dim + shift) != picked:
-        raise Mixes("records are arranged in two ways")
 
 
 def _indexed(call: Call, x: Tensor, values: Tensor | None, entries: list[_Entry]) -> Axis:
@@ -213,7 +195,7 @@ def _indexed(call: Call, x: Tensor, values: Tensor | None, entries: list[_Entry]
         return of_index._replace(dim=start + of_index.dim)
     if values is None:
         return picked
-    _require_values(call, values, picked, x.dim() - len(taken) + dims_of_index)
+    call.require_along(values, picked, x.dim() - len(taken) + dims_of_index)
     if of_x is not None:
         return of_x
     return Axis(_places(call, x, entries) or 0)

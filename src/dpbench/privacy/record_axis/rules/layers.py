@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor
-
 from dpbench.privacy.record_axis.operators import Call, Mixes, Outcome, rule
 from dpbench.privacy.record_axis.tags import Axis, Over
 
@@ -25,10 +21,7 @@ def convolution(call: Call) -> Axis:
         raise Mixes("a convolution over records")
     inner = weight.shape[0] // blocks
     of_filters = Axis(0, of_x.outer, inner)
-    if of_weight is None:
-        call.require_exchangeable(weight, 0, of_filters)
-    elif of_weight != of_filters:
-        raise Mixes("records are arranged in two ways")
+    call.require_along(weight, of_filters)
     axis = Axis(1, of_x.outer, call.output.shape[1] // blocks)
     call.require_exchangeable(bias, 0, axis._replace(dim=0))
     return axis
@@ -70,12 +63,7 @@ def batch_norm(call: Call) -> list[Outcome]:
         if is_training and call["running_mean"] is not None:
             raise Mixes("the layer keeps numbers of all records")
         for name in names:
-            t = call[name]
-            own = call.axis(t)
-            if own is None:
-                call.require_exchangeable(t, 0, along_channels)
-            elif own != along_channels:
-                raise Mixes("records are arranged in two ways")
+            call.require_along(call[name], along_channels)
         return [axis, along_channels, along_channels]
     call.require_public(*(call[name] for name in names))
     if is_training:
@@ -95,20 +83,8 @@ def attention(call: Call) -> list[Outcome]:
         raise Mixes("attention over records")
     for name in ("attn_mask", "attn_bias"):
         if call.has(name):
-            _require_own_mask(call, call[name], axis)
+            call.require_along(call[name], axis, query.dim())
     return [axis, axis] + [None] * 7  # the state of the random numbers and sizes
-
-
-def _require_own_mask(call: Call, mask: Any, axis: Axis) -> None:
-    """Refuse a mask that has its records elsewhere than the queries."""
-    if not isinstance(mask, Tensor):
-        return
-    shift = call["query"].dim() - mask.dim()
-    own = call.axis(mask)
-    if own is None:
-        call.require_exchangeable(mask, axis.dim - shift, axis)
-    elif own._replace(dim=own.dim + shift) != axis:
-        raise Mixes("records are arranged in two ways")
 
 
 @rule("mkldnn_rnn_layer")
@@ -120,11 +96,7 @@ def recurrent_layer(call: Call) -> list[Outcome]:
     if axis.dim != 1:
         raise Mixes("a recurrence along the records")
     for name in ("hx_", "cx_tmp"):
-        own = call.axis(call[name])
-        if own is None:
-            call.require_exchangeable(call[name], axis.dim, axis)
-        elif own != axis:
-            raise Mixes("records are arranged in two ways")
+        call.require_along(call[name], axis)
     return [axis, axis, axis, axis]
 
 
@@ -194,5 +166,5 @@ def attention_backward(call: Call) -> Axis:
     axis = call.common_axis(*(call[name] for name in ("grad_out", "query", "key", "value", "out", "logsumexp")))
     if axis.dim:
         raise Mixes("attention over records")
-    _require_own_mask(call, call["attn_mask"], axis)
+    call.require_along(call["attn_mask"], axis, call["query"].dim())
     return axis

@@ -109,20 +109,13 @@ def ctc_loss(call: Call) -> list[Outcome]:
     of_targets = call.axis(targets)
     if axis is None or axis.dim != 1 or axis[1:] != (1, 1):
         raise Mixes("alignments over records")
-    if targets.dim() != 2 or (of_targets is not None and of_targets != Axis(0)):
+    if targets.dim() != 2 or of_targets not in (None, Axis(0)):
         raise Mixes("targets that are not rows of records")
-    if of_targets is None:
-        call.require_exchangeable(targets, 0, Axis(0))
-    lengths = [call[name] for name in ("input_lengths", "target_lengths")]
-    for length in lengths:
+    call.require_along(targets, Axis(0))
+    for length in (call["input_lengths"], call["target_lengths"]):
         if not isinstance(length, Tensor) and len(set(length)) > 1:
             raise Mixes("lengths by the place in the batch")
-        if isinstance(length, Tensor):
-            own = call.axis(length)
-            if own is None:
-                call.require_exchangeable(length, 0, Axis(0))
-            elif own != Axis(0):
-                raise Mixes("records are arranged in two ways")
+        call.require_along(length, Axis(0))
     return [Axis(0), Axis(0)]
 
 

@@ -23,7 +23,7 @@ _FACTORS = {
 @rule(*_FACTORS)
 def product(call: Call) -> Outcome:
     """Records may run along the rows of the first factor, the columns of the second or a batch; not along the sum."""
-    first_name, second_name, added_name = _FACTORS[call.operator.name.rstrip("_")]
+    first_name, second_name, added_name = _FACTORS[call.operator.plain_name]
     a, b = call[first_name], call[second_name]
     added = None if added_name is None else call[added_name]
     is_batched = a.dim() == 3
@@ -34,11 +34,10 @@ def product(call: Call) -> Outcome:
         return outcome
     if added is None:
         return outcome
-    shift = call.output.dim() - added.dim()
-    own = call.axis(added)
     if outcome is None:
+        own = call.axis(added)
         assert own is not None
-        axis = own._replace(dim=own.dim + shift)
+        axis = own._replace(dim=own.dim + call.output.dim() - added.dim())
         rows = a.dim() - 2 if a.dim() > 1 else None
         columns = call.output.dim() - 1 if b.dim() > 1 else None
         if (is_batched and axis.dim == 0) or axis.dim == rows:
@@ -46,10 +45,7 @@ def product(call: Call) -> Outcome:
         if (is_batched and axis.dim == 0) or axis.dim == columns:
             call.require_exchangeable(b, axis.dim, axis)
         return axis
-    if own is None:
-        call.require_exchangeable(added, outcome.dim - shift, outcome)
-    elif own._replace(dim=own.dim + shift) != outcome:
-        raise Mixes("records are arranged in two ways")
+    call.require_along(added, outcome, call.output.dim())
     return outcome
 
 
