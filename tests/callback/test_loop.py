@@ -283,8 +283,8 @@ def backward(model: Any, batch: Any) -> Tensor:
 @pytest.mark.parametrize(
     ("own", "error", "message"),
     [
-        (counting(), ConfigurationError, "assigns to center, outside itself"),
-        (decorated(), ConfigurationError, "assigns to center, outside itself"),
+        (counting(), UnsupportedModuleError, "records of an earlier batch"),
+        (decorated(), UnsupportedModuleError, "records of an earlier batch"),
         (defaults, UnsupportedModuleError, "records of an earlier batch"),
         (partial(stateful, {"c": torch.zeros(6)}), UnsupportedModuleError, "records of an earlier batch"),
         (attribute, ConfigurationError, r"has an attribute \(last\)"),

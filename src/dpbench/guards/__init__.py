@@ -1,6 +1,5 @@
 """Refusals of what would break the guarantee silently, a guard for each."""
 
-from dpbench.guards._first_update import FirstUpdate
 from dpbench.guards._module_writes import Writes
 from dpbench.guards._number_of_records import NumberOfRecords
 from dpbench.guards._padding import Padding
@@ -26,7 +25,6 @@ EVERY_TRAINING: tuple[type[Guard], ...] = (
     PublicNetworks,  # before `Writes`, which looks once the lot is back in its place
     Writes,
     ReleasedGradients,
-    FirstUpdate,
     EarlierFits,
 )
 """Of every private training, in the order in which they look."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -58,21 +59,8 @@ def refuse_saved_records(training: Training, dataset: Any) -> None:
 def _holds_arrays_of(value: Any, dataset: Any) -> bool:
     """Whether a value holds an array of a data set: the same memory, or equal contents of more than one number."""
     arrays = [x for x in _arrays(value, _DEEP) if x.size > 1]
-    if not arrays:
-        return False
-    return any(_is_among(x, arrays) for x in _arrays(dataset, _DEEP))
-
-
-def _is_among(x: NDArray[Any], arrays: Iterable[NDArray[Any]]) -> bool:
-    return any(_is_same(x, other) for other in arrays)
-
-
-def _is_same(x: NDArray[Any], other: NDArray[Any]) -> bool:
-    if np.may_share_memory(x, other):
-        return True
-    if x.shape != other.shape or x.dtype != other.dtype:
-        return False
-    return bool(np.array_equal(x, other))
+    pairs = itertools.product(arrays, _arrays(dataset, _DEEP) if arrays else ())
+    return any(np.may_share_memory(x, y) or (x.dtype == y.dtype and np.array_equal(x, y)) for x, y in pairs)
 
 
 def _arrays(value: Any, depth: int) -> Iterator[NDArray[Any]]:
@@ -88,16 +76,7 @@ def _arrays(value: Any, depth: int) -> Iterator[NDArray[Any]]:
             yield value.detach().cpu().numpy()
     elif isinstance(value, np.ndarray):
         yield value
-    elif depth:
-        for part in _parts(value):
+    elif depth and isinstance(value, Dataset | Mapping | list | tuple):
+        parts = vars(value) if isinstance(value, Dataset) else value
+        for part in parts.values() if isinstance(parts, Mapping) else parts[:_MOST_ENTRIES]:
             yield from _arrays(part, depth - 1)
-
-
-def _parts(value: Any) -> Iterable[Any]:
-    if isinstance(value, Mapping):
-        return list(value.values())
-    if isinstance(value, list | tuple):
-        return value[:_MOST_ENTRIES]
-    if isinstance(value, Dataset):
-        return list(vars(value).values())
-    return ()

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.utilities.seed import isolate_rng
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import nn
 
+from dpbench.canonical import digest_of
 from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError
 
@@ -70,32 +68,12 @@ def _digests(dataset: Any) -> list[str | None]:
     with isolate_rng():
         for position in np.linspace(0, last, _COMPARED).astype(int).tolist():
             try:
-                digest = _digest(dataset[position])
-                is_random = digest != _digest(dataset[position])
+                digest = digest_of(dataset[position])
+                is_random = digest != digest_of(dataset[position])
             except Exception:  # its own lot will say so
                 is_random = True
             digests.append(None if is_random else digest)
     return digests
-
-
-def _digest(record: Any) -> str:
-    digest = hashlib.sha256()
-    for leaf in tree_leaves(record):
-        kind = (type(leaf).__name__, getattr(leaf, "shape", None))
-        digest.update(repr(kind).encode())
-        digest.update(_bytes(leaf))
-    return digest.hexdigest()
-
-
-def _bytes(leaf: Any) -> bytes:
-    """The contents of a tensor or array; of anything else, how it is written."""
-    if isinstance(leaf, Tensor):
-        flat = leaf.detach().cpu().contiguous().view(-1)
-        contents: bytes = flat.view(torch.uint8).numpy().tobytes()
-        return contents
-    if isinstance(leaf, np.ndarray):
-        return leaf.tobytes()
-    return repr(leaf).encode()
 
 
 def are_alike(module: nn.Module) -> bool:

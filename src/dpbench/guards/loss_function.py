@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dis
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
-from types import CodeType, FunctionType, MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,8 +14,6 @@ from torch.utils._pytree import tree_leaves
 from dpbench.errors import ConfigurationError
 from dpbench.guards.guard import Guard
 
-_GLOBAL = {"STORE_GLOBAL", "DELETE_GLOBAL"}
-_OUTER = {"STORE_DEREF", "DELETE_DEREF"}
 _DEEP = 2  # attributes of attributes are looked at
 
 
@@ -24,10 +21,10 @@ class LossState(Guard):
     """The loss function of a plain loop carries nothing from one lot to the next unseen."""
 
     name = "loss"
-    prevents = "the loss function of a plain loop stores a batch in variables, or trains parameters without privacy"
+    prevents = "the loss function of a plain loop stores a batch in attributes, or trains parameters without privacy"
 
     def on_check(self) -> None:
-        """Refuse variables outside of the function, and networks to train; make the rest a part of the module."""
+        """Refuse attributes of the function, and networks to train; make the rest a part of the module."""
         module = self.session.training.module
         held = []
         named = []
@@ -38,7 +35,7 @@ class LossState(Guard):
             elif isinstance(x, MethodType):
                 pending += [x.__func__, x.__self__]
             elif isinstance(x, FunctionType):
-                _refuse_variables(x)
+                _refuse_attributes(x)
                 parts = [*_contents(x), *(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values()]
                 pending += [part for part in parts if not any(part is other for other in pending)]
                 named += [x.__globals__.get(name) for name in x.__code__.co_names]
@@ -66,30 +63,14 @@ def _contents(function: FunctionType) -> Iterator[Any]:
             yield cell.cell_contents
 
 
-def _refuse_variables(function: FunctionType) -> None:
-    """Refuse a function that assigns to a variable outside itself, or has attributes: neither is looked at.
+def _refuse_attributes(function: FunctionType) -> None:
+    """Refuse a function that has attributes, of which only numbers are looked at.
 
     Raises:
-        ConfigurationError: Names the variable or attribute.
+        ConfigurationError: Names the attribute.
     """
-    for name in _assigned(function.__code__, function.__code__.co_freevars):
-        raise ConfigurationError(
-            f"the loss function assigns to {name}, outside itself, so that a batch could be carried into the next "
-            "one: keep nothing of a batch; what is to be counted belongs into the body of the loop."
-        )
     for name in vars(function).keys() - {"__wrapped__"}:
         raise ConfigurationError(
             f"the loss function has an attribute ({name}), in which a batch could be carried into the next one: make "
             "it an argument with a default, or a variable."
         )
-
-
-def _assigned(code: CodeType, outer: Collection[str]) -> Iterator[str]:
-    """Global variables and those of `outer` that the code, or a function inside it, assigns to."""
-    for instruction in dis.get_instructions(code):
-        name = instruction.argval
-        if instruction.opname in _GLOBAL or (instruction.opname in _OUTER and name in outer):
-            yield name
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _assigned(constant, outer)
