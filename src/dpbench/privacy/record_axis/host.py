@@ -37,6 +37,7 @@ from dpbench.privacy.record_axis.tags import (
     is_private,
     set_tag,
     tag_of,
+    tag_of_storage,
 )
 
 _POINTERS = (
@@ -217,7 +218,7 @@ def _read(axis: RecordAxis, name: str, own: Callable[..., Any], args: Any, kwarg
 
 
 def _read_storage(axis: RecordAxis, name: str, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    tags = [getattr(x, "_dpbench_records", None) for x in (*args, *kwargs.values())]
+    tags = [tag_of_storage(x) for x in (*args, *kwargs.values())]
     if any(is_private(tag) for tag in tags) or (name == "copy_" and tags[0] is not None):
         axis.note_read(name)
     return own(*args, **kwargs)

@@ -240,16 +240,15 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return self._foreign(func, operator, args, kwargs)
         if operator.is_view:
             return func(*args, **kwargs)
-        tags = [tag_of(t) for t in tensors]
-        output = func(*args, **kwargs)
-        outputs = [output] if isinstance(output, Tensor) else tensors_among((output,), {})
+        call = Call(operator, args, kwargs, tensors, self.batch, self.records)
+        output = call.output = func(*args, **kwargs)
+        outputs = call.outputs = [output] if isinstance(output, Tensor) else tensors_among((output,), {})
         for t in outputs:
             if not has_plain_memory(t):
-                return self._foreign_output(operator, tags, output, outputs)
-        call = Call(operator, args, kwargs, tensors, tags, output, outputs, self.batch, self.records)
+                return self._foreign_output(call)
         if operator.makes is not None and make(call):
             return output
-        for tag in tags:
+        for tag in call.tags:
             if tag is not None and type(tag) is not Local:
                 self._tag_outputs(call)
                 return output
@@ -310,14 +309,14 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 set_tag(target, mixed)
         return output
 
-    def _foreign_output(self, operator: Operator, tags: Sequence[Any], output: Any, outputs: Sequence[Tensor]) -> Any:
+    def _foreign_output(self, call: Call) -> Any:
         """Take note of an operator that makes such a tensor: whatever comes out of that is mixed."""
-        if any(map(is_private, tags)):
-            mixed = self.mix(operator.name, "a sparse, nested or wrapping tensor")
-            for t in outputs:
+        if any(map(is_private, call.tags)):
+            mixed = self.mix(call.operator.name, "a sparse, nested or wrapping tensor")
+            for t in call.outputs:
                 if has_plain_memory(t):
                     set_tag(t, mixed)
-        return output
+        return call.output
 
     # ------------------------------------------------------------------------------------- records
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpbench.privacy.record_axis.tags import Axis, Over
+from dpbench.privacy.record_axis.tags import Axis, Over, tag_of_storage
 
 Outcome = Axis | Over | None
 """An output's records: along an axis, summed up, or none."""
@@ -120,9 +120,6 @@ class Call:
         args: Positional arguments.
         kwargs: Named arguments.
         tensors: All tensors among them, those in lists included.
-        tags: Their tags.
-        output: What it returned.
-        outputs: All tensors of it.
         batch: Number of the batch.
         records: Number of records, R.
 
@@ -130,7 +127,8 @@ class Call:
         operator: The operator.
         values: Arguments by name, without defaults.
         tensors: All tensors among the arguments, those in lists included.
-        tags: Their tags.
+        storages: Their memory.
+        tags: Its tags.
         output: What it returned.
         outputs: All tensors of it.
         batch: Number of the batch.
@@ -149,9 +147,6 @@ class Call:
         args: Sequence[Any],
         kwargs: dict[str, Any],
         tensors: list[Tensor],
-        tags: list[Any],
-        output: Any,
-        outputs: list[Tensor],
         batch: int,
         records: int,
     ) -> None:
@@ -159,9 +154,10 @@ class Call:
         self.values = dict(zip(operator.arguments, args, strict=False))
         self.values.update(kwargs)
         self.tensors = tensors
-        self.tags = tags
-        self.output = output
-        self.outputs = outputs
+        self.storages = [t.untyped_storage() for t in tensors]
+        self.tags = [tag_of_storage(storage) for storage in self.storages]
+        self.output: Any = None
+        self.outputs: list[Tensor] = []
         self.batch = batch
         self.records = records
         self.axes: dict[int, Axis] = {}
@@ -200,7 +196,7 @@ class Call:
 
     def shares(self, t: Tensor) -> bool:
         """True if a tensor lies in the memory of an input."""
-        return is_among(t.untyped_storage(), [other.untyped_storage() for other in self.tensors])
+        return is_among(t.untyped_storage(), self.storages)
 
     def numbers(self) -> list[tuple[str, str]]:
         """Arguments that are no tensors, by name."""

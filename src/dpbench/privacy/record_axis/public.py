@@ -240,7 +240,8 @@ def _exchangeable_outcome(call: Call) -> tuple[Any, int]:
     unknown = Joint(call.batch) if is_random else None
     if not axes or call.operator.rule is None:
         return unknown if axes else None, call.records
-    asked = Call(call.operator, (), call.values, call.tensors, tags, call.output, call.outputs, call.batch, records)
+    asked = Call(call.operator, (), call.values, call.tensors, call.batch, records)
+    asked.output = call.output
     asked.axes = axes
     for t, tag in call.tagged:
         if isinstance(tag, Exchangeable) and tag.batch == call.batch:

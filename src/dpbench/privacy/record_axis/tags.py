@@ -252,6 +252,11 @@ def tag_of(t: Tensor) -> Any:
     return getattr(t.untyped_storage(), _ATTRIBUTE, None)
 
 
+def tag_of_storage(storage: torch.UntypedStorage) -> Any:
+    """The tag of memory, or None."""
+    return getattr(storage, _ATTRIBUTE, None)
+
+
 def set_tag(t: Tensor, tag: Tag | None) -> None:
     """Set the tag of all memory that a tensor shares."""
     setattr(t.untyped_storage(), _ATTRIBUTE, tag)
