@@ -173,20 +173,20 @@ STAND_INS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("name", STAND_INS)
 @pytest.mark.parametrize("kind", ["poisson", "fixed_size"])
 def test_an_item_in_the_place_of_another_is_refused(name: str, kind: str) -> None:
-    with pytest.raises(ConfigurationError, match="in the place of item|reads several items of") as caught:
+    with pytest.raises(ConfigurationError, match="at other indices") as caught:
         read_all(STAND_INS[name](), kind)
     assert "\n" not in str(caught.value)
 
 
 def test_it_says_which() -> None:
     dataset = First()
-    with pytest.raises(ConfigurationError, match="First returns item 0 in the place of item (17|23): the record"):
+    with pytest.raises(ConfigurationError, match=r"items of First at other indices \(0\) for item (17|23): a"):
         read_all(dataset)
 
 
 @pytest.mark.parametrize("name", ["first", "wrapper"])
 def test_workers_see_it_too(name: str) -> None:
-    with pytest.raises(ConfigurationError, match="in the place of item|reads several items of"):
+    with pytest.raises(ConfigurationError, match="at other indices"):
         read_all(STAND_INS[name](), num_workers=1)
 
 
@@ -202,7 +202,7 @@ def test_workers_see_it_too(name: str) -> None:
     ids=lambda dataset: type(dataset).__name__,
 )
 def test_items_that_are_mixed_inside_of_the_data_set(dataset: Any) -> None:
-    with pytest.raises(ConfigurationError, match="in the place of item|reads several items of"):
+    with pytest.raises(ConfigurationError, match="at other indices"):
         read_all(dataset)
 
 
@@ -232,7 +232,7 @@ def test_examples_of_users_are_watched_in_private_training() -> None:
     users = UserDataset(First(), np.arange(SIZE) % 8)
     users.batch(1, [0, 1, 2, 3, 4])  # as long as nothing is private
     LotLoader.poisson(users, 4)
-    with pytest.raises(ConfigurationError, match="in the place of item"):
+    with pytest.raises(ConfigurationError, match="at other indices"):
         [users.batch(user, range(5)) for user in range(8)]
 
 
@@ -498,7 +498,7 @@ class TwoViews(Inner):
 
 
 def test_a_lot_filled_up_with_an_item_of_its_own() -> None:
-    with pytest.raises(ConfigurationError, match="in the place of item"):
+    with pytest.raises(ConfigurationError, match="at other indices"):
         read_all(Repeats())
     assert read_all(TwoViews()) > 50
 
@@ -526,7 +526,7 @@ def test_a_worker_that_is_forked_while_another_thread_reads() -> None:
     done = threading.Event()
 
     def hold() -> None:
-        with fetching._PATCHING:
+        with fetching._Patching.lock:
             held.set()
             done.wait(60)
 

@@ -1,4 +1,4 @@
-"""A `collate_fn` that makes a row of several records is refused; one that only augments, pads or splits is not."""
+"""Rows of a batch are made of one record each, whatever the `collate_fn` does with several."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from dpbench.data.collation import Collation
 from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.separate_records import SeparateRecords
+from dpbench.data.trees import know_as_tree
 from dpbench.errors import ConfigurationError
 
 PICTURES = TensorDataset(torch.randn(60, 3, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 5)
@@ -49,7 +53,7 @@ def cutmix(records: list[Any]) -> Any:
 
 def standardized(records: list[Any]) -> Any:
     x, y = default_collate(records)
-    return (x - x.mean(0)) / x.std(0), y
+    return (x - x.mean(0)) / (1 + x.std(0, correction=0)), y
 
 
 def mixed_texts(records: list[Any]) -> Any:
@@ -109,86 +113,134 @@ def lots_of(one: LotLoader) -> list[Any]:
     return list(one)
 
 
-@pytest.mark.parametrize(
-    ("collate", "workers"),
-    [
-        (mixup, 0),
-        pytest.param(mixup, 1, marks=pytest.mark.slow),
-        (mixup_sometimes, 0),
-        (cutmix, 0),
-        (standardized, 0),
-        (nested, 0),
-    ],
-)
-def test_records_that_are_mixed_before_the_step(collate: Callable[[list[Any]], Any], workers: int) -> None:
-    with pytest.raises(ConfigurationError, match="builds rows of a record from other records"):
-        lots_of(loader(PICTURES, collate, num_workers=workers))
+def leaves_of(batch: Any) -> list[Tensor]:
+    know_as_tree(batch)
+    return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
 
 
-def with_numbers(records: list[Any]) -> Any:
-    return {**default_collate(records), "lengths": [len(record["text"]) for record in records]}
+def filled_with_first(records: list[Any]) -> Any:
+    good = [record for record in records if int(record[1])] or records
+    return default_collate(good + [good[0]] * (len(records) - len(good)))
 
 
-def with_mixed_numbers(records: list[Any]) -> Any:
-    lengths = [len(record["text"]) for record in records]
-    return {**with_numbers(records), "shares": [length / sum(lengths) for length in lengths]}
+def filled_with_neighbor(records: list[Any]) -> Any:
+    kept: list[Any] = []
+    for record in records:
+        kept.append(record if int(record[1]) or not kept else kept[-1])
+    return default_collate(kept)
 
 
-def test_lists_with_an_entry_for_each_record() -> None:
-    texts = [{"x": torch.rand(3), "text": "a" * (number % 7)} for number in range(60)]
-    assert len(lots_of(loader(texts, with_numbers))) > 1
-    with pytest.raises(ConfigurationError, match="builds rows of a record from other records"):
-        lots_of(loader(texts, with_mixed_numbers))
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("collate", [cutmix, nested, filled_with_first, filled_with_neighbor, plain])
+def test_a_row_is_what_its_record_makes_alone(collate: Callable[[list[Any]], Any], workers: int) -> None:
+    one = loader(PICTURES, collate, num_workers=workers)
+    for step, batch in enumerate(lots_of(one)):
+        for row, position in enumerate(one.lots.lot(step).tolist()):
+            alone = leaves_of(collate([PICTURES[position]]))
+            for ours, own in zip(leaves_of(batch), alone, strict=True):
+                assert torch.equal(ours[row].nan_to_num(), own[0].nan_to_num())
 
 
-def test_mixed_texts() -> None:
-    with pytest.raises(ConfigurationError, match="builds rows of a record from other records"):
-        lots_of(loader(Texts(), mixed_texts))
+@pytest.mark.parametrize("collate", [mixup, mixup_sometimes])
+def test_a_partner_is_the_record_itself(collate: Callable[[list[Any]], Any]) -> None:
+    one = loader(PICTURES, collate)
+    for step, (x, _) in enumerate(lots_of(one)):
+        torch.testing.assert_close(x, PICTURES.tensors[0][one.lots.lot(step)])
 
 
-@pytest.mark.parametrize("collate", [plain, augmented, augmented_beyond_the_seeds, shuffled])
-def test_healthy_collations_of_pictures(collate: Callable[[list[Any]], Any]) -> None:
-    assert len(lots_of(loader(PICTURES, collate))) == 3
+@pytest.mark.parametrize("collate", [augmented, augmented_beyond_the_seeds, shuffled])
+def test_random_collations_keep_the_order(collate: Callable[[list[Any]], Any]) -> None:
+    one = loader(PICTURES, collate)
+    for step, (_, y) in enumerate(lots_of(one)):
+        assert torch.equal(y, PICTURES.tensors[1][one.lots.lot(step)])
 
 
-def test_healthy_collations_of_texts() -> None:
-    assert len(lots_of(loader(Texts(), padded))) == 3
-    assert len(lots_of(loader(Texts(), sorted_by_length))) == 3
-    assert len(lots_of(loader(Texts(), windows, record_of_row="owner"))) == 3
+def padded_left(records: list[Any]) -> Any:
+    tokens = [record["tokens"].flip(0) for record in records]
+    return {
+        "tokens": pad_sequence(tokens, batch_first=True, padding_value=-9).flip(1),
+        "mask": pad_sequence([torch.ones(len(one)).bool() for one in tokens], batch_first=True).flip(1),
+    }
 
 
-@pytest.mark.parametrize(("dataset", "collate"), [(Texts(), sorted_by_length), (PICTURES, shuffled)])
-def test_the_order_of_records_is_kept_where_it_says_which_microbatch_they_are_in(
-    dataset: Dataset[Any], collate: Callable[[list[Any]], Any]
-) -> None:
-    one = loader(dataset, collate)
-    one.prepare_collation(True)
-    with pytest.raises(ConfigurationError, match="reorders the records.*enforce_sorted=False"):
+def padded_right(records: list[Any]) -> Any:
+    tokens = [record["tokens"] for record in records]
+    return {
+        "tokens": pad_sequence(tokens, batch_first=True, padding_value=7),
+        "mask": pad_sequence([torch.ones(len(one)).bool() for one in tokens], batch_first=True),
+    }
+
+
+@pytest.mark.parametrize("collate", [padded, padded_left, padded_right])
+def test_texts_are_padded_as_the_collate_fn_does(collate: Callable[[list[Any]], Any]) -> None:
+    one = loader(Texts(), collate)
+    for step, batch in enumerate(lots_of(one)):
+        expected = collate([Texts()[position] for position in one.lots.lot(step).tolist()])
+        assert list(batch) == list(expected)
+        assert all(map(torch.equal, leaves_of(batch), leaves_of(expected)))
+        assert batch.get("text") == expected.get("text")
+
+
+def test_texts_that_are_sorted_stay_in_their_order() -> None:
+    one = loader(Texts(), sorted_by_length)
+    for step, batch in enumerate(lots_of(one)):
+        assert batch["text"] == [f"record {position}" for position in one.lots.lot(step).tolist()]
+
+
+def larger_pictures(records: list[Any]) -> Any:
+    """Of several heights and widths, padded at the lower right."""
+    sizes = torch.tensor([[3 + int(y), 7 - int(y)] for _, y in records])
+    batch = torch.full((len(records), *sizes.amax(0).tolist()), 0.5)
+    for row, (height, width) in enumerate(sizes.tolist()):
+        batch[row, :height, :width] = row % 1
+    return batch
+
+
+def test_pictures_of_two_sizes() -> None:
+    one = loader(PICTURES, larger_pictures)
+    for step, batch in enumerate(lots_of(one)):
+        records = [PICTURES[position] for position in one.lots.lot(step).tolist()]
+        assert torch.equal(batch, larger_pictures(records))
+
+
+def test_mixed_texts_are_not_padded() -> None:
+    """The padding of mixed rows would tell of other records."""
+    one = loader(Texts(), mixed_texts)
+    with pytest.raises(ConfigurationError, match="cannot be made of one record each"):
         lots_of(one)
-    for data, healthy in ((PICTURES, plain), (PICTURES, augmented), (Texts(), padded)):
-        one = loader(data, healthy)
-        one.prepare_collation(True)
-        assert len(lots_of(one)) == 3
+    one.prepare_collation(may_separate=True)
+    for step, lot in enumerate(lots_of(one)):
+        assert isinstance(lot, SeparateRecords)
+        for position, batch in zip(one.lots.lot(step).tolist(), lot, strict=True):
+            assert torch.equal(batch["tokens"], 2 * Texts()[position]["tokens"][None])
 
 
-def test_a_collate_fn_that_was_replaced_is_not_checked() -> None:
+def with_size(records: list[Any]) -> Any:
+    return {"x": default_collate(records)[0], "size": len(records)}
+
+
+def with_longest(records: list[Any]) -> Any:
+    return {"x": default_collate(records)[0], "longest": max(int(y) for _, y in records)}
+
+
+def with_classes(records: list[Any]) -> Any:
+    return {"x": default_collate(records)[0], "classes": 5, "scale": torch.tensor(2.0)}
+
+
+def test_numbers_of_a_whole_batch_make_no_rows() -> None:
+    for collate in (with_size, with_longest):
+        one = loader(PICTURES, collate)
+        one.prepare_collation(may_separate=True)
+        assert all(isinstance(lot, SeparateRecords) for lot in lots_of(one))
+    for batch in lots_of(loader(PICTURES, with_classes)):
+        assert batch["classes"] == 5 and batch["scale"] == 2 and len(batch["x"]) > 1
+
+
+def test_a_collate_fn_that_was_replaced_is_refused() -> None:
     one = loader(PICTURES, plain)
     one.collate_fn = mixup
     with pytest.raises(ConfigurationError, match="collate_fn of the LotLoader was replaced"):
-        one.prepare_collation(False)
-
-
-def test_lots_are_the_same_with_and_without_the_check() -> None:
-    """Nothing is drawn from the generators that the collate_fn uses."""
-
-    def batches(checked: bool) -> list[Tensor]:
-        torch.manual_seed(0), np.random.seed(0), random.seed(0)
-        one = loader(PICTURES, augmented)
-        if not checked:
-            one.collate_fn._rows = None  # type: ignore[attr-defined]
-        return [batch[0] for batch in lots_of(one)]
-
-    assert all(torch.equal(a, b) for a, b in zip(batches(True), batches(False), strict=True))
+        one.prepare_collation()
 
 
 def test_training_without_privacy_may_mix() -> None:
@@ -196,96 +248,23 @@ def test_training_without_privacy_may_mix() -> None:
     assert len(lots_of(LotLoader(PICTURES, lots, mixup))) == 3
 
 
-USABLE = [position for position in range(60) if position not in (3, 17, 41)]
-
-
 class Damaged(Dataset[Any]):
-    """Some records are None, or marked by their label."""
-
-    def __init__(self, mark: bool = False) -> None:
-        self.mark = mark
+    """Some records are None."""
 
     def __len__(self) -> int:
         return 60
 
     def __getitem__(self, position: int) -> Any:
-        x, y = PICTURES[position]
-        if position in USABLE:
-            return x, y
-        return (torch.zeros_like(x), torch.tensor(-1)) if self.mark else None
+        return None if position in (3, 17, 41) else PICTURES[position]
 
 
-def usable(records: list[Any]) -> list[Any]:
-    return [record for record in records if record is not None and int(record[1]) >= 0]
+def filled(records: list[Any]) -> Any:
+    return default_collate([record for record in records if record is not None])
 
 
-def filled_with_first(records: list[Any]) -> Any:
-    good = usable(records)
-    return default_collate(good + [good[0]] * (len(records) - len(good)))
-
-
-def filled_with_last(records: list[Any]) -> Any:
-    good = usable(records)
-    return default_collate(good + [good[-1]] * (len(records) - len(good)))
-
-
-def filled_at_random(records: list[Any]) -> Any:
-    good = usable(records)
-    return default_collate(good + random.choices(good, k=len(records) - len(good)))
-
-
-def filled_in_place(records: list[Any]) -> Any:
-    good = usable(records)
-    return default_collate([record if record is not None and int(record[1]) >= 0 else good[0] for record in records])
-
-
-def filled_with_neighbor(records: list[Any]) -> Any:
-    kept: list[Any] = []
-    for record in records:
-        kept.append(record if record is not None and int(record[1]) >= 0 else (kept or usable(records))[-1])
-    return default_collate(kept)
-
-
-def filled_and_sorted(records: list[Any]) -> Any:
-    x, y = filled_with_first(records)
-    order = x.sum((1, 2)).argsort()
-    return {"x": x[order], "y": y[order]}
-
-
-@pytest.mark.parametrize(
-    "collate",
-    [
-        filled_with_first,
-        filled_with_last,
-        filled_at_random,
-        filled_in_place,
-        filled_with_neighbor,
-        filled_and_sorted,
-    ],
-)
-@pytest.mark.parametrize("mark", [False, True])
-def test_unusable_records_that_are_filled_up_with_others(collate: Callable[[list[Any]], Any], mark: bool) -> None:
-    one = loader(Damaged(mark), collate)
-    with pytest.raises(
-        ConfigurationError, match="returns None for an item|from other records|puts a record into a batch again"
-    ):
-        [lots_of(one) for _ in range(10)]
-
-
-class Twins(Dataset[Any]):
-    """Ten records are the same, honestly."""
-
-    def __len__(self) -> int:
-        return 60
-
-    def __getitem__(self, position: int) -> Any:
-        return PICTURES[0] if position < 10 else PICTURES[position]
-
-
-@pytest.mark.parametrize("collate", [plain, augmented, shuffled])
-def test_honest_twins_pass(collate: Callable[[list[Any]], Any]) -> None:
-    one = loader(Twins(), collate)
-    assert sum(len(lots_of(one)) for _ in range(10)) == 30
+def test_a_record_that_is_none_has_no_row() -> None:
+    with pytest.raises(ConfigurationError, match="fails on a list of one: .* Remove records that cannot be read"):
+        lots_of(loader(Damaged(), filled))
 
 
 def four_of_each(records: list[Any]) -> dict[str, Tensor]:
@@ -306,32 +285,26 @@ def filled_by_the_record_before(records: list[Any]) -> dict[str, Tensor]:
     }
 
 
-def filled_by_views_of_the_first(records: list[Any]) -> dict[str, Tensor]:
-    """Each picture and its mirror image; where a label is 0, those of the first record, as often as it has rows."""
-    rows = []
-    for number, (image, label) in enumerate(records):
-        source = records[0][0] if int(label) == 0 else image
-        rows += [(source, number), (source.flip(-1), number)]
-    return {
-        "x": torch.stack([image for image, _ in rows]),
-        "record": torch.tensor([number for _, number in rows]),
-    }
+@pytest.mark.parametrize("collate", [four_of_each, filled_by_the_record_before])
+@pytest.mark.parametrize("index", ["record", lambda batch: batch["record"]], ids=["entry", "function"])
+def test_rows_of_a_record_are_made_of_it(collate: Callable[[list[Any]], Any], index: Any) -> None:
+    one = loader(PICTURES, collate, record_of_row=index)
+    for step, batch in enumerate(lots_of(one)):
+        own = PICTURES.tensors[0][one.lots.lot(step)]
+        assert torch.equal(batch["x"], own[batch["record"]])
+        assert torch.equal(batch["record"], torch.arange(len(own)).repeat_interleave(len(batch["x"]) // len(own)))
 
 
-@pytest.mark.parametrize("collate", [filled_by_the_record_before, filled_by_views_of_the_first])
-def test_rows_of_a_record_that_count_for_another_are_refused(
-    collate: Callable[[list[Any]], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In each batch, whether or not its records are collated again among others."""
-    monkeypatch.setattr("dpbench.data.collation.is_checked", lambda number: False)
-    one = loader(PICTURES, collate, record_of_row="record")
-    with pytest.raises(ConfigurationError, match="puts a record into a batch again"):
-        [lots_of(one) for _ in range(10)]
+def test_windows_of_texts() -> None:
+    one = loader(Texts(), windows, record_of_row="owner")
+    for step, batch in enumerate(lots_of(one)):
+        expected = windows([Texts()[position] for position in one.lots.lot(step).tolist()])
+        assert all(torch.equal(batch[name], expected[name]) for name in expected)
 
 
-def test_equal_rows_of_one_record_are_no_other_records() -> None:
-    one = loader(PICTURES, four_of_each, record_of_row="record")
-    assert sum(len(lots_of(one)) for _ in range(10)) == 30
+def test_an_index_that_names_others() -> None:
+    with pytest.raises(ConfigurationError, match="record_of_row names other records"):
+        lots_of(loader(PICTURES, four_of_each, record_of_row=lambda batch: batch["record"] + 0))
 
 
 def three_channels(records: list[Any]) -> Any:
@@ -353,3 +326,17 @@ class Sparse(Dataset[Any]):
 def test_a_record_may_be_joined_with_itself_and_be_sparse() -> None:
     for data, collate in ((PICTURES, three_channels), (Sparse(), dense)):
         assert sum(len(lots_of(loader(data, collate))) for _ in range(3)) == 9
+
+
+def test_what_rows_are() -> None:
+    def makes_rows(make: Callable[[int], Any]) -> bool:
+        return Collation(PICTURES, lambda records: make(len(records)))._makes_rows(PICTURES[0])
+
+    image = torch.zeros(3, 4, 4)
+    assert makes_rows(lambda count: {"x": torch.zeros(count, 2), "text": ["a"] * count})
+    assert makes_rows(lambda count: (torch.zeros(count, 2), torch.zeros(())))
+    assert not makes_rows(lambda count: [image] * count)
+    assert not makes_rows(lambda count: [image[:1]] * count)
+    assert not makes_rows(lambda count: {"x": torch.zeros(count, 2), "weights": torch.zeros(2)})
+    assert not makes_rows(lambda count: {"x": torch.zeros(count, 2), "array": np.zeros(count)})
+    assert not makes_rows(lambda count: [1] * count)

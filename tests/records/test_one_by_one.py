@@ -151,7 +151,6 @@ def copied(batch: dict[str, Tensor]) -> Tensor:
         ("record", {"gradients": "engine"}),
         ("record", {"gradients": "engine", "max_physical_batch_size": 4}),
         ("record", {}),
-        (copied, {}),
     ],
     ids=lambda x: getattr(x, "__name__", str(x)),
 )

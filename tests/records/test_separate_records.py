@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, default_collate
 from dpbench.callback.lightning_training import LightningTraining
 from dpbench.callback.loop import PrivateLoop
 from dpbench.data.lots import LotLoader, Lots, make_sampling
-from dpbench.data.separate_records import SeparateRecords, has_rows
+from dpbench.data.separate_records import SeparateRecords
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import read_ledger
@@ -411,14 +411,3 @@ def test_a_loop_without_a_trainer(tmp_path: Path) -> None:
     for number, (old, p) in enumerate(zip(before, net.parameters(), strict=True)):
         total = torch.stack([gradients[number] for gradients in of_records]).sum(0)
         torch.testing.assert_close((old - p.detach()).double(), total / RECORDS, rtol=1e-4, atol=1e-6)
-
-
-def test_what_rows_are() -> None:
-    assert has_rows({"x": torch.zeros(3, 2), "text": ["a", "b", "c"]}, 3, {"x": torch.zeros(1, 2), "text": ["a"]})
-    assert has_rows((torch.zeros(3, 2), torch.zeros(())), 3, (torch.zeros(1, 2), torch.zeros(())))
-    image = torch.zeros(3, 4, 4)
-    assert not has_rows([image] * 3, 3, [image])  # sizes agree by chance
-    assert not has_rows(
-        {"x": torch.zeros(3, 2), "weights": torch.zeros(3)}, 3, {"x": torch.zeros(1, 2), "weights": torch.zeros(3)}
-    )
-    assert not has_rows([1, 2, 3], 3, [1])

@@ -208,7 +208,7 @@ def test_a_replay_that_differs_goes_on_with_new_noise(tmp_path: Path) -> None:
     class Augmented(torch.utils.data.TensorDataset):
         def __getitems__(self, positions: list[int]) -> Any:
             images, labels = self.tensors[0][positions], self.tensors[1][positions]
-            return images + 0.5 * torch.rand(images.shape, generator=SYSTEM), labels
+            return Collated((images + 0.5 * torch.rand(images.shape, generator=SYSTEM), labels))
 
         def __getitem__(self, i: int) -> Any:
             return self.tensors[0][i], self.tensors[1][i]
@@ -236,7 +236,7 @@ def test_a_replay_that_differs_goes_on_with_new_noise(tmp_path: Path) -> None:
 
 
 def as_is(data: Any) -> LotLoader:
-    return LotLoader(data, Lots(make_sampling("poisson", len(data), 12), 0), collate_fn=lambda batch: batch)
+    return LotLoader(data, Lots(make_sampling("poisson", len(data), 12), 0))
 
 
 def test_replaced_loaders_are_refused(tmp_path: Path) -> None:

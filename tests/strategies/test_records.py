@@ -36,23 +36,14 @@ def drops_one(records: Any) -> Any:
     return tuple(x[1:] for x in records)
 
 
-def adds_one_to_some(records: Any) -> Any:
-    """To lots of 13 and more."""
-    return records if len(records[0]) < 13 else tuple(torch.cat([x, x[:1]]) for x in records)
-
-
 @pytest.mark.parametrize("size", [1, 4], ids=["records", "microbatches"])
 @pytest.mark.parametrize("manual", [False, True], ids=["automatic", "manual"])
-@pytest.mark.parametrize("collate", [two_views, drops_one, adds_one_to_some])
+@pytest.mark.parametrize("collate", [two_views, drops_one])
 def test_rows_that_are_not_the_lots(tmp_path: Path, collate: Callable[[Any], Any], manual: bool, size: int) -> None:
     """A record with two rows would be clipped twice, and move the sum by twice the bound."""
     lots = Lots(make_sampling("poisson", 60, 12), 0)
     loader = LotLoader(pictures(), lots, lambda records: collate(tuple(default_collate(records))))
     words = r"rows but \d+ records: each row is clipped separately"
-    if collate is drops_one:  # of few records it may already be seen that rows are not where they belong
-        words += "|from other records|reorders the records"
-    if collate is adds_one_to_some:  # where lots are checked, by the contents of the rows
-        words += "|replaces some records by others"
     with pytest.raises(ConfigurationError, match=words):
         fit(tmp_path, Classifier(manual), loader, 20, microbatch_size=size, gradients="engine")
 
@@ -217,14 +208,13 @@ def index_of(rows: Callable[[Tensor], Any]) -> Callable[[dict[str, Tensor]], Any
         (index_of(lambda of: of > 1), "one whole number .* not bool"),
         (index_of(lambda of: ["a"] * len(of)), "one whole number"),
         (index_of(lambda of: None), "one whole number"),
-        (index_of(lambda of: of.flip(0)), "must be ascending"),
-        (index_of(lambda of: of - 1), "must be ascending, from 0|or record_of_row names other records"),
-        (index_of(lambda of: of + 1000), "to below the batch's 9 records"),
+        (index_of(lambda of: of.flip(0)), "record_of_row names other records"),
+        (index_of(lambda of: of - 1), "record_of_row names other records"),
+        (index_of(lambda of: of + 1000), "record_of_row names other records"),
     ],
 )
 def test_what_is_no_index_of_records_is_refused(tmp_path: Path, of: Any, words: str) -> None:
     loader = reading(of=of)
-    words = words.replace("9 records", f"{len(loader.lots.lot(0))} records")
     with pytest.raises(ConfigurationError, match=words):
         fit(tmp_path, Reads(), loader)
 

@@ -326,11 +326,11 @@ def _drawing(loader: Any, may_separate: bool) -> Iterator[Iterable[Any]]:
     lots = loader.lots
     lots.acquire()
     position = lots.position
-    loader.prepare_collation(ordered=False, may_separate=may_separate and loader.record_of_row is None)
+    loader.prepare_collation(may_separate and loader.record_of_row is None)
     try:
         yield _first_batches(loader)
     finally:
-        loader.prepare_collation(ordered=False)
+        loader.prepare_collation()
         lots.free()
         lots.position = position
 

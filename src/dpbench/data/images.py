@@ -15,10 +15,10 @@ from pydantic import Field
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from dpbench.data.collation import RecordOfRow
 from dpbench.data.held_out import Split as HeldOutBy
 from dpbench.data.held_out import image_bytes
 from dpbench.data.inserted import Inserted, inserted_of
-from dpbench.data.lots import RecordOfRow
 from dpbench.data.module import Folder, LotDataModule, Membership, Splits
 from dpbench.data.noise import Split, labeled_noise
 from dpbench.data.records import Collated, InBatches

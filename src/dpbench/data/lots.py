@@ -12,7 +12,6 @@ import copy
 import numbers
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
 from torch.utils.data import Sampler as TorchSampler
 
-from dpbench.data.collation import Collation, rows_of
+from dpbench.data.collation import Collation, RecordOfRow
 from dpbench.data.fetching import watched
 from dpbench.data.records import count_of, refuse_repeated
 from dpbench.data.trees import know_as_tree
@@ -51,7 +50,6 @@ _TRAINING_LOOPS = tuple(f"{package}.loops.fit_loop" for package in _LIGHTNING)
 _EVALUATION_LOOPS = tuple(f"{package}.loops.evaluation_loop" for package in _LIGHTNING)
 _FABRIC = ("lightning_fabric.wrappers", "lightning.fabric.wrappers")
 
-RecordOfRow = str | Callable[[Any], Any]
 RankShare = tuple[Positions, Positions | None]
 
 
@@ -326,12 +324,12 @@ class LotLoader(DataLoader[Any]):
             torch's `DataLoader`, or `data.records.Collated`. Its `begin_lot(generator)`, if there is one, is given
             random numbers before each lot, a function of the lot's key and the same in all processes.
         lots: Which records come when.
-        collate_fn: As for `torch.utils.data.DataLoader`. It makes one row of each record, unless `record_of_row` says
-            otherwise.
+        collate_fn: As for `torch.utils.data.DataLoader`. It is given a list of one record at a time, and makes one row
+            of it, unless `record_of_row` says otherwise.
         record_of_row: For a `collate_fn` that makes several rows of a record (augmented views, windows of a text), or
             none: the record of each row of a batch, by its position in the list that the `collate_fn` was given, in
-            ascending order; a function of the batch, or the name of the entry of a dictionary (tokenizers call it
-            "overflow_to_sample_mapping"). The gradient of a record is the mean over its rows, which are clipped
+            ascending order; the name of an entry of a dictionary (tokenizers call it "overflow_to_sample_mapping"), or
+            a function that returns an entry of the batch. The gradient of a record is the mean over its rows, which are clipped
             together; a record without a row contributes zero. None: each row is a record.
         data_id: Name and version of the records, for seeded runs on a data set that reads them when they are asked
             for. Another version needs another name: two training sets of one name share noise, which protects
@@ -374,7 +372,6 @@ class LotLoader(DataLoader[Any]):
         if lots.sampling.record_changes:
             refuse_repeated(dataset)
             ask_for_unit(dataset, lots.sampling.unit)
-        rows = partial(rows_of, record_of_row) if lots.sampling.record_changes else None
         for name in _FIXED_BY_LOTS:
             if name in options:
                 raise ConfigurationError(
@@ -392,7 +389,7 @@ class LotLoader(DataLoader[Any]):
             super().__init__(
                 dataset,
                 batch_sampler=lots,
-                collate_fn=Collation(dataset, collate_fn, rows),
+                collate_fn=Collation(dataset, collate_fn, record_of_row, lots.sampling.record_changes),
                 **options,
             )
         except (TypeError, ValueError) as error:  # torch's, of an option that it does not have or take
@@ -564,22 +561,20 @@ class LotLoader(DataLoader[Any]):
         is_private = self.before_lot is not None
         self._items.begin(self.lots.key_of(Stream.ITEMS, self.lots.position) if is_private else None)
 
-    def prepare_collation(self, ordered: bool, may_separate: bool = False) -> None:
+    def prepare_collation(self, may_separate: bool = False) -> None:
         """Say what becomes of batches.
 
         Args:
-            ordered: Whether a `collate_fn` that sorts is refused: the places of rows say what record they belong to.
             may_separate: Whether records that make no rows of one batch may be handed out as `SeparateRecords`.
 
         Raises:
-            ConfigurationError: The `collate_fn` is not the one that is checked.
+            ConfigurationError: The `collate_fn` is not the one that keeps records apart.
         """
         if not isinstance(self.collate_fn, Collation):
             raise ConfigurationError(
-                "the collate_fn of the LotLoader was replaced, and is not checked for mixing records: pass it to the "
-                "constructor, LotLoader(..., collate_fn=...)."
+                "the collate_fn of the LotLoader was replaced, and might mix records: pass it to the constructor, "
+                "LotLoader(..., collate_fn=...)."
             )
-        self.collate_fn.ordered = ordered
         self.collate_fn.may_separate = may_separate
 
     def state_dict(self) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from pydantic import Field
 from pytorch_lightning.utilities import rank_zero_info
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from dpbench.data.collation import Collation
+from dpbench.data.collation import Collation, RecordOfRow
 from dpbench.data.held_out import Split, check_split, membership_coins, parted
-from dpbench.data.lots import LotLoader, Lots, RecordOfRow, check_scheme_of_members, make_sampling
+from dpbench.data.lots import LotLoader, Lots, check_scheme_of_members, make_sampling
 from dpbench.data.records import count_of
 from dpbench.data.sources import data_root
 from dpbench.errors import ConfigurationError

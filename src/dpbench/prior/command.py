@@ -7,8 +7,8 @@ import argparse
 from dpbench.cli.arguments import Answer, Commands, add_command, file
 
 _EPILOG = """\
-The images are made up (dead leaves, 1/f noise, random shaders): no data set is read, and no privacy is spent. After an
-interruption, the same command goes on. Then: dpbench train data=cifar10 data.features=random_prior data.prior=FILE
+The images are made up (dead leaves, 1/f noise, random shaders): no data set is read, and no privacy is spent. Then:
+dpbench train data=cifar10 data.features=random_prior data.prior=FILE
 
 examples:
   dpbench pretrain --out prior.pt
@@ -26,7 +26,7 @@ def add_parser(commands: Commands) -> None:
         epilog=_EPILOG,
     )
     add = parser.add_argument
-    add("--out", type=file, required=True, metavar="FILE", help="of the weights; written every hundred steps")
+    add("--out", type=file, required=True, metavar="FILE", help="file of the weights")
     add("--device", default="cpu", help="of torch: cpu (default), cuda")
     add("--steps", type=int, metavar="N", help="steps of the training (default: 2500)")
     add("--batch-size", type=int, metavar="N", help="images of a step, new ones each time (default: 256)")
@@ -38,8 +38,9 @@ def add_parser(commands: Commands) -> None:
 
 def _pretrain(options: argparse.Namespace) -> Answer:
     from dpbench.prior.extractor import Settings
-    from dpbench.prior.pretraining import pretrain, summary
+    from dpbench.prior.pretraining import pretrain
 
     names = ("steps", "batch_size", "width", "image_size", "learning_rate", "seed")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    return Answer(summary(options.out, pretrain(options.out, Settings(**given), options.device)))
+    _, summary = pretrain(options.out, Settings(**given), options.device)
+    return Answer(summary)

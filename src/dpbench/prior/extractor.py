@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,9 +22,6 @@ from dpbench.options import check_options
 
 CHANNELS = 3
 _FORMAT = "dpbench random prior 1"
-_KEYS = {"settings", "step", "network", "losses"}
-_KEYS_WHILE_TRAINED = {"head", "optimizer"}
-_KEYS_AT_THE_END = {"means", "deviations"}
 _GROUPS = 8  # of channels, normalized together
 _CELLS = 4  # of a side: features are averages over a 4×4 grid
 _SMALLEST = 1e-3  # deviation of a channel by which its features are divided
@@ -188,63 +184,35 @@ class Prior:
 def save(
     path: Path,
     settings: Settings,
-    step: int,
     network: Extractor,
     **more: Any,
 ) -> None:
-    """Write a prior, or what there is of it after some steps, whole or not at all."""
-    state = {"format": _FORMAT, "settings": asdict(settings), "step": step, "network": network.state_dict(), **more}
+    """Write a trained network, whole or not at all.
+
+    Args:
+        path: The file.
+        settings: Settings of the training.
+        network: The network.
+        **more: Means and deviations of the features, and what is to be said of the training.
+    """
+    state = {"format": _FORMAT, "settings": asdict(settings), "network": network.state_dict(), **more}
     content = io.BytesIO()
     torch.save(state, content)
     with replacing(path) as new:
         new.write_bytes(content.getbuffer())  # a full disk is an OSError here, and a RuntimeError in torch.save
 
 
-def read(path: Path) -> dict[str, Any]:
-    """What `save` has written, on the CPU.
-
-    Raises:
-        ConfigurationError: It cannot be read, or is something else.
-    """
-    try:
-        return _state(path, path.read_bytes())
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from error
-
-
-def _state(path: Path, content: bytes) -> dict[str, Any]:
-    try:
-        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except Exception as error:
-        # PyTorch's own words on a file that is torn are a paragraph on its archive's format.
-        raise ConfigurationError(f"{path} is damaged, or no file of dpbench pretrain: train it again.") from error
-    if not _is_prior(state):
-        raise ConfigurationError(f"{path} is no file of dpbench pretrain: name one that it has written.")
-    return dict(state)
-
-
-def _is_prior(state: object) -> bool:
-    """Whether it has everything that `save` writes."""
-    if not isinstance(state, Mapping) or state.get("format") != _FORMAT or not state.keys() >= _KEYS:
-        return False
-    if not isinstance(state["settings"], Mapping) or type(state["step"]) is not int:
-        return False
-    return state.keys() >= _KEYS_WHILE_TRAINED or state.keys() >= _KEYS_AT_THE_END
-
-
 def load(path: Path) -> Prior:
     """Load a trained prior; the same file is read once.
 
     Args:
-        path: Of a file that `dpbench pretrain` has written.
+        path: A file that `dpbench pretrain` has written.
 
     Raises:
-        ConfigurationError: It is missing, something else, its training has not ended, or its numbers are not finite.
+        ConfigurationError: It is missing, or something else.
     """
-    if path.is_dir():
-        raise ConfigurationError(f"data.prior={path} is a folder: name the file that dpbench pretrain has written.")
     if not path.is_file():
-        raise ConfigurationError(f"data.prior={path} does not exist: train it with dpbench pretrain --out {path}.")
+        raise ConfigurationError(f"data.prior={path} is no file: train it with dpbench pretrain --out {path}.")
     stat = path.stat()
     return _load(path, stat.st_mtime_ns, stat.st_size)
 
@@ -252,26 +220,20 @@ def load(path: Path) -> Prior:
 @lru_cache(maxsize=2)
 def _load(path: Path, changed: int, size: int) -> Prior:
     content = path.read_bytes()  # once, so that the hash is that of the weights
-    state = _state(path, content)
-    settings = Settings(**state["settings"])
-    if state["step"] < settings.steps:
-        raise ConfigurationError(
-            f"the training of data.prior={path} is at step {state['step']} of {settings.steps}: end it with "
-            "dpbench pretrain and the same options."
-        )
-    numbers = [*state["network"].values(), state["means"], state["deviations"]]
-    if not all(values.isfinite().all() for values in numbers):
-        raise ConfigurationError(
-            f"weights of data.prior={path} are not finite: train another one, with a smaller --learning-rate."
-        )
+    try:
+        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        is_prior = state["format"] == _FORMAT
+        settings = Settings(**state["settings"])
+        means = state["means"]
+        deviations = state["deviations"].clamp(min=_SMALLEST)
+        weights = state["network"]
+    except Exception as error:
+        # PyTorch's own words on a file that is torn are a paragraph on its archive's format.
+        raise ConfigurationError(f"{path} is damaged, or no file of dpbench pretrain: train it again.") from error
+    if not is_prior:
+        raise ConfigurationError(f"{path} is of another version of dpbench pretrain: train it again.")
     with torch.device("meta"):  # draws no first weights
         network = Extractor(settings.width)
-    network.load_state_dict(state["network"], assign=True)
+    network.load_state_dict(weights, assign=True)
     network.eval().requires_grad_(False).to(memory_format=torch.channels_last)
-    return Prior(
-        settings,
-        network,
-        state["means"],
-        state["deviations"].clamp(min=_SMALLEST),
-        hashlib.sha256(content).hexdigest(),
-    )
+    return Prior(settings, network, means, deviations, hashlib.sha256(content).hexdigest())

@@ -2,18 +2,14 @@
 
 The loss is alignment and uniformity (Wang and Isola 2020, "Understanding Contrastive Representation Learning through
 Alignment and Uniformity on the Hypersphere"), as in DP-RandP. Images are drawn anew in each step, as a function of the
-seed and the step: no image is seen twice, and an interrupted training goes on where it was.
+seed and the step: no image is seen twice.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +18,7 @@ from tqdm import tqdm
 
 from dpbench.errors import ConfigurationError, Diverged
 from dpbench.files import typed
-from dpbench.locks import open_locked
-from dpbench.prior.extractor import Extractor, Prior, Settings, cells, load, read, save
+from dpbench.prior.extractor import Extractor, Prior, Settings, cells, load, save
 from dpbench.prior.processes import mixed_images
 from dpbench.prior.views import random_views
 
@@ -31,84 +26,44 @@ _WORLD = 1.25  # side of an image that views are cut from, over that of a view
 _WARMUP = 0.05  # of all steps
 _WEIGHT_DECAY = 1e-4
 _EMBEDDING = 128
-_SAVED_EVERY = 100  # steps
 _LOGGED_EVERY = 20  # steps
 _STATISTICS_IMAGES = 4000
 _PIECE = 200  # images at once
 
 
-def pretrain(path: Path, settings: Settings, device: str = "cpu") -> Prior:
-    """Train an extractor, or go on with it, and write it to a file every hundred steps.
+def pretrain(path: Path, settings: Settings, device: str = "cpu") -> tuple[Prior, str]:
+    """Train an extractor and write it to a file.
 
     Args:
-        path: Of the file; a training that ended there is returned. Its folder is made if it is not there.
-        settings: Of the training.
-        device: Of torch.
+        path: File of the weights, not there yet. Its folder is made if it is not there.
+        settings: Settings of the training.
+        device: Device of torch; a GPU draws other images than a CPU.
 
     Returns:
-        The trained prior.
+        The trained prior, and what there is to say of its training.
 
     Raises:
-        ConfigurationError: The file is another training's, is being written by another process or cannot be written,
-            or there is no such device.
+        ConfigurationError: The file is there or cannot be written, or there is no such device.
         Diverged: The loss is not finite.
     """
+    if path.exists():
+        raise ConfigurationError(f"{path} exists: choose another --out, or remove it.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror}. Choose another --out.") from error
     try:
         place = torch.device(device)
         torch.Generator(place)  # "meta" has tensors, but no random numbers
     except (RuntimeError, AssertionError) as error:
         raise ConfigurationError(f"--device={device} is not there: take cpu, or a machine that has it.") from error
-    with _locked(path):
-        state = None
-        if path.exists():
-            state = read(path)
-            _check_settings(path, state, settings, place)
-        if state is None or state["step"] < settings.steps:
-            _Training(settings, place, path).run(state)
-    return load(path)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Lock a file for the training of this process; saving replaces the file, so that another one beside it is held."""
-    beside = path.with_name(f".{path.name}.lock")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = open_locked(beside)
-    except BlockingIOError:
-        raise ConfigurationError(
-            f"another process trains {path}: wait until it ends, or choose another --out."
-        ) from None
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be written: {error.strerror}. Choose another --out.") from error
-    try:
-        yield
-    finally:
-        beside.unlink(missing_ok=True)
-        lock.close()
-
-
-def _check_settings(
-    path: Path,
-    state: dict[str, Any],
-    settings: Settings,
-    device: torch.device,
-) -> None:
-    there = {**state["settings"], "device": state.get("device")}
-    # A GPU draws other images than a CPU; all GPUs draw the same.
-    wanted = {**asdict(settings), "device": device.type}
-    different = [name for name, value in wanted.items() if there.get(name) != value]
-    if different:
-        words = ", ".join(f"{name} is {there.get(name)}" for name in different)
-        raise ConfigurationError(f"{path} is of another training, whose {words}: give the same, or another --out.")
-
-
-def summary(path: Path, prior: Prior) -> str:
-    """What there is to say of a trained prior, and how it is used."""
-    _, alignment, uniformity = read(path)["losses"][-1]
-    settings = prior.settings
+    training = _Training(settings, place)
+    alignment, uniformity = training.run()
+    means, deviations = training.statistics()
+    save(path, settings, training.network, means=means, deviations=deviations)
+    prior = load(path)
     images = settings.steps * settings.batch_size
-    return (
+    return prior, (
         f"{path}: trained on {images:,} random images (seed {settings.seed}), alignment {alignment:.3f}, uniformity "
         f"{uniformity:.3f}, SHA-256 {prior.sha256}.\n"
         f"Use: dpbench train data=cifar10 data.features=random_prior data.prior={typed(path)} model=mlp model.hidden=[]"
@@ -116,10 +71,9 @@ def summary(path: Path, prior: Prior) -> str:
 
 
 class _Training:
-    def __init__(self, settings: Settings, device: torch.device, path: Path) -> None:
+    def __init__(self, settings: Settings, device: torch.device) -> None:
         self.settings = settings
         self.device = device
-        self.path = path
         width = 8 * settings.width
         with torch.random.fork_rng([]):
             torch.manual_seed(settings.seed)
@@ -127,51 +81,26 @@ class _Training:
             self.head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, _EMBEDDING))
         self.network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.head.to(device)
-        parameters = [*self.network.parameters(), *self.head.parameters()]
         self.optimizer = torch.optim.AdamW(
-            parameters,
+            [*self.network.parameters(), *self.head.parameters()],
             lr=settings.learning_rate,
             weight_decay=_WEIGHT_DECAY,
         )
-        self.losses: list[tuple[int, float, float]] = []
 
-    def run(self, state: dict[str, Any] | None) -> None:
-        """All steps that are left."""
-        first = 0 if state is None else self._restore(state)
-        steps = self.settings.steps
-        bar = tqdm(
-            range(first, steps),
-            desc="pretraining",
-            total=steps,
-            initial=first,
-            disable=None,
-        )
+    def run(self) -> tuple[float, float]:
+        """Make all steps, and return the last alignment and uniformity."""
+        bar = tqdm(range(self.settings.steps), desc="pretraining", disable=None)
         for step in bar:
-            alignment, uniformity = self._step(step)
-            done = step + 1
-            if done % _LOGGED_EVERY == 0 or done == steps:
-                self.losses.append((done, float(alignment), float(uniformity)))
-                if not math.isfinite(float(alignment + uniformity)):
+            losses = self._step(step)
+            if step % _LOGGED_EVERY == 0 or step == self.settings.steps - 1:
+                alignment, uniformity = map(float, losses)
+                if not math.isfinite(alignment + uniformity):
                     raise Diverged(
-                        f"the loss of the pretraining is not finite at step {done}: remove {typed(self.path)}, if it "
-                        "is there, and train with a smaller --learning-rate."
+                        f"the loss of the pretraining is not finite at step {step + 1}: train with a smaller "
+                        "--learning-rate."
                     )
-                bar.set_postfix_str(f"alignment {float(alignment):.3f}, uniformity {float(uniformity):.3f}")
-            if done % _SAVED_EVERY == 0 and done < steps:
-                self._save(done, head=self.head.state_dict(), optimizer=self.optimizer.state_dict())
-        means, deviations = self._statistics()
-        self._save(steps, means=means, deviations=deviations)
-
-    def _restore(self, state: dict[str, Any]) -> int:
-        self.network.load_state_dict(state["network"])
-        self.head.load_state_dict(state["head"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.losses = list(state["losses"])
-        step: int = state["step"]
-        return step
-
-    def _save(self, done: int, **more: Any) -> None:
-        save(self.path, self.settings, done, self.network, device=self.device.type, losses=self.losses, **more)
+                bar.set_postfix_str(f"alignment {alignment:.3f}, uniformity {uniformity:.3f}")
+        return alignment, uniformity
 
     def _generator(self, purpose: str, number: int) -> torch.Generator:
         key = blake2b(f"{purpose} {self.settings.seed} {number}".encode(), digest_size=8).digest()
@@ -195,7 +124,7 @@ class _Training:
         return alignment.detach(), uniformity.detach()
 
     @torch.no_grad()
-    def _statistics(self) -> tuple[Tensor, Tensor]:
+    def statistics(self) -> tuple[Tensor, Tensor]:
         """Means and deviations of features on random images that no step has seen."""
         pieces = []
         for number in range(_STATISTICS_IMAGES // _PIECE):

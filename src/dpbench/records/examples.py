@@ -230,10 +230,7 @@ class Examples:
         refuse_users(loader.dataset)
         self._loader = loader
         loader.lots.microbatches, self._divisor = grouped_lots(loader, self._microbatch_size)
-        loader.prepare_collation(
-            ordered=loader.lots.microbatches > 0,
-            may_separate=self._may_separate(loader),
-        )
+        loader.prepare_collation(self._may_separate(loader))
         self.engine.recording = False  # until a lot is opened
         self._rows = 0
 

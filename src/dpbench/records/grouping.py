@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from dpbench.data.lots import LotLoader, RecordOfRow
+from dpbench.data.collation import RecordOfRow
+from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.mechanism.mechanism import Merge
 from dpbench.records.training import Training

@@ -1,0 +1,159 @@
+"""Batches of single records, joined to one batch whose rows are therefore made of one record each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from dpbench.data.trees import know_as_tree
+
+
+class Padding(NamedTuple):
+    """How a `collate_fn` brings tensors of several sizes to one size.
+
+    Attributes:
+        is_left: True if the padding comes before a record's own numbers.
+        value: The number that is added.
+    """
+
+    is_left: bool
+    value: float
+
+
+AskForPadding = Callable[[int, Sequence[Tensor]], Padding | None]
+"""(position of a leaf in the batch, the tensors of all records) → their padding, or None if it is not known."""
+
+
+def opened(batch: Any) -> tuple[list[Any], Any]:
+    """Leaves and structure of a batch; a list without tensors, such as one of texts, is a leaf."""
+    know_as_tree(batch)
+    return tree_flatten(batch, is_leaf=_is_plain)
+
+
+def sizes_of(batch: Any) -> list[int]:
+    """First dimensions of the tensors in a batch."""
+    return [len(leaf) for leaf in opened(batch)[0] if isinstance(leaf, Tensor) and leaf.dim()]
+
+
+def joined(batches: Sequence[Any], rows: Sequence[int], ask_for_padding: AskForPadding) -> Any:
+    """Join the batches of single records.
+
+    Args:
+        batches: A batch of each record.
+        rows: Number of rows of each.
+        ask_for_padding: Called for tensors of several sizes.
+
+    Returns:
+        A batch of all rows, in the order of the records; None if the batches have other rows or unlike contents.
+    """
+    columns = []
+    structures = []
+    for batch in batches:
+        leaves, structure = opened(batch)
+        columns.append(leaves)
+        structures.append(structure)
+    if any(structure != structures[0] for structure in structures):
+        return None
+    parts = []
+    for place, column in enumerate(zip(*columns, strict=True)):
+        if [_rows_in(leaf) for leaf in column] == list(rows):
+            part = _joined_rows(place, column, ask_for_padding)
+        else:
+            is_shared = all(_shape_or_value(leaf) == _shape_or_value(column[0]) for leaf in column)
+            part = column[0] if is_shared and _rows_in(column[0]) is None else None
+        if part is None:
+            return None
+        parts.append(part)
+    return tree_unflatten(parts, structures[0])
+
+
+def is_alike(one: Any, other: Any) -> bool:
+    """Whether two batches have leaves of the same sizes, and the same numbers that belong to no row."""
+    leaves, structure = opened(one)
+    other_leaves, other_structure = opened(other)
+    return structure == other_structure and all(
+        _shape_or_value(a) == _shape_or_value(b) for a, b in zip(leaves, other_leaves, strict=True)
+    )
+
+
+def _joined_rows(place: int, column: Sequence[Any], ask_for_padding: AskForPadding) -> Any:
+    if not isinstance(column[0], Tensor):
+        return [entry for entries in column for entry in entries]
+    if len({(one.dtype, one.dim()) for one in column}) > 1:
+        return None
+    shapes = {one.shape[1:] for one in column}
+    if len(shapes) > 1:
+        padding = ask_for_padding(place, column)
+        if padding is None:
+            return None
+        largest = [max(sizes) for sizes in zip(*shapes, strict=True)]
+        column = [padded(one, largest, padding) for one in column]
+    return torch.cat(list(column))
+
+
+def padded(one: Tensor, shape: Sequence[int], padding: Padding) -> Tensor:
+    """A record's rows, brought to a larger shape.
+
+    Args:
+        one: (rows, *sizes).
+        shape: Sizes that are wanted, without that of the rows.
+        padding: How they are padded.
+    """
+    amounts: list[int] = []
+    for size, wanted in zip(reversed(one.shape[1:]), reversed(shape), strict=True):
+        missing = wanted - size
+        amounts += [missing, 0] if padding.is_left else [0, missing]
+    return F.pad(one, amounts, value=padding.value)
+
+
+def padding_between(own: Tensor, row: Tensor) -> Padding | None:
+    """Find the padding that makes a row of a batch of a record's own numbers.
+
+    Args:
+        own: The record's rows alone.
+        row: The same rows in a batch with a larger record.
+
+    Returns:
+        None if the row is not the record's own numbers and one other number.
+    """
+    for is_left in (False, True):
+        is_own = padded(torch.ones_like(own, dtype=torch.bool), row.shape[1:], Padding(is_left, False))
+        rest = row[~is_own]
+        if len(rest) and torch.equal(row[is_own], own.flatten()) and bool((rest == rest[0]).all()):
+            return Padding(is_left, rest[0].item())
+    return None
+
+
+def emptied(one: Any) -> Any:
+    """A batch without records.
+
+    Args:
+        one: The batch of one record.
+    """
+    leaves, structure = opened(one)
+    return tree_unflatten([leaf if _rows_in(leaf) is None else leaf[:0] for leaf in leaves], structure)
+
+
+def _is_plain(x: Any) -> bool:
+    is_list = isinstance(x, list | tuple) and not hasattr(x, "_fields")
+    return is_list and not any(isinstance(leaf, Tensor) for leaf in tree_leaves(x))
+
+
+def _rows_in(leaf: Any) -> int | None:
+    """Number of entries of a tensor or list; None of what has none."""
+    has_rows = leaf.dim() > 0 if isinstance(leaf, Tensor) else isinstance(leaf, list | tuple)
+    return len(leaf) if has_rows else None
+
+
+def _shape_or_value(leaf: Any) -> Any:
+    """The shape of a tensor, the length of a list, or a number or text; of what else there is, what equals nothing."""
+    if isinstance(leaf, Tensor):
+        return tuple(leaf.shape) or leaf.item()
+    if isinstance(leaf, list | tuple):
+        return len(leaf)
+    return leaf if isinstance(leaf, str | int | float | None) else object()
