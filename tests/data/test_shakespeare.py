@@ -95,12 +95,6 @@ def test_speeches_of_three_layouts(tmp_path: Path) -> None:
     ]
 
 
-def test_leafs_rule_knows_one_layout_and_names_users_as_tff(tmp_path: Path) -> None:
-    spoken = shakespeare.speeches_by_leaf(shakespeare.read_book(book_at(tmp_path)))
-    assert list(spoken) == ["KING_JOHN_KING_JOHN"]
-    assert spoken["KING_JOHN_KING_JOHN"][1:] == ["Silence, good mother.", "A second time."]
-
-
 def test_the_first_nine_tenths_are_for_training() -> None:
     speeches = {"many": [str(i) for i in range(25)], "two": ["a", "b"]}
     train, test = shakespeare.train_test(speeches)
@@ -198,13 +192,13 @@ def test_clear_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"lacks the line \*\*\* START"):
         load(book_at(tmp_path, "<html>404</html>"), "shakespeare_words")
     with pytest.raises(DataError, match="no speeches were found"):
-        load(tmp_path, "shakespeare_roles", split="leaf")
+        load(book_at(tmp_path, BOOK.replace(". ", " ").replace("HAMLET.\n", "")), "shakespeare_roles")
     (tmp_path / "shakespeare" / "pg100.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match="cannot be read as UTF-8"):
         load(tmp_path, "shakespeare_roles")
     with pytest.raises(ConfigurationError, match="sequence_length must be a whole number of tokens from 1 to 10000"):
         load(tmp_path, "shakespeare_roles", sequence_length=0)
-    with pytest.raises(ConfigurationError, match="split must be roles or leaf"):
+    with pytest.raises(ConfigurationError, match="split must be"):
         load(tmp_path, "shakespeare_roles", split="plays")
 
 
@@ -223,7 +217,6 @@ def test_the_real_book(data_folder: Path) -> None:
     ("name", "options", "users", "examples", "unknown"),
     [  # the facts' 62,343 and 8,822 sequences counted bytes: a curly quote is three
         ("shakespeare_roles", {}, 1147, (62_196, 8_805), (0, 1e-5)),
-        ("shakespeare_roles", {"split": "leaf"}, 692, (39_678, 5_610), (0, 1e-5)),
         ("shakespeare_words", {}, 1147, (54_990, 8_161), (0.05, 0.15)),
         ("shakespeare_words", {"vocabulary": "speeches"}, 1147, (54_990, 8_161), (0.005, 0.05)),
     ],

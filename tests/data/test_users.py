@@ -70,7 +70,7 @@ def test_names_fix_the_order_and_keep_users_without_examples() -> None:
     [
         ([0, 1], None, "there are 3 examples and 2 users: give the user of each example, one by one"),
         ([[0], [1], [2]], None, r"there are 3 examples and \(3, 1\) users"),
-        ([0.0, float("nan"), 1.0], None, r"some examples have no user \(NaN\)"),
+        ([0.0, float("nan"), 1.0], None, r"some examples have no user \(None, NaN\)"),
         (["a", None, "b"], None, r"some examples have no user \(None, NaN\)"),
         (np.array(["a", 1, "b"], dtype=object), None, r"named in several ways \(int, str\)"),
         (["a", "b", "c"], ["a", "b"], "'c' has examples, but is not among the names"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torchvision
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, parametrize, spectral_norm, weight_norm
+from torch.nn.utils import parametrizations, parametrize
 from torch.utils.data import TensorDataset
 
 import dpbench
@@ -56,12 +56,9 @@ def test_running_statistics_are_left_out() -> None:
     assert model(torch.randn(2, 3, 4, 4)).shape == (2, 3, 4, 4) and "0.running_mean" not in model.state_dict()
 
 
-@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
 @pytest.mark.parametrize(
     "norm",
     [
-        weight_norm,
-        spectral_norm,
         parametrizations.weight_norm,
         parametrizations.spectral_norm,
         parametrizations.orthogonal,
@@ -79,11 +76,7 @@ def test_weights_are_plain_and_as_they_were(norm: object) -> None:
     assert PerRecordEngine(model).names in (["0.weight", "0.bias"], ["0.bias", "0.weight"])
 
 
-@pytest.mark.filterwarnings("ignore:`torch.nn.utils.(weight|spectral)_norm` is deprecated")
-@pytest.mark.parametrize(
-    "norm",
-    [weight_norm, spectral_norm, parametrizations.weight_norm, parametrizations.spectral_norm],
-)
+@pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
 def test_frozen_weights_stay_frozen(norm: Any) -> None:
     model = nn.Sequential(norm(nn.Linear(4, 4)), norm(nn.Linear(4, 4)))
     model[0].requires_grad_(False)

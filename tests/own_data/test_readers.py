@@ -53,28 +53,6 @@ def test_texts() -> None:
         read_frame(spoken, text="words")
 
 
-def test_texts_with_tags(tmp_path: Path) -> None:
-    tagged = table(
-        user=["ann", "ann", "bob"],
-        tokens=["why hops hops", "malt", "why hops hops"],
-        title=["Beer ?", "x", "Beer ?"],
-        tags=["beer|hops", "odd", "beer|hops"],
-    )
-    words = {"vocabulary": ["hops", "beer"], "tags": ["hops", "malt", "beer"]}
-    names = ["tokens", "title", "tags"]
-    features, targets = read_frame(tagged, text="tags", features=names, **words).batch(0, [0, 1])
-    assert torch.allclose(features, torch.tensor([[2 / 5, 1 / 5], [0, 0]]))
-    assert targets.tolist() == [[1, 0, 1], [0, 0, 0]]
-    files = {name: str(tmp_path / name) for name in words}
-    for name, known in words.items():
-        (tmp_path / name).write_text("\n".join(known))
-    tagged.to_csv(tmp_path / "so.csv", index=False)
-    data = load("user_table", tmp_path, path="so.csv", text="tags", features=names, **files)
-    assert data.model_options == {"num_features": 2, "num_tags": 3} and data.held_out == "users"
-    with pytest.raises(ConfigurationError, match="text=tags needs a vocabulary, all tags, and features"):
-        read_frame(tagged, text="tags", vocabulary=["hops"])
-
-
 def range_of(text: str) -> list[int]:
     from dpbench.data.texts import CHARACTERS
 
@@ -102,7 +80,7 @@ def test_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     together = read_user_table(tmp_path / "t.csv", "id", features=[["b", "a"], "b"]).batch(0, [0, 1])
     assert together[0].dtype == torch.float32 and together[0].tolist() == [[4, 1.5], [6, 3]]
     assert together[1].dtype == torch.int64 and together[1].tolist() == [4, 6]
-    with pytest.raises(ConfigurationError, match="an empty list of columns"):
+    with pytest.raises(ConfigurationError, match="of one column or more in a list"):
         read_user_table(tmp_path / "t.csv", "id", features=[[], "b"])
     monkeypatch.setattr(pd, "read_parquet", without_pyarrow)
     with pytest.raises(ConfigurationError, match=r'Parquet needs pyarrow: pip install "dpbench-lightning\[parquet\]"'):
@@ -456,7 +434,7 @@ def test_names_of_rows_do_not_depend_on_other_rows(tmp_path: Path) -> None:
         ("t.csv", "a,b\n1,x\n", {"features": [["a"], "b"], "classes": ["x", "x"]}, "names a class twice"),
         ("t.jsonl", '{"a": 1}\n5\n', {}, "a line is no object: 5"),
         ("t.jsonl", '{"a": [1, [2]]}\n', {}, "feature 'a' of row 0 is"),
-        ("t.jsonl", '{"user": "x"}\n', {"user": "user"}, "has no column beside 'user'"),
+        ("t.jsonl", '{"user": "x"}\n', {"user": "user"}, "features must be the names of one feature or more beside"),
     ],
 )
 def test_rows_that_are_none(tmp_path: Path, name: str, content: str, options: dict[str, Any], says: str) -> None:

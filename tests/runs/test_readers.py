@@ -170,9 +170,8 @@ def test_an_error_that_says_nothing() -> None:
     def damaged(download: bool) -> None:
         raise IndexError
 
-    location = sources._Location("MNIST", Path("/"), [])
     with pytest.raises(DataError, match=r"incomplete or damaged \(IndexError\)"):
-        sources._open(damaged, location, False)
+        sources._open(damaged, "MNIST", Path("/"), False)
 
 
 @pytest.mark.parametrize("content", NO_RUN)

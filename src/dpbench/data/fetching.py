@@ -113,7 +113,7 @@ class _Reads:
 
     @contextmanager
     def counted(self) -> Iterator[bool]:
-        """Within, getters note what they are asked for; gives whether torch's code alone reads several items at once."""
+        """Within, getters note what they are asked for; gives whether only torch's code reads several items at once."""
         with _Patching.lock, ExitStack() as stack:
             getters = _getters_of(self._parts.values())
             for kind, name, getter in getters:

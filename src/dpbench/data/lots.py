@@ -329,8 +329,8 @@ class LotLoader(DataLoader[Any]):
         record_of_row: For a `collate_fn` that makes several rows of a record (augmented views, windows of a text), or
             none: the record of each row of a batch, by its position in the list that the `collate_fn` was given, in
             ascending order; the name of an entry of a dictionary (tokenizers call it "overflow_to_sample_mapping"), or
-            a function that returns an entry of the batch. The gradient of a record is the mean over its rows, which are clipped
-            together; a record without a row contributes zero. None: each row is a record.
+            a function that returns an entry of the batch. The gradient of a record is the mean over its rows, which are
+            clipped together; a record without a row contributes zero. None: each row is a record.
         data_id: Name and version of the records, for seeded runs on a data set that reads them when they are asked
             for. Another version needs another name: two training sets of one name share noise, which protects
             neither. None: the records are in memory, where a run knows them by their bytes.

@@ -6,7 +6,7 @@ Pixel means and standard deviations are the published constants; nothing is comp
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import entry_points
@@ -147,17 +147,23 @@ def load_torchvision(
     from torchvision import datasets
 
     dataset = getattr(datasets, class_name)
-    files = [*getattr(dataset, "train_list", []), *getattr(dataset, "test_list", [])]
-    location = _Location(
-        class_name,
-        root / (getattr(dataset, "base_folder", None) or f"{class_name}/raw"),
-        files,
-    )
-    data = _open(partial(dataset, root, train=split == "train"), location, download)
+    folder = root / (getattr(dataset, "base_folder", None) or f"{class_name}/raw")
+    data = _open(partial(dataset, root, train=split == "train"), class_name, folder, download)
     pixels = torch.as_tensor(data.data)
     if pixels.dim() == 3:
         pixels = pixels.unsqueeze(-1)
-    return _checked(pixels, torch.as_tensor(data.targets).long(), len(data.classes), location, split)
+    labels = torch.as_tensor(data.targets).long()
+    num_classes = len(data.classes)
+    flaw = ""
+    if len(pixels) != len(labels):
+        flaw = f"{len(pixels)} images have {len(labels)} labels"
+    elif not len(labels):
+        flaw = "it holds no image"
+    elif labels.min() < 0 or labels.max() >= num_classes:
+        flaw = f"labels run from {int(labels.min())} to {int(labels.max())}, not from 0 to {num_classes - 1}"
+    if flaw:
+        raise _damaged(class_name, folder, f"{split} data: {flaw}")
+    return Images(pixels, labels)
 
 
 def load_svhn(root: Path, split: Split, download: bool) -> Images:
@@ -170,87 +176,36 @@ def load_svhn(root: Path, split: Split, download: bool) -> Images:
     """
     from torchvision.datasets import SVHN
 
-    _, name, md5 = SVHN.split_list[split]
     folder = root / "SVHN"
-    location = _Location("SVHN", folder, [(name, md5)])
-    data = _open(partial(SVHN, folder, split=split), location, download)
+    data = _open(partial(SVHN, folder, split=split), "SVHN", folder, download)
     pixels = torch.from_numpy(data.data).permute(0, 2, 3, 1).contiguous()
     # Of a file of one record torchvision makes a label without a dimension.
-    return _checked(pixels, torch.from_numpy(data.labels.reshape(-1)), 10, location, split)
+    return Images(pixels, torch.from_numpy(data.labels.reshape(-1)))
 
 
-@dataclass(frozen=True)
-class _Location:
-    """Where torchvision looks for a data set.
-
-    Attributes:
-        name: Of torchvision's class.
-        folder: Of its files.
-        files: Name and md5 sum of each, as far as torchvision knows them.
-    """
-
-    name: str
-    folder: Path
-    files: Sequence[Sequence[str]]
-
-    def damaged_file(self) -> str | None:
-        """Which file is missing or altered; None: none whose md5 sum is known."""
-        from torchvision.datasets.utils import check_integrity
-
-        for name, md5 in self.files:
-            if not check_integrity(str(self.folder / name), md5):
-                return f"{name} is missing or has a wrong md5 sum"
-        return None
-
-
-def _checked(
-    pixels: Tensor,
-    labels: Tensor,
-    num_classes: int,
-    location: _Location,
-    split: Split,
-) -> Images:
-    """Images with their labels, where these can be what they say."""
-    flaw = ""
-    if len(pixels) != len(labels):
-        flaw = f"{len(pixels)} images have {len(labels)} labels"
-    elif not len(labels):
-        flaw = "it holds no image"
-    elif labels.min() < 0 or labels.max() >= num_classes:
-        flaw = f"labels run from {int(labels.min())} to {int(labels.max())}, not from 0 to {num_classes - 1}"
-    if flaw:
-        raise _damaged(location, f"{split} data: {flaw}")
-    return Images(pixels, labels)
-
-
-def _open(make: Callable[..., Any], location: _Location, download: bool) -> Any:
+def _open(make: Callable[..., Any], name: str, folder: Path, download: bool) -> Any:
     """Open a torchvision data set by `make(download=...)`, downloading it only where nothing of it is there."""
-    folder = location.folder
     if folder.is_dir() and any(folder.iterdir()):
         try:
             return make(download=False)
         except Exception as error:
-            raise _damaged(location, location.damaged_file() or brief(error)) from error
-    if not download:
-        raise _absent(location, "data.download is false")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        return make(download=True)
-    except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise _absent(location, f"downloading failed ({reason})") from error
-
-
-def _absent(location: _Location, reason: str) -> DataError:
-    return DataError(
-        f"{location.name} is not in {location.folder}, and {reason}. Copy it to that folder, point data.root or "
-        "$DPBENCH_DATA at the folder that holds it, or use data=digits, which needs no files."
+            raise _damaged(name, folder, brief(error)) from error
+    reason = "data.download is false"
+    if download:
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            return make(download=True)
+        except Exception as error:
+            reason = f"downloading failed ({brief(error)})"
+    raise DataError(
+        f"{name} is not in {folder}, and {reason}. Copy it to that folder, point data.root or $DPBENCH_DATA at the "
+        "folder that holds it, or use data=digits, which needs no files."
     )
 
 
-def _damaged(location: _Location, reason: str) -> DataError:
+def _damaged(name: str, folder: Path, reason: str) -> DataError:
     return DataError(
-        f"{location.name} in {location.folder} is incomplete or damaged ({reason}): "
+        f"{name} in {folder} is incomplete or damaged ({reason}): "
         "delete that folder and let torchvision download it again, or copy an intact one there."
     )
 

@@ -252,21 +252,18 @@ def _user_column(users: Sequence[Hashable] | NDArray[Any] | Tensor) -> NDArray[A
     Raises:
         ConfigurationError: A user is missing, or users are named in several ways.
     """
-    column = np.asarray(users)
-    if column.dtype.kind in "US" and not isinstance(users, np.ndarray):
-        column = np.array(users, dtype=object)  # numpy would make one text each of 1, "1" and 1.0
-    if column.dtype.kind == "f" and np.isnan(column).any():
-        raise ConfigurationError("some examples have no user (NaN): remove these examples, or name their user.")
-    if column.dtype.kind != "O":
+    column = np.asarray(users) if isinstance(users, np.ndarray | Tensor) else np.array(list(users), dtype=object)
+    if column.ndim != 1 or column.dtype.kind in "iub":
         return column
-    names = column.ravel().tolist()
+    names = column.tolist()
     if any(name is None or (isinstance(name, float) and math.isnan(name)) for name in names):
         raise ConfigurationError("some examples have no user (None, NaN): remove them, or name their user.")
-    kinds = set(map(type, names))
+    kinds = sorted({type(name).__name__ for name in names})
     if len(kinds) > 1:
-        kind_names = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise ConfigurationError(f"users are named in several ways ({kind_names}): name all by words, or by numbers.")
-    return np.array(column.tolist())
+        raise ConfigurationError(
+            f"users are named in several ways ({', '.join(kinds)}): name all by words, or by numbers."
+        )
+    return np.array(names)
 
 
 class Rows(InBatches):

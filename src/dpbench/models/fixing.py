@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
-import torch
 from torch import nn
-from torch.nn.utils import parametrize, remove_spectral_norm, remove_weight_norm
+from torch.nn.utils import parametrize
 
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
 _INSTANCE_NORM = nn.modules.instancenorm._InstanceNorm
-_REMOVERS: dict[str, Callable[[nn.Module, str], nn.Module]] = {
-    "WeightNorm": remove_weight_norm,
-    "SpectralNorm": remove_spectral_norm,
-}
-"""Of hooks that compute a weight, by their class."""
 _MOST_GROUPS = 32
 """Of a GroupNorm (Wu and He 2018)."""
 
@@ -28,8 +20,8 @@ def fix(model: nn.Module) -> list[str]:
       further dimensions). That is another function: train it, or go on from weights that were trained with it.
     * InstanceNorm keeps no running statistics any more.
     * BatchNorm and InstanceNorm in evaluation mode stay: their statistics are constants.
-    * Weight and spectral normalization and other parametrizations that have several parameters, or buffers, are taken
-      off; the weight stays what it is now, and stays frozen where it was.
+    * Parametrizations (`torch.nn.utils.parametrizations`) that have several parameters, or buffers, such as weight and
+      spectral normalization, are taken off; the weight stays what it is now, and stays frozen where it was.
     * Parametrizations of one tensor without buffers stay, such as weight standardization: they are part of the network,
       and per-record gradients go through them.
 
@@ -121,17 +113,4 @@ def _plain_weights(layer: nn.Module) -> list[str]:
                 delattr(layer, name)
                 layer.register_parameter(name, nn.Parameter(weight, requires_grad=False))
             changes.append(f"{', '.join(kinds)} of {name}")
-    hook: Any
-    for hook in list(layer._forward_pre_hooks.values()):
-        kind = type(hook).__name__
-        if kind not in _REMOVERS:
-            continue
-        is_trained = False
-        for suffix in ("_v", "_g", "_orig"):
-            source = layer._parameters.get(f"{hook.name}{suffix}")
-            is_trained |= source is not None and source.requires_grad
-        with torch.no_grad():
-            _REMOVERS[kind](layer, hook.name)
-        layer.get_parameter(hook.name).requires_grad_(is_trained)
-        changes.append(f"{kind} of {hook.name}")
     return changes

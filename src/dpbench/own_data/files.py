@@ -21,7 +21,6 @@ from dpbench.data.users import Rows, UserDataset
 from dpbench.errors import ConfigurationError, DataError
 from dpbench.own_data.image_folder import class_folders, read_image_folder
 from dpbench.own_data.table import read_table
-from dpbench.own_data.texts import BagsOfWords
 
 HeldOutShare = Annotated[float, Field(gt=0, lt=1), "a share between 0 and 1"]
 FilePath = Annotated[str | None, Field(min_length=1), "the path of a file"]
@@ -37,7 +36,7 @@ _Ranges = Annotated[
 _Layout = Annotated[
     Literal["channels_first", "channels_last", "gray"] | None, "channels_first, channels_last, gray or null"
 ]
-_Text = Annotated[Literal["characters", "words", "tags", "labels"] | None, "characters, words, tags, labels or null"]
+_Text = Annotated[Literal["characters", "words", "labels"] | None, "characters, words, labels or null"]
 _Length = Annotated[int | None, Field(ge=1, le=10_000), "a whole number of tokens from 1 to 10000, or null"]
 _Classes = Annotated[int | None, Field(ge=2), "a whole number from 2 on, or null"]
 _ClassNames = Annotated[
@@ -55,7 +54,7 @@ class TableOptions:
             data sets.
         test_path: Of test data; without it, users are held out.
         features: Names, in the order of an example's parts: inputs, then targets; a list among them puts columns
-            together. See `dpbench.own_data.frame.Reading`, as for `images`, `text` and `sequence_length`.
+            together. See `dpbench.own_data.frame.read_frame`, as for `images`, `text` and `sequence_length`.
         ranges: Columns with their least and largest value, which must not come from the data: what lies beyond is
             clipped, and the range becomes [-1, 1].
         classes: Words of the last feature, in the order of their numbers.
@@ -63,7 +62,6 @@ class TableOptions:
         text: What is made of texts.
         sequence_length: Tokens of a sequence.
         vocabulary: Of words: the path of a file of words.
-        tags: With text=tags: the path of a file of all tags.
         num_classes: Of labels; None: one more than the largest label in the data, which is then public.
         held_out: Share of users that are held out where there are no test data.
     """
@@ -77,7 +75,6 @@ class TableOptions:
     text: _Text = None
     sequence_length: _Length = None
     vocabulary: FilePath = None
-    tags: FilePath = None
     num_classes: _Classes = None
     held_out: HeldOutShare = 0.1
 
@@ -85,9 +82,8 @@ class TableOptions:
         """Options of `read_table`, with the contents of files in the place of their paths."""
         names = ("features", "ranges", "classes", "images", "text", "sequence_length")
         options = {name: getattr(self, name) for name in names}
-        for name in ("vocabulary", "tags"):
-            path = getattr(self, name)
-            options[name] = read_vocabulary(find_file(root, path)) if path else None
+        if self.vocabulary:
+            options["vocabulary"] = read_vocabulary(find_file(root, self.vocabulary))
         return {**options, "texts": False}
 
 
@@ -282,8 +278,6 @@ def _model_options(train: Dataset[Any], test: Dataset[Any], options: TableOption
     if isinstance(train, Sequences):
         # Characters are stored as bytes, words in two bytes or more.
         return {"vocabulary_size": CHARACTER_TOKENS if train.tokens.dtype == torch.uint8 else WORDS + 4}
-    if isinstance(train, BagsOfWords):
-        return {"num_features": train.features.shape[1], "num_tags": train.targets.shape[1]}
     if not isinstance(train, Rows):
         return {}
     inputs = train.tensors[0]

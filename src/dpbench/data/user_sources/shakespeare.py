@@ -1,10 +1,8 @@
 """`shakespeare_roles` and `shakespeare_words`: the next character, and the next word, of roles in Shakespeare's plays.
 
-The texts are Project Gutenberg's complete works (e-book 100). Two splits of them into users. `roles`: a user is a role
-of a play, from all 38 plays in the three layouts that the edition of 2018 prints them in; names are taken as printed.
-`leaf`: LEAF's rule (Caldas et al. 2018), from which TensorFlow Federated's users come. It knows one layout and finds
-plays by the line "by William Shakespeare"; where that line is missing, roles of several plays that have the same name
-become one user.
+The texts are Project Gutenberg's complete works (e-book 100). A user is a role of a play, from all 38 plays in the
+three layouts that the edition of 2018 prints them in; names are taken as printed. (LEAF's rule, Caldas et al. 2018,
+from which TensorFlow Federated's users come, knows one layout, and makes one user of roles of several plays.)
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ from dpbench.data.users import UserDataset
 from dpbench.errors import DataError
 
 Length = Annotated[int, Field(ge=1, le=10_000), "a whole number of tokens from 1 to 10000"]
-Split = Literal["roles", "leaf"]
+Split = Literal["roles"]
 Speeches = dict[str, list[str]]
 """Of each user, in their order."""
 Tokens = tuple[NDArray[Any], NDArray[np.int64]]
@@ -56,10 +54,6 @@ _LAYOUTS = {
 }
 _NO_ROLE = ("ACT", "SCENE", "EXIT", "EXEUNT", "ENTER")
 _DIRECTIONS = ("[", "Enter", "Exit", "Exeunt", "ACT", "SCENE")
-_LEAF_NAME = re.compile(r"^  ([a-zA-Z][a-zA-Z ]*)\. (.*)")
-_LEAF_CONTINUED = re.compile(r"^    (.*)")
-_LEAF_LINES = 124_195  # LEAF reads no further
-_LEAF_TITLE_LINES = range(2, 7)  # above "by William Shakespeare"
 
 
 @by_users("shakespeare_roles")
@@ -72,10 +66,10 @@ def load_characters(root: Path, download: bool, split: Split = "roles", sequence
     Args:
         root: Folder of the data sets; the book is `shakespeare/pg100.txt` in it.
         download: Not used: the book has to be there.
-        split: "roles": a user is a role of a play, with two or more speeches. "leaf": LEAF's rule, 692 users.
+        split: "roles": a user is a role of a play, with two or more speeches.
         sequence_length: Characters of a sequence.
     """
-    speeches = _SPLITS[split](read_book(root))
+    speeches = speeches_of_roles(read_book(root))
     encode = partial(character_sequences, length=sequence_length)
     return _user_data(speeches, encode, CHARACTER_TOKENS, sequence_length)
 
@@ -105,7 +99,7 @@ def load_words(
             the path of a file of words.
     """
     lines = read_book(root)
-    speeches = _SPLITS[split](lines)
+    speeches = speeches_of_roles(lines)
     if vocabulary == "poems":
         word_list = most_frequent(map(words, poems(lines)))
     elif vocabulary == "speeches":
@@ -243,7 +237,9 @@ def speeches_of_roles(lines: list[str]) -> Speeches:
             continue
         for role, texts in _speeches_in_play(work).items():
             speeches[f"{title}: {role}"] = list(filter(None, texts))
-    return _with_two(speeches)
+    if not any(speeches.values()):
+        raise DataError(f"no speeches were found in {FILE}: get Project Gutenberg's e-book number 100 as plain text.")
+    return {user: texts for user, texts in speeches.items() if len(texts) >= 2}
 
 
 def _speeches_in_play(lines: list[str]) -> Speeches:
@@ -267,33 +263,3 @@ def _is_spoken(line: str, layout: str) -> bool:
     if not text or text.startswith(_DIRECTIONS):
         return False
     return layout != "two blanks" or line.startswith("    ")
-
-
-def speeches_by_leaf(lines: list[str]) -> Speeches:
-    """Speeches of every role with two or more as LEAF's rule finds them, by TensorFlow Federated's kind of name."""
-    speeches: Speeches = {}
-    play = None
-    user = None
-    for number, line in enumerate(lines[:_LEAF_LINES]):
-        name = _LEAF_NAME.match(line)
-        continued = _LEAF_CONTINUED.match(line)
-        if "by William Shakespeare" in line:
-            above = (lines[number - distance].strip() for distance in _LEAF_TITLE_LINES)
-            play = next(filter(None, above), "")
-            user = None
-        elif play is not None and name:
-            user = re.sub(r"\W", "_", f"{play}_{name[1]}")
-            speeches.setdefault(user, []).append(name[2])
-        elif user is not None and continued:
-            speeches[user][-1] += f" {continued[1].strip()}"
-    return _with_two(speeches)
-
-
-def _with_two(speeches: Speeches) -> Speeches:
-    """The users with two speeches or more: one to train on, and one for the test."""
-    if not any(speeches.values()):
-        raise DataError(f"no speeches were found in {FILE}: get Project Gutenberg's e-book number 100 as plain text.")
-    return {user: texts for user, texts in speeches.items() if len(texts) >= 2}
-
-
-_SPLITS: dict[str, Callable[[list[str]], Speeches]] = {"roles": speeches_of_roles, "leaf": speeches_by_leaf}

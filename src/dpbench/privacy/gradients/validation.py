@@ -157,7 +157,7 @@ def _weight_problem(module: nn.Module) -> str | None:
             "(torch.nn.utils.parametrize.remove_parametrizations)"
         )
     if "WeightNorm" in hooks:
-        return "computes its weight from other parameters; remove it (dpbench.fix(model))"
+        return "computes its weight from other parameters; take torch.nn.utils.parametrizations.weight_norm"
     return None
 
 
