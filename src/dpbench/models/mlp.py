@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from torch import nn
+
+
+def _layers(
+    input_shape: tuple[int, ...],
+    hidden: Sequence[int],
+    outputs: int,
+    activation: Callable[[], nn.Module],
+) -> list[nn.Module]:
+    """Fully connected layers with an activation between them."""
+    if any(width < 1 for width in hidden):
+        raise ValueError(f"model.hidden must hold widths from 1 on, not {list(hidden)}.")
+    widths = [math.prod(input_shape), *hidden]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for n_in, n_out in pairwise(widths):
+        layers += [nn.Linear(n_in, n_out), activation()]
+    return [*layers, nn.Linear(widths[-1], outputs)]
 
 
 class MLP(nn.Sequential):
@@ -30,13 +47,7 @@ class MLP(nn.Sequential):
     ) -> None:
         if isinstance(hidden, int):
             hidden = [hidden]
-        if any(width < 1 for width in hidden):
-            raise ValueError(f"model.hidden must hold widths from 1 on, not {list(hidden)}.")
-        widths = [math.prod(input_shape), *hidden]
-        layers: list[nn.Module] = [nn.Flatten()]
-        for n_in, n_out in pairwise(widths):
-            layers += [nn.Linear(n_in, n_out), nn.ReLU()]
-        super().__init__(*layers, nn.Linear(widths[-1], num_classes))
+        super().__init__(*_layers(input_shape, hidden, num_classes, nn.ReLU))
 
 
 class RegressionMLP(nn.Sequential):
@@ -63,10 +74,4 @@ class RegressionMLP(nn.Sequential):
         num_targets: int,
         hidden: tuple[int, ...] | list[int] = (32, 32),
     ) -> None:
-        if any(width < 1 for width in hidden):
-            raise ValueError(f"model.hidden must hold widths from 1 on, not {list(hidden)}.")
-        widths = [math.prod(input_shape), *hidden]
-        layers: list[nn.Module] = [nn.Flatten()]
-        for n_in, n_out in pairwise(widths):
-            layers += [nn.Linear(n_in, n_out), nn.Tanh()]
-        super().__init__(*layers, nn.Linear(widths[-1], num_targets))
+        super().__init__(*_layers(input_shape, hidden, num_targets, nn.Tanh))
