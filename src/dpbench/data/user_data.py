@@ -88,8 +88,6 @@ USER_SOURCES: dict[str, UserSource] = {}
 """By name, as `data.name` gives it, of what is imported."""
 _PLUGINS = "dpbench.user_data"
 """Group of entry points: a name, and its function or module, which registers itself by `by_users` when imported."""
-_NOW_A_HOWTO = ("leaf_json", "tff_hdf5", "tff_sqlite")
-"""Names of earlier releases, which saved configurations may have."""
 
 
 def by_users(
@@ -123,14 +121,13 @@ def user_source(name: str) -> UserSource:
     Raises:
         ConfigurationError: There is none.
     """
-    if name in _NOW_A_HOWTO:
-        raise ConfigurationError(
-            f"{name} is read by a few lines of your own now: see docs/howto/federated_files.md, and register a name."
-        )
     source = find_user_source(name)
     if source is None:
         known = ", ".join(user_source_names())
-        raise ConfigurationError(f"unknown data set by users {name!r}; known are {known}.")
+        raise ConfigurationError(
+            f"unknown data set by users {name!r}; known are {known}. Others are read by a few lines of your own: see "
+            "docs/howto/federated_files.md."
+        )
     return source
 
 

@@ -66,17 +66,15 @@ class UserDataset(Dataset[Cohort]):
                 f"there are {count_of(examples)} examples and {column.size if column.ndim < 2 else column.shape} "
                 "users: give the user of each example, one by one."
             )
-        distinct, numbers = np.unique(column, return_inverse=True)
-        self.names: list[Hashable] = distinct.tolist()
-        if names is not None:
-            self.names = list(names)
-            places = {name: place for place, name in enumerate(names)}
-            if len(places) != len(names):
-                raise ConfigurationError("a name stands twice among the names of users.")
-            for name in distinct.tolist():
-                if name not in places:
-                    raise ConfigurationError(f"{name!r} has examples, but is not among the names of users.")
-            numbers = np.array([places[name] for name in distinct.tolist()], dtype=np.int64)[numbers]
+        user_of_example = column.tolist()
+        self.names: list[Hashable] = sorted(set(user_of_example)) if names is None else list(names)
+        places = {name: place for place, name in enumerate(self.names)}
+        if len(places) != len(self.names):
+            raise ConfigurationError("a name stands twice among the names of users.")
+        try:
+            numbers = np.array([places[name] for name in user_of_example], dtype=np.int64)
+        except KeyError as error:
+            raise ConfigurationError(f"{error.args[0]!r} has examples, but is not among the names of users.") from None
         self._examples = examples
         self._source = examples
         self._order = np.argsort(numbers, kind="stable")

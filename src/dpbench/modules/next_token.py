@@ -75,12 +75,7 @@ class NextToken(Supervised):
         """
         targets = batch[1]
         logits = self._logits(batch)
-        each = F.cross_entropy(
-            logits.flatten(0, 1),
-            targets.flatten(),
-            reduction="none",
-        ).view(targets.shape)
-        losses = _mean_of_counted(each, targets != self._padding)
+        losses = self._mean_cross_entropy(logits, targets)
         return self._result(
             losses,
             {
@@ -92,13 +87,12 @@ class NextToken(Supervised):
 
     def losses(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Mean cross-entropy of each sequence's targets, (N,), in double precision."""
-        targets = batch[1]
-        each = F.cross_entropy(
-            self._logits(batch).double().flatten(0, 1),
-            targets.flatten(),
-            reduction="none",
-        )
-        return _mean_of_counted(each.view(targets.shape), targets != self._padding)
+        return self._mean_cross_entropy(self._logits(batch).double(), batch[1])
+
+    def _mean_cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy of each sequence's targets, (N,)."""
+        each = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
+        return _mean_of_counted(each, targets != self._padding)
 
     def measure(self, metric: Metric, batch: tuple[Tensor, Tensor]) -> None:
         """Count targets that are predicted correctly, of all sequences together."""

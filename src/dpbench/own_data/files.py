@@ -99,23 +99,6 @@ class UserTableOptions(TableOptions):
 
 
 @by_users("user_table", UserTableOptions)
-def load_user_table(
-    root: Path,
-    download: bool,
-    options: UserTableOptions,
-    held_out_by: Split = "hash",
-) -> UserData:
-    """Examples of a table with a column that says whose a row is, `.csv`, `.jsonl` or `.parquet`.
-
-    Args:
-        root: Folder of the data sets.
-        download: Not used: the files have to be there.
-        options: Of the data set.
-        held_out_by: How users are held out, see `UserDataModule`.
-    """
-    return _table(root, options, options.user, held_out_by)
-
-
 @by_users("table", TableOptions, has_users=False)
 def load_table(
     root: Path,
@@ -123,15 +106,26 @@ def load_table(
     options: TableOptions,
     held_out_by: Split = "hash",
 ) -> UserData:
-    """Rows of a table, each of which is somebody's only one, `.csv`, `.jsonl` or `.parquet`.
+    """Rows of a table, `.csv`, `.jsonl` or `.parquet`, each of which is somebody's only one, or has a user.
 
     Args:
         root: Folder of the data sets.
         download: Not used: the files have to be there.
-        options: Of the data set; `held_out` is a share of the rows.
-        held_out_by: How rows are held out, see `UserDataModule`.
+        options: Options of the data set. Without a column of users `held_out` is a share of the rows.
+        held_out_by: How users, or rows, are held out, see `UserDataModule`.
     """
-    return _table(root, options, None, held_out_by)
+    user = options.user if isinstance(options, UserTableOptions) else None
+
+    def provided(train: Dataset[Any], test: Dataset[Any]) -> Mapping[str, Any]:
+        if options.features is None and isinstance(train, Rows) and train.tensors[0].dim() == 1:
+            beside = f" beside {user!r}" if user else ""
+            raise ConfigurationError(
+                f"{options.path} has columns of single numbers{beside}: say which are the input together, and which is "
+                "the target: data.options.features=[[age, height], label]."
+            )
+        return _model_options(train, test, options)
+
+    return _user_data(partial(read_table, user=user, **options.reading(root)), root, options, held_out_by, provided)
 
 
 @dataclass(frozen=True)
@@ -181,19 +175,6 @@ def load_image_folder(
         held_out_by,
         lambda train, test: {"input_shape": shape, "num_classes": len(classes)},
     )
-
-
-def _table(root: Path, options: TableOptions, user: str | None, split: Split) -> UserData:
-    def provided(train: Dataset[Any], test: Dataset[Any]) -> Mapping[str, Any]:
-        if options.features is None and isinstance(train, Rows) and train.tensors[0].dim() == 1:
-            beside = f" beside {user!r}" if user else ""
-            raise ConfigurationError(
-                f"{options.path} has columns of single numbers{beside}: say which are the input together, and which is "
-                "the target: data.options.features=[[age, height], label]."
-            )
-        return _model_options(train, test, options)
-
-    return _user_data(partial(read_table, user=user, **options.reading(root)), root, options, split, provided)
 
 
 def _user_data(
