@@ -43,6 +43,7 @@ class Collation:
     """
 
     may_separate = False
+    _is_private = False
 
     def __init__(
         self,
@@ -53,10 +54,13 @@ class Collation:
     ) -> None:
         self._dataset = dataset
         self._collate = collate_fn or default_collate
-        self._record_of_row = record_of_row
-        self._is_private = is_private
-        self._has_rows: bool | None = None
-        self._paddings: dict[int, joining.Padding | None] = {}
+        self._rows = record_of_row
+        self._separates: bool | None = None
+        # No longer used: keys of seeded runs by user cover the attributes of a data set, and so of its collation.
+        self._calls = 0
+        if is_private:
+            self._is_private = True
+            self._paddings: dict[int, joining.Padding | None] = {}
 
     @property
     def is_custom(self) -> bool:
@@ -105,7 +109,7 @@ class Collation:
         if self.may_separate:
             return SeparateRecords(batches)
         batch = self._collate(records)
-        if self._record_of_row is not None or set(joining.sizes_of(batch)) == {len(records)}:
+        if self._rows is not None or set(joining.sizes_of(batch)) == {len(records)}:
             raise ConfigurationError(
                 "the rows of a batch cannot be made of one record each: the collate_fn gives what all records share, "
                 "or pads in another way than with one number at one end. Build each row from one record alone, and pad "
@@ -125,15 +129,15 @@ class Collation:
 
     def _makes_rows(self, record: Any) -> bool:
         """Whether copies of a record become rows of one batch; found out once."""
-        if self._has_rows is None:
+        if self._separates is None:
             with isolate_rng(include_cuda=False):
                 one = self._alone(copy.deepcopy(record))
                 pair = self._together(record, record)
             rows = self._number_of_rows(one)
             expected = joining.joined([one, one], [rows, rows], lambda place, column: None)
             is_known = expected is not None and unopened(one) is None and bool(joining.sizes_of(one))
-            self._has_rows = is_known and joining.is_alike(expected, pair)
-        return self._has_rows
+            self._separates = not is_known or not joining.is_alike(expected, pair)
+        return not self._separates
 
     def _together(self, *records: Any) -> Any:
         """The batch of copies of some records; None if there is none."""
@@ -143,7 +147,7 @@ class Collation:
             return None
 
     def _number_of_rows(self, batch: Any) -> int:
-        return 1 if self._record_of_row is None else max(joining.sizes_of(batch), default=0)
+        return 1 if self._rows is None else max(joining.sizes_of(batch), default=0)
 
     def _joined(self, records: list[Any], batches: list[Any]) -> Any:
         """The batch of all records' rows; None if they make none."""
@@ -161,7 +165,7 @@ class Collation:
             return self._paddings[place]
 
         rows = [self._number_of_rows(batch) for batch in batches]
-        index = self._record_of_row
+        index = self._rows
         if index is not None:
             batches = [_numbered(batch, index, number) for number, batch in enumerate(batches)]
         batch = joining.joined(batches, rows, ask_for_padding)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -32,11 +31,10 @@ def _verdict(rows: Tensor, labels: Tensor | None) -> Tensor:
     return rows[:, 0] if labels is None else rows[:, 0] + rows.gather(1, labels[:, None] + 1)[:, 0]
 
 
-class Generator(nn.Module):
-    """Makes images of noise.
+class MLPGenerator(nn.Module):
+    """Noise → 128 → 256 → 512 → 1024 → image, LeakyReLU 0.2, BatchNorm from 256 on, tanh (pyvacy_2019, appendix B).
 
     Args:
-        layers: Rows (N, noise_size + classes) → images, or the numbers of images.
         image_shape: (channels, height, width).
         classes: Number of classes that condition it; 0 for none.
         noise_size: Numbers of noise.
@@ -47,7 +45,6 @@ class Generator(nn.Module):
 
     def __init__(
         self,
-        layers: Sequence[nn.Module],
         image_shape: tuple[int, int, int],
         classes: int,
         noise_size: int,
@@ -56,35 +53,119 @@ class Generator(nn.Module):
         self.image_shape = image_shape
         self.classes = classes
         self.noise_size = noise_size
-        self.layers = nn.Sequential(*layers)
+        layers: list[nn.Module] = [nn.Linear(noise_size + classes, 128), nn.LeakyReLU(_SLOPE)]
+        for n_in, n_out in pairwise((128, 256, 512, 1024)):
+            layers += [nn.Linear(n_in, n_out), nn.BatchNorm1d(n_out, _APPENDIX_EPS), nn.LeakyReLU(_SLOPE)]
+        self.layers = nn.Sequential(*layers, nn.Linear(1024, math.prod(image_shape)), nn.Tanh())
 
     def forward(self, noise: Tensor, labels: Tensor | None = None) -> Tensor:
         """Images (N, *image_shape) in [−1, 1], from noise (N, noise_size) and labels (N,)."""
-        images: Tensor = self.layers(_with_class(noise, labels, self.classes))
-        return images.reshape(len(noise), *self.image_shape)
+        flat: Tensor = self.layers(_with_class(noise, labels, self.classes))
+        return flat.view(len(noise), *self.image_shape)
 
 
-class Discriminator(nn.Module):
-    """Tells images of a generator from records (the sigmoid is part of the loss).
+class MLPDiscriminator(nn.Module):
+    """Image → 512 → 256 → logit, LeakyReLU 0.2 (pyvacy_2019, appendix B; the sigmoid is part of the loss).
 
     Args:
-        layers: Images, or with `takes_rows` their numbers → rows (N, 1 + classes).
+        image_shape: (channels, height, width).
         classes: Number of classes that condition it; 0 for none.
-        takes_rows: True if the layers take no images, but rows of numbers.
 
     Shape:
         Images (N, *image_shape) and labels (N,) or None → logits (N,), positive for real.
     """
 
-    def __init__(self, layers: Sequence[nn.Module], classes: int, takes_rows: bool) -> None:
+    def __init__(self, image_shape: tuple[int, int, int], classes: int) -> None:
         super().__init__()
         self.classes = classes
-        self.takes_rows = takes_rows
-        self.layers = nn.Sequential(*layers)
+        layers: list[nn.Module] = []
+        for n_in, n_out in pairwise((math.prod(image_shape), 512, 256)):
+            layers += [nn.Linear(n_in, n_out), nn.LeakyReLU(_SLOPE)]
+        self.layers = nn.Sequential(*layers, nn.Linear(256, 1 + classes))
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         """Logits (N,) of images being real, of the classes `labels` where there are any."""
-        return _verdict(self.layers(images.flatten(1) if self.takes_rows else images), labels)
+        return _verdict(self.layers(images.flatten(1)), labels)
+
+
+class ConvGenerator(nn.Module):
+    """Noise → (2·width)×H/4×W/4 → width×H/2×W/2 → image by transposed convolutions (Radford et al. 2016, small).
+
+    Args:
+        image_shape: (channels, height, width); sides are multiples of four.
+        classes: Number of classes that condition it; 0 for none.
+        noise_size: Numbers of noise.
+        width: Channels before the last layer.
+
+    Shape:
+        As `MLPGenerator`.
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        classes: int,
+        noise_size: int,
+        width: int,
+    ) -> None:
+        super().__init__()
+        channels, height, side = image_shape
+        self.image_shape = image_shape
+        self.classes = classes
+        self.noise_size = noise_size
+        first = (2 * width, height // 4, side // 4)
+        self.layers = nn.Sequential(
+            nn.Linear(noise_size + classes, math.prod(first), bias=False),
+            nn.Unflatten(1, first),
+            nn.BatchNorm2d(2 * width),
+            nn.ReLU(),
+            nn.ConvTranspose2d(2 * width, width, 4, 2, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.ConvTranspose2d(width, channels, 4, 2, 1),
+            nn.Tanh(),
+        )
+
+    def forward(self, noise: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Images (N, *image_shape) in [−1, 1], from noise (N, noise_size) and labels (N,)."""
+        images: Tensor = self.layers(_with_class(noise, labels, self.classes))
+        return images
+
+
+class ConvDiscriminator(nn.Module):
+    """Image → width×H/2×W/2 → (2·width)×H/4×W/4 → logit, GroupNorm, LeakyReLU 0.2.
+
+    Args:
+        image_shape: (channels, height, width); sides are multiples of four.
+        classes: Number of classes that condition it; 0 for none.
+        width: Channels of the first layer; a multiple of eight.
+
+    Shape:
+        As `MLPDiscriminator`.
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        classes: int,
+        width: int,
+    ) -> None:
+        super().__init__()
+        channels, height, side = image_shape
+        self.classes = classes
+        self.layers = nn.Sequential(
+            nn.Conv2d(channels, width, 4, 2, 1),
+            nn.LeakyReLU(_SLOPE),
+            nn.Conv2d(width, 2 * width, 4, 2, 1),
+            nn.GroupNorm(width // 8, 2 * width),
+            nn.LeakyReLU(_SLOPE),
+            nn.Flatten(),
+            nn.Linear(2 * width * (height // 4) * (side // 4), 1 + classes),
+        )
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Logits (N,) of images being real, of the classes `labels` where there are any."""
+        return _verdict(self.layers(images), labels)
 
 
 def _check_noise(size: int) -> None:
@@ -93,12 +174,7 @@ def _check_noise(size: int) -> None:
 
 
 class MLPGAN(nn.Module):
-    """The fully connected pair of pyvacy_2019, appendix B.
-
-    | network | layers |
-    | --- | --- |
-    | generator | noise → 128 → 256 → 512 → 1024 → image, LeakyReLU 0.2, BatchNorm from 256 on, tanh |
-    | discriminator | image → 512 → 256 → logit, LeakyReLU 0.2 |
+    """The fully connected pair of pyvacy_2019.
 
     Args:
         input_shape: (channels, height, width) of an image.
@@ -117,25 +193,12 @@ class MLPGAN(nn.Module):
         super().__init__()
         _check_noise(noise_size)
         classes = num_classes if conditional else 0
-        pixels = math.prod(input_shape)
-        layers: list[nn.Module] = [nn.Linear(noise_size + classes, 128), nn.LeakyReLU(_SLOPE)]
-        for n_in, n_out in pairwise((128, 256, 512, 1024)):
-            layers += [nn.Linear(n_in, n_out), nn.BatchNorm1d(n_out, _APPENDIX_EPS), nn.LeakyReLU(_SLOPE)]
-        layers += [nn.Linear(1024, pixels), nn.Tanh()]
-        self.generator = Generator(layers, input_shape, classes, noise_size)
-        layers = []
-        for n_in, n_out in pairwise((pixels, 512, 256)):
-            layers += [nn.Linear(n_in, n_out), nn.LeakyReLU(_SLOPE)]
-        self.discriminator = Discriminator([*layers, nn.Linear(256, 1 + classes)], classes, takes_rows=True)
+        self.generator = MLPGenerator(input_shape, classes, noise_size)
+        self.discriminator = MLPDiscriminator(input_shape, classes)
 
 
 class ConvGAN(nn.Module):
     """A small convolutional pair; the discriminator has no normalization that mixes records.
-
-    | network | layers |
-    | --- | --- |
-    | generator | noise → (2·width)×H/4×W/4 → width×H/2×W/2 → image by transposed convolutions (Radford et al. 2016) |
-    | discriminator | image → width×H/2×W/2 → (2·width)×H/4×W/4 → logit, GroupNorm, LeakyReLU 0.2 |
 
     Args:
         input_shape: (channels, height, width) of an image; sides are multiples of four.
@@ -165,27 +228,5 @@ class ConvGAN(nn.Module):
         if not isinstance(width, int) or width < 8 or width % 8:
             raise ValueError(f"conv_gan needs a width that 8 divides, not {width}.")
         classes = num_classes if conditional else 0
-        channels, height, side = input_shape
-        first = (2 * width, height // 4, side // 4)
-        layers: list[nn.Module] = [
-            nn.Linear(noise_size + classes, math.prod(first), bias=False),
-            nn.Unflatten(1, first),
-            nn.BatchNorm2d(2 * width),
-            nn.ReLU(),
-            nn.ConvTranspose2d(2 * width, width, 4, 2, 1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-            nn.ConvTranspose2d(width, channels, 4, 2, 1),
-            nn.Tanh(),
-        ]
-        self.generator = Generator(layers, input_shape, classes, noise_size)
-        layers = [
-            nn.Conv2d(channels, width, 4, 2, 1),
-            nn.LeakyReLU(_SLOPE),
-            nn.Conv2d(width, 2 * width, 4, 2, 1),
-            nn.GroupNorm(width // 8, 2 * width),
-            nn.LeakyReLU(_SLOPE),
-            nn.Flatten(),
-            nn.Linear(math.prod(first), 1 + classes),
-        ]
-        self.discriminator = Discriminator(layers, classes, takes_rows=False)
+        self.generator = ConvGenerator(input_shape, classes, noise_size, width)
+        self.discriminator = ConvDiscriminator(input_shape, classes, width)
