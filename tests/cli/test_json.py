@@ -18,7 +18,7 @@ CALIBRATE = "calibrate --epsilon 3 --delta 1e-5 --sample-rate 0.01 --steps 100 -
 COMMANDS = [
     ("account runs/demo --json", "delta"),
     ("account runs/demo runs/again --accountant all --json", "runs"),
-    (CALIBRATE, "neighbourhood"),
+    (CALIBRATE, "solved_for"),
     ("audit runs/audited --json", "verdict"),
     pytest.param("audit --self --json", "verdict", marks=pytest.mark.long),
     ("table runs/demo runs/again --json", "run"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -15,13 +16,12 @@ from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS, PldAccountant
 from dpbench.privacy.accounting.calibration import (
     TrainingSetting,
-    calibrate_noise_multiplier,
+    calibrate_scale,
     largest_count,
     remaining_releases,
     solved,
 )
 from dpbench.privacy.accounting.composition import epsilon
-from dpbench.privacy.accounting.tradeoff import MembershipTarget, trade_off
 from dpbench.privacy.events import Event, SumQuery
 from dpbench.privacy.sampling import (
     CyclicPoissonSampling,
@@ -85,7 +85,7 @@ def test_inverse_anywhere(z: float, q: float, steps: int, delta: float) -> None:
 @pytest.mark.parametrize("name", ["rdp", pytest.param("pld", marks=pytest.mark.slow)])
 def test_noise_for_a_target(name: str) -> None:
     for target in (0.5, 3.0):
-        z = calibrate_noise_multiplier(lambda z: event(z, 0.01), 500, target, DELTA, name)
+        z = calibrate_scale(lambda z: Counter({event(z, 0.01): 500}), target, DELTA, name)
         assert target * 0.998 <= epsilon({event(z, 0.01): 500}, DELTA, name) <= target
 
 
@@ -166,62 +166,6 @@ def test_remaining_releases() -> None:
     assert remaining_releases({event(0.1): 1}, one, 2.0, DELTA, "rdp", 100) == 0
 
 
-ADVANTAGE = MembershipTarget(0.1)
-TRUE_POSITIVE_RATE = MembershipTarget(0.05, 0.01)
-
-
-def risk(setting: TrainingSetting) -> float:
-    assert setting.membership is not None
-    return setting.membership.reached(trade_off(setting.events))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("target", [ADVANTAGE, pytest.param(TRUE_POSITIVE_RATE, marks=pytest.mark.long)], ids=str)
-@pytest.mark.parametrize("training", [POISSON, pytest.param(FIXED, marks=pytest.mark.slow)], ids=["poisson", "fixed"])
-def test_within_a_membership_risk(training: TrainingSetting, target: MembershipTarget) -> None:
-    """Noise, rate and steps, each left out in turn, use the budget up, and 2 % less noise exceeds it."""
-    whole = solved(replace(training, noise_multiplier=None, membership=target))
-    assert target.limit * 0.999 <= risk(whole) <= target.limit
-    assert whole.noise_multiplier is not None
-    assert risk(replace(whole, noise_multiplier=0.98 * whole.noise_multiplier)) > target.limit
-    rate = solved(replace(whole, sample_rate=None))
-    assert rate.sample_rate == pytest.approx(whole.sample_rate, rel=1e-3)
-    assert risk(rate) <= target.limit
-    steps = solved(replace(whole, steps=None))
-    assert steps.steps is not None
-    assert steps.steps == pytest.approx(whole.steps, abs=1)
-    assert risk(steps) <= target.limit < risk(replace(steps, steps=steps.steps + 1))
-
-
-def test_a_membership_risk_of_what_was_spent() -> None:
-    whole = solved(replace(POISSON, steps=None, membership=ADVANTAGE))
-    assert whole.steps is not None
-    rest = solved(replace(whole, steps=None, spent={POISSON.event: 100}))
-    assert rest.steps == whole.steps - 100
-    with pytest.raises(
-        ConfigurationError, match=r"advantage=0.1 allows no further step: with one, a membership test reaches 0\."
-    ):
-        solved(replace(rest, steps=None, spent={POISSON.event: 10 * whole.steps}))
-
-
-def test_no_membership_risk_to_stay_within() -> None:
-    for limit in (0.0, 1.0, -1.0, math.nan):
-        with pytest.raises(ConfigurationError, match="advantage must lie strictly between 0 and 1"):
-            MembershipTarget(limit)
-    for limit, rate in ((0.01, 0.05), (0.1, 0.1), (0.1, 0.0), (1.0, 0.1), (0.1, math.nan)):
-        with pytest.raises(ConfigurationError, match="the true positive rate must lie strictly between"):
-            MembershipTarget(limit, rate)
-    with pytest.raises(ConfigurationError, match=r"give epsilon=1 or advantage=0.1, not both"):
-        replace(POISSON, epsilon=1.0, membership=ADVANTAGE)
-    with pytest.raises(ConfigurationError, match=r"beside advantage=0.1: nothing is missing"):
-        solved(replace(POISSON, membership=ADVANTAGE))
-    tiny = MembershipTarget(1e-6)
-    with pytest.raises(ConfigurationError, match="no noise_multiplier up to 10000 reaches advantage=1e-06"):
-        solved(replace(POISSON, noise_multiplier=None, sample_rate=1.0, membership=tiny))
-    with pytest.raises(ConfigurationError, match="advantage=1e-06 is out of reach at every rate"):
-        solved(replace(POISSON, sample_rate=None, population=100, membership=tiny))
-
-
 @given(limit=st.integers(0, 10**6), start=st.integers(1, 10**7), most=st.integers(1, 10**7))
 def test_largest_count(limit: int, start: int, most: int) -> None:
     assert largest_count(lambda count: count <= limit, most, start) == min(limit, most)
@@ -278,7 +222,7 @@ def test_out_of_reach() -> None:
         solved(replace(POISSON, noise_multiplier=0.005), "pld")
     for bad in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(ConfigurationError, match="target_epsilon"):
-            calibrate_noise_multiplier(lambda z: event(z, 0.1), 1000, bad, DELTA)
+            calibrate_scale(lambda z: Counter({event(z, 0.1): 1000}), bad, DELTA)
 
 
 def test_where_everything_fits() -> None:
@@ -310,7 +254,7 @@ def test_pld_solves_closely_from_few_of_its_epsilons(
         return Event(PoissonSampling(population, batch_size / population), (SumQuery("all", 1.0, noise_multiplier),))
 
     monkeypatch.setattr(PldAccountant, "composed", counting)
-    noise_multiplier = calibrate_noise_multiplier(release, steps, target, 1e-5, "pld")
+    noise_multiplier = calibrate_scale(lambda z: Counter({release(z): steps}), target, 1e-5, "pld")
     assert len(intervals) <= 9
     spent = epsilon({release(noise_multiplier): steps}, 1e-5, "pld")
     assert (1 - 2e-5) * target <= spent <= target

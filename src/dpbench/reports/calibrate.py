@@ -1,4 +1,4 @@
-"""`dpbench calibrate`: a budget solved backwards, with its neighborhood, as text or JSON."""
+"""`dpbench calibrate`: a budget solved backwards, as text or JSON."""
 
 from __future__ import annotations
 
@@ -13,15 +13,12 @@ from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS
 from dpbench.privacy.accounting.calibration import TrainingSetting, missing_in, solved
 from dpbench.privacy.accounting.composition import doubts_about
-from dpbench.privacy.accounting.planning import FACTORS, neighborhood
-from dpbench.privacy.accounting.tradeoff import MembershipBound, MembershipTarget, curve_accountant, trade_off
+from dpbench.privacy.accounting.tradeoff import MembershipBound, curve_accountant, trade_off
 from dpbench.privacy.events import Event, effective_noise_multiplier, record_changes
 from dpbench.privacy.sampling import CyclicPoissonSampling, PoissonSampling, find_scheme
 from dpbench.runs.ledgers import read_one_ledger
 from dpbench.runs.numbers import epsilon_text, membership_text
 from dpbench.templates import render
-
-_USUAL_DELTA = 1e-5  # as of a training; of the ε that a membership risk comes with
 
 
 @dataclass(frozen=True)
@@ -38,8 +35,6 @@ class TrainingValues:
         epsilon: ε.
         delta: δ.
         sampling: How lots are drawn, see `find_scheme`.
-        advantage: Largest advantage of a membership test, in place of ε.
-        tpr: "TPR@FPR", its largest true positive rate at a false positive rate, in place of ε.
         bands: Steps over which noise is correlated.
     """
 
@@ -52,8 +47,6 @@ class TrainingValues:
     epsilon: float | None = None
     delta: float | None = None
     sampling: str | None = None
-    advantage: float | None = None
-    tpr: str | None = None
     bands: int | None = None
 
     def setting(self, spent: Mapping[Event, int]) -> TrainingSetting:
@@ -62,40 +55,18 @@ class TrainingValues:
         Raises:
             ConfigurationError: Two values say the same, or one is out of range.
         """
-        membership = self._membership()
-        delta = self.delta
-        if membership is not None and delta is None:
-            delta = _USUAL_DELTA
         return TrainingSetting(
             noise_multiplier=self.noise_multiplier,
             sample_rate=self._rate(),
             steps=self.steps,
             epochs=self.epochs,
             epsilon=self.epsilon,
-            delta=delta,
+            delta=self.delta,
             sampling=find_scheme(self.sampling or PoissonSampling.kind).kind,
             population=self.population,
             spent=spent,
-            membership=membership,
             bands=1 if self.bands is None else self.bands,
         )
-
-    def _membership(self) -> MembershipTarget | None:
-        if self.advantage is not None and self.tpr is not None:
-            raise ConfigurationError("give --advantage or --tpr, not both.")
-        if self.advantage is not None:
-            return MembershipTarget(self.advantage)
-        if self.tpr is None:
-            return None
-        limit, _, false_positive_rate = self.tpr.partition("@")
-        try:
-            rates = float(limit), float(false_positive_rate)
-        except ValueError:
-            raise ConfigurationError(
-                "--tpr must be a true positive rate at a false positive rate, TPR@FPR such as 0.05@0.01, not "
-                f"{self.tpr!r}."
-            ) from None
-        return MembershipTarget(*rates)
 
     def _rate(self) -> float | None:
         for name, other in (("sample_rate", "batch_size"), ("steps", "epochs")):
@@ -152,8 +123,6 @@ def request(
         if requested not in (None, recorded):
             raise ConfigurationError(f"{ledger} has {name} {recorded}, not {requested}: remove {_flag(name)}.")
     setting = replace(values, population=sampling.population, sampling=sampling.kind).setting(run.events)
-    if setting.membership is not None and values.delta is None:
-        setting = replace(setting, delta=run.header.delta)
     of_run: dict[str, Any] = {
         "delta": run.header.delta,
         "sample_rate": sampling.rate,
@@ -185,13 +154,10 @@ def calibrate(setting: TrainingSetting, microbatch_size: int, accountant: str) -
     assert rate is not None
     assert steps is not None
     sampling = answer.event.sampling
-    epsilon_reached: float | None = answer.epsilon_by(accountant)
-    if epsilon_reached == math.inf:
-        epsilon_reached = None  # no order of this accountant gives one; beside a membership risk that is no failure
     facts: dict[str, Any] = {
         "solved_for": missing_in(setting)[0],
-        "epsilon": epsilon_reached if answer.epsilon is None else answer.epsilon,
-        "epsilon_reached": epsilon_reached,
+        "epsilon": answer.epsilon,
+        "epsilon_reached": answer.epsilon_by(accountant),
         "delta": answer.delta,
         "noise_multiplier": z,
         "sample_rate": rate,
@@ -207,12 +173,11 @@ def calibrate(setting: TrainingSetting, microbatch_size: int, accountant: str) -
         facts["batch_size"] = sampling.expected_batch_size / answer.bands
     if answer.bands > 1:
         facts["bands"] = answer.bands
-    facts |= _membership_facts(answer)
+    facts["membership"] = _membership(answer)
     if answer.spent:
         facts["steps_before"] = sum(answer.spent.values())
     facts["noise_std_over_max_grad_norm"] = z * record_changes(sampling, microbatch_size)
     facts["train"] = _training_command(answer) if microbatch_size == 1 else None
-    facts["neighbourhood"] = neighborhood(answer, accountant)
     assert answer.delta is not None
     facts["doubts"] = doubts_about(answer.delta, z, answer.population, "record")
     return facts
@@ -257,27 +222,18 @@ def _rounded(value: float, direction: str) -> str:
     return f"{float(Context(prec=7, rounding=direction).create_decimal(repr(value))):.7g}"
 
 
-def _membership_facts(answer: TrainingSetting) -> dict[str, Any]:
-    """What the releases allow a membership test and, where that is the budget, how much of it they use."""
+def _membership(answer: TrainingSetting) -> dict[str, Any]:
+    """The rates of membership tests that the releases allow."""
     events = answer.events
-    curve = trade_off(events)
     sampling = answer.event.sampling
     bound = MembershipBound(
-        curve,
+        trade_off(events),
         accountant=curve_accountant(events),
         nominal=False,
         unit=sampling.unit,
         neighboring_relation=sampling.neighboring_relation,
     )
-    facts: dict[str, Any] = {"membership": bound.facts()}
-    target = answer.membership
-    if target is not None:
-        facts["target"] = {
-            "limit": target.limit,
-            "false_positive_rate": target.false_positive_rate,
-            "reached": target.reached(curve),
-        }
-    return facts
+    return bound.facts()
 
 
 def calibration_text(facts: dict[str, Any]) -> str:
@@ -286,7 +242,6 @@ def calibration_text(facts: dict[str, Any]) -> str:
         "calibrate.txt",
         **facts,
         accountant_title=ACCOUNTANTS[facts["accountant"]].title,
-        factors=FACTORS,
         epsilon_of=epsilon_text,
         membership_of=membership_text,
     )

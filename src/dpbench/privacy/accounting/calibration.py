@@ -1,4 +1,4 @@
-"""Budgets solved backwards: the noise, rate, number of steps or δ that a target leaves, an ε or a membership risk."""
+"""Budgets solved backwards: the noise, rate, number of steps or δ that a target ε leaves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from dpbench.privacy.accounting.accountants import (
     RenyiAccountant,
 )
 from dpbench.privacy.accounting.composition import check_delta, composable, delta_of, epsilon, find_accountant
-from dpbench.privacy.accounting.tradeoff import MembershipTarget, trade_off
 from dpbench.privacy.events import Event, SumQuery
 from dpbench.privacy.sampling import PoissonSampling, Sampling, find_scheme
 
@@ -33,7 +32,8 @@ _FEW = 3  # distinct costs, whose epsilon takes milliseconds
 _QUICK = RenyiAccountant("a first guess", orders=(*map(float, range(2, 65)), *(80.0, 96.0, 128.0, 192.0, 256.0)))
 """Takes milliseconds also where there are many costs: whole orders do, others do not."""
 _FAR = 50.0  # logarithm of a ratio of epsilons beyond which it does not matter how far
-_WIDENING = 1.15  # of a bracket, on both sides of a guess
+_COARSE = 3e-6  # relative error of a solution whose ε takes seconds
+_MARGINS = (1.15, 2.0)  # of a bracket, on both sides of a guess
 
 
 def check_target(target_epsilon: float) -> None:
@@ -44,75 +44,50 @@ def check_target(target_epsilon: float) -> None:
         )
 
 
-def _is_far_above(events: Mapping[Event, int], delta: float, target: float) -> bool:
-    """Whether epsilon is so far above what is sought that it need not be known by pld, or cannot be."""
-    releases = sum(events.values())
-    if releases > PLD_MOST_RELEASES:
-        return True
-    limit = max(4 * target, 20)
-    limit = min(limit, PLD_LIMIT)
-    return epsilon(events, delta, "rdp") > limit
-
-
 def _bounded_epsilon(
     events: Mapping[Event, int],
     delta: float,
     accountant: str,
     target: float,
 ) -> float:
-    """Epsilon, or infinity where it is far above the target and pld would take seconds to say so."""
-    if accountant == "pld" and _is_far_above(events, delta, target):
-        return math.inf
+    """Epsilon, or infinity where it is far above the target and pld would take seconds to say so, or cannot."""
+    if accountant == "pld":
+        limit = min(max(4 * target, 20), PLD_LIMIT)
+        if sum(events.values()) > PLD_MOST_RELEASES or epsilon(events, delta, "rdp") > limit:
+            return math.inf
     return epsilon(events, delta, accountant)
 
 
-def _solve(
+def _meeting(
     cost_at: Callable[[float], float],
     limit: float,
     low: float,
     high: float,
-    guess: float | None = None,
+    tolerance: float = 1e-8,
 ) -> float:
-    """Solve for where a monotone cost meets its limit between two numbers, never above the limit.
+    """Solve for where a monotone ε meets its limit between two numbers, never above the limit.
 
     Args:
-        cost_at: ε, or a membership risk.
-        limit: The largest cost.
+        cost_at: ε of a number.
+        limit: The largest ε.
         low: Where the search begins.
         high: Where it ends.
-        guess: A number near the solution, where each cost takes seconds: fewer are computed, and the cost is within
-            1e-5 of the limit.
+        tolerance: Relative error of the solution.
     """
 
     @cache
     def gap(log: float) -> float:
         value = cost_at(math.exp(log))
-        if limit * (1 - accuracy) <= value <= limit:
-            return 0.0  # ends the search
         if value > 0:
-            log_ratio = math.log(value / aim)
+            log_ratio = math.log(value / limit)
             return max(-_FAR, min(_FAR, log_ratio))
         return -_FAR
 
-    accuracy = 0.0
-    aim = limit
     first = math.log(low)
     last = math.log(high)
-    if guess is not None:
-        accuracy = 1e-5
-        aim = limit * (1 - accuracy / 3)
-        margin = math.log(_WIDENING)
-        first = max(first, math.log(guess) - margin)
-        last = min(last, math.log(guess) + margin)
-        while gap(first) * gap(last) > 0 and (first > math.log(low) or last < math.log(high)):
-            first = max(math.log(low), first - margin)
-            last = min(math.log(high), last + margin)
-            margin *= 2
-        if gap(first) * gap(last) > 0:
-            raise ConfigurationError(f"no value from {low:g} to {high:g} meets {limit:g}: use the rdp accountant.")
     rises = gap(last) > gap(first)
-    solution = math.exp(optimize.brentq(gap, first, last, xtol=1e-8))
-    step = 1e-8
+    solution = math.exp(optimize.brentq(gap, first, last, xtol=tolerance))
+    step = tolerance
     while cost_at(solution) > limit:  # its monotony holds only up to rounding
         if rises:
             solution *= 1 - step
@@ -122,78 +97,20 @@ def _solve(
     return min(max(solution, low), high)
 
 
-def _least_noise(
+def _meeting_near(
     cost_at: Callable[[float], float],
     limit: float,
-    refusal: Callable[[float], str],
-    guess: float | None = None,
+    low: float,
+    high: float,
+    guess: float,
 ) -> float:
-    """Smallest noise whose cost is within a limit.
-
-    Args:
-        cost_at: The cost, which falls with the noise.
-        limit: The largest cost.
-        refusal: Message of the error, for the cost of the largest noise.
-        guess: See `_solve`.
-
-    Raises:
-        ConfigurationError: The limit is out of reach.
-    """
-    low = _SMALLEST_NOISE
-    high = _LARGEST_NOISE
-    least_cost = cost_at(high)
-    if least_cost > limit:
-        raise ConfigurationError(refusal(least_cost))
-    # The usual noise brackets nearly every target; a lavish one is looked for below it, down to `_LEAST_NOISE`.
-    while cost_at(low) <= limit:
-        if low <= _LEAST_NOISE:
-            return low
-        high = low
-        low /= 10
-    return _solve(cost_at, limit, low, high, guess)
-
-
-def calibrate_noise_multiplier(
-    event_for: Callable[[float], Event],
-    steps: int,
-    target_epsilon: float,
-    delta: float,
-    accountant: str = "rdp",
-    spent: Mapping[Event, int] | None = None,
-) -> float:
-    """Smallest noise multiplier for which `steps` releases stay within `target_epsilon`.
-
-    To 1e-7 of its value; by pld, and where the steps have several costs, to 1e-5 of the target.
-
-    Args:
-        event_for: The release that a noise multiplier gives.
-        steps: Number of releases.
-        target_epsilon: ε.
-        delta: δ.
-        accountant: A name in `ACCOUNTANTS`.
-        spent: Releases made before, part of the composition.
-
-    Raises:
-        ConfigurationError: No noise reaches the target.
-
-    >>> from dpbench.privacy.sampling import PoissonSampling
-    >>> def release(noise_multiplier: float) -> Event:
-    ...     return Event(PoissonSampling(60_000, 256 / 60_000), (SumQuery("all", 1.0, noise_multiplier),))
-    >>> round(calibrate_noise_multiplier(release, steps=8000, target_epsilon=3.0, delta=1e-5), 3)
-    0.879
-    """
-
-    def events_for(noise_multiplier: float) -> Counter[Event]:
-        event = event_for(noise_multiplier)
-        return Counter({event: steps})
-
-    return calibrate_scale(
-        events_for,
-        target_epsilon,
-        delta,
-        accountant,
-        spent,
-    )
+    """Solve like `_meeting` where each ε takes seconds, in the narrowest bracket around a guess that holds it."""
+    for margin in _MARGINS:
+        near_low = max(low, guess / margin)
+        near_high = min(high, guess * margin)
+        if (cost_at(near_low) > limit) != (cost_at(near_high) > limit):
+            return _meeting(cost_at, limit, near_low, near_high, _COARSE)
+    return _meeting(cost_at, limit, low, high, _COARSE)
 
 
 def calibrate_scale(
@@ -216,34 +133,48 @@ def calibrate_scale(
 
     Raises:
         ConfigurationError: No noise reaches the target.
+
+    >>> from dpbench.privacy.sampling import PoissonSampling
+    >>> def training(noise_multiplier: float) -> Counter[Event]:
+    ...     release = Event(PoissonSampling(60_000, 256 / 60_000), (SumQuery("all", 1.0, noise_multiplier),))
+    ...     return Counter({release: 8000})
+    >>> round(calibrate_scale(training, target_epsilon=3.0, delta=1e-5), 3)
+    0.879
     """
     check_delta(delta)
     check_target(target_epsilon)
     earlier = Counter(spent or {})
     example = events_for(1.0)
     composable(example + earlier, accountant)  # refuses what the accountant does not cover
-    steps = example.total()
+    quick = _QUICK if len(example) > _FEW else ACCOUNTANTS["rdp"]
 
+    @cache
     def epsilon_at(scale: float) -> float:
         return _bounded_epsilon(earlier + events_for(scale), delta, accountant, target_epsilon)
-
-    quick = _QUICK if len(example) > _FEW else ACCOUNTANTS["rdp"]
 
     def quick_epsilon_at(scale: float) -> float:
         return quick.epsilon(earlier + events_for(scale), delta)
 
-    def refusal(least_epsilon: float) -> str:
-        return (
-            f"no noise_multiplier up to {_LARGEST_NOISE:.0f} reaches target_epsilon={target_epsilon} in {steps} steps "
-            f"at delta={delta} (the {accountant} accountant shows {least_epsilon:.4g} there): raise target_epsilon or "
-            "delta, or train for fewer steps."
+    low = _SMALLEST_NOISE
+    high = _LARGEST_NOISE
+    least_epsilon = epsilon_at(high)
+    if least_epsilon > target_epsilon:
+        raise ConfigurationError(
+            f"no noise_multiplier up to {_LARGEST_NOISE:.0f} reaches target_epsilon={target_epsilon} in "
+            f"{example.total()} steps at delta={delta} (the {accountant} accountant shows {least_epsilon:.4g} there): "
+            "raise target_epsilon or delta, or train for fewer steps."
         )
-
-    guess = None
+    # The usual noise brackets nearly every target; a lavish one is looked for below it, down to `_LEAST_NOISE`.
+    while epsilon_at(low) <= target_epsilon:
+        if low <= _LEAST_NOISE:
+            return low
+        high = low
+        low /= 10
     is_slow = accountant == "pld" or len(example) > _FEW
-    if is_slow and quick_epsilon_at(_LARGEST_NOISE) <= target_epsilon < quick_epsilon_at(_SMALLEST_NOISE):
-        guess = _solve(quick_epsilon_at, target_epsilon, _SMALLEST_NOISE, _LARGEST_NOISE)
-    return _least_noise(epsilon_at, target_epsilon, refusal, guess)
+    if is_slow and quick_epsilon_at(high) <= target_epsilon < quick_epsilon_at(low):
+        guess = _meeting(quick_epsilon_at, target_epsilon, low, high)
+        return _meeting_near(epsilon_at, target_epsilon, low, high, guess)
+    return _meeting(epsilon_at, target_epsilon, low, high)
 
 
 def remaining_releases(
@@ -326,7 +257,6 @@ class TrainingSetting:
         sampling: "poisson" or "fixed_size", or the kind of another scheme.
         population: Number of records; needed for lots of a fixed size.
         spent: Releases of an earlier run on the same data, part of ε.
-        membership: Budget in place of ε, which then follows from the rest at δ.
         bands: Steps over which noise is correlated, on lots of as many groups of records that take turns: so many steps
             are a round, which costs what one Poisson lot at as many times the rate does. 1: it is independent.
     """
@@ -340,7 +270,6 @@ class TrainingSetting:
     sampling: str = "poisson"
     population: int | None = None
     spent: Mapping[Event, int] = field(default_factory=dict)
-    membership: MembershipTarget | None = None
     bands: int = 1
 
     def __post_init__(self) -> None:
@@ -358,10 +287,6 @@ class TrainingSetting:
                 raise ConfigurationError(f"{name} must be a number from {low:g} to {high:g}, not {value:g}.")
         if self.delta is not None:
             check_delta(self.delta)
-        if self.membership is not None and self.epsilon is not None:
-            raise ConfigurationError(
-                f"give epsilon={self.epsilon:g} or {self.membership}, not both: the other one follows."
-            )
         if self.bands > 1:
             self._check_bands()
         elif not self.scheme.known_by_rate:
@@ -441,16 +366,11 @@ class TrainingSetting:
 
 
 def missing_in(setting: TrainingSetting) -> list[str]:
-    """Which of noise, rate, duration, ε and δ are None, by the names of the attributes ("steps" for the duration).
-
-    With a membership risk as the budget, ε and δ are none of them.
-    """
-    names = ["noise_multiplier", "sample_rate", "steps"]
-    if setting.membership is None:
-        names += ["epsilon", "delta"]
-    missing = [name for name in names if getattr(setting, name) is None]
-    if setting.epochs is not None and "steps" in missing:
-        missing.remove("steps")
+    """Which of noise, rate, duration, ε and δ are None, by the names of the attributes ("steps" for the duration)."""
+    missing = []
+    for name in _SOLVERS:
+        if getattr(setting, name) is None and not (name == "steps" and setting.epochs is not None):
+            missing.append(name)
     return missing
 
 
@@ -458,13 +378,12 @@ def solved(setting: TrainingSetting, accountant: str = "rdp") -> TrainingSetting
     """Complete a setting with the value that was missing.
 
     Args:
-        setting: Lacks exactly one of noise, rate, duration, ε and δ; with a membership risk as the budget, of the first
-            three.
-        accountant: A name in `ACCOUNTANTS`; a membership risk is accounted for by `trade_off` whatever it is.
+        setting: Lacks exactly one of noise, rate, duration, ε and δ.
+        accountant: A name in `ACCOUNTANTS`.
 
     Returns:
         All filled in, `steps` always. ε is the target where one was given: what is reached may lie below it where the
-        solution is a whole number. With a membership risk as the budget it stays None (`epsilon_by` gives it).
+        solution is a whole number.
 
     Raises:
         ConfigurationError: Not exactly one is missing, or none is within reach.
@@ -475,13 +394,11 @@ def solved(setting: TrainingSetting, accountant: str = "rdp") -> TrainingSetting
     find_accountant(accountant)
     missing = missing_in(setting)
     if len(missing) != 1:
-        problem = "nothing is missing"
-        if missing:
-            problem = f"missing are {', '.join(missing)}"
-        names = "noise_multiplier, sample_rate (or batch_size), steps (or epochs), epsilon and delta"
-        if setting.membership is not None:
-            names = f"noise_multiplier, sample_rate (or batch_size) and steps (or epochs) beside {setting.membership}"
-        raise ConfigurationError(f"leave out exactly one of {names}: {problem}.")
+        problem = f"missing are {', '.join(missing)}" if missing else "nothing is missing"
+        raise ConfigurationError(
+            "leave out exactly one of noise_multiplier, sample_rate (or batch_size), steps (or epochs), epsilon and "
+            f"delta: {problem}."
+        )
     solution = _SOLVERS[missing[0]](setting, accountant)
     return replace(solution, steps=solution.number_of_steps, epochs=None)
 
@@ -509,139 +426,93 @@ def _for_delta(setting: TrainingSetting, accountant: str) -> TrainingSetting:
     return replace(setting, delta=value)
 
 
-@dataclass(frozen=True)
-class _Budget:
-    """What a setting may cost: ε by an accountant, or a risk by membership tests.
-
-    Attributes:
-        name: The limit, in words.
-        limit: The largest cost.
-        shown_by: Who shows the cost, in words.
-        accountant: The accountant of ε; None for a risk.
-        most_releases: The largest number of releases for which a cost is known.
-    """
-
-    name: str
-    limit: float
-    shown_by: str
-    accountant: str | None
-    most_releases: int
-
-    @classmethod
-    def of(cls, setting: TrainingSetting, accountant: str) -> _Budget:
-        target = setting.membership
-        if target is not None:
-            return cls(str(target), target.limit, "a membership test reaches", None, PLD_MOST_RELEASES)
-        assert setting.epsilon is not None
-        most = PLD_MOST_RELEASES if accountant == "pld" else _MOST_STEPS
-        return cls(
-            f"epsilon={setting.epsilon}", setting.epsilon, f"the {accountant} accountant shows", accountant, most
-        )
-
-    @property
-    def quick(self) -> _Budget:
-        """The same by an accountant that takes milliseconds."""
-        if self.accountant != "pld":
-            return self
-        return replace(self, accountant="rdp", shown_by="the rdp accountant shows")
-
-    def cost(self, setting: TrainingSetting) -> float:
-        if self.accountant is None:
-            assert setting.membership is not None
-            return setting.membership.reached(trade_off(setting.events))
-        assert setting.delta is not None
-        return _bounded_epsilon(setting.events, setting.delta, self.accountant, self.limit)
-
-
 def _for_noise(setting: TrainingSetting, accountant: str) -> TrainingSetting:
-    if setting.membership is None:
-        assert setting.epsilon is not None
-        assert setting.delta is not None
-        noise_multiplier = calibrate_noise_multiplier(
-            lambda z: replace(setting, noise_multiplier=z).event,
-            setting.number_of_rounds,
-            setting.epsilon,
-            setting.delta,
-            accountant,
-            setting.spent,
-        )
-        return replace(setting, noise_multiplier=noise_multiplier)
-    budget = _Budget.of(setting, accountant)
+    assert setting.epsilon is not None
+    assert setting.delta is not None
 
-    @cache
-    def risk_at(noise_multiplier: float) -> float:
-        return budget.cost(replace(setting, noise_multiplier=noise_multiplier))
+    def training(noise_multiplier: float) -> Counter[Event]:
+        event = replace(setting, noise_multiplier=noise_multiplier).event
+        return Counter({event: setting.number_of_rounds})
 
-    def refusal(least_risk: float) -> str:
-        return (
-            f"no noise_multiplier up to {_LARGEST_NOISE:.0f} reaches {budget.name} in {setting.number_of_steps} steps: "
-            f"it is {least_risk:.4g} there; allow more, or train for fewer steps."
-        )
-
-    return replace(setting, noise_multiplier=_least_noise(risk_at, budget.limit, refusal))
+    noise_multiplier = calibrate_scale(training, setting.epsilon, setting.delta, accountant, setting.spent)
+    return replace(setting, noise_multiplier=noise_multiplier)
 
 
 def _for_rate(setting: TrainingSetting, accountant: str) -> TrainingSetting:
-    budget = _Budget.of(setting, accountant)
-    quick = budget.quick
+    target = setting.epsilon
+    assert target is not None
+    quick = _quick(accountant)
     largest = 1 / setting.bands
     smallest = _SMALLEST_RATE
     if setting.population is not None:
         smallest = 1 / setting.population
 
     @cache
-    def cost_at(rate: float, budget: _Budget = budget) -> float:
-        return budget.cost(replace(setting, sample_rate=min(rate, largest)))
+    def epsilon_at(rate: float, name: str = accountant) -> float:
+        return _cost(replace(setting, sample_rate=min(rate, largest)), name)
 
-    def quick_cost_at(rate: float) -> float:
-        return cost_at(rate, quick)
+    def quick_epsilon_at(rate: float) -> float:
+        return epsilon_at(rate, quick)
 
-    least_cost = quick_cost_at(smallest)  # by pld it takes too long
-    if least_cost > budget.limit:
+    least_epsilon = quick_epsilon_at(smallest)  # by pld it takes too long
+    if least_epsilon > target:
         raise ConfigurationError(
-            f"{budget.name} is out of reach at every rate: {quick.shown_by} {least_cost:.4g} at a sample_rate of "
-            f"{smallest:.4g}; add noise, make fewer steps, or allow more."
+            f"epsilon={target} is out of reach at every rate: the {quick} accountant shows {least_epsilon:.4g} at a "
+            f"sample_rate of {smallest:.4g}; add noise, make fewer steps, or allow more."
         )
     if setting.scheme.whole_lots:
         population = setting.population
         assert population is not None
-        size = largest_count(lambda size: size == 0 or cost_at(size / population) <= budget.limit, population)
+        size = largest_count(lambda size: size == 0 or epsilon_at(size / population) <= target, population)
         return replace(setting, sample_rate=size / population)
-    if cost_at(largest) <= budget.limit:
+    if epsilon_at(largest) <= target:
         return replace(setting, sample_rate=largest)
     rate = largest
-    if quick_cost_at(largest) > budget.limit:
-        rate = _solve(quick_cost_at, budget.limit, smallest, largest)
-    if quick is not budget:
-        rate = _solve(cost_at, budget.limit, smallest, largest, guess=rate)
+    if quick_epsilon_at(largest) > target:
+        rate = _meeting(quick_epsilon_at, target, smallest, largest)
+    if quick != accountant:
+        rate = _meeting_near(epsilon_at, target, smallest, largest, rate)
     return replace(setting, sample_rate=rate)
 
 
 def _for_steps(setting: TrainingSetting, accountant: str) -> TrainingSetting:
-    budget = _Budget.of(setting, accountant)
-    quick = budget.quick
+    target = setting.epsilon
+    assert target is not None
+    quick = _quick(accountant)
 
     @cache
-    def cost_of(rounds: int, budget: _Budget = budget) -> float:
-        return budget.cost(replace(setting, steps=rounds * setting.bands))
+    def epsilon_of(rounds: int, name: str = accountant) -> float:
+        return _cost(replace(setting, steps=rounds * setting.bands), name)
 
-    def fits(rounds: int, budget: _Budget = budget) -> bool:
-        return rounds == 0 or cost_of(rounds, budget) <= budget.limit
+    def fits(rounds: int, name: str = accountant) -> bool:
+        return rounds == 0 or epsilon_of(rounds, name) <= target
 
-    most = min(budget.most_releases, _MOST_STEPS // setting.bands) - sum(setting.spent.values())
+    most_releases = _MOST_STEPS if quick == accountant else PLD_MOST_RELEASES
+    most = min(most_releases, _MOST_STEPS // setting.bands) - sum(setting.spent.values())
     start = 1
-    if quick is not budget:
-        start = max(1, largest_count(partial(fits, budget=quick), most))
+    if quick != accountant:
+        start = max(1, largest_count(partial(fits, name=quick), most))
     count = largest_count(fits, most, start)
     if count == 0:
         step = "further step" if setting.spent else "step"
         raise ConfigurationError(
-            f"{budget.name} allows no {step}: with one, {quick.shown_by} {cost_of(1, quick):.4g}; add noise, or allow "
-            "more."
+            f"epsilon={target} allows no {step}: with one, the {quick} accountant shows {epsilon_of(1, quick):.4g}; "
+            "add noise, or allow more."
         )
     if count == most:
-        raise ConfigurationError(f"{budget.name} allows more than {most:.0e} steps: it is no limit.")
+        raise ConfigurationError(f"epsilon={target} allows more than {most:.0e} steps: it is no limit.")
     return replace(setting, steps=count * setting.bands)
+
+
+def _quick(accountant: str) -> str:
+    """An accountant that takes milliseconds where this one takes seconds."""
+    return "rdp" if accountant == "pld" else accountant
+
+
+def _cost(setting: TrainingSetting, accountant: str) -> float:
+    assert setting.epsilon is not None
+    assert setting.delta is not None
+    return _bounded_epsilon(setting.events, setting.delta, accountant, setting.epsilon)
 
 
 _SOLVERS: dict[str, Callable[[TrainingSetting, str], TrainingSetting]] = {

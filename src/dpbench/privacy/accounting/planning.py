@@ -1,61 +1,15 @@
-"""What a training would cost elsewhere: with another noise, rate or length, or on more records than a run had.
+"""The cost of a run as it would be on more records.
 
 Figures for planning: no guarantee of any run.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from typing import Any
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.accounting.calibration import TrainingSetting
 from dpbench.privacy.accounting.ledger import Ledger, Release
 from dpbench.privacy.sampling import Sampling
-
-FACTORS = (0.5, 0.8, 1.0, 1.25, 2.0)
-"""By which `neighborhood` changes a value."""
-
-
-def neighborhood(setting: TrainingSetting, accountant: str) -> dict[str, list[dict[str, float | None]]]:
-    """Compute ε where one value of a complete setting changes by each of `FACTORS`.
-
-    Args:
-        setting: Complete, as `calibration.solved` returns it.
-        accountant: Name.
-
-    Returns:
-        For noise multiplier, sample rate and steps: factor, changed value and its ε (None: none is finite).
-    """
-    table: dict[str, list[dict[str, float | None]]] = {}
-    for name in ("noise_multiplier", "sample_rate", "steps"):
-        table[name] = []
-        for factor in FACTORS:
-            value = _changed(setting, name, factor)
-            changes: dict[str, Any] = {name: value}
-            try:
-                epsilon = replace(setting, **changes).epsilon_by(accountant)
-            except ConfigurationError:  # a rate above 1, or too large for pld
-                epsilon = math.inf
-            table[name].append(
-                {
-                    "factor": factor,
-                    name: value,
-                    "epsilon": epsilon if math.isfinite(epsilon) else None,
-                }
-            )
-    return table
-
-
-def _changed(setting: TrainingSetting, name: str, factor: float) -> float:
-    """A value of a setting times a factor; steps, and lots of a fixed size, stay whole."""
-    value: float = factor * getattr(setting, name)
-    if name == "steps":
-        return max(1, round(value))
-    if name == "sample_rate" and setting.scheme.whole_lots and setting.population is not None:
-        return max(1, round(value * setting.population)) / setting.population
-    return value
 
 
 def sampling_at(sampling: Sampling, population: int, lot_size: float | None) -> Sampling:

@@ -259,43 +259,6 @@ def _interval(events: Mapping[Event, int]) -> float:
     return min(max(_SHARE * deviation, PldAccountant.interval), _COARSEST)
 
 
-@dataclass(frozen=True)
-class MembershipTarget:
-    """Most that any membership test may reach: a budget that is stated as a risk (Kulynych et al. 2024).
-
-    Attributes:
-        limit: Of the true positive rate or, without a false positive rate, of the advantage.
-        false_positive_rate: At which the true positive rate is limited; None limits the advantage.
-
-    Raises:
-        ConfigurationError: The limit is reached without looking at what was released, or is no limit.
-    """
-
-    limit: float
-    false_positive_rate: float | None = None
-
-    def __post_init__(self) -> None:
-        rate = self.false_positive_rate
-        if rate is None and not 0 < self.limit < 1:
-            raise ConfigurationError(f"advantage must lie strictly between 0 and 1, not {self.limit:g}.")
-        if rate is not None and not 0 < rate < self.limit < 1:
-            raise ConfigurationError(
-                "the true positive rate must lie strictly between the false positive rate, which random guessing "
-                f"reaches, and 1, not {self.limit:g} at {rate:g}."
-            )
-
-    def __str__(self) -> str:
-        if self.false_positive_rate is None:
-            return f"advantage={self.limit:g}"
-        return f"tpr={self.limit:g}@{self.false_positive_rate:g}"
-
-    def reached(self, curve: TradeOff) -> float:
-        """What tests reach of it, by a trade-off curve."""
-        if self.false_positive_rate is None:
-            return curve.advantage
-        return float(curve.max_true_positive_rate(self.false_positive_rate))
-
-
 @dataclass(frozen=True, eq=False)
 class MembershipBound:
     """What runs on the same data allow any membership test, together.
