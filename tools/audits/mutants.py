@@ -368,12 +368,12 @@ def _rate_of_all() -> Iterator[None]:
 
 def _dealt_groups(self: Lots, sampling: Any) -> Any:
     """Records are dealt to groups in turn: one that comes or goes moves all that follow to other groups."""
-    return np.arange(sampling.population) % sampling.groups
+    return np.arange(sampling.population) % sampling.cycle
 
 
 def _sorted_groups(self: Lots, sampling: Any) -> Any:
     """Groups are pieces of the data set in its order."""
-    return np.arange(sampling.population) * sampling.groups // sampling.population
+    return np.arange(sampling.population) * sampling.cycle // sampling.population
 
 
 # ------------------------------------------------------------------------------------- all of them

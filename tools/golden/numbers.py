@@ -87,7 +87,7 @@ def _alike(now: Any, then: Any) -> bool:
 
 def _lots(key: int) -> list[Any]:
     """Lots 0 and 7 of two phases by each sampling, and the microbatch of each record of a lot."""
-    schemes = [scheme for scheme in _schemes() if scheme.groups == 1]
+    schemes = [scheme for scheme in _schemes() if scheme.cycle == 1]
     record = []
     for scheme in (*schemes, ShuffledEpochs(40, 8)):
         record += _lots_of(scheme, key)
@@ -105,7 +105,7 @@ def _lots_of_groups(key: int) -> list[Any]:
     """Lots 0 and 7 of two phases where groups of records take turns."""
     record = []
     for scheme in _schemes():
-        if scheme.groups > 1:
+        if scheme.cycle > 1:
             record += _lots_of(scheme, key)
     return record
 

@@ -285,8 +285,8 @@ class Lots(TorchSampler[list[int]]):
         if self._drawn is None or self._drawn[0] != key:
             self._drawn = (key, sampling.draw(self.generator(number)))
         drawn = self._drawn[1][place]
-        if sampling.groups > 1:
-            drawn = drawn[self._group_of(sampling)[drawn] == sampling.group]
+        if sampling.cycle > 1:
+            drawn = drawn[self._group_of(sampling)[drawn] == sampling.turn]
         if self.members is None:
             return drawn
         is_added = drawn >= len(self.members)
@@ -294,10 +294,10 @@ class Lots(TorchSampler[list[int]]):
 
     def _group_of(self, sampling: Sampling) -> NDArray[Any]:
         """The group of each record, shape (population,): the same in all lots, whatever the records are."""
-        key = (sampling.population, sampling.groups, self.phase)
+        key = (sampling.population, sampling.cycle, self.phase)
         if self._groups is None or self._groups[0] != key:
             generator = self.generator(0, Stream.GROUPS)
-            self._groups = (key, generator.integers(sampling.groups, size=sampling.population))
+            self._groups = (key, generator.integers(sampling.cycle, size=sampling.population))
         return self._groups[1]
 
     def key_of(self, stream: Stream, number: int) -> tuple[int, ...]:

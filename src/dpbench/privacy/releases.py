@@ -356,7 +356,7 @@ class ReleaseEngine:
         plan = replace(plan, noise=self._noise(self.noise_multiplier, noise_factors))
         if self.canaries is not None:
             self.canaries.check(plan.noise)
-        if plan.sampling.groups > 1 and (size_factors or not plan.noise.constant):
+        if plan.sampling.cycle > 1 and (size_factors or not plan.noise.constant):
             raise ConfigurationError(
                 "the first of the batches that take turns states the cost of a whole round, so that noise and size "
                 "have to be the same in each step: leave out noise_schedule and expected_batch_size_schedule."

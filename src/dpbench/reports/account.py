@@ -342,7 +342,7 @@ def _text_of_one(facts: dict[str, Any], ledger: Ledger) -> str:
         facts,
         [ledger],
         damaged=bool(ledger.damage),
-        cycle=max(event.sampling.groups for event in ledger.events),
+        cycle=max(event.sampling.cycle for event in ledger.events),
         rounds=sum(count for event, count in ledger.events.items() if not event.sampling.is_free),
         own_processes=sorted(processes),
     )

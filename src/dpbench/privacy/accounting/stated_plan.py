@@ -247,7 +247,7 @@ class StatedPlan(BaseModel, strict=True, extra="forbid", frozen=True):
         The first step of a round states its cost, and each participation of a record costs what independent noise does
         where no other one lies within the bands.
         """
-        separation = self.sampling.separation
+        separation = self.sampling.cycle
         if self.noise.bands > separation:
             raise LedgerError(
                 f"the noise has {self.noise.bands} bands, and batches hold a record again after {separation} steps"
@@ -255,7 +255,7 @@ class StatedPlan(BaseModel, strict=True, extra="forbid", frozen=True):
         # An unknown process is asked of its lines, which state a cost in the first step of a round only.
         moves = bool(self.noise.factors.root) or self.noise.noise_multiplier is None
         moves = moves or bool(self.size_factors.root)
-        if moves and self.sampling.groups > 1:
+        if moves and self.sampling.cycle > 1:
             raise LedgerError("noise or batches move, and batches of groups that take turns cost the same in each step")
         if self.noise.bands > 1 and (self.bound_factors.root or self.summands.per_summand > 1):
             raise LedgerError("banded noise needs bounds that stay, of summands that are one record each")
@@ -263,7 +263,7 @@ class StatedPlan(BaseModel, strict=True, extra="forbid", frozen=True):
     @property
     def has_rounds(self) -> bool:
         """Whether steps depend on one another, by their noise or by the records in their batches."""
-        return self.noise.bands > 1 or self.sampling.groups > 1
+        return self.noise.bands > 1 or self.sampling.cycle > 1
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data: inverse of `from_dict`."""

@@ -226,7 +226,7 @@ class Canaries:
             group_sizes = [sizes[parameter] for parameter in group.parameters]
             self.left_out[group.name] = sum(group_sizes)
         # Of canaries that are not among the records; the others have those that the lots give them.
-        self._group = rng.integers(sampling.groups, size=count)
+        self._group = rng.integers(sampling.cycle, size=count)
 
     @staticmethod
     def check(noise: Noise) -> None:
@@ -247,12 +247,12 @@ class Canaries:
 
     def _follow(self, noise: Noise, sampling: Sampling) -> None:
         """Score rounds, in whitened releases, from the first release on, where groups of records take turns."""
-        if sampling.groups == 1 or self.sums.rounds is not None:
+        if sampling.cycle == 1 or self.sums.rounds is not None:
             return
         coefficients = noise.coefficients if isinstance(noise, BandedNoise) else (1.0,)
         group = self._group.copy()
         group[self.member] = self._added_groups()
-        self.sums.rounds = Rounds.beginning(coefficients, sampling.groups, group)
+        self.sums.rounds = Rounds.beginning(coefficients, sampling.cycle, group)
 
     def _slots(self, group: VectorGroup, sizes: Sequence[int]) -> list[int]:
         """How many canaries have room in each parameter of a group, with coordinates of their own."""

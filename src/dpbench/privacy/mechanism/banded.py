@@ -264,10 +264,10 @@ class BandedNoise(Noise):
     def check(self, plan: Any) -> None:
         """Refuse what would let a record move the whitened releases by more than the bound."""
         bands = self.bands
-        if plan.sampling.separation < bands:
+        if plan.sampling.cycle < bands:
             plan.sampling.in_groups(bands)  # says why not
             raise ConfigurationError(
-                f"the batches hold a record at most once in {plan.sampling.separation} steps, and the noise has "
+                f"the batches hold a record at most once in {plan.sampling.cycle} steps, and the noise has "
                 f"{bands} bands: give both the same number."
             )
         if plan.recipe.adaptation is not None:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
-
-import numpy as np
+from typing import Self
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.sampling.poisson import PoissonSampling
-from dpbench.privacy.sampling.scheme import Positions, Sampling
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
+from dpbench.privacy.sampling.scheme import Sampling, TakingTurns
 
 
 @dataclass(frozen=True)
-class CyclicPoissonSampling(Sampling):
+class CyclicPoissonSampling(TakingTurns, Sampling):
     """Each record is in one of b groups; lot t is a Poisson sample at rate b·q of group t mod b.
 
     A record's group is drawn uniformly and independently of all others, once for the whole training (`Lots` does it),
@@ -85,28 +79,9 @@ class CyclicPoissonSampling(Sampling):
             return PoissonSampling(self.population, self.sample_rate, unit=self.unit)
         return in_groups
 
-    def at(self, step: int) -> Sampling:
-        return replace(self, turn=step % self.cycle_length)
-
     @property
     def cycle(self) -> int:
         return self.cycle_length
-
-    @property
-    def groups(self) -> int:
-        return self.cycle_length
-
-    @property
-    def group(self) -> int:
-        return self.turn
-
-    @property
-    def separation(self) -> int:
-        return self.cycle_length
-
-    @property
-    def is_free(self) -> bool:
-        return self.turn > 0
 
     @property
     def group_rate(self) -> float:
@@ -118,28 +93,5 @@ class CyclicPoissonSampling(Sampling):
         return self.sample_rate * self.population
 
     @property
-    def _round(self) -> PoissonSampling:
-        """What a whole round costs as much as."""
+    def round(self) -> Sampling:
         return PoissonSampling(self.population, self.group_rate, unit=self.unit)
-
-    def draw(self, rng: np.random.Generator) -> Sequence[Positions]:
-        return self._round.draw(rng)
-
-    def dp_event(self, noise_multiplier: float) -> DpEvent:
-        from dp_accounting import NoOpDpEvent
-
-        if self.is_free:
-            return NoOpDpEvent()
-        return self._round.dp_event(noise_multiplier)
-
-    def second_order_divergence(self, noise_multiplier: float) -> float:
-        """That of a round, in its first step."""
-        if self.is_free:
-            return 0.0
-        return self._round.second_order_divergence(noise_multiplier)
-
-    def squared_mu(self, noise_multiplier: float) -> float:
-        """That of a round, in its first step."""
-        if self.is_free:
-            return 0.0
-        return self._round.squared_mu(noise_multiplier)

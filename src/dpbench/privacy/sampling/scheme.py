@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -146,32 +146,27 @@ class Sampling(ABC):
             )
         return type(self).at_rate(self.population, rate, self.unit)
 
-    def at(self, step: int) -> Sampling:
-        """How the lot of a step is drawn, and what it costs, where steps differ.
-
-        A scheme in which a record may take part once in `cycle` steps states the cost of a round in its first step, and
-        no cost in the others, so that releases compose one by one.
-        """
-        return self
-
     @property
     def cycle(self) -> int:
-        """Number of steps in a round: a training that begins anew must do so between two rounds."""
-        return 1
+        """Number of groups that take turns, to one of which each record belongs for the whole training; 1: there are none.
 
-    @property
-    def groups(self) -> int:
-        """Number of groups, to one of which each record belongs for the whole training; 1: there are none.
-
-        A record's group is drawn uniformly, independently of all others. `draw` need not know who belongs where:
-        whoever knows it leaves out of a lot all records but those of `group`.
+        A record takes part at most once in so many steps, a round; a training that begins anew must do so between two
+        rounds. A record's group is drawn uniformly, independently of all others. `draw` need not know who belongs
+        where: whoever knows it leaves out of a lot all records but those of group `turn`.
         """
         return 1
 
     @property
-    def group(self) -> int:
+    def turn(self) -> int:
         """The group whose records are in the lot."""
         return 0
+
+    def at(self, step: int) -> Sampling:
+        """How the lot of a step is drawn: whose turn it is."""
+        if self.cycle == 1:
+            return self
+        changes: dict[str, Any] = {"turn": step % self.cycle}
+        return replace(self, **changes)
 
     @property
     def group_rate(self) -> float:
@@ -179,14 +174,9 @@ class Sampling(ABC):
         return self.rate
 
     @property
-    def separation(self) -> int:
-        """Least distance in steps of two lots that hold the same record."""
-        return 1
-
-    @property
     def is_free(self) -> bool:
         """Whether the lot costs nothing, since the first step of its round states what that costs."""
-        return False
+        return self.turn > 0
 
     @property
     def most_steps(self) -> float:
@@ -317,6 +307,35 @@ class Sampling(ABC):
         return {"kind": self.kind, **asdict(self)}
 
 
+class TakingTurns(ABC):
+    """Schemes of groups that take turns: the first step of a round states the cost of the round, the others none."""
+
+    turn: int
+
+    @property
+    @abstractmethod
+    def round(self) -> Sampling:
+        """Sampling of all groups at once, whose lot costs what a round does."""
+
+    def draw(self, rng: np.random.Generator) -> Sequence[Positions]:
+        """See `Sampling.draw`."""
+        return self.round.draw(rng)
+
+    def dp_event(self, noise_multiplier: float) -> DpEvent:
+        """See `Sampling.dp_event`."""
+        from dp_accounting import NoOpDpEvent
+
+        return NoOpDpEvent() if self.turn else self.round.dp_event(noise_multiplier)
+
+    def second_order_divergence(self, noise_multiplier: float) -> float:
+        """See `Sampling.second_order_divergence`."""
+        return 0.0 if self.turn else self.round.second_order_divergence(noise_multiplier)
+
+    def squared_mu(self, noise_multiplier: float) -> float | None:
+        """See `Sampling.squared_mu`."""
+        return 0.0 if self.turn else self.round.squared_mu(noise_multiplier)
+
+
 def _alike(first: Sampling, second: Sampling) -> bool:
     """Whether two samplings have the same parameters, but for the rounding of a rate."""
     for name, value in asdict(first).items():
@@ -329,8 +348,6 @@ def _alike(first: Sampling, second: Sampling) -> bool:
 
 def _check_statements(scheme: type[Sampling]) -> None:
     """Raise TypeError where a scheme that is accounted for leaves out a statement, or one contradicts another."""
-    if "neighbouring_relation" in vars(scheme):
-        raise TypeError(f"{scheme.__name__} states its neighbouring_relation: the name is neighboring_relation now.")
     # A replaced record leaves a sum, and another one comes: twice the bound.
     fewest_changes = {
         "none": 0,

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
-
-import numpy as np
+from typing import Self
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.sampling.scheme import Positions, Sampling
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
+from dpbench.privacy.sampling.full import FullParticipation
+from dpbench.privacy.sampling.scheme import Sampling, TakingTurns
 
 
 @dataclass(frozen=True)
-class SeparatedSampling(Sampling):
+class SeparatedSampling(TakingTurns, Sampling):
     """Each record takes part in each step of its group, at least `min_separation` steps apart.
 
     As in federated rounds whose cohorts are no secret: nothing is amplified. A record's group is drawn uniformly and
@@ -85,33 +80,14 @@ class SeparatedSampling(Sampling):
             )
         return self
 
-    def at(self, step: int) -> Sampling:
-        return replace(self, turn=step % self.min_separation)
-
     @property
     def cycle(self) -> int:
         return self.min_separation
 
     @property
-    def groups(self) -> int:
-        return self.min_separation
-
-    @property
-    def group(self) -> int:
-        return self.turn
-
-    @property
     def group_rate(self) -> float:
         """Everybody of a group takes part."""
         return 1.0
-
-    @property
-    def separation(self) -> int:
-        return self.min_separation
-
-    @property
-    def is_free(self) -> bool:
-        return self.turn > 0
 
     @property
     def most_steps(self) -> float:
@@ -123,14 +99,6 @@ class SeparatedSampling(Sampling):
     def expected_batch_size(self) -> float:
         return self.population / self.min_separation
 
-    def draw(self, rng: np.random.Generator) -> Sequence[Positions]:
-        return (np.arange(self.population),)
-
-    def dp_event(self, noise_multiplier: float) -> DpEvent:
-        from dp_accounting import GaussianDpEvent, NoOpDpEvent
-
-        return NoOpDpEvent() if self.is_free else GaussianDpEvent(noise_multiplier)
-
-    def squared_mu(self, noise_multiplier: float) -> float:
-        """1/z² of a round, in its first step: exact."""
-        return 0.0 if self.is_free else noise_multiplier**-2
+    @property
+    def round(self) -> Sampling:
+        return FullParticipation(self.population, unit=self.unit)
