@@ -19,7 +19,6 @@ from dpbench.privacy.accounting.seal import RunningSeal, Seal, difference
 from dpbench.privacy.events import EARLIER, Event, Queries, SumQuery
 from dpbench.privacy.sampling import Sampling
 
-_END = "}\n"
 _SPELLING_OF_SCHEMA_1 = {"neighboring_relation": "neighbouring_relation"}
 
 
@@ -48,16 +47,6 @@ def _header_line(header: Header) -> str:
     return _dump(data)
 
 
-def _head(release: Release, awaits_checksum: bool) -> str:
-    head: dict[str, Any] = {
-        "record": "release",
-        "number": release.number,
-    }
-    if not awaits_checksum:
-        head["checksum"] = release.checksum
-    return _dump(head)[: -len(_END)]
-
-
 def _facts(sampling: Sampling, queries: Queries) -> str:
     stated_queries = []
     for query in queries:
@@ -78,8 +67,6 @@ class LedgerWriter:
     """Appends releases to a ledger file, each on disk (in the system's buffers) before `append` returns.
 
     A header with a plan begins a phase of schema 2, one without a plan a phase of schema 1 (`Ledger` has the format).
-    In schema 2 a release may be appended without its checksum, and `add_checksum` supplies that later: an executor on
-    a GPU need not be waited for in each step. While releases are repeated it has to be, because a replay is compared.
 
     Holds an exclusive lock on the file from before it is read until `close`: two processes that resume one run would
     spend its budget twice.
@@ -120,8 +107,6 @@ class LedgerWriter:
         self.joint: dict[int, tuple[SumQuery, ...]] = {}
         self._recorded: dict[int, tuple[Release, bytes]] = {}
         self._pending_header = ""
-        self._pending_checksum = ""
-        self._awaiting: int | None = None  # number of the last release, if its line lacks the checksum
         # Of the last release, with the text that states them: most releases share both.
         self._sampling: Sampling | None = None
         self._queries: Queries = ()
@@ -306,7 +291,7 @@ class LedgerWriter:
         noise on the same sum is the same release.
 
         Args:
-            release: In schema 2 its checksum may be None: `add_checksum` tells it before the next release.
+            release: The release; without a checksum it can never be repeated.
 
         Raises:
             LedgerError: The disk is full, the replay `differs` and was not left, or the release does not follow the
@@ -324,50 +309,15 @@ class LedgerWriter:
             self.repeated[counted_event(release)] -= 1
             return
         self._require_plan(release)
-        text = self._pending_checksum + self._pending_header
-        text += self._line(release)
         try:
-            self._write(text)
+            self._write(self._pending_header + self._line(release))
         except OSError as error:
             raise LedgerError(
                 f"cannot write the ledger {self.path}: {error.strerror}. The release was not made; "
                 "free some space and resume the run."
             ) from None
-        self._pending_checksum = ""
         self._pending_header = ""
-        self._awaiting = None
-        if self._awaits_checksum(release):
-            self._awaiting = release.number
         self.events[counted_event(release)] += 1
-
-    def add_checksum(self, number: int, checksum: str) -> None:
-        """Tell the checksum of the release that was appended last, without one; the next line or `close` writes it.
-
-        Until it is written, a crash leaves a release that counts and that no resumed run repeats.
-
-        Args:
-            number: Of that release.
-            checksum: Of its noised sum.
-
-        Raises:
-            LedgerError: That release has its checksum, or is not the last one.
-        """
-        if self._awaiting is None or number != self._awaiting:
-            raise LedgerError(
-                f"release {number} in {self.path} awaits no checksum: it has one, or another release came after it. "
-                "Tell it between that release and the next."
-            )
-        self._awaiting = None
-        self._pending_checksum = _dump(
-            {
-                "record": "checksum",
-                "number": number,
-                "checksum": checksum,
-            }
-        )
-
-    def _awaits_checksum(self, release: Release) -> bool:
-        return self._header.plan is not None and release.checksum is None
 
     def _require_plan(self, release: Release) -> None:
         """Raise LedgerError for a release that readers would take for damage: whoever made it has made a mistake."""
@@ -389,8 +339,10 @@ class LedgerWriter:
             self._text = _facts(release.sampling, release.queries)
             self._sampling = release.sampling
             self._queries = release.queries
-        head = _head(release, self._awaits_checksum(release))
-        return f"{head},{self._text}"
+        head = json.dumps(
+            {"record": "release", "number": release.number, "checksum": release.checksum}, separators=(",", ":")
+        )
+        return f"{head[:-1]},{self._text}"
 
     def _write(self, text: str) -> None:
         """Append whole lines.
@@ -407,22 +359,8 @@ class LedgerWriter:
         self._seal.update(data)
 
     def close(self) -> None:
-        """Write what is known of the last release, close the file and give the lock back.
-
-        Raises:
-            LedgerError: The disk is full, and the last release has no checksum: it counts, and cannot be repeated.
-        """
-        text = self._pending_checksum
-        self._pending_checksum = ""
-        try:
-            if text:
-                self._write(text)
-        except OSError as error:
-            raise LedgerError(
-                f"cannot write the ledger {self.path}: {error.strerror}. The last release counts; free some space."
-            ) from None
-        finally:
-            self._file.close()
+        """Close the file and give the lock back."""
+        self._file.close()
 
 
 def _begins_within(releases: list[Release], start: int) -> bool:
