@@ -24,9 +24,9 @@ from scipy.stats import ttest_1samp
 
 from dpbench.files import write_atomically
 from dpbench.privacy.accounting.calibration import TrainingSetting, solved
-from dpbench.privacy.mechanism.factorization import Floats, coefficients_for, expected_error
 from dpbench.reports.figures import new_figure, write_figure
 from dpbench.reproduce.tables import Table, read_table, table_names
+from tools.factorization import Floats, coefficients_for, expected_error
 
 _COLORS = ("#3060a8", "#508850", "#c04030", "#806090", "#a07020")
 _GROUP = "correlated_noise/"

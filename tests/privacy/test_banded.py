@@ -28,12 +28,12 @@ from dpbench.privacy.budget import TrainingLength
 from dpbench.privacy.events import Summands
 from dpbench.privacy.kept_keys import read_keys
 from dpbench.privacy.mechanism.adaptive import MeanNormBounds
-from dpbench.privacy.mechanism.banded import Banded, BandedNoise, banded_noise
+from dpbench.privacy.mechanism.banded import Banded, BandedNoise
 from dpbench.privacy.mechanism.denoising import ErrorCorrection
 from dpbench.privacy.mechanism.groups import per_layer_groups
 from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.mechanism.recipe import Recipe
-from dpbench.privacy.mechanism.schedules import Factors, Schedules
+from dpbench.privacy.mechanism.schedules import CONSTANT, Factors, Schedules
 from dpbench.privacy.mechanism.training_plan import TrainingPlan
 from dpbench.privacy.sampling import (
     CyclicPoissonSampling,
@@ -48,8 +48,8 @@ from tests.support.releases import OPEN, WIDTH, made, release, rows
 
 CYCLIC = CyclicPoissonSampling(100, 0.1)
 BANDS = 4
-FOUR = Banded(bands=BANDS, coefficients="square_root")
-C = FOUR.of_steps(100)
+FOUR = Banded(bands=BANDS)
+C = tuple(FOUR.coefficients)
 
 
 def plan_of(noise: Any, sampling: Sampling | None = None, recipe: Recipe = Recipe(), **parts: Any) -> TrainingPlan:  # noqa: B008
@@ -144,7 +144,7 @@ def test_memory_is_that_of_one_vector_less_than_there_are_bands() -> None:
 def test_sensitivity_by_brute_force(bands: int) -> None:
     """Participations at least b steps apart, in any directions, move C·x by √(their number) at most."""
     steps = 7
-    coefficients = Banded(bands=bands).of_steps(steps)
+    coefficients = tuple(Banded(bands=bands).coefficients)
     matrix = toeplitz(steps, coefficients)
     generator = np.random.default_rng(1)
     largest = 0.0
@@ -322,7 +322,7 @@ def test_everybody_of_a_group_is_one_gaussian(tmp_path: Path) -> None:
 def test_separated_participations_are_one_gaussian(tmp_path: Path, bands: int) -> None:
     """μ = √k/z, whatever the noise, after every number of steps; exact by Gaussian DP."""
     sampling = SeparatedSampling(100, min_separation=5, max_participations=3, unit="user")
-    banded = Banded(bands=bands, coefficients="square_root")
+    banded = Banded(bands=bands)
     releases = made(tmp_path, z=2.0, sampling=sampling, banded=banded, horizon=TrainingLength(15))
     for step in range(12):
         release(releases, rows(step))
@@ -420,9 +420,9 @@ def test_a_run_goes_on_inside_a_band(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("banded", "z", "message"),
     [
-        (Banded(bands=5, coefficients="square_root"), 1.0, "checkpoint is of a run whose noise has 4 bands"),
-        (None, 1.0, "checkpoint is of a run whose noise has 4 bands"),
-        (Banded(bands=4, coefficients=(2.0, 1.0, 1.0, 1.0)), 1.0, "other coefficients"),
+        (Banded(bands=5), 1.0, "cannot be drawn again"),
+        (None, 1.0, "cannot be drawn again"),
+        (Banded(bands=4, coefficients=(2.0, 1.0, 1.0, 1.0)), 1.0, "cannot be drawn again"),
         (FOUR, 2.0, "cannot be drawn again"),
     ],
 )
@@ -591,24 +591,29 @@ def test_bands_out_of_range(tmp_path: Path) -> None:
         CYCLIC.in_groups(True)
 
 
-@pytest.mark.parametrize("coefficients", [None, 5, ["a", 1.0, 2.0]])
+@pytest.mark.parametrize("coefficients", [None, 5, "mean", ["a", 1.0, 2.0]])
 def test_coefficients_that_are_no_numbers(coefficients: Any) -> None:
-    with pytest.raises(ConfigurationError, match="or a list of numbers, not"):
+    with pytest.raises(ConfigurationError, match="must be a list of numbers, not"):
         Banded(bands=3, coefficients=coefficients)
 
 
 @pytest.mark.parametrize("of", [np.array, torch.tensor, list])
 def test_coefficients_are_plain_numbers(of: Callable[[list[float]], Any]) -> None:
     banded = Banded(bands=3, coefficients=of([1.0, 0.5, 0.25]))
-    assert banded.coefficients == (1.0, 0.5, 0.25)
+    assert banded.coefficients == pytest.approx([value / 1.3125**0.5 for value in (1.0, 0.5, 0.25)])
 
 
-@pytest.mark.parametrize(("steps", "length"), [(100, 100), (1e9, 10_000), (math.inf, 10_000)])
-def test_noise_that_grows_without_bound_is_refused(steps: float, length: int) -> None:
+def test_noise_that_grows_without_bound_is_refused() -> None:
     """In float32 nothing new would be added to it: the guarantee is of noise that is."""
-    with pytest.raises(ConfigurationError, match=f"in {length} steps, and rounding swallows what is new"):
-        Banded(bands=2, coefficients=(1.0, 1.2)).of_steps(steps)
-    assert Banded(bands=2, coefficients=(1.0, 1.0)).of_steps(steps) == pytest.approx((0.5**0.5, 0.5**0.5))
+    with pytest.raises(ConfigurationError, match="in 10000 steps, and rounding swallows what is new"):
+        Banded(bands=2, coefficients=(1.0, 1.2))
+    assert Banded(bands=2, coefficients=(1.0, 1.0)).coefficients == pytest.approx((0.5**0.5, 0.5**0.5))
+
+
+@pytest.mark.parametrize("bands", [1, 2, 7, 50])
+def test_coefficients_are_those_of_the_square_root(bands: int) -> None:
+    expected = np.array([math.comb(2 * k, k) / 4**k for k in range(bands)])
+    np.testing.assert_allclose(Banded(bands).coefficients, expected / np.linalg.norm(expected), rtol=1e-12)
 
 
 def test_cyclic_lots_take_independent_noise(tmp_path: Path) -> None:
@@ -715,40 +720,12 @@ def test_error_correction_knows_the_noise_of_a_step(tmp_path: Path) -> None:
 
 
 def test_one_coefficient_is_independent_noise() -> None:
-    assert banded_noise(1.2, (1.0,)).is_plain
-    assert not banded_noise(1.2, C).is_plain
+    assert Banded(1).noise(1.2, CONSTANT).is_plain
+    assert not FOUR.noise(1.2, CONSTANT).is_plain
     assert replace(BandedNoise(1.0, C), noise_multiplier=2.0).multiplier(5) == 2.0
 
 
 # ------------------------------------------------------------------------------------- calibration
-
-
-def test_a_longer_resumed_run_keeps_its_coefficients(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"z": None, "target": 8.0, "sampling": CYCLIC.in_groups(4), "banded": Banded(bands=4)}
-    first = made(tmp_path, horizon=TrainingLength(20), **options)
-    release(first, rows(0))
-    state = first.state_dict()
-    first.budget.close()
-    second = made(tmp_path, horizon=TrainingLength(40, 1), start=state, **options)
-    assert second.mechanism.training_plan.noise == first.mechanism.training_plan.noise
-    assert len(state["coefficients"]) == 4
-
-
-def test_a_resumed_run_that_is_too_long_for_its_coefficients_is_refused(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"sampling": CYCLIC, "banded": Banded(bands=2, coefficients=[1.0, 1.2])}
-    first = made(tmp_path, horizon=TrainingLength(12), **options)
-    release(first, rows(0))
-    state = first.state_dict()
-    first.budget.close()
-    with pytest.raises(ConfigurationError, match="in 100 steps, and rounding swallows"):
-        made(tmp_path, horizon=TrainingLength(100, 1), start=state, **options)
-    second = made(tmp_path, horizon=TrainingLength(14, 1), start=state, **options)
-    assert second.mechanism.training_plan.noise == first.mechanism.training_plan.noise
-
-
-def test_optimized_coefficients_need_an_end(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="set trainer.max_steps, or take the closed form"):
-        made(tmp_path, sampling=CYCLIC, banded=Banded(bands=4))
 
 
 @pytest.mark.parametrize("missing", ["noise_multiplier", "sample_rate", "steps", "epsilon", "delta"])

@@ -23,7 +23,7 @@ from tests.strategies.test_audit import scores_of, train
 from tools.audits.mutants import BANDED_MUTANTS, MUTANTS
 
 BANDS, STEPS = 3, 41
-banded = partial(train, DPSGD, sampling="cyclic_poisson", noise=Banded(bands=BANDS, coefficients="square_root"))
+banded = partial(train, DPSGD, sampling="cyclic_poisson", noise=Banded(bands=BANDS))
 
 
 def scores(folder: Path) -> Scores:

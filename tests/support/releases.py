@@ -12,6 +12,7 @@ from dpbench.privacy.budget import Budget, TrainingLength
 from dpbench.privacy.events import UNITS, Summands
 from dpbench.privacy.gradients.parameter import InstantiatedGradients
 from dpbench.privacy.mechanism.banded import Banded
+from dpbench.privacy.mechanism.noise_process import noise_of
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.mechanism.schedules import CONSTANT, UNSCHEDULED, Factors, Schedules
 from dpbench.privacy.processes import ALONE, Processes
@@ -38,7 +39,8 @@ def made(
     banded: Banded | None = None,
     seed: int | None = 3,
 ) -> ReleaseEngine:
-    releases = ReleaseEngine(recipe, Budget(target, 1e-4, "rdp"), z, seed, "a run", schedules, banded=banded)
+    make_noise = noise_of if banded is None else banded.noise
+    releases = ReleaseEngine(recipe, Budget(target, 1e-4, "rdp"), z, seed, "a run", schedules, make_noise)
     OPEN.append(releases)
     folder.mkdir(exist_ok=True)
     if start is not None:
@@ -46,9 +48,7 @@ def made(
     releases.join(processes, seed)
     trained = TrainableParameters([nn.Parameter(torch.zeros(WIDTH))], ["w"])
     groups = recipe.groups(trained.names, trained.sizes)
-    bands = releases.fix_coefficients(horizon.total_steps)
-    if bands is not None:
-        sampling = sampling.in_groups(bands)
+    sampling = sampling.in_groups(releases.unit_noise.bands)
     releases.keep_keys(folder / "ledger.jsonl", are_lots_seeded=True)
     releases.begin(sampling, summands, trained, groups, {}, horizon, size_factors)
     releases.open_ledger(folder / "ledger.jsonl", horizon)

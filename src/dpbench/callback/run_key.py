@@ -67,7 +67,6 @@ _NOT_IN_SUMS = {  # of strategies: where and how long, not what is released; noi
     "fingerprint",
     "noise",
     "bands",
-    "coefficients",
     "noise_multiplier",
     "target_epsilon",
     "delta",

@@ -75,6 +75,7 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
                 f"{shown(recipe)}: {'is a return missing?' if recipe is None else 'return one.'}"
             )
         self.recipe = self._with_common_parts(recipe)
+        self._correlation()  # refuses options that contradict one another
         after = self._earlier_ledger()
         budget = Budget(self.target_epsilon, self.delta, self.accountant, after)
         self._releases = ReleaseEngine(
@@ -85,7 +86,6 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
             self.fingerprint,
             self._schedules(self.recipe),
             self.noise_process,
-            self._correlation(),
         )
         self._source = self._source_of_records()
         self._session = self.session(LIGHTNING)

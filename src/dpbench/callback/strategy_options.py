@@ -18,7 +18,7 @@ from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.privacy.gradients.discretization import Discretization, Values
 from dpbench.privacy.gradients.engine import LossReduction
 from dpbench.privacy.gradients.method import GradientsName
-from dpbench.privacy.mechanism.banded import Banded, Bands, CoefficientsName
+from dpbench.privacy.mechanism.banded import Banded, Bands
 from dpbench.privacy.mechanism.denoising import ErrorCorrection, Estimate, Hypotheses, Scale
 from dpbench.privacy.mechanism.metrics import PrivateMetrics
 from dpbench.privacy.mechanism.noise_process import Noise, noise_of
@@ -128,8 +128,6 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
             sums of releases carry less of it (batches: cyclic_poisson); or `Banded(bands=...)` with coefficients of
             one's own.
         bands: Steps over which banded noise is correlated; 1 is independent noise. None without banded noise.
-        coefficients: Of banded noise: "mean" makes the error small that it leaves in the running sums of all steps on
-            average, "max" that of the last; "square_root" is a closed form.
         max_grad_norm_schedule: How the bounds of all groups move; not beside bounds that adapt.
         delta: δ of the guarantee; below 1 / number of records.
         accountant: Name of the accountant that calibrates and stops, see `privacy.accounting.accountants`.
@@ -176,7 +174,6 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
     target_epsilon: float | None = None
     noise: NoiseKind = "gaussian"
     bands: BandCount | None = None
-    coefficients: CoefficientsName = "mean"
     noise_schedule: FactorSchedule | None = None
     max_grad_norm_schedule: FactorSchedule | None = None
     delta: float = 1e-5
@@ -234,26 +231,26 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
                 proportional to it.
             factors: Of z by step: those of `noise_schedule`.
         """
-        return noise_of(noise_multiplier, factors)
+        banded = self._correlation()
+        if banded is None:
+            return noise_of(noise_multiplier, factors)
+        return banded.noise(noise_multiplier, factors)
 
     def _correlation(self) -> Banded | None:
         """Options of noise that is correlated among steps; None: it is not."""
-        has_options = self.bands is not None or self.coefficients != "mean"
         if self.noise == "gaussian":
-            if has_options:
-                raise ConfigurationError("bands and coefficients are of banded noise only: set noise=banded, too.")
+            if self.bands is not None:
+                raise ConfigurationError("bands are of banded noise only: set noise=banded, too.")
             return None
         if type(self).noise_process is not StrategyOptions.noise_process:
             raise ConfigurationError(f"{type(self).__name__} has a noise process of its own: leave out noise.")
         if isinstance(self.noise, Banded):
-            if has_options:
-                raise ConfigurationError(
-                    "noise=Banded(...) has bands and coefficients: leave out the options of these names."
-                )
+            if self.bands is not None:
+                raise ConfigurationError("noise=Banded(...) has bands: leave out the option of this name.")
             return self.noise
         if self.bands is None:
             raise ConfigurationError("noise=banded needs bands, the number of steps over which it is correlated.")
-        return Banded(self.bands, self.coefficients)
+        return Banded(self.bands)
 
     def _schedules(self, recipe: Recipe) -> Schedules:
         """How noise and bounds move."""

@@ -29,7 +29,6 @@ from dpbench.privacy.events import NOISE_END, Summands
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.kept_keys import FILE_NAME as KEYS_FILE
 from dpbench.privacy.kept_keys import KeptKeys, fresh_keys, read_keys, write_keys
-from dpbench.privacy.mechanism.banded import Banded, banded_noise
 from dpbench.privacy.mechanism.clipping import VectorGroup
 from dpbench.privacy.mechanism.mechanism import Mechanism, Merge
 from dpbench.privacy.mechanism.metrics import Value
@@ -83,7 +82,6 @@ class ReleaseEngine:
         fingerprint: Names a run that may be started again in its own ledger without a checkpoint.
         schedules: By which noise and bounds move.
         make_noise: Makes the noise process.
-        banded: Options of noise that is correlated among steps; None: `make_noise` says what it is.
 
     Attributes:
         num_releases: So far.
@@ -105,7 +103,6 @@ class ReleaseEngine:
         fingerprint: str | None = None,
         schedules: Schedules = UNSCHEDULED,
         make_noise: MakeNoise = noise_of,
-        banded: Banded | None = None,
     ) -> None:
         self.recipe = recipe
         self.budget = budget
@@ -113,8 +110,6 @@ class ReleaseEngine:
         self.fingerprint = fingerprint
         self._schedules = schedules
         self._make_noise = make_noise
-        self._banded = banded
-        self._coefficients: tuple[float, ...] = ()
         self._keys_file: Path | None = None
         self._are_all_seeded = False
         self.num_releases = 0
@@ -188,7 +183,7 @@ class ReleaseEngine:
     @property
     def may_draw_again(self) -> bool:
         """Whether its noise may be drawn again: with a seed, or with keys that `keep_keys` keeps."""
-        return self.seed is not None or self._banded is not None
+        return self.seed is not None or not self.unit_noise.independent
 
     @property
     def lot_key(self) -> int | None:
@@ -200,40 +195,10 @@ class ReleaseEngine:
         key = (self.key, self.mechanism.training_plan.digest)
         return int.from_bytes(digest_of(key)[:16], "big")
 
-    def fix_coefficients(self, steps: float) -> int | None:
-        """Fix the coefficients of correlated noise; `join` comes before, `begin` after.
-
-        Args:
-            steps: Number of steps of the training; infinite without an end.
-
-        Returns:
-            Number of bands, and of groups of records that have to take turns; None without correlated noise.
-
-        Raises:
-            ConfigurationError: There are more bands than steps, or the checkpoint is of a run with others.
-        """
-        self._coefficients = ()
-        before = tuple(self.memory.get("coefficients", ()))
-        banded = self._banded
-        # Optimized ones depend on the planned length, which a run that goes on may change.
-        purpose = None if banded is None else banded.coefficients
-        is_kept = before and isinstance(purpose, str) and purpose == self.memory["coefficients_for"]
-        if banded is not None and is_kept and banded.bands == len(before):
-            self._coefficients = before
-        elif banded is not None:
-            if banded.bands > steps:
-                raise ConfigurationError(
-                    f"{banded.bands} bands are more than the {steps:.0f} steps of the training: lower strategy.bands."
-                )
-            self._coefficients = banded.of_steps(steps)
-            # What is optimized in floating-point numbers is the same in all processes.
-            self._coefficients = self.processes.broadcast(self._coefficients)
-        if self.num_releases and before not in (self._coefficients, ()):
-            raise ConfigurationError(
-                f"the checkpoint is of a run whose noise has {len(before)} bands, and other coefficients than that of "
-                "this one: resume it as it was (strategy.noise, strategy.bands), or start a new run."
-            )
-        return len(self._coefficients) or None
+    @property
+    def unit_noise(self) -> Noise:
+        """The noise at a multiplier of 1, before schedules: how its steps depend on one another."""
+        return self._make_noise(1.0, CONSTANT)
 
     def keep_keys(
         self,
@@ -256,8 +221,7 @@ class ReleaseEngine:
         """
         self._keys_file = None
         self._are_all_seeded = self.seed is not None and are_lots_seeded
-        is_correlated = len(self._coefficients) > 1 and self.recipe.private
-        if self._are_all_seeded or not is_correlated:
+        if self._are_all_seeded or self.unit_noise.independent or not self.recipe.private:
             return None
         path = ledger.with_name(KEYS_FILE)
         keys = None
@@ -294,16 +258,6 @@ class ReleaseEngine:
             return None
         return path
 
-    def _noise(self, noise_multiplier: float, factors: Factors) -> Noise:
-        if not self._coefficients:
-            return self._make_noise(noise_multiplier, factors)
-        if factors:
-            raise ConfigurationError(
-                "banded noise needs the same noise in each step: leave out noise_schedule, or set "
-                "strategy.noise=gaussian."
-            )
-        return banded_noise(noise_multiplier, self._coefficients)
-
     def begin(
         self,
         sampling: Sampling,
@@ -335,12 +289,17 @@ class ReleaseEngine:
                 f"the batches allow {sampling.most_steps:.0f} steps, in which each {sampling.unit} takes part as often "
                 "as max_participations says: set trainer.max_steps to at most that, or raise max_participations."
             )
+        if self.unit_noise.bands > horizon.total_steps:
+            raise ConfigurationError(
+                f"{self.unit_noise.bands} bands are more than the {horizon.total_steps:.0f} steps of the training: "
+                "lower strategy.bands."
+            )
         noise_factors = factors_of("noise_schedule", self._schedules.noise_multiplier, horizon.total_steps)
         bound_factors = factors_of("max_grad_norm_schedule", self._schedules.max_grad_norm, horizon.total_steps)
         plan = TrainingPlan(
             recipe=self.recipe,
             sampling=sampling,
-            noise=self._noise(1.0, noise_factors),
+            noise=self._make_noise(1.0, noise_factors),
             groups=groups,
             sizes=tuple(trained.sizes),
             metric_sizes=dict(metric_sizes),
@@ -353,7 +312,7 @@ class ReleaseEngine:
             self.noise_multiplier = self.budget.calibrated(plan, horizon)
             self.planned_releases = int(horizon.total_steps)
         # At a multiplier of 1 first, since what solves for it asks the plan how the cost moves with it.
-        plan = replace(plan, noise=self._noise(self.noise_multiplier, noise_factors))
+        plan = replace(plan, noise=self._make_noise(self.noise_multiplier, noise_factors))
         if self.canaries is not None:
             self.canaries.check(plan.noise)
         if plan.sampling.cycle > 1 and (size_factors or not plan.noise.constant):
@@ -473,7 +432,7 @@ class ReleaseEngine:
         has_seeds = self._are_all_seeded if plan.sampling.cycle > 1 else self.seed is not None
         if self.phase == phase and (has_keys or has_seeds):
             return
-        if not plan.noise.independent:
+        if not (plan.noise.independent and self.memory.get("independent", True)):
             raise ConfigurationError(
                 "the noise of a step depends on that of earlier ones, which cannot be drawn again without the seed and "
                 f"the settings of the run (without a seed: {KEYS_FILE}, beside its ledger): resume it as it was, or "
@@ -679,8 +638,7 @@ class ReleaseEngine:
         state["place"] = (self.phase, self.lot_phase)
         state["first_weights"] = self.first_weights
         state["lot_key"] = self._lot_key
-        state["coefficients"] = self._coefficients
-        state["coefficients_for"] = None if self._banded is None else self._banded.coefficients
+        state["independent"] = self.unit_noise.independent
         return {**state, **self.budget.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

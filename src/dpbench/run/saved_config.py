@@ -93,6 +93,11 @@ def with_later_options(config: dict[str, Any]) -> dict[str, Any]:
     if isinstance(engine, dict) and "triton" in engine:  # a plug-in now
         others = {name: value for name, value in engine.items() if name != "triton"}
         config = {**config, "engine": others if engine["triton"] == "off" else {**others, "kernels": "triton"}}
+    strategy = config.get("strategy")
+    if isinstance(strategy, dict) and (strategy.get("bands") is None or strategy.get("coefficients") == "square_root"):
+        # The coefficients of independent noise said nothing, and the square root's are those of today.
+        kept = {name: value for name, value in strategy.items() if name != "coefficients"}
+        config = {**config, "strategy": kept}
     data = config.get("data")
     if isinstance(data, dict) and data.get("_target_") in _SPLIT_BY_NUMBER and "split" not in data:
         return {**config, "data": {**data, "split": "permutation"}}

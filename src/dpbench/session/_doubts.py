@@ -62,10 +62,6 @@ def doubt_about_turns(plan: TrainingPlan) -> str | None:
     sampling = plan.sampling
     if sampling.kind != "cyclic_poisson" or not plan.noise.independent:
         return None
-    if sampling.cycle == 1:
-        return (
-            "cyclic_poisson batches of one group are Poisson's; strategy.noise=banded strategy.bands=8 gives them more."
-        )
     return (
         f"records take turns in {sampling.cycle} groups: a round of batches costs what one Poisson batch "
         f"{sampling.cycle} times as large does, and only noise that is correlated among steps gains by it "

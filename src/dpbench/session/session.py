@@ -247,7 +247,7 @@ class PrivateSession:
         # One key for all processes, before anything is drawn by it.
         releases.join(processes, None if key is None else keyed_by(key, self._executor))
         # Noise that is correlated among steps wants lots that keep a record's participations apart.
-        lots.bands = releases.fix_coefficients(horizon.total_steps)
+        lots.bands = releases.unit_noise.bands
         lot_key = releases.keep_keys(
             ledger,
             are_lots_seeded=lots.seed is not None,

@@ -12,11 +12,11 @@ from scipy.linalg import solve_triangular, toeplitz
 
 from dpbench.privacy.canaries.scores import Scores, ScoreSums
 from dpbench.privacy.canaries.whitening import Rounds, RoundSums
-from dpbench.privacy.mechanism.factorization import square_root_coefficients
+from dpbench.privacy.mechanism.banded import Banded
 from tests.support.checks import accepts_scale
 
 BANDS, LENGTH, STEPS, CANARIES = 3, 4, 43, 400
-C = square_root_coefficients(BANDS)
+C = np.array(Banded(BANDS).coefficients)
 Z, RATE = 0.7, 0.3
 
 

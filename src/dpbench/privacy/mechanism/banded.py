@@ -11,34 +11,26 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.mechanism.factorization import (
-    Floats,
-    coefficients_for,
-    relative_noise_stds,
-    square_root_coefficients,
-)
 from dpbench.privacy.mechanism.noise import add_on_grid, standard_normal
 from dpbench.privacy.mechanism.noise_process import Gaussian, Keys, Noise
 from dpbench.privacy.mechanism.plan import ReleasePlan
+from dpbench.privacy.mechanism.schedules import Factors
 
 Bands = Annotated[int, Field(ge=1)]
-CoefficientsName = Literal["mean", "max", "square_root"]
-"""What coefficients make small in the running sums of the releases: the root mean square of their errors, or the
-largest of them, which is the last one's; "square_root": the closed form."""
 
 _FIXED = "banded noise needs sensitivity and noise that are the same in each step, and here "
 _LARGEST_STD = 1e3
-"""Of a step's noise over that of independent noise; optimized coefficients stay below ten."""
+"""Of a step's noise over that of independent noise; the square root's stay below ten."""
 _STEPS_TRIED = 10_000
-"""Of a training that is longer, or has no end."""
 
 
 @dataclass(frozen=True)
@@ -47,87 +39,78 @@ class Banded:
 
     Attributes:
         bands: b; 1 is independent noise.
-        coefficients: c_0 to c_{b−1}, the first column of C, which is scaled to norm 1; or what they are to make small,
-            see `CoefficientsName`.
+        coefficients: c_0 to c_{b−1}, the first column of C, which is scaled to norm 1. Empty: those of the banded
+            square root of running sums (Kalinin & Lampert 2024); the k-th is binomial(2k, k) / 4^k before it is scaled.
 
-    >>> [round(c, 4) for c in Banded(bands=2, coefficients="square_root").of_steps(100)]
+    >>> [round(c, 4) for c in Banded(bands=2).coefficients]
     [0.8944, 0.4472]
     """
 
     bands: Bands
-    coefficients: CoefficientsName | Sequence[float] = "mean"
+    coefficients: Sequence[float] = ()
 
     def __post_init__(self) -> None:
         if type(self.bands) is not int or self.bands < 1:
             raise ConfigurationError(f"bands must be a whole number from 1 on, not {self.bands!r}.")
-        if isinstance(self.coefficients, str):
-            if self.coefficients not in get_args(CoefficientsName):
-                raise ConfigurationError(
-                    f"coefficients must be mean, max, square_root or a list of numbers, not {self.coefficients!r}."
-                )
-            return
         try:
-            coefficients = tuple(float(value) for value in self.coefficients)
+            given = np.array([float(value) for value in self.coefficients])
         except (TypeError, ValueError):
+            raise ConfigurationError(f"coefficients must be a list of numbers, not {self.coefficients!r}.") from None
+        if len(given):
+            self._check(given)
+            coefficients = given / math.hypot(*given)
+            _refuse_growth(coefficients)
+        else:
+            coefficients = _square_root(self.bands)
+        object.__setattr__(self, "coefficients", tuple(coefficients.tolist()))
+
+    def _check(self, coefficients: NDArray[np.float64]) -> None:
+        if len(coefficients) != self.bands:
             raise ConfigurationError(
-                f"coefficients must be mean, max, square_root or a list of numbers, not {self.coefficients!r}."
-            ) from None
-        object.__setattr__(self, "coefficients", coefficients)
-        if len(self.coefficients) != self.bands:
-            raise ConfigurationError(
-                f"banded noise with {len(self.coefficients)} coefficients has as many bands, not {self.bands!r}."
+                f"banded noise with {len(coefficients)} coefficients has as many bands, not {self.bands!r}."
             )
-        if not all(math.isfinite(value) for value in self.coefficients) or not self.coefficients[0] > 0:
+        if not np.isfinite(coefficients).all() or not coefficients[0] > 0:
             raise ConfigurationError("coefficients of banded noise must be finite numbers, the first one positive.")
 
-    def of_steps(self, steps: float) -> tuple[float, ...]:
-        """The coefficients of a training, of norm 1.
-
-        Args:
-            steps: Number of its steps, at least `bands`; infinite without an end.
+    def noise(self, noise_multiplier: float, factors: Factors) -> Noise:
+        """Noise with these coefficients: independent where there is one.
 
         Raises:
-            ConfigurationError: They are optimized for a training, which has no end; or they are given, and their noise
-                grows until rounding swallows what is new in it.
+            ConfigurationError: The multiplier moves.
         """
-        if self.bands == 1:
-            return (1.0,)
-        if not isinstance(self.coefficients, str):
-            norm = math.hypot(*self.coefficients)
-            coefficients = tuple(value / norm for value in self.coefficients)
-            _refuse_growth(coefficients, steps)
-            return coefficients
-        if self.coefficients == "square_root":
-            return tuple(square_root_coefficients(self.bands).tolist())
-        if steps == math.inf:
+        if factors:
             raise ConfigurationError(
-                "coefficients are optimized for a planned number of steps: set trainer.max_steps, or take the closed "
-                "form (coefficients=square_root)."
+                "banded noise needs the same noise in each step: leave out noise_schedule, or set "
+                "strategy.noise=gaussian."
             )
-        return tuple(coefficients_for(np.ones(int(steps)), self.bands, self.coefficients).tolist())
+        if self.bands == 1:
+            return Gaussian(noise_multiplier)
+        return BandedNoise(noise_multiplier, tuple(self.coefficients))
 
 
-def _refuse_growth(coefficients: tuple[float, ...], steps: float) -> None:
+def _square_root(bands: int) -> NDArray[np.float64]:
+    """Coefficients of the square root of running sums, cut off after b and scaled to norm 1."""
+    coefficients = np.ones(bands)
+    # The k-th coefficient of c(x)² is that of running sums, 1.
+    for k in range(1, bands):
+        middle = coefficients[1:k]
+        coefficients[k] = (1 - middle @ middle[::-1]) / 2
+    return coefficients / np.linalg.norm(coefficients)
+
+
+def _refuse_growth(coefficients: NDArray[np.float64]) -> None:
     """Refuse coefficients whose inverse grows so that float32 cannot hold the noise of a step beside earlier noise.
 
     Raises:
         ConfigurationError: By how much it grows.
     """
-    tried = int(min(steps, _STEPS_TRIED))
     with np.errstate(all="ignore"):  # what overflows has grown
-        largest = float(relative_noise_stds(np.array(coefficients), tried)[-1])
+        largest = float(_relative_stds(tuple(coefficients), _STEPS_TRIED)[-1])
     if not largest <= _LARGEST_STD:
         raise ConfigurationError(
-            f"with these coefficients the noise grows to {largest:.3g} times its standard deviation in {tried} steps, "
-            "and rounding swallows what is new in it: take coefficients that fall, such as those of coefficients=mean."
+            f"with these coefficients the noise grows to {largest:.3g} times its standard deviation in {_STEPS_TRIED} "
+            "steps, and rounding swallows what is new in it: take coefficients that fall, or leave them out."
         )
-
-
-def banded_noise(noise_multiplier: float, coefficients: tuple[float, ...]) -> Noise:
-    """Noise with these coefficients: independent where there is one."""
-    if len(coefficients) == 1:
-        return Gaussian(noise_multiplier)
-    return BandedNoise(noise_multiplier, coefficients)
 
 
 @dataclass
@@ -146,8 +129,17 @@ class _Cache:
 
 
 @lru_cache(maxsize=8)
-def _relative_stds(coefficients: tuple[float, ...], steps: int) -> Floats:
-    return relative_noise_stds(np.array(coefficients), steps)
+def _relative_stds(coefficients: tuple[float, ...], steps: int) -> NDArray[np.float64]:
+    """Norm of each row of C⁻¹: standard deviation of each step's own noise, over that of independent noise, (n,).
+
+    It grows with the steps: noise that cancels in sums over steps is larger in each of them.
+    """
+    from scipy import signal
+
+    impulse = np.zeros(steps)
+    impulse[0] = 1.0
+    column = signal.lfilter(np.ones(1), np.array(coefficients), impulse)
+    return np.sqrt(np.cumsum(column**2))
 
 
 @dataclass(frozen=True)

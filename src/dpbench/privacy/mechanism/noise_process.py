@@ -91,6 +91,11 @@ class Noise(ABC):
         """Whether the noise of a step says nothing of that of others: else no lot can be released once more."""
         return True
 
+    @property
+    def bands(self) -> int:
+        """Number of steps over which it is correlated: batches hold a record at most once in so many."""
+        return 1
+
     def check(self, plan: Any) -> None:  # noqa: B027 (most processes go with every plan)
         """Refuse a plan that the process does not go with.
 

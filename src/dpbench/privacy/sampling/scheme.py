@@ -148,11 +148,11 @@ class Sampling(ABC):
 
     @property
     def cycle(self) -> int:
-        """Number of groups that take turns, to one of which each record belongs for the whole training; 1: there are none.
+        """Number of groups that take turns; 1: there are none.
 
-        A record takes part at most once in so many steps, a round; a training that begins anew must do so between two
-        rounds. A record's group is drawn uniformly, independently of all others. `draw` need not know who belongs
-        where: whoever knows it leaves out of a lot all records but those of group `turn`.
+        Each record belongs to one of them for the whole training, by a uniform draw that is independent of all others,
+        so that it takes part at most once in a round of so many steps; a training that begins anew must do so between
+        two rounds. `draw` need not know the groups: the caller leaves out all records but those of group `turn`.
         """
         return 1
 

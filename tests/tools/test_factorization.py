@@ -12,7 +12,7 @@ from scipy.linalg import toeplitz
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.calibration import TrainingSetting, solved
-from dpbench.privacy.mechanism.factorization import (
+from tools.factorization import (
     ErrorKind,
     Floats,
     coefficients_for,
