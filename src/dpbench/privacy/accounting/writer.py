@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, deque
 from dataclasses import fields, replace
 from io import FileIO
 from pathlib import Path
@@ -14,53 +13,45 @@ from typing import Any
 
 from dpbench.errors import LedgerError
 from dpbench.locks import open_locked
-from dpbench.privacy.accounting.ledger import WITHOUT_PLANS, Header, Ledger, Release, counted_event, read_ledger
+from dpbench.privacy.accounting.ledger import Header, Ledger, Release, counted_event, read_ledger
 from dpbench.privacy.accounting.seal import RunningSeal, Seal, difference
-from dpbench.privacy.events import EARLIER, Event, Queries, SumQuery
-from dpbench.privacy.sampling import Sampling
+from dpbench.privacy.events import EARLIER, Event, SumQuery
 
 _SPELLING_OF_SCHEMA_1 = {"neighboring_relation": "neighbouring_relation"}
 
 
 def _dump(data: dict[str, Any]) -> str:
-    text = json.dumps(
-        data,
-        separators=(",", ":"),
-        allow_nan=False,
-    )
-    return text + "\n"
+    return json.dumps(data, separators=(",", ":"), allow_nan=False) + "\n"
 
 
 def _header_line(header: Header) -> str:
-    data: dict[str, Any] = {
-        "record": "header",
-        "schema": header.schema,
-    }
+    data: dict[str, Any] = {"record": "header", "schema": header.schema}
     for field in fields(header):
-        name = field.name
-        if header.schema == WITHOUT_PLANS:
-            name = _SPELLING_OF_SCHEMA_1.get(name, name)
-        data[name] = getattr(header, field.name)
+        data[field.name] = getattr(header, field.name)
     plan = data.pop("plan")
-    if plan is not None:
+    if plan is None:
+        data = {_SPELLING_OF_SCHEMA_1.get(name, name): value for name, value in data.items()}
+    else:
         data["plan"] = plan.to_dict()
     return _dump(data)
 
 
-def _facts(sampling: Sampling, queries: Queries) -> str:
-    stated_queries = []
-    for query in queries:
-        stated_query = query._asdict()
+def _release_line(release: Release) -> str:
+    queries = []
+    for query in release.queries:
+        stated = query._asdict()
         if not query.unit:
-            del stated_query["unit"]
-        stated_queries.append(stated_query)
-    text = _dump(
+            del stated["unit"]
+        queries.append(stated)
+    return _dump(
         {
-            "sampling": sampling.to_dict(),
-            "queries": stated_queries,
+            "record": "release",
+            "number": release.number,
+            "checksum": release.checksum,
+            "sampling": release.sampling.to_dict(),
+            "queries": queries,
         }
     )
-    return text[1:]
 
 
 class LedgerWriter:
@@ -105,12 +96,8 @@ class LedgerWriter:
     ) -> None:
         self.path = Path(path)
         self.joint: dict[int, tuple[SumQuery, ...]] = {}
-        self._recorded: dict[int, tuple[Release, bytes]] = {}
+        self._ahead: deque[tuple[Release, bytes]] = deque()  # to be repeated, each with its lines
         self._pending_header = ""
-        # Of the last release, with the text that states them: most releases share both.
-        self._sampling: Sampling | None = None
-        self._queries: Queries = ()
-        self._text = ""
         self._seal = RunningSeal()
         self.events: Counter[Event] = Counter()
         self.repeated: Counter[Event] = Counter()
@@ -127,7 +114,9 @@ class LedgerWriter:
             if place is not None and place[0] == self.phase:
                 self.lot_phase = place[1]
             if self.lot_phase < self.phase:
-                self._join(read_ledger(self.path).releases)
+                for phase, release in read_ledger(self.path).releases:
+                    if self.lot_phase <= phase < self.phase:
+                        self._join(release)
         except BaseException as error:
             if not os.fstat(self._file.fileno()).st_size:
                 self.path.unlink(missing_ok=True)  # nothing was recorded: leave no empty ledger behind
@@ -194,18 +183,21 @@ class LedgerWriter:
         self.events.update(ledger.events)
         header = replace(header, phase=last.phase)
         is_same_run = header == last
-        newest = []
-        for phase, release in ledger.releases:
-            if phase == last.phase:
-                newest.append(release)
+        newest = [release for phase, release in ledger.releases if phase == last.phase]
         # Else the releases before `start` were made in another phase.
-        is_here = _begins_within(newest, start)
+        is_here = start == 0
+        if newest:
+            is_here = newest[0].number <= start <= newest[-1].number + 1
         ahead = [release for release in newest if release.number >= start]
         # Noise may be repeated on a sum that can be compared only: the difference of two sums with one noise is exact.
         comparable = all(release.checksum is not None for release in ahead)
         content = self.path.read_bytes()
         if is_same_run and is_here and comparable and header.replay is not None:
-            self._repeat(ahead, content.splitlines(keepends=True))
+            blocks = _with_their_checksums(content)
+            first = len(blocks) - len(ahead)
+            self._seal.update(b"".join(blocks[:first]))
+            self._ahead.extend(zip(ahead, blocks[first:], strict=True))
+            self.repeated.update(map(counted_event, ahead))
             return header
         self._seal.update(content)
         if is_same_run and is_here and not ahead:
@@ -228,35 +220,10 @@ class LedgerWriter:
         os.truncate(self.path, end)
         return ledger
 
-    def _join(self, releases: Iterable[tuple[int, Release]]) -> None:
-        """Note what was released on the lots of this run in earlier phases."""
-        for phase, release in releases:
-            if not self.lot_phase <= phase < self.phase:
-                continue
-            number = release.number
-            answered = list(self.joint.get(number, ()))
-            for query in release.queries:
-                earlier = query._replace(name=EARLIER + query.name)
-                answered.append(earlier)
-            self.joint[number] = tuple(answered)
-
-    def _repeat(self, ahead: list[Release], lines: list[bytes]) -> None:
-        """Expect the releases at the end of the file again; the seal is as the checkpoint saw the file."""
-        end = len(lines)
-        expected = []
-        # From the last one back: each has its own line, and perhaps one with its checksum.
-        for release in reversed(ahead):
-            begin = end - 1
-            while _is_checksum(lines[begin]):
-                begin -= 1
-            own_lines = b"".join(lines[begin:end])
-            expected.append((release, own_lines))
-            end = begin
-        before = b"".join(lines[:end])
-        self._seal.update(before)
-        for release, own_lines in reversed(expected):
-            self._recorded[release.number] = (release, own_lines)
-            self.repeated[counted_event(release)] += 1
+    def _join(self, release: Release) -> None:
+        """Note what was released on a lot of this run in an earlier phase."""
+        answered = [query._replace(name=EARLIER + query.name) for query in release.queries]
+        self.joint[release.number] = (*self.joint.get(release.number, ()), *answered)
 
     @property
     def seal(self) -> Seal:
@@ -265,24 +232,21 @@ class LedgerWriter:
 
     def differs(self, release: Release) -> bool:
         """Whether a release is recorded with another sum or other parameters."""
-        recorded = self._recorded.get(release.number)
-        return recorded is not None and recorded[0] != release
+        return bool(self._ahead) and self._ahead[0][0] != release
 
     def leave_replay(self) -> None:
         """Go on in a new phase, with noise of its own: what was recorded and will not be repeated counts as it is.
 
         The lots stay those of the phase before, and so does what `joint` says of them.
         """
-        unrepeated = []
-        for release, lines in self._recorded.values():
-            unrepeated.append((self.phase, release))
+        for release, lines in self._ahead:
             self._seal.update(lines)
-        self._recorded.clear()
+            self._join(release)
+        self._ahead.clear()
         self.repeated.clear()
         self.phase += 1
         self._header = replace(self._header, phase=self.phase)
         self._pending_header = _header_line(self._header)
-        self._join(unrepeated)
 
     def append(self, release: Release) -> None:
         """Record a release; must return before the release is used.
@@ -302,15 +266,14 @@ class LedgerWriter:
                 f"release {release.number} is in {self.path} with another sum or other parameters: with the same noise "
                 "it would reveal the difference."
             )
-        recorded = self._recorded.pop(release.number, None)
-        if recorded is not None:
-            _, lines = recorded
+        if self._ahead:
+            _, lines = self._ahead.popleft()
             self._seal.update(lines)
             self.repeated[counted_event(release)] -= 1
             return
         self._require_plan(release)
         try:
-            self._write(self._pending_header + self._line(release))
+            self._write(self._pending_header + _release_line(release))
         except OSError as error:
             raise LedgerError(
                 f"cannot write the ledger {self.path}: {error.strerror}. The release was not made; "
@@ -331,19 +294,6 @@ class LedgerWriter:
                 "sampling differ from those at the start of this run; this is a bug."
             )
 
-    def _line(self, release: Release) -> str:
-        # Compared by identity: equal ones may be written otherwise.
-        same_sampling = release.sampling is self._sampling
-        same_queries = release.queries is self._queries
-        if not (same_sampling and same_queries):
-            self._text = _facts(release.sampling, release.queries)
-            self._sampling = release.sampling
-            self._queries = release.queries
-        head = json.dumps(
-            {"record": "release", "number": release.number, "checksum": release.checksum}, separators=(",", ":")
-        )
-        return f"{head[:-1]},{self._text}"
-
     def _write(self, text: str) -> None:
         """Append whole lines.
 
@@ -363,18 +313,15 @@ class LedgerWriter:
         self._file.close()
 
 
-def _begins_within(releases: list[Release], start: int) -> bool:
-    """Whether a run that had made `start` releases goes on among these, or directly behind them."""
-    if not releases:
-        return start == 0
-    first = releases[0].number
-    last = releases[-1].number
-    return first <= start <= last + 1
-
-
-def _is_checksum(line: bytes) -> bool:
-    data = json.loads(line)
-    return bool(data["record"] == "checksum")
+def _with_their_checksums(content: bytes) -> list[bytes]:
+    """Lines of a ledger, each release's with the line of its checksum, where that has one of its own."""
+    blocks: list[bytes] = []
+    for line in content.splitlines(keepends=True):
+        if json.loads(line)["record"] == "checksum":
+            blocks[-1] += line
+        else:
+            blocks.append(line)
+    return blocks
 
 
 def records_a_run(path: Path) -> bool:
