@@ -217,7 +217,7 @@ def test_a_ledger_that_contradicts_itself(tmp_path: Path, capsys: pytest.Capture
     (run / "ledger.jsonl").write_text(text)
     assert "contradicts itself" in refused(capsys, "account", run)
     run = write(tmp_path / "third", unit="user")
-    assert "its header says that a record is one user, a release one example" in refused(capsys, "account", run)
+    assert "users, a release poisson sampling among" in refused(capsys, "account", run)
 
 
 def test_what_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, AliasChoices, BaseModel, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as validated
 
 from dpbench.errors import LedgerError
@@ -38,7 +38,6 @@ KEPT = "kept:"  # begins replay key and sources of a run without a seed, whose k
 WITHOUT_PLANS = 1  # the schema of phases that state no plan
 _SEEDED = {"noise": "that of the strategy", "lots": "that of the LotLoader"}
 _SMALLEST = 1e-100  # ratio of noise and sensitivity whose square is still a number
-_NO_QUERY = "a release needs queries with positive and finite sensitivity and noise_std"
 _NOT_A_LINE = (
     ValueError,  # ConfigurationError is one
     KeyError,
@@ -74,7 +73,9 @@ class Header:
     """
 
     unit: str
-    neighboring_relation: str
+    neighboring_relation: Annotated[
+        str, Field(validation_alias=AliasChoices("neighboring_relation", "neighbouring_relation"))
+    ]
     population: Count
     delta: Annotated[float, Field(gt=0, lt=1)]
     replay: str | None = None
@@ -138,16 +139,9 @@ def with_units(queries: Queries, microbatch_size: int) -> Queries:
     (SumQuery(name='all', sensitivity=2.0, noise_std=1.0, unit='microbatch'), \
 SumQuery(name='metric/loss', sensitivity=0.5, noise_std=1.0, unit=''))
     """
-    tells_units = any(query.unit for query in queries)
-    if microbatch_size == 1 or tells_units:
+    if microbatch_size == 1 or any(query.unit for query in queries):
         return queries
-    return tuple(_with_unit(query) for query in queries)
-
-
-def _with_unit(query: SumQuery) -> SumQuery:
-    if query.name.startswith(METRIC):
-        return query
-    return query._replace(unit=MICROBATCH)
+    return tuple(query if query.name.startswith(METRIC) else query._replace(unit=MICROBATCH) for query in queries)
 
 
 @lru_cache(maxsize=1024)
@@ -248,32 +242,18 @@ def read_ledger(path: str | os.PathLike[str]) -> Ledger:
     reader = _Reader()
     ledger = reader.ledger
     tail = lines.pop()
-    other_schema = None
     for number, line in enumerate(lines, start=1):
-        damage = None
         try:
             reader.read(line)
-        except _OtherSchema as error:
-            other_schema = other_schema or error.schema
-            damage = f"line {number} is damaged ({error})"
         except ValidationError as error:
-            damage = f"line {number} is damaged ({problem_of(error)})"
+            ledger.damage = ledger.damage or f"line {number} is damaged ({problem_of(error)})"
         except _NOT_A_LINE as error:
-            kind = type(error).__name__
-            damage = f"line {number} is damaged ({kind}: {error})"
-        ledger.damage = ledger.damage or damage
+            ledger.damage = ledger.damage or f"line {number} is damaged ({type(error).__name__}: {error})"
     if tail:
-        damage = f"line {len(lines) + 1} is cut off"
-        ledger.damage = ledger.damage or damage
-    if ledger.headers:
-        return ledger
-    if other_schema:
-        raise LedgerError(
-            f"{path} was written with ledger schema {other_schema}, and this version of dpbench reads schemas up to "
-            f"{SCHEMA}: use the version that wrote it."
-        )
-    reason = ledger.damage or "it is empty"
-    raise LedgerError(f"{path} is not a dpbench ledger: {reason}.")
+        ledger.damage = ledger.damage or f"line {len(lines) + 1} is cut off"
+    if not ledger.headers:
+        raise LedgerError(f"{path} is not a dpbench ledger: {ledger.damage or 'it is empty'}.")
+    return ledger
 
 
 def check_one_population(ledgers: Mapping[str, Ledger]) -> None:
@@ -282,55 +262,28 @@ def check_one_population(ledgers: Mapping[str, Ledger]) -> None:
     Args:
         ledgers: By the name that the error shows.
     """
-    first: tuple[str, Header] | None = None
+    headers = [(name, header) for name, ledger in ledgers.items() for header in ledger.headers]
+    for name, header in headers:
+        first_name, first = headers[0]
+        for field_name in ("unit", "neighboring_relation", "population"):
+            mine = getattr(header, field_name)
+            other = getattr(first, field_name)
+            if mine != other:
+                raise LedgerError(
+                    f"{name} has {field_name} {mine!r}, {first_name} {other!r}: runs on other data or under another "
+                    "guarantee do not compose into one epsilon; account for each alone."
+                )
     for name, ledger in ledgers.items():
-        for header in ledger.headers:
-            if first is None:
-                first = (name, header)
-            first_name, first_header = first
-            _refuse_other_records(
-                name,
-                header,
-                first_name,
-                first_header,
-            )
-        _refuse_contradiction(name, ledger)
-
-
-def _refuse_other_records(
-    name: str,
-    header: Header,
-    first_name: str,
-    first: Header,
-) -> None:
-    """Raise LedgerError where two headers do not speak of the same neighbors."""
-    for field_name in ("unit", "neighboring_relation", "population"):
-        mine = getattr(header, field_name)
-        other = getattr(first, field_name)
-        if mine != other:
-            raise LedgerError(
-                f"{name} has {field_name} {mine!r}, {first_name} {other!r}: runs on other data or under another "
-                "guarantee do not compose into one epsilon; account for each alone."
-            )
-
-
-def _refuse_contradiction(name: str, ledger: Ledger) -> None:
-    """Raise LedgerError where a release is one of other records than its header says."""
-    header = ledger.header
-    samplings = {release.sampling for _, release in ledger.releases}
-    for sampling in samplings:
-        if sampling.unit != header.unit:
-            raise LedgerError(
-                f"{name} contradicts itself: its header says that a record is one {header.unit}, a release one "
-                f"{sampling.unit}."
-            )
-        same_population = sampling.population == header.population
-        relations = ("none", header.neighboring_relation)
-        if not same_population or sampling.neighboring_relation not in relations:
-            raise LedgerError(
-                f"{name} contradicts itself: its header says {header.neighboring_relation} among "
-                f"{header.population} records, a release {sampling.kind} sampling among {sampling.population}."
-            )
+        header = ledger.header
+        for sampling in {release.sampling for _, release in ledger.releases}:
+            relations = ("none", header.neighboring_relation)
+            same_records = sampling.population == header.population and sampling.unit == header.unit
+            if not same_records or sampling.neighboring_relation not in relations:
+                raise LedgerError(
+                    f"{name} contradicts itself: its header says {header.neighboring_relation} among "
+                    f"{header.population} {header.unit}s, a release {sampling.kind} sampling among "
+                    f"{sampling.population} {sampling.unit}s."
+                )
 
 
 _Checksums = dict[int, str | None]
@@ -390,22 +343,24 @@ def _differ(mine: _Checksums, theirs: _Checksums) -> bool:
     return False
 
 
-class _OtherSchema(LedgerError):
-    def __init__(self, schema: object) -> None:
-        super().__init__(f"schema {schema}, but this version of dpbench reads schemas up to {SCHEMA}")
-        self.schema = schema
+def _with_noise(queries: list[SumQuery]) -> list[SumQuery]:
+    for query in queries:
+        if not _SMALLEST < query.noise_std / query.sensitivity < 1 / _SMALLEST:
+            raise ValueError("a release needs queries with positive and finite sensitivity and noise_std")
+    return queries
 
 
-@validated(frozen=True, config=STRICT)
-class _ChecksumLine:
-    record: str
-    number: int
-    checksum: str
-
-
-_NUMBER = TypeAdapter(int, config=STRICT)
+_QUERIES = TypeAdapter(Annotated[list[SumQuery], Field(min_length=1), AfterValidator(_with_noise)], config=STRICT)
 _CHECKSUM: TypeAdapter[str | None] = TypeAdapter(str | None, config=STRICT)
-_QUERIES = TypeAdapter(list[SumQuery], config=STRICT)
+
+
+class _Numbered(BaseModel, strict=True):
+    number: int
+
+
+class _ChecksumLine(_Numbered, extra="forbid"):
+    record: str
+    checksum: str
 
 
 class _Reader:
@@ -442,44 +397,45 @@ class _Reader:
             raise LedgerError("neither a header nor a release after one")
 
     def _read_header(self, data: dict[str, Any]) -> None:
-        schema = data["schema"]
+        schema = data.pop("schema")
         if type(schema) is not int or not WITHOUT_PLANS <= schema <= SCHEMA:
-            raise _OtherSchema(schema)
-        fields = dict(data)
-        del fields["record"]
-        del fields["schema"]
-        fields.pop("plan", None)
-        if "neighbouring_relation" in fields and "neighboring_relation" not in fields:
-            fields["neighboring_relation"] = fields.pop("neighbouring_relation")
-        ledger = self.ledger
-        ledger.headers.append(Header(**fields))
-        due = len(ledger.headers) - 1
-        if ledger.header.phase != due:
-            raise LedgerError(f"phase {ledger.header.phase} stands where phase {due} is due")
+            raise LedgerError(
+                f"it was written with ledger schema {schema}, and this version of dpbench reads schemas up to "
+                f"{SCHEMA}: use the version that wrote it"
+            )
+        del data["record"]
+        headers = self.ledger.headers
+        header = Header(**{name: value for name, value in data.items() if name != "plan"})
+        headers.append(header)
+        due = len(headers) - 1
+        if header.phase != due:
+            raise LedgerError(f"phase {header.phase} stands where phase {due} is due")
         if schema == WITHOUT_PLANS:
             if "plan" in data:
                 raise LedgerError(f"a header of schema {WITHOUT_PLANS} has no plan")
             return
         # With a plan that makes no sense the phase is still one: its releases count as they are.
         plan = StatedPlan.from_dict(data["plan"])
-        ledger.headers[-1] = replace(ledger.header, plan=plan)
+        headers[-1] = replace(header, plan=plan)
 
     def _read_release(self, data: dict[str, Any], line: bytes) -> None:
         ledger = self.ledger
         plan = ledger.header.plan
         phase = len(ledger.headers) - 1
         sampling, queries = self._event(data, line)
-        number = _NUMBER.validate_python(data["number"])
+        number = _Numbered(**data).number
         checksum = data.get("checksum")
         if plan is not None:
             checksum = _CHECKSUM.validate_python(checksum)
-        release = Release(number, sampling, queries, checksum)
-        last_phase, last_number = self._last()
+        last_phase, last_number = -1, -1
+        if ledger.releases:
+            last_phase, last_number = ledger.releases[-1][0], ledger.releases[-1][1].number
         is_due = number == last_number + 1
         if phase not in (0, last_phase):
             # Another phase may repeat numbers.
             is_due = number <= self._largest_number + 1
         # From here on it counts, whatever else is wrong with it.
+        release = Release(number, sampling, queries, checksum)
         ledger.releases.append((phase, release))
         self._largest_number = max(self._largest_number, number)
         if not is_due and ledger.damage is None:
@@ -506,17 +462,9 @@ class _Reader:
             key = line[sampling_at:]
         if key not in self._events:
             queries = tuple(_QUERIES.validate_python(data["queries"]))
-            _check_queries(queries)
             sampling = sampling_from_dict(data["sampling"])
             self._events[key] = (sampling, queries)
         return self._events[key]
-
-    def _last(self) -> tuple[int, int]:
-        """(phase, number) of the last release; −1 where there is none."""
-        if not self.ledger.releases:
-            return -1, -1
-        phase, release = self.ledger.releases[-1]
-        return phase, release.number
 
     def _read_checksum(self, data: dict[str, Any], awaiting: int | None) -> None:
         line = _ChecksumLine(**data)
@@ -529,13 +477,3 @@ class _Reader:
         releases = self.ledger.releases
         phase, release = releases[-1]
         releases[-1] = (phase, replace(release, checksum=line.checksum))
-
-
-def _check_queries(queries: Queries) -> None:
-    """Raise LedgerError unless they are queries that a release can have."""
-    if not queries:
-        raise LedgerError(_NO_QUERY)
-    for query in queries:
-        ratio = query.noise_std / query.sensitivity
-        if not _SMALLEST < ratio < 1 / _SMALLEST:
-            raise LedgerError(_NO_QUERY)
