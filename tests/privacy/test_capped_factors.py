@@ -93,7 +93,7 @@ WRONG: dict[str, tuple[ClipFactors, str]] = {
     "tiny norms": (lambda s, c: torch.where(s < 1e-40, 1e25, smooth(s, c)), "returns the factor 1e\\+25"),
     "huge norms": (lambda s, c: torch.where(s > 1e37, 1.0, smooth(s, c)), "returns the factor 1 for"),
     "no factor for zero": (lambda s, c: c / s.sqrt(), "returns the factor inf for a squared norm of 0,"),
-    "not a number": (lambda s, c: torch.where(s > 1e30, math.nan, smooth(s, c)), "returns nan for a squared norm of 1"),
+    "not a number": (lambda s, c: torch.where(s > 1e30, math.nan, smooth(s, c)), "returns the factor nan for a"),
     "uphill": (lambda s, c: -smooth(s, c), "returns the factor -"),
     "mean of the batch": (lambda s, c: c / (s.sqrt() + s.sqrt().mean()), "for a record alone than among others"),
     "largest of the batch": (lambda s, c: smooth(s, c) * s / s.max(), "for a record alone than among others"),

@@ -186,7 +186,7 @@ _FIT = "Make the layers fit what the data set provides: input_shape=(1, 8, 8), n
         (["strategy._target_=own_wrong.Shrinking"], ["let it move over the steps by max_grad_norm_schedule, or make"]),
         (
             ["strategy=adaptive_mean", "strategy._target_=own_wrong.Totals"],
-            ["Total.measure must return a tensor of shape (2,), a sum over the records for each group, not one of s"],
+            ["Total.measure must return a tensor of shape (2,), a sum over the records for each group, not "],
         ),
         (["model=none", "model._target_=own_wrong.Net"], [_NET, "(own_wrong.py, line 37, in forward). ", _FIT]),
         (["model=none", "model._target_=own_wrong.Net", "strategy=none"], [_NET, "line 37, in forward). ", _FIT]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from dpbench.callback.strategy import PrivateStrategy
 from dpbench.errors import ConfigurationError
@@ -42,7 +42,7 @@ class VectorGroups(PrivateStrategy):
         allocation: How noise is shared among groups.
     """
 
-    groups: dict[str, Any] | None = None
+    groups: dict[str, str | Sequence[str]] | None = None
     split: Literal["equal", "dimension", "joint"] = "dimension"
     max_grad_norm: Positive | None = None
     max_grad_norms: dict[str, float] | None = None

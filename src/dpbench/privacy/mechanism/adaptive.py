@@ -264,19 +264,15 @@ class BoundedSums:
 
         def measure_one(record: Tensor) -> Tensor:
             measured = self._adaptation.measure(record[:, None], groups)
-            self._require_sums(measured, len(groups))
+            # Others would be added where they do not belong.
+            if not isinstance(measured, Tensor) or measured.shape != (len(groups),):
+                raise ConfigurationError(
+                    f"{type(self._adaptation).__name__}.measure must return a tensor of shape ({len(groups)},), a sum "
+                    f"over the records for each group, not {shown(getattr(measured, 'shape', measured))}: add over the "
+                    "records, as in squared_norms.sum(1)."
+                )
             return measured
 
         measured = self._each(measure_one, squared_norms.t().clone()).nan_to_num(nan=0.0)
         limits = measured.new_tensor([statistic.bound for statistic in statistics])
         return torch.clamp(measured, -limits, limits).sum(0)
-
-    def _require_sums(self, measured: object, groups: int) -> None:
-        """Refuse statistics that are not one sum for each group: others would be added where they do not belong."""
-        if isinstance(measured, Tensor) and measured.shape == (groups,):
-            return
-        actual = f"one of shape {tuple(measured.shape)}" if isinstance(measured, Tensor) else shown(measured)
-        raise ConfigurationError(
-            f"{type(self._adaptation).__name__}.measure must return a tensor of shape ({groups},), a sum over the "
-            f"records for each group, not {actual}: add over the records, as in squared_norms.sum(1)."
-        )

@@ -195,12 +195,6 @@ class CappedFactors:
             )
         factors = factors.to(squared_norms)
         norms = squared_norms.double().sqrt()
-        if factors.isnan().any():
-            position = int(factors.isnan().int().argmax())
-            raise ConfigurationError(
-                f"clip_factors={self._name} returns nan for a squared norm of {float(squared_norms[position]):.4g}: "
-                "make it finite, as by squared_norms.sqrt().clamp(min=1e-12)."
-            )
         # A negative factor would keep the bound, too, but walks uphill: a sign that was mistaken.
         clips = (factors >= 0) & (factors * norms <= bound * (1 + _TOLERANCE))
         if not clips.all():
@@ -211,23 +205,17 @@ class CappedFactors:
                 f"{float(bound / norms[position]):.4g}: it is given squared norms, so take squared_norms.sqrt() first."
             )
         again = self._rule(squared_norms.clone(), bound).to(squared_norms)
-        if not self._are_equal(again, factors, norms, bound):
-            raise ConfigurationError(
-                f"clip_factors={self._name} returns other factors when it is called again with the same squared norms: "
-                "make it a function without random numbers or state."
-            )
         alone = self._of_each_alone(squared_norms, bound)
-        if not self._are_equal(alone, factors, norms, bound):
-            raise ConfigurationError(
-                f"clip_factors={self._name} returns another factor for a record alone than among others: compute each "
-                "factor from the record's own squared norm, without means, quantiles or counts over the batch."
-            )
-
-    @staticmethod
-    def _are_equal(factors: Tensor, others: Tensor, norms: Tensor, bound: float) -> bool:
-        """Whether records are as long by factors as by others."""
-        differences = (factors - others).abs() * norms
-        return bool((differences <= _TOLERANCE * bound).all())
+        problems = {
+            "other factors when it is called again with the same squared norms: make it a function without random "
+            "numbers or state.": again,
+            "another factor for a record alone than among others: compute each factor from the record's own squared "
+            "norm, without means, quantiles or counts over the batch.": alone,
+        }
+        for problem, others in problems.items():
+            differences = (others - factors).abs() * norms
+            if not (differences <= _TOLERANCE * bound).all():
+                raise ConfigurationError(f"clip_factors={self._name} returns {problem}")
 
 
 def _made_up_squared_norms(bound: float) -> Tensor:

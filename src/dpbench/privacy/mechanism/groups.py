@@ -26,10 +26,7 @@ def by_layer(names: Sequence[str]) -> Partition:
     for position, name in enumerate(names):
         module, _, _ = name.rpartition(".")
         layers.setdefault(module or name, []).append(position)
-    partition: Partition = {}
-    for layer, positions in layers.items():
-        partition[layer] = tuple(positions)
-    return partition
+    return {layer: tuple(positions) for layer, positions in layers.items()}
 
 
 def by_pattern(names: Sequence[str], patterns: Patterns) -> Partition:
@@ -42,12 +39,11 @@ def by_pattern(names: Sequence[str], patterns: Patterns) -> Partition:
     Raises:
         ConfigurationError: A parameter is in two groups or in none, or a pattern matches nothing; all are named.
     """
-    _check_patterns(patterns)
     partition: Partition = {}
     for group, pattern_or_list in patterns.items():
         positions: set[int] = set()
-        for pattern in _as_list(pattern_or_list):
-            matches = _matches(names, pattern)
+        for pattern in [pattern_or_list] if isinstance(pattern_or_list, str) else pattern_or_list:
+            matches = [position for position, name in enumerate(names) if fnmatch.fnmatchcase(name, pattern)]
             if not matches:
                 raise ConfigurationError(
                     f"pattern {pattern!r} of group {group!r} matches no trainable parameter: {', '.join(names)}."
@@ -55,34 +51,10 @@ def by_pattern(names: Sequence[str], patterns: Patterns) -> Partition:
             positions.update(matches)
         partition[group] = tuple(sorted(positions))
     # A parameter in two groups would be added twice, and one in none would have no bound.
-    _refuse_overlaps(names, partition)
-    return partition
-
-
-def _as_list(pattern_or_list: Sequence[str] | str) -> Sequence[str]:
-    if isinstance(pattern_or_list, str):
-        return [pattern_or_list]
-    return pattern_or_list
-
-
-def _matches(names: Sequence[str], pattern: str) -> list[int]:
-    """Positions of the parameters whose names match a pattern."""
-    positions = []
-    for position, name in enumerate(names):
-        if fnmatch.fnmatchcase(name, pattern):
-            positions.append(position)
-    return positions
-
-
-def _refuse_overlaps(names: Sequence[str], partition: Partition) -> None:
-    """Raise ConfigurationError unless each parameter is in exactly one group."""
     repeated = []
     missing = []
     for position, name in enumerate(names):
-        groups = []
-        for group, positions in partition.items():
-            if position in positions:
-                groups.append(group)
+        groups = [group for group, members in partition.items() if position in members]
         if len(groups) > 1:
             repeated.append(f"{name} ({' and '.join(groups)})")
         elif not groups:
@@ -91,32 +63,14 @@ def _refuse_overlaps(names: Sequence[str], partition: Partition) -> None:
         raise ConfigurationError(f"groups overlap: {', '.join(repeated)}; each parameter belongs to exactly one group.")
     if missing:
         raise ConfigurationError(f"no group takes {', '.join(missing)}; add a group with a pattern for it.")
-
-
-def _check_patterns(patterns: Patterns) -> None:
-    """Raise ConfigurationError unless each group has a pattern or a list of patterns."""
-    if not isinstance(patterns, Mapping) or not patterns:
-        raise ConfigurationError(
-            'groups must be names with patterns, such as {conv: "*conv*", dense: ["*fc1*", "*fc2*"]}, not '
-            f"{patterns!r}; leave it out (null) for one group for each layer."
-        )
-    for group, value in patterns.items():
-        if isinstance(value, str):
-            continue
-        is_list = isinstance(value, list | tuple) and len(value) > 0
-        if not is_list or not all(isinstance(pattern, str) for pattern in value):
-            raise ConfigurationError(f"group {group!r} must be a pattern or a list of patterns, not {value!r}.")
+    return partition
 
 
 def equal_split(partition: Partition, max_grad_norm: float) -> Groups:
     """S_g = S* / √m for each of m groups."""
-    count = max(len(partition), 1)
     # So that the squares of all bounds add up to that of the whole gradient: √(m · S*²/m) = S*.
-    bound = max_grad_norm / math.sqrt(count)
-    groups = []
-    for name, positions in partition.items():
-        groups.append(VectorGroup(name, positions, bound))
-    return tuple(groups)
+    bound = max_grad_norm / math.sqrt(max(len(partition), 1))
+    return bounded_groups(partition, dict.fromkeys(partition, bound))
 
 
 def dimension_split(
@@ -125,15 +79,10 @@ def dimension_split(
     max_grad_norm: float,
 ) -> Groups:
     """S_g = S* · √(d_g / D): the bound of a group grows with its number of coordinates."""
-    dimensions = {}
-    for name, positions in partition.items():
-        dimensions[name] = sum(sizes[position] for position in positions)
+    dimensions = {name: sum(sizes[position] for position in positions) for name, positions in partition.items()}
     total = sum(dimensions.values())
-    groups = []
-    for name, positions in partition.items():
-        bound = max_grad_norm * math.sqrt(dimensions[name] / total)
-        groups.append(VectorGroup(name, positions, bound))
-    return tuple(groups)
+    bounds = {name: max_grad_norm * math.sqrt(dimension / total) for name, dimension in dimensions.items()}
+    return bounded_groups(partition, bounds)
 
 
 def joint_group(
@@ -183,11 +132,7 @@ def bounded_groups(partition: Partition, bounds: Mapping[str, float]) -> Groups:
         ConfigurationError: A bound is missing or superfluous.
     """
     _same_names("max_grad_norms", bounds, partition)
-    groups = []
-    for name, positions in partition.items():
-        bound = float(bounds[name])
-        groups.append(VectorGroup(name, positions, bound))
-    return tuple(groups)
+    return tuple(VectorGroup(name, positions, float(bounds[name])) for name, positions in partition.items())
 
 
 def _same_names(
@@ -196,11 +141,6 @@ def _same_names(
     partition: Partition,
 ) -> None:
     """Raise ConfigurationError unless an option has a number for each group, and for no other."""
-    is_mapping = isinstance(values, Mapping)
-    if not is_mapping or not all(isinstance(value, int | float) for value in values.values()):
-        raise ConfigurationError(
-            f"{option} must be a number for each group, such as {{conv: 1, dense: 2}}, not {values!r}."
-        )
     if values.keys() != partition.keys():
         named = ", ".join(values) or "none"
         raise ConfigurationError(f"{option} must name the groups {', '.join(partition)}; it names {named}.")
@@ -212,9 +152,7 @@ def flat_groups(
     max_grad_norm: float,
 ) -> Groups:
     """One group of all parameters (Abadi et al. 2016, algorithm 1)."""
-    positions = tuple(range(len(names)))
-    group = VectorGroup("all", positions, max_grad_norm)
-    return (group,)
+    return (VectorGroup("all", tuple(range(len(names))), max_grad_norm),)
 
 
 def per_layer_groups(
@@ -232,10 +170,7 @@ def per_parameter_groups(
     max_grad_norm: float,
 ) -> Groups:
     """One group for each of m parameters, weights and biases apart, each clipped at `max_grad_norm` / √m."""
-    partition: Partition = {}
-    for position, name in enumerate(names):
-        partition[name] = (position,)
-    return equal_split(partition, max_grad_norm)
+    return equal_split({name: (position,) for position, name in enumerate(names)}, max_grad_norm)
 
 
 def by_dimension_groups(

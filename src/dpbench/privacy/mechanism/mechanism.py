@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +33,9 @@ from dpbench.privacy.mechanism.training_plan import TrainingPlan
 Merge = tuple[Tensor, int, float | Tensor]
 """(record of each row, number of records, factor): see `ParameterGradients.merge`. Microbatches have one factor;
 records that are several rows of a batch have one each, shape (records,)."""
+
+_View = tuple[torch.Size, tuple[int, ...], int]
+"""Shape, strides and start: the arguments of `torch.as_strided`."""
 
 
 class Mechanism:
@@ -86,18 +89,21 @@ class Mechanism:
         self.step = step
         self.metrics: dict[str, float] = {}
         self.gradient_stds: tuple[float, ...] = (0.0,) * len(sizes)
-        self._metrics: list[dict[str, float]] = []
-        for values in remembered.get("metrics", ()):
-            self._metrics.append(dict(values))
+        self._metrics: list[dict[str, float]] = [dict(values) for values in remembered.get("metrics", ())]
         # Of the next lot where they have adapted, before any schedule; None: the first ones.
         self._bounds = present_bounds
         if self.recipe.denoiser is not None:
             least = min(self.plan.parameter_bounds)
             self.recipe.denoiser.check(least, self.plan.denominator)
         # Statistics lie behind the gradients, so that one all-reduce and one draw of noise are for both.
-        statistics = sum(statistic.size for statistic in self.plan.statistics)
-        self._layout = _flat_layout(parameters, statistics)
-        self._noise_state = plan.noise.init(self._layout.size)
+        self._coordinates = sum(sizes)
+        self._size = self._coordinates + sum(statistic.size for statistic in self.plan.statistics)
+        self._views = _views_of(parameters)
+        # Half precision would lose records in a sum of thousands, and float64 is what a user asked for.
+        is_double = any(parameter.dtype == torch.float64 for parameter in parameters)
+        self._dtype = torch.float64 if is_double else torch.float32
+        self._device = parameters[0].device
+        self._noise_state = plan.noise.init(self._size)
         self._all_finite: Tensor | None = None
         self._present: Tensor | None = None
         self.clear()
@@ -145,14 +151,13 @@ class Mechanism:
             total: Where they are made, overwritten; None: in new memory.
         """
         self.records_of_lot = (0, 0)
-        layout = self._layout
         if total is None:
-            total = torch.zeros(layout.size, dtype=layout.dtype, device=layout.device)
+            total = torch.zeros(self._size, dtype=self._dtype, device=self._device)
         else:
             total.zero_()
         self.total = total
-        self.gradients = [torch.as_strided(self.total, *view) for view in layout.views]
-        self._statistics = self.total[layout.parameters :]
+        self.gradients = [torch.as_strided(total, *view) for view in self._views]
+        self._statistics = total[self._coordinates :]
 
     def accumulate(
         self,
@@ -278,9 +283,7 @@ class Mechanism:
         Returns:
             Flat sums like `total`: private, for diagnostics.
         """
-        values = {}
-        for name, size in self.metric_sizes.items():
-            values[name] = torch.zeros(rows, size)
+        values = {name: torch.zeros(rows, size) for name, size in self.metric_sizes.items()}
         with self.sums_apart():
             self.accumulate(gradients, rows, merge, values)
             return self.total
@@ -314,7 +317,7 @@ class Mechanism:
         relative_std = self.training_plan.noise.relative_std(self.step)
         denoiser = self.recipe.denoiser
         if denoiser is None:
-            self.total[: self._layout.parameters].div_(plan.denominator)
+            self.total[: self._coordinates].div_(plan.denominator)
         else:
             views = zip(
                 self.gradients,
@@ -361,11 +364,7 @@ class Mechanism:
         self._metrics = []
         if not releases:
             return {}
-        means = {}
-        for name in releases[0]:
-            total = sum(metrics[name] for metrics in releases)
-            means[name] = total / len(releases)
-        return means
+        return {name: sum(metrics[name] for metrics in releases) / len(releases) for name in releases[0]}
 
 
 def before_clipping(
@@ -424,57 +423,15 @@ def _bounds_of(groups: Sequence[VectorGroup]) -> Bounds:
     return tuple(group.max_grad_norm for group in groups)
 
 
-class _View(NamedTuple):
-    """Where the sum of a parameter lies in the flat tensor: the arguments of `torch.as_strided`."""
-
-    shape: torch.Size
-    strides: tuple[int, ...]
-    start: int
-
-
-class _Layout(NamedTuple):
-    """How one flat tensor holds the sums: those of the parameters, as these have them in memory, then statistics.
-
-    Attributes:
-        views: Of the parameters, one after the other.
-        parameters: Number of their coordinates.
-        size: Number of all coordinates.
-        dtype: Of the tensor.
-        device: Of the tensor.
-    """
-
-    views: list[_View]
-    parameters: int
-    size: int
-    dtype: torch.dtype
-    device: torch.device
-
-
-def _flat_layout(parameters: Sequence[torch.nn.Parameter], tail: int) -> _Layout:
-    """Layout of one flat sum (float32 at least) of all parameters, and `tail` numbers more."""
-    # Half precision would lose records in a sum of thousands, and float64 is what a user asked for.
-    is_double = any(parameter.dtype == torch.float64 for parameter in parameters)
+def _views_of(parameters: Sequence[torch.nn.Parameter]) -> list[_View]:
+    """Places of the sums of parameters in one flat tensor, in which each has the memory layout of its parameter."""
     views = []
     start = 0
     for parameter in parameters:
-        strides = _dense_strides(parameter)
-        views.append(_View(parameter.shape, strides, start))
+        strides = parameter.stride()
+        last = sum((size - 1) * stride for size, stride in zip(parameter.shape, strides, strict=True))
+        if last + 1 != parameter.numel():  # its numbers lie with gaps
+            strides = torch.empty(parameter.shape, device="meta").stride()
+        views.append((parameter.shape, strides, start))
         start += parameter.numel()
-    return _Layout(
-        views=views,
-        parameters=start,
-        size=start + tail,
-        dtype=torch.float64 if is_double else torch.float32,
-        device=parameters[0].device,
-    )
-
-
-def _dense_strides(parameter: Tensor) -> tuple[int, ...]:
-    """Strides of a parameter where its numbers lie without gaps; else those of a new tensor of its shape."""
-    # Offset of the last number in memory.
-    last = 0
-    for size, stride in zip(parameter.shape, parameter.stride(), strict=True):
-        last += (size - 1) * stride
-    if last + 1 == parameter.numel():
-        return parameter.stride()
-    return torch.empty(parameter.shape, device="meta").stride()
+    return views

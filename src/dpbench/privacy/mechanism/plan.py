@@ -6,7 +6,7 @@ So what is accounted for cannot drift from what is done (jax_privacy's `DPExecut
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.events import UNITS, Queries, Summands, SumQuery
-from dpbench.privacy.mechanism.clipping import Groups, VectorGroup
+from dpbench.privacy.mechanism.clipping import Groups
 from dpbench.privacy.sampling import Sampling
 
 NoiseAllocation = Literal["equal", "proportional", "dimension"]
@@ -43,12 +43,9 @@ class Statistic:
     of_units: bool = False
 
     def __post_init__(self) -> None:
-        self._check_positive("bound", self.bound)
-        self._check_positive("noise", self.noise_std)
-
-    def _check_positive(self, name: str, value: float) -> None:
-        if not (math.isfinite(value) and value > 0):
-            raise ConfigurationError(f"the {name} of {self.name} must be a positive number, not {value}.")
+        for name, value in (("bound", self.bound), ("noise", self.noise_std)):
+            if not (math.isfinite(value) and value > 0):
+                raise ConfigurationError(f"the {name} of {self.name} must be a positive number, not {value}.")
 
 
 @dataclass(frozen=True)
@@ -132,8 +129,9 @@ class ReleasePlan:
         remaining = self.noise_multiplier**-2 - spent
         if not remaining > 0:
             own_multiplier = 1 / math.sqrt(spent)
+            names = ", ".join(statistic.name for statistic in self.statistics[:4])
             raise ConfigurationError(
-                f"the statistics beside the gradient ({_names(self.statistics)}) alone cost more "
+                f"the statistics beside the gradient ({names}) alone cost more "
                 f"than noise_multiplier={self.noise_multiplier:.4g} allows (Theorem 1 has no solution): give them "
                 f"more noise (their own multiplier is {own_multiplier:.4g}), or lower noise_multiplier."
             )
@@ -163,12 +161,8 @@ class ReleasePlan:
     @cached_property
     def parameter_stds(self) -> tuple[float, ...]:
         """Noise on each coordinate of the summed gradient, for each parameter."""
-        stds = [0.0] * len(self.sizes)
-        for group, std in zip(self.groups, self.noise_stds, strict=True):
-            # σ_g is for gradients that are divided by α_j, and these are not.
-            for position, scale in _scales(group):
-                stds[position] = std * scale
-        return tuple(stds)
+        # σ_g is for gradients that are divided by α_j, and these are not.
+        return self._by_parameter(self.noise_stds)
 
     @cached_property
     def gradient_stds(self) -> tuple[float, ...]:
@@ -178,11 +172,16 @@ class ReleasePlan:
     @cached_property
     def parameter_bounds(self) -> tuple[float, ...]:
         """Most that one record adds to a coordinate of the summed gradient, for each parameter."""
-        bounds = [0.0] * len(self.sizes)
-        for group in self.groups:
-            for position, scale in _scales(group):
-                bounds[position] = group.max_grad_norm * scale
-        return tuple(bounds)
+        return self._by_parameter([group.max_grad_norm for group in self.groups])
+
+    def _by_parameter(self, by_group: Sequence[float]) -> tuple[float, ...]:
+        """Numbers of the groups, times the scale of each of their parameters."""
+        values = [0.0] * len(self.sizes)
+        for group, value in zip(self.groups, by_group, strict=True):
+            scales = group.scales or (1.0,) * len(group.parameters)
+            for position, scale in zip(group.parameters, scales, strict=True):
+                values[position] = value * scale
+        return tuple(values)
 
     @cached_property
     def segments(self) -> tuple[tuple[int, float], ...]:
@@ -207,21 +206,11 @@ class ReleasePlan:
         unit = self.summands.unit
         queries = []
         for group, std in zip(self.groups, self.noise_stds, strict=True):
-            query = SumQuery(
-                name=group.name,
-                sensitivity=changes * group.max_grad_norm,
-                noise_std=std,
-                unit=unit,
-            )
-            queries.append(query)
+            queries.append(SumQuery(group.name, changes * group.max_grad_norm, std, unit))
         for statistic in self.statistics:
-            query = SumQuery(
-                name=statistic.name,
-                sensitivity=self._changes(statistic) * statistic.bound,
-                noise_std=statistic.noise_std,
-                unit="" if statistic.of_units else unit,
-            )
-            queries.append(query)
+            sensitivity = self._changes(statistic) * statistic.bound
+            unit_of_statistic = "" if statistic.of_units else unit
+            queries.append(SumQuery(statistic.name, sensitivity, statistic.noise_std, unit_of_statistic))
         return tuple(queries)
 
     def divide_statistics_(self, released: Tensor) -> Tensor:
@@ -232,18 +221,3 @@ class ReleasePlan:
             released[start:end].div_(statistic.denominator)
             start = end
         return released
-
-
-def _scales(group: VectorGroup) -> Iterator[tuple[int, float]]:
-    """(position, α) of each parameter of a group."""
-    scales = group.scales
-    if not scales:
-        scales = (1.0,) * len(group.parameters)
-    return zip(group.parameters, scales, strict=True)
-
-
-def _names(statistics: Sequence[Statistic]) -> str:
-    names = [statistic.name for statistic in statistics]
-    if len(names) > 4:
-        names = [*names[:3], f"... {len(names)} in all"]
-    return ", ".join(names)
