@@ -140,14 +140,13 @@ class DPAdam(Optimizer):
 def _check(group: Mapping[str, Any]) -> None:
     """Raise ConfigurationError for options of a parameter group that are out of range."""
     for name in ("lr", "eps", "weight_decay"):
-        value = float(group[name])
-        if not (math.isfinite(value) and value >= 0):
-            raise ConfigurationError(f"{name} of DPAdam must be a number from 0 on, not {value}.")
+        if not 0 <= float(group[name]) < math.inf:
+            raise ConfigurationError(f"{name} of DPAdam must be a number from 0 on, not {float(group[name])}.")
     beta1, beta2 = group["betas"]
     if not (0 <= beta1 < 1 and 0 <= beta2 < 1):
         raise ConfigurationError(f"betas of DPAdam must be two numbers from 0 to below 1, not {beta1} and {beta2}.")
     floor = float(group["floor"])
-    if not (math.isfinite(floor) and floor > 0):
+    if not 0 < floor < math.inf:
         raise ConfigurationError(
             f"floor of DPAdam must be a positive number, not {floor}: coordinates with little more than noise would be "
             "divided by zero."

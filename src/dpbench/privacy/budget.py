@@ -124,10 +124,7 @@ class Budget:
 
     def state_dict(self) -> dict[str, Any]:
         """Seal by which a resumed run, and a reader, know the ledger again; nothing on ranks other than 0."""
-        seal = self.seal
-        if seal is None:
-            return {"ledger": None}
-        return {"ledger": seal._asdict()}
+        return {"ledger": None if self.seal is None else self.seal._asdict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Expect the ledger of a checkpoint."""
@@ -267,26 +264,15 @@ class Budget:
     def _share(self) -> int:
         """Tell all processes what the ledger of rank 0 holds; returns its phase."""
         writer = self._writer
-        contents: dict[str, Any] = {}
+        contents = None
         if writer is not None:
-            contents = {
-                "events": writer.events,
-                "repeated": writer.repeated,
-                "joint": writer.joint,
-                "lot_phase": writer.lot_phase,
-                "phase": writer.phase,
-            }
-        contents = self._processes.broadcast(contents)
-        self.spent = contents.get("events", Counter())
-        self.repeated = contents.get("repeated", Counter())
-        self.joint = contents.get("joint", {})
-        self.lot_phase = contents.get("lot_phase", 0)
+            contents = (writer.events, writer.repeated, writer.joint, writer.lot_phase, writer.phase)
+        self.spent, self.repeated, self.joint, self.lot_phase, phase = self._processes.broadcast(contents)
         if writer is not None:
             # What the writer counts from now on is counted here, too.
             self.spent = writer.events
             self.repeated = writer.repeated
-        phase: int = contents.get("phase", 0)
-        return phase
+        return int(phase)
 
     def differs(self, release: Release) -> bool:
         """Whether a replay came out otherwise than it is recorded; the same on all processes."""
@@ -327,7 +313,9 @@ class Budget:
         events = []
         for step in sorted(self.joint):
             if step >= number:
-                events.append(self._joint_event(plan, step))
+                event = plan.event(step)
+                queries = equivalent_queries((*event.queries, *self.joint[step]))
+                events.append(Event(event.sampling, queries))
         if not plan.constant:
             first = number + len(events)
             events += [plan.event(step) for step in range(first, number + most)]
@@ -337,12 +325,6 @@ class Budget:
             return count
         spent = self.spent + Counter(events)
         return count + remaining_releases(spent, plan.event(number), *target, most)
-
-    def _joint_event(self, plan: TrainingPlan, number: int) -> Event:
-        """The cost of a release on a lot with whatever was answered on it before."""
-        event = plan.event(number)
-        queries = (*event.queries, *self.joint[number])
-        return Event(event.sampling, equivalent_queries(queries))
 
     def limit(self, plan: TrainingPlan, start: int, horizon: TrainingLength) -> None:
         """Find how many releases the target allows.
@@ -365,20 +347,13 @@ class Budget:
             # A checkpoint may hold releases of an earlier trainer, which are no part of this one's horizon.
             past = min(start, horizon.completed_steps)
             most = max(int(horizon.total_steps) - past - replays, 1)
-        target = self._target
         if not plan.constant and most == _UNBOUNDED:
             raise ConfigurationError(
                 "where noise or batches move from step to step, a target_epsilon needs a training of known length: set "
                 "trainer.max_steps."
             )
-        if plan.constant:
-            affordable = remaining_releases(self.spent, plan.event(start), *target, most)
-        else:
-            first = start + replays
-            events = [plan.event(step) for step in range(first, first + most)]
-            affordable = affordable_releases(self.spent, events, *target)
         # Replays of recorded releases cost nothing.
-        self.remaining = replays + affordable
+        self.remaining = replays + self._allowed(start + replays, most)
         if not self.remaining:
             raise BudgetExhausted(
                 f"target_epsilon={self.target_epsilon} allows no further step (spent: {self.epsilon():.4g}): raise it, "

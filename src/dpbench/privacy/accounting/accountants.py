@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -45,6 +44,8 @@ PLD_LIMIT = 1e6
 PLD_MOST_RELEASES = 10**7
 _WIDENING = 2e-5  # of intervals of privacy losses, for each ε above 95: pld takes seconds at any
 _ROUNDING = 1e-14  # of the logarithm of a moment near one
+# Orders that dp_accounting leaves out: others give the bound.
+logging.getLogger("absl").addFilter(lambda record: "failed to converge" not in str(record.msg))
 
 
 def _multiplier(event: Event) -> float:
@@ -152,21 +153,6 @@ MIRONOV_2017 = Conversion(_mironov_epsilon, _mironov_log_delta)
 """Mironov 2017, proposition 3 (pyvacy_2019, Theorem 4): ε = RDP(α) + log(1/δ)/(α−1)."""
 
 
-@contextmanager
-def _without_unconverged_orders() -> Iterator[None]:
-    """Keep dp_accounting from naming each order that it leaves out: others give the bound, and readers take fright."""
-
-    def converged(record: logging.LogRecord) -> bool:
-        return "failed to converge" not in str(record.msg)
-
-    log = logging.getLogger("absl")
-    log.addFilter(converged)
-    try:
-        yield
-    finally:
-        log.removeFilter(converged)
-
-
 def release_curve(event: Event, orders: tuple[float, ...]) -> Array:
     """Rényi divergence of one release at each order, by dp_accounting (for fixed-size lots: Wang et al., theorem 27).
 
@@ -179,8 +165,7 @@ def release_curve(event: Event, orders: tuple[float, ...]) -> Array:
     if parts:
         return _mixed_curve(parts, orders)
     accountant = rdp.RdpAccountant(orders, sampling.relation)
-    with _without_unconverged_orders():
-        accountant.compose(dp_event(event))
+    accountant.compose(dp_event(event))
     curve = np.asarray(accountant.rdp)
     alpha = np.asarray(orders)
     if sampling.without_replacement:

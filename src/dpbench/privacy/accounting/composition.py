@@ -13,11 +13,10 @@ from functools import lru_cache
 
 import dp_accounting
 import numpy as np
-from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import rdp_privacy_accountant
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.accounting.accountants import ACCOUNTANTS, Accountant, Array, RenyiAccountant
+from dpbench.privacy.accounting.accountants import ACCOUNTANTS, Accountant, RenyiAccountant
 from dpbench.privacy.accounting.ledger import Ledger, with_units
 from dpbench.privacy.events import (
     Event,
@@ -163,13 +162,12 @@ def composable(events: Mapping[Event, int], accountant: str) -> dict[Event, int]
 def _require_coverage(events: Collection[Event], accountant: str) -> None:
     """Raise ConfigurationError unless the accountant covers the sampling of all releases."""
     for sampling, _ in events:
-        if ACCOUNTANTS[accountant].covers(sampling):
-            continue
-        names = [name for name, other in ACCOUNTANTS.items() if other.covers(sampling)]
-        raise ConfigurationError(
-            f"the {accountant} accountant does not cover {sampling.kind!r} sampling; use another accountant "
-            f"({', '.join(names)})."
-        )
+        if not ACCOUNTANTS[accountant].covers(sampling):
+            names = [name for name, other in ACCOUNTANTS.items() if other.covers(sampling)]
+            raise ConfigurationError(
+                f"the {accountant} accountant does not cover {sampling.kind!r} sampling; use another accountant "
+                f"({', '.join(names)})."
+            )
 
 
 def coarser_costs(events: Collection[Event]) -> dict[Event, Event]:
@@ -229,8 +227,7 @@ def _microbatch_event(
     moved = []
     for query in with_units(queries, size):
         factor = whole_over_example if query.unit else size
-        sensitivity = query.sensitivity * factor
-        moved.append(query._replace(sensitivity=sensitivity))
+        moved.append(query._replace(sensitivity=query.sensitivity * factor))
     return Event(sampling, equivalent_queries(moved))
 
 
@@ -326,40 +323,14 @@ def selection_epsilon(
         raise ConfigurationError("a selection needs runs with releases, all under one neighboring relation.")
     curves = [renyi.curve(counts) for counts in kinds if counts]
     worst = np.max(curves, axis=0)
-    selecting = _CurveAccountant(renyi.orders)
-    event = RepeatAndSelectDpEvent(
-        _Curve(worst),
+    selected = rdp_privacy_accountant._compute_rdp_repeat_and_select(
+        np.asarray(renyi.orders),
+        worst,
         selection.mean_trials,
         selection.shape,
     )
-    selecting.compose(event)
-    by_order = renyi.epsilon_by_order(selecting.rdp, delta)
+    by_order = renyi.epsilon_by_order(selected, delta)
     return max(0.0, float(by_order.min()))
-
-
-@dataclass(frozen=True, eq=False)
-class _Curve(dp_accounting.DpEvent):
-    """An event whose Rényi divergences are known, one for each order."""
-
-    curve: Array
-
-
-class _CurveAccountant(rdp_privacy_accountant.RdpAccountant):
-    """Rényi accountant of dp_accounting that composes `_Curve`, too."""
-
-    _rdp: Array
-
-    def _maybe_compose(
-        self,
-        event: dp_accounting.DpEvent,
-        count: int,
-        do_compose: bool,
-    ) -> object:
-        if not isinstance(event, _Curve):
-            return super()._maybe_compose(event, count, do_compose)
-        if do_compose:
-            self._rdp += count * event.curve
-        return None
 
 
 @dataclass(frozen=True)
@@ -379,10 +350,7 @@ class LedgerCost:
     @property
     def samplings(self) -> set[Sampling]:
         """How lots were drawn."""
-        samplings: set[Sampling] = set()
-        for ledger in self.ledgers:
-            samplings.update(sampling for sampling, _ in ledger.events)
-        return samplings
+        return {sampling for ledger in self.ledgers for sampling, _ in ledger.events}
 
     @property
     def covered(self) -> bool:
@@ -422,7 +390,4 @@ class LedgerCost:
         runs = [self.events(ledger) for ledger in self.ledgers]
         if selection is not None:
             return selection_epsilon(runs, selection, delta, self.accountant)
-        together: Counter[Event] = Counter()
-        for events in runs:
-            together += events
-        return epsilon(together, delta, self.accountant)
+        return epsilon(sum(runs, Counter()), delta, self.accountant)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property
 from itertools import accumulate
-from typing import Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -32,13 +32,15 @@ from dpbench.errors import LedgerError
 from dpbench.privacy.events import (
     EARLIER,
     Event,
-    Queries,
     SumQuery,
     effective_noise_multiplier,
     equivalent_queries,
     record_changes,
 )
 from dpbench.privacy.sampling import LotSamplings, Sampling, sampling_from_dict
+
+if TYPE_CHECKING:
+    from dpbench.privacy.accounting.ledger import Release
 
 _SMALLEST = 1e-100  # of a number whose square is still one
 _ROUNDING = 1e-9  # of noise multipliers: costs are counted to ten digits
@@ -54,22 +56,6 @@ def problem_of(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     place = ".".join(str(part) for part in first["loc"])
     return f"{place}: {first['msg'].removeprefix('Value error, ')}, not {first['input']!r:.60}"
-
-
-class Numbered(Protocol):
-    """A release, as far as it can follow a plan or not."""
-
-    @property
-    def number(self) -> int:
-        """Number within the run."""
-
-    @property
-    def sampling(self) -> Sampling:
-        """How its lot was drawn."""
-
-    @property
-    def queries(self) -> Queries:
-        """What was summed."""
 
 
 class Stairs(
@@ -201,7 +187,7 @@ class StatedPlan(BaseModel, strict=True, extra="forbid", frozen=True):
     digest: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
     sampling: Annotated[
         InstanceOf[Sampling],
-        BeforeValidator(lambda data: sampling_from_dict(_object("sampling", data))),
+        BeforeValidator(sampling_from_dict),
         PlainSerializer(Sampling.to_dict),
     ]
     size_factors: Stairs
@@ -228,14 +214,8 @@ class StatedPlan(BaseModel, strict=True, extra="forbid", frozen=True):
         Raises:
             LedgerError: It is none, or holds what this version does not know.
         """
-        plan = _object("plan", data)
-        differing = sorted(cls.model_fields.keys() ^ plan.keys())
-        if differing:
-            raise LedgerError(
-                f"the plan lacks fields or has others than this version of dpbench reads: {', '.join(differing)}"
-            )
         try:
-            stated = cls.model_validate(plan)
+            stated = cls.model_validate(data)
         except ValidationError as error:
             raise LedgerError(problem_of(error)) from None
         stated._require_rounds()
@@ -307,7 +287,7 @@ class StatedPlan(BaseModel, strict=True, extra="forbid", frozen=True):
         """What the first releases cost, by the plan alone: how often each cost occurs."""
         return Counter(self.event(step) for step in range(releases))
 
-    def contradiction(self, release: Numbered) -> str | None:
+    def contradiction(self, release: Release) -> str | None:
         """Say how a release does not follow the plan; None if it does.
 
         Its sampling must be that of its step, and its own queries together cost what the plan says. Queries that an
@@ -341,9 +321,3 @@ def own_process(noise: Mapping[str, Any]) -> str | None:
     if noise.get("described") is False:
         return str(noise["process"])
     return None
-
-
-def _object(name: str, value: object) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise LedgerError(f"{name} must be a JSON object, not {value!r:.60}")
-    return value

@@ -99,8 +99,6 @@ class QuantileBounds(Adaptation):
             raise ConfigurationError(f"quantile must lie strictly between 0 and 1, not {self.quantile}.")
         if not 0 < self.learning_rate < math.inf:
             raise ConfigurationError(f"clip_learning_rate must be a positive number, not {self.learning_rate}.")
-        if self.update not in ("geometric", "linear"):
-            raise ConfigurationError(f"unknown update {self.update!r}; known are geometric, linear.")
         if self.count_noise_std is not None and not 0 < self.count_noise_std < math.inf:
             raise ConfigurationError(f"count_noise_std must be a positive number, not {self.count_noise_std}.")
 
@@ -113,17 +111,7 @@ class QuantileBounds(Adaptation):
         std = self.count_noise_std
         if std is None:
             std = expected_records / 20
-        statistics = []
-        for group in groups:
-            count = Statistic(
-                name=f"count/{group.name}",
-                size=1,
-                bound=0.5,
-                noise_std=std,
-                denominator=expected_records,
-            )
-            statistics.append(count)
-        return tuple(statistics)
+        return tuple(Statistic(f"count/{group.name}", 1, 0.5, std, expected_records) for group in groups)
 
     def measure(self, squared_norms: Tensor, groups: Sequence[VectorGroup]) -> Tensor:
         bounds = [group.max_grad_norm for group in groups]
@@ -135,8 +123,7 @@ class QuantileBounds(Adaptation):
     def next_bounds(self, groups: Sequence[VectorGroup], released: Sequence[float]) -> Bounds:
         bounds = []
         for group, centered in zip(groups, released, strict=True):
-            excess = centered + 0.5 - self.quantile
-            bounds.append(self._next(group.max_grad_norm, excess))
+            bounds.append(self._next(group.max_grad_norm, centered + 0.5 - self.quantile))
         return tuple(bounds)
 
     def _next(self, bound: float, excess: float) -> float:
@@ -196,14 +183,7 @@ class MeanNormBounds(Adaptation):
         statistics = []
         for group in groups:
             bound = self.beta * group.max_grad_norm
-            norm = Statistic(
-                name=f"norm/{group.name}",
-                size=1,
-                bound=bound,
-                noise_std=multiplier * bound,
-                denominator=expected_records,
-            )
-            statistics.append(norm)
+            statistics.append(Statistic(f"norm/{group.name}", 1, bound, multiplier * bound, expected_records))
         return tuple(statistics)
 
     def measure(self, squared_norms: Tensor, groups: Sequence[VectorGroup]) -> Tensor:

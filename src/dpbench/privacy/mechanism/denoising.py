@@ -57,7 +57,7 @@ class ErrorCorrection:
         estimate: "mode" or "mean".
 
     Raises:
-        ConfigurationError: ν is not positive, the priors do not sum to 1, or a name is unknown.
+        ConfigurationError: ν is not positive, or the priors do not sum to 1.
     """
 
     threshold: float
@@ -70,9 +70,11 @@ class ErrorCorrection:
         check_threshold(self.threshold, "correction_threshold")
         if not self.threshold:
             raise ConfigurationError("correction_threshold must be positive (null for no error correction).")
-        _check_choice("correction_hypotheses", self.hypotheses, get_args(Hypotheses))
-        _check_choice("correction_scale", self.scale, get_args(Scale))
-        _check_choice("correction_estimate", self.estimate, get_args(Estimate))
+        for name, choices in (("hypotheses", Hypotheses), ("scale", Scale), ("estimate", Estimate)):
+            if getattr(self, name) not in get_args(choices):
+                raise ConfigurationError(
+                    f"unknown correction_{name} {getattr(self, name)!r}; known are {', '.join(get_args(choices))}."
+                )
         check_priors(self.priors)
 
     def check(self, bound: float, expected_records: float) -> None:
@@ -176,19 +178,8 @@ class ErrorCorrection:
         return down, stop, up
 
 
-def _check_choice(
-    option: str,
-    value: str,
-    choices: tuple[str, ...],
-) -> None:
-    if value not in choices:
-        raise ConfigurationError(f"unknown {option} {value!r}; known are {', '.join(choices)}.")
-
-
 def _log(probability: float) -> float:
-    if not probability:
-        return -math.inf
-    return math.log(probability)
+    return math.log(probability) if probability else -math.inf
 
 
 def _log_mass(low: Tensor, high: Tensor) -> Tensor:
@@ -208,9 +199,7 @@ def check_priors(priors: Sequence[float] | None) -> None:
     """Raise ConfigurationError unless None or three probabilities that sum to 1."""
     if priors is None:
         return
-    are_probabilities = len(priors) == 3 and all(0 <= prior <= 1 for prior in priors)
-    sum_to_one = are_probabilities and math.isclose(sum(priors), 1, abs_tol=1e-6)
-    if not sum_to_one:
+    if len(priors) != 3 or min(priors) < 0 or not math.isclose(sum(priors), 1, abs_tol=1e-6):
         raise ConfigurationError(
             f"priors must be three probabilities [p_down, p_stop, p_up] that sum to 1, not {list(priors)}."
         )
@@ -231,17 +220,10 @@ def estimate_priors(gradients: Tensor, threshold: float) -> Priors:
     Raises:
         ConfigurationError: There are no coordinates, or some are not finite.
     """
-    is_finite = bool(gradients.isfinite().all())
-    coordinates = gradients.numel()
-    if not coordinates or not is_finite:
+    if not gradients.numel() or not gradients.isfinite().all():
         raise ConfigurationError("priors need finite gradients of public data.")
-    is_down = gradients < -threshold
-    count_down = int(is_down.sum())
-    is_up = gradients > threshold
-    count_up = int(is_up.sum())
-    count_stop = coordinates - count_down - count_up
-    total = coordinates + 1.5
-    p_down = (count_down + 0.5) / total
-    p_stop = (count_stop + 0.5) / total
-    p_up = (count_up + 0.5) / total
-    return p_down, p_stop, p_up
+    down = int((gradients < -threshold).sum())
+    up = int((gradients > threshold).sum())
+    stop = gradients.numel() - down - up
+    total = gradients.numel() + 1.5
+    return (down + 0.5) / total, (stop + 0.5) / total, (up + 0.5) / total

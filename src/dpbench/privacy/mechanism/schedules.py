@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import numbers
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -56,11 +58,7 @@ class Factors:
         >>> Factors((1.0, 1.0, 0.5)).to_list()
         [[1.0, 2], [0.5, 1]]
         """
-        stairs = []
-        for factor, steps in groupby(self.values):
-            count = len(list(steps))
-            stairs.append([factor, count])
-        return stairs
+        return [[factor, len(list(steps))] for factor, steps in groupby(self.values)]
 
 
 CONSTANT = Factors()
@@ -108,16 +106,13 @@ def factors_of(
         raise ConfigurationError(f"{name} needs a number of steps: set max_steps or max_epochs.")
     count = int(steps)
     if isinstance(schedule, str):
-        function = _named(name, schedule)
-        values = _by_progress(name, function, count)
+        values = _by_progress(name, _named(name, schedule), count)
     elif callable(schedule):
         values = _by_progress(name, schedule, count)
     else:
         values = list(schedule)
-        if len(values) != count:
-            raise ConfigurationError(
-                f"{name} has {len(values)} factors, and the training {count} steps: give one each."
-            )
+    if len(values) != count:
+        raise ConfigurationError(f"{name} has {len(values)} factors, and the training {count} steps: give one each.")
     number: Any
     for step, number in enumerate(values):
         # A bool is an int to Python.
@@ -127,22 +122,19 @@ def factors_of(
                 f"{name} must be a positive number at every step, from {_SMALLEST:g} to {_LARGEST:g}, and is "
                 f"{number!r} at step {step}."
             )
-    factors = tuple(map(float, values))
-    return Factors(factors)
+    return Factors(tuple(map(float, values)))
 
 
 def check_schedule(name: str, schedule: Schedule | None) -> None:
     """Raise ConfigurationError for a schedule that no number of steps gives a meaning."""
-    if schedule is None:
+    if schedule is None or schedule == "constant":
         return
-    # A str is a sequence, too: `_named` checks it below.
-    has_factors = isinstance(schedule, Sequence) and not isinstance(schedule, bytes)
-    if not has_factors and not callable(schedule):
+    if isinstance(schedule, str):
+        _named(name, schedule)
+    elif not isinstance(schedule, Sequence) and not callable(schedule):
         raise ConfigurationError(
             f"{name} must be {FORMS}, or a list with a factor for each step, or a function, not {schedule!r}."
         )
-    if isinstance(schedule, str) and schedule != "constant":
-        _named(name, schedule)
 
 
 def _by_progress(
@@ -153,18 +145,19 @@ def _by_progress(
     """Values of a function of the share of steps that are over, one for each step, in at most `MOST_STAIRS` stairs."""
     stairs = min(steps, MOST_STAIRS)
     last = max(stairs - 1, 1)
-    factors = []
     try:
-        for stair in range(stairs):
-            factor = function(stair / last)
-            factors.append(float(factor))
+        factors = [float(function(stair / last)) for stair in range(stairs)]
     except Exception as error:
         raise ConfigurationError(f"{name} cannot be evaluated: {type(error).__name__}: {error}.") from error
-    values = []
-    for step in range(steps):
-        stair = step * stairs // steps
-        values.append(factors[stair])
-    return values
+    return [factors[step * stairs // steps] for step in range(steps)]
+
+
+_CURVES: dict[str, Callable[[float, float], float]] = {
+    "linear": lambda end, progress: 1 + (end - 1) * progress,
+    "exponential": lambda end, progress: end**progress,
+    "cosine": lambda end, progress: end + (1 - end) * (1 + math.cos(math.pi * progress)) / 2,
+}
+"""(last factor, share of the steps that are over) → factor; from 1 on."""
 
 
 def _named(name: str, schedule: str) -> Callable[[float], float]:
@@ -174,64 +167,27 @@ def _named(name: str, schedule: str) -> Callable[[float], float]:
         ConfigurationError: There is no such schedule, or its numbers are out of range.
     """
     kind, _, parameters = schedule.partition(":")
-    try:
-        if kind in _CURVES:
-            end = float(parameters)
-            if 0 < end < math.inf:
-                return partial(_CURVES[kind], end)
+    with suppress(ValueError):  # of a number that cannot be read: the message below shows the forms
         if kind == "step":
-            return partial(_stair_at, _stairs(parameters))
-    except ValueError:
-        # A number cannot be read: the message below shows the forms.
-        pass
+            return _stairs(parameters)
+        end = float(parameters)
+        if kind in _CURVES and 0 < end < math.inf:
+            return partial(_CURVES[kind], end)
     raise ConfigurationError(f"{name} must be {FORMS}, not {schedule!r}.")
 
 
-def _linear(end: float, progress: float) -> float:
-    return 1 + (end - 1) * progress
-
-
-def _exponential(end: float, progress: float) -> float:
-    factor: float = end**progress
-    return factor
-
-
-def _cosine(end: float, progress: float) -> float:
-    swing = (1 - end) * (1 + math.cos(math.pi * progress))
-    return end + swing / 2
-
-
-_CURVES = {
-    "linear": _linear,
-    "exponential": _exponential,
-    "cosine": _cosine,
-}
-"""(last factor, share of the steps that are over) → factor; from 1 on."""
-
-
-def _stairs(text: str) -> list[tuple[float, float]]:
-    """Read "FACTOR@SHARE/FACTOR@SHARE" as (share of the steps, factor from there on), in ascending order.
+def _stairs(text: str) -> Callable[[float], float]:
+    """Read "FACTOR@SHARE/FACTOR@SHARE": 1, and each factor from its share of the steps on.
 
     Raises:
         ValueError: They are no positive numbers, or the shares do not ascend from above 0 to below 1.
     """
-    stairs = []
+    shares = [0.0]
+    factors = [1.0]
     for stair in text.split("/"):
         factor, _, share = stair.partition("@")
-        stairs.append((float(share), float(factor)))
-    shares = [share for share, _ in stairs]
-    factors = [factor for _, factor in stairs]
-    ascending = sorted(set(shares))
-    is_in_range = 0 < shares[0] <= shares[-1] < 1
-    if shares != ascending or not is_in_range or min(factors) <= 0:
+        shares.append(float(share))
+        factors.append(float(factor))
+    if shares != sorted(set(shares)) or not shares[-1] < 1 or not min(factors) > 0:
         raise ValueError
-    return stairs
-
-
-def _stair_at(stairs: Sequence[tuple[float, float]], progress: float) -> float:
-    """The factor of the last stair that has begun; 1 before the first one."""
-    current = 1.0
-    for share, factor in stairs:
-        if progress >= share:
-            current = factor
-    return current
+    return lambda progress: factors[bisect_right(shares, progress) - 1]

@@ -348,19 +348,11 @@ def _alike(first: Sampling, second: Sampling) -> bool:
 
 def _check_statements(scheme: type[Sampling]) -> None:
     """Raise TypeError where a scheme that is accounted for leaves out a statement, or one contradicts another."""
-    # A replaced record leaves a sum, and another one comes: twice the bound.
-    fewest_changes = {
-        "none": 0,
-        "add_or_remove_one": 1,
-        "replace_one": 2,
-    }
     relation = scheme.neighboring_relation
     changes = scheme.record_changes
-    if relation == "none":
-        consistent = changes == 0
-    else:
-        consistent = relation in fewest_changes and changes >= fewest_changes[relation]
-    if not consistent:
+    # A replaced record leaves a sum, and another one comes: twice the bound.
+    fewest = {"none": 0, "add_or_remove_one": 1, "replace_one": 2}.get(relation, math.inf)
+    if changes < fewest or (relation == "none" and changes):
         raise TypeError(f"{scheme.__name__}: a sum cannot move by {changes} bounds between {relation} neighbors.")
     if changes and scheme.dp_event is Sampling.dp_event:
         raise TypeError(f"{scheme.__name__} has neighbors, but no dp_event to account for them.")
@@ -388,7 +380,7 @@ def schemes() -> tuple[type[Sampling], ...]:
     return tuple(_SCHEMES.values())
 
 
-def sampling_from_dict(data: dict[str, Any]) -> Sampling:
+def sampling_from_dict(data: object) -> Sampling:
     """Inverse of `Sampling.to_dict`; without a unit, as in older ledgers, a record is an example.
 
     >>> sampling_from_dict({"kind": "fixed_size", "population": 1000, "batch_size": 50})
@@ -397,6 +389,8 @@ def sampling_from_dict(data: dict[str, Any]) -> Sampling:
     Raises:
         LedgerError: The kind is unknown or a field is missing.
     """
+    if not isinstance(data, dict):
+        raise LedgerError(f"sampling must be a JSON object, not {data!r:.60}")
     fields = dict(data)
     kind = fields.pop("kind", None)
     if kind not in _SCHEMES:
