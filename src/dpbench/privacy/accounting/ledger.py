@@ -448,7 +448,7 @@ class _Reader:
             return
         if checksum is None:
             self._awaiting = number
-        contradiction = plan.contradiction(release)
+        contradiction = plan.contradiction(number, Event(sampling, queries))
         if contradiction is not None:
             raise LedgerError(contradiction)
 

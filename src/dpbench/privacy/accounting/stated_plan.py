@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -38,9 +38,6 @@ from dpbench.privacy.events import (
     record_changes,
 )
 from dpbench.privacy.sampling import LotSamplings, Sampling, sampling_from_dict
-
-if TYPE_CHECKING:
-    from dpbench.privacy.accounting.ledger import Release
 
 _SMALLEST = 1e-100  # of a number whose square is still one
 _ROUNDING = 1e-9  # of noise multipliers: costs are counted to ten digits
@@ -287,20 +284,19 @@ class StatedPlan(BaseModel, strict=True, extra="forbid", frozen=True):
         """What the first releases cost, by the plan alone: how often each cost occurs."""
         return Counter(self.event(step) for step in range(releases))
 
-    def contradiction(self, release: Release) -> str | None:
+    def contradiction(self, number: int, event: Event) -> str | None:
         """Say how a release does not follow the plan; None if it does.
 
         Its sampling must be that of its step, and its own queries together cost what the plan says. Queries that an
         earlier phase answered on the same lot stand beside them. Bounds may move. What a noise process of somebody's
         own costs is not compared.
         """
-        number = release.number
         sampling = self.sampling_of(number)
         if number >= sampling.most_steps:
             return f"release {number} is one more than the {sampling.most_steps:.0f} that its plan allows"
-        if release.sampling != sampling:
-            return f"release {number} draws a batch by {release.sampling.to_dict()}, its plan by {sampling.to_dict()}"
-        queries = [query for query in release.queries if not query.name.startswith(EARLIER)]
+        if event.sampling != sampling:
+            return f"release {number} draws a batch by {event.sampling.to_dict()}, its plan by {sampling.to_dict()}"
+        queries = [query for query in event.queries if not query.name.startswith(EARLIER)]
         if not queries:
             return f"release {number} has no query of its own"
         if self.noise.noise_multiplier is None:

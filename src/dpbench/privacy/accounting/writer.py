@@ -287,7 +287,7 @@ class LedgerWriter:
         plan = self._header.plan
         if plan is None:
             return
-        wrong = plan.contradiction(release)
+        wrong = plan.contradiction(release.number, Event(release.sampling, release.queries))
         if wrong is not None:
             raise LedgerError(
                 f"{wrong}: the ledger {self.path} would contradict itself, and the release was not made. Noise or "
