@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -178,28 +177,15 @@ class Budget:
             for step in range(steps):
                 counts[plan.sampling_of(step), plan.noise.multiplier(step)] += 1
 
-        # Costs are counted to ten digits, rounded to the costly side: a margin, so that the last planned step fits.
-        return self.scale_for(counts, changes) * (1 + 1e-8)
-
-    def scale_for(self, steps: Mapping[tuple[Sampling, float], int], changes: int) -> float:
-        """The noise multiplier at which steps use up what is left of the target.
-
-        Args:
-            steps: (sampling, factor of the multiplier) → number of steps.
-            changes: Number of bounds by which a record moves a sum.
-
-        Raises:
-            ConfigurationError: No noise reaches the target.
-        """
-
         def with_noise(noise_multiplier: float) -> Counter[Event]:
             events = Counter(self._earlier)
-            for (sampling, factor), count in steps.items():
+            for (sampling, factor), count in counts.items():
                 query = SumQuery("all", changes, factor * noise_multiplier)
                 events[Event(sampling, (query,))] += count
             return events
 
-        return calibrate_scale(with_noise, *self._target)
+        # Costs are counted to ten digits, rounded to the costly side: a margin, so that the last planned step fits.
+        return calibrate_scale(with_noise, *self._target) * (1 + 1e-8)
 
     def open(
         self,

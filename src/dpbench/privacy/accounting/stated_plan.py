@@ -37,7 +37,7 @@ from dpbench.privacy.events import (
     equivalent_queries,
     record_changes,
 )
-from dpbench.privacy.sampling import LotSamplings, Sampling, sampling_from_dict
+from dpbench.privacy.sampling import Sampling, sampling_from_dict
 
 _SMALLEST = 1e-100  # of a number whose square is still one
 _ROUNDING = 1e-9  # of noise multipliers: costs are counted to ten digits
@@ -246,17 +246,13 @@ class StatedPlan(BaseModel, strict=True, extra="forbid", frozen=True):
         """Plain JSON data: inverse of `from_dict`."""
         return {**self.model_dump(mode="json"), "noise": self.noise.to_dict()}
 
-    @cached_property
-    def _samplings(self) -> LotSamplings:
-        return LotSamplings(self.sampling, self.size_factors.at)
-
     def sampling_of(self, step: int) -> Sampling:
         """How the lot of a step is drawn.
 
         Raises:
             ConfigurationError: Lots cannot have that size.
         """
-        return self._samplings.at(step)
+        return self.sampling.resized(self.size_factors.at(step)).at(step)
 
     def effective_multiplier(self, step: int) -> float:
         """Noise over sensitivity of a whole release, statistics included.

@@ -16,12 +16,12 @@ from dpbench.canonical import digest_of
 from dpbench.privacy.events import UNITS, Event, Summands, equivalent_queries
 from dpbench.privacy.mechanism._description import describe
 from dpbench.privacy.mechanism.adaptive import with_bounds
-from dpbench.privacy.mechanism.clipping import Groups, VectorGroup
+from dpbench.privacy.mechanism.clipping import Groups
 from dpbench.privacy.mechanism.noise_process import Gaussian, Noise
 from dpbench.privacy.mechanism.plan import ReleasePlan, Statistic
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.mechanism.schedules import CONSTANT, Factors
-from dpbench.privacy.sampling import LotSamplings, Sampling
+from dpbench.privacy.sampling import Sampling
 
 _DIGITS = 32  # hexadecimal, of the digest
 
@@ -105,17 +105,13 @@ class TrainingPlan:
             )
         return tuple(statistics)
 
-    @cached_property
-    def _samplings(self) -> LotSamplings:
-        return LotSamplings(self.sampling, self.size_factors.at)
-
     def sampling_of(self, step: int) -> Sampling:
         """How the lot of a step is drawn.
 
         Raises:
             ConfigurationError: Lots cannot have that size.
         """
-        return self._samplings.at(step)
+        return self.sampling.resized(self.size_factors.at(step)).at(step)
 
     def event(self, step: int) -> Event:
         """What a release costs on a lot of its own."""
@@ -147,32 +143,25 @@ class TrainingPlan:
 
         What costs nothing (`recipe`) is described for people, by names and options.
         """
-        first = self.release(0)
+        groups = []
+        for group in self.groups:
+            coordinates = sum(self.sizes[position] for position in group.parameters)
+            bound = float(group.max_grad_norm)
+            groups.append({"name": group.name, "max_grad_norm": bound, "coordinates": coordinates})
+        weight = self.summands.total_weight
         return {
             "digest": f"{self.digest:0{_DIGITS}x}",
             "sampling": self.sampling.to_dict(),
             "size_factors": self.size_factors.to_list(),
-            "summands": _summands(self.summands),
+            "summands": {
+                "unit": self.summands.unit,
+                "per_summand": self.summands.per_summand,
+                "total_weight": None if weight is None else float(weight),
+            },
             "noise": self.noise.to_dict(),
-            "groups": [self._group(group) for group in self.groups],
+            "groups": groups,
             "bound_factors": self.bound_factors.to_list(),
             "allocation": self.recipe.allocation,
-            "statistics": [asdict(statistic) for statistic in first.statistics],
+            "statistics": [asdict(statistic) for statistic in self.release(0).statistics],
             "recipe": describe(self.recipe),
         }
-
-    def _group(self, group: VectorGroup) -> dict[str, Any]:
-        return {
-            "name": group.name,
-            "max_grad_norm": float(group.max_grad_norm),
-            "coordinates": sum(self.sizes[position] for position in group.parameters),
-        }
-
-
-def _summands(summands: Summands) -> dict[str, Any]:
-    weight = summands.total_weight
-    return {
-        "unit": summands.unit,
-        "per_summand": summands.per_summand,
-        "total_weight": None if weight is None else float(weight),
-    }

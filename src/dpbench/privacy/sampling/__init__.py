@@ -8,7 +8,6 @@ from dpbench.privacy.sampling.cyclic_poisson import CyclicPoissonSampling
 from dpbench.privacy.sampling.fixed_size import FixedSizeSampling
 from dpbench.privacy.sampling.full import FullParticipation
 from dpbench.privacy.sampling.scheme import (
-    LotSamplings,
     Part,
     Positions,
     Sampling,
@@ -23,7 +22,6 @@ __all__ = [
     "CyclicPoissonSampling",
     "FixedSizeSampling",
     "FullParticipation",
-    "LotSamplings",
     "Part",
     "PoissonSampling",
     "Positions",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
@@ -401,30 +401,3 @@ def sampling_from_dict(data: object) -> Sampling:
         return _SCHEMES[kind](**fields)
     except TypeError as error:
         raise LedgerError(f"sampling of kind {kind!r}: {error}") from None
-
-
-class LotSamplings:
-    """How each lot of a training is drawn: one object for all lots of a kind, by which a ledger knows what it wrote.
-
-    Args:
-        sampling: Of a lot at a factor of 1.
-        factor: Factor of the expected size, by step.
-    """
-
-    def __init__(self, sampling: Sampling, factor: Callable[[int], float]) -> None:
-        self._sampling = sampling
-        self._factor = factor
-        self._by_kind: dict[tuple[float, int], Sampling] = {}
-
-    def at(self, step: int) -> Sampling:
-        """How the lot of a step is drawn.
-
-        Raises:
-            ConfigurationError: Lots cannot have that size.
-        """
-        factor = self._factor(step)
-        # One object for all lots of a kind: the ledger is given the text of a sampling anew where the object is new.
-        kind = (factor, step % self._sampling.cycle)
-        if kind not in self._by_kind:
-            self._by_kind[kind] = self._sampling.resized(factor).at(step)
-        return self._by_kind[kind]
