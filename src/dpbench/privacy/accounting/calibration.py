@@ -73,6 +73,9 @@ def _meeting(
         low: Where the search begins.
         high: Where it ends.
         tolerance: Relative error of the solution.
+
+    Raises:
+        ConfigurationError: It lies elsewhere.
     """
 
     @cache
@@ -85,6 +88,8 @@ def _meeting(
 
     first = math.log(low)
     last = math.log(high)
+    if gap(first) * gap(last) > 0:
+        raise ConfigurationError(f"no value from {low:g} to {high:g} meets {limit:g}: use the rdp accountant.")
     rises = gap(last) > gap(first)
     solution = math.exp(optimize.brentq(gap, first, last, xtol=tolerance))
     step = tolerance
