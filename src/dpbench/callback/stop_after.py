@@ -12,8 +12,8 @@ from dpbench.options import PositiveInt
 class StopAfter(pl.Callback):
     """Stops a training after its first steps, and leaves its plan as it is.
 
-    With `trainer.max_steps` a training is planned anew: noise for a target epsilon, schedules and the coefficients of
-    banded noise follow from its number of steps. A training that this callback stops makes the same releases as the
+    With `trainer.max_steps` a training is planned anew: noise for a target epsilon and schedules follow from its number
+    of steps. A training that this callback stops makes the same releases as the
     whole one up to there, and its ledger states what they cost. Resumed behind the last of them, it makes no more.
 
     Args:
