@@ -250,7 +250,7 @@ class Budget:
     def _share(self) -> int:
         """Tell all processes what the ledger of rank 0 holds; returns its phase."""
         writer = self._writer
-        contents = None
+        contents: tuple[Any, ...] = (Counter(), Counter(), {}, 0, 0)
         if writer is not None:
             contents = (writer.events, writer.repeated, writer.joint, writer.lot_phase, writer.phase)
         self.spent, self.repeated, self.joint, self.lot_phase, phase = self._processes.broadcast(contents)
