@@ -139,7 +139,8 @@ def _relative_stds(coefficients: tuple[float, ...], steps: int) -> NDArray[np.fl
     impulse = np.zeros(steps)
     impulse[0] = 1.0
     column = signal.lfilter(np.ones(1), np.array(coefficients), impulse)
-    return np.sqrt(np.cumsum(column**2))
+    stds: NDArray[np.float64] = np.sqrt(np.cumsum(column**2))
+    return stds
 
 
 @dataclass(frozen=True)
