@@ -88,7 +88,7 @@ class Collation:
             return SeparateRecords()
         return joining.emptied(self._collate([record]))
 
-    def _by_torch(self, records: Sequence[Any]) -> Any:
+    def _by_torch(self, records: list[Any]) -> Any:
         """The batch that torch's function makes, which has a row of each record, or fails."""
         try:
             return self._collate(records)

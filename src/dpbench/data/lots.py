@@ -389,7 +389,7 @@ class LotLoader(DataLoader[Any]):
             super().__init__(
                 dataset,
                 batch_sampler=lots,
-                collate_fn=Collation(dataset, collate_fn, record_of_row, lots.sampling.record_changes),
+                collate_fn=Collation(dataset, collate_fn, record_of_row, lots.sampling.record_changes > 0),
                 **options,
             )
         except (TypeError, ValueError) as error:  # torch's, of an option that it does not have or take

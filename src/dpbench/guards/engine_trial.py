@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor
 
-from dpbench.data.lots import RecordOfRow
+from dpbench.data.collation import RecordOfRow
 from dpbench.data.separate_records import SeparateRecords
 from dpbench.errors import UnsupportedModuleError
 from dpbench.privacy.gradients import tf32

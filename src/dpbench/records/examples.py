@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from dpbench.data.lots import LotLoader, RecordOfRow
+from dpbench.data.collation import RecordOfRow
+from dpbench.data.lots import LotLoader
 from dpbench.data.octaves import is_checked
 from dpbench.data.separate_records import SeparateRecords
 from dpbench.data.users import refuse_users

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from dpbench.data.lots import RecordOfRow
+from dpbench.data.collation import RecordOfRow
 from dpbench.data.separate_records import SeparateRecords
 from dpbench.records.grouping import counted_from_zero, places_of_index
 from dpbench.records.training import Training

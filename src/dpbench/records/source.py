@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dpbench.data.lots import LotLoader, RecordOfRow
+from dpbench.data.collation import RecordOfRow
+from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.events import Summands
 from dpbench.privacy.gradients.engine import LossReduction

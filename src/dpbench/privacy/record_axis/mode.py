@@ -303,8 +303,9 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for t in tensors_among((output,), {}):
             if has_plain_memory(t):
                 set_tag(t, mixed)
+        values = operator.bound(args, kwargs)
         for name in operator.written:
-            target = operator.bound(args, kwargs).get(name)
+            target = values.get(name)
             if isinstance(target, Tensor) and has_plain_memory(target):
                 set_tag(target, mixed)
         return output

@@ -111,6 +111,12 @@ class Operator:
         if self.rule is None and torch.Tag.pointwise in tags and namespace == "aten":
             self.rule = RULES["pointwise"]
 
+    def bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Arguments of a call by name, without defaults."""
+        values = dict(zip(self.arguments, args, strict=False))
+        values.update(kwargs)
+        return values
+
 
 class Call:
     """A call of an operator, as its rule sees it.
@@ -151,8 +157,7 @@ class Call:
         records: int,
     ) -> None:
         self.operator = operator
-        self.values = dict(zip(operator.arguments, args, strict=False))
-        self.values.update(kwargs)
+        self.values = operator.bound(args, kwargs)
         self.tensors = tensors
         self.storages = [t.untyped_storage() for t in tensors]
         self.tags = [tag_of_storage(storage) for storage in self.storages]
