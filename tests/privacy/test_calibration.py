@@ -22,6 +22,7 @@ from dpbench.privacy.accounting.calibration import (
     solved,
 )
 from dpbench.privacy.accounting.composition import epsilon
+from dpbench.privacy.accounting.tradeoff import MembershipTarget, solved_within
 from dpbench.privacy.events import Event, SumQuery
 from dpbench.privacy.sampling import (
     CyclicPoissonSampling,
@@ -164,6 +165,55 @@ def test_remaining_releases() -> None:
     assert remaining_releases({one: count}, one, 2.0, DELTA, "rdp", 10**7) == 0
     assert remaining_releases({one: count - 3}, one, 2.0, DELTA, "rdp", 10**7) == 3
     assert remaining_releases({event(0.1): 1}, one, 2.0, DELTA, "rdp", 100) == 0
+
+
+ADVANTAGE = MembershipTarget(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [ADVANTAGE, MembershipTarget(0.05, 0.01)], ids=str)
+def test_within_a_membership_risk(target: MembershipTarget) -> None:
+    """Noise, rate and steps, each left out in turn, use the budget up, and 2 % less noise exceeds it."""
+    training = replace(POISSON, epsilon=None)
+    whole = solved_within(replace(training, noise_multiplier=None), target)
+    assert whole.noise_multiplier is not None
+    assert target.allows(whole)
+    assert not target.allows(replace(whole, noise_multiplier=0.98 * whole.noise_multiplier))
+    assert whole.epsilon == whole.epsilon_by("rdp")
+    whole = replace(whole, epsilon=None)
+    rate = solved_within(replace(whole, sample_rate=None), target)
+    assert rate.sample_rate == pytest.approx(whole.sample_rate, rel=1e-3)
+    assert target.allows(rate)
+    steps = solved_within(replace(whole, steps=None), target)
+    assert steps.steps == pytest.approx(whole.steps, abs=1)
+    assert target.allows(steps) and steps.steps is not None
+    assert not target.allows(replace(steps, steps=steps.steps + 1))
+
+
+def test_a_membership_risk_of_what_was_spent() -> None:
+    training = replace(POISSON, epsilon=None, steps=None)
+    whole = solved_within(training, ADVANTAGE)
+    assert whole.steps is not None
+    rest = solved_within(replace(training, spent={POISSON.event: 100}), ADVANTAGE)
+    assert rest.steps == whole.steps - 100
+    with pytest.raises(ConfigurationError, match="advantage=0.1 is out of reach"):
+        solved_within(replace(training, spent={POISSON.event: 10 * whole.steps}), ADVANTAGE)
+
+
+def test_no_membership_risk_to_stay_within() -> None:
+    for limit in (0.0, 1.0, -1.0, math.nan):
+        with pytest.raises(ConfigurationError, match="advantage must lie strictly between 0 and 1"):
+            MembershipTarget(limit)
+    for limit, rate in ((0.01, 0.05), (0.1, 0.1), (0.1, 0.0), (1.0, 0.1), (0.1, math.nan)):
+        with pytest.raises(ConfigurationError, match="the true positive rate must lie strictly between"):
+            MembershipTarget(limit, rate)
+    with pytest.raises(ConfigurationError, match=r"give epsilon=1 or advantage=0.1, not both"):
+        solved_within(replace(POISSON, epsilon=1.0), ADVANTAGE)
+    with pytest.raises(ConfigurationError, match=r"beside advantage=0.1: nothing is missing"):
+        solved_within(replace(POISSON, epsilon=None), ADVANTAGE)
+    tiny = replace(POISSON, epsilon=None, sample_rate=None, population=100)
+    with pytest.raises(ConfigurationError, match="advantage=1e-06 is out of reach"):
+        solved_within(tiny, MembershipTarget(1e-6))
 
 
 @given(limit=st.integers(0, 10**6), start=st.integers(1, 10**7), most=st.integers(1, 10**7))

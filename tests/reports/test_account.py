@@ -416,9 +416,26 @@ def test_going_on_with_a_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "known only from below" in refused(capsys, "calibrate", "--continue-from", run, "--epsilon", 3)
 
 
+def test_a_membership_risk_as_the_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = answer(capsys, "calibrate", "--sample-rate", 0.01, "--steps", 500, "--advantage", 0.1)
+    assert facts["solved_for"] == "noise_multiplier"
+    assert facts["membership"]["advantage"] == pytest.approx(0.1, rel=1e-3)
+    assert facts["membership"]["advantage"] <= 0.1
+    run = write(tmp_path / "run", delta=1e-6)
+    facts = answer(capsys, "calibrate", "--continue-from", run, "--tpr", "0.1@0.01")
+    assert facts["solved_for"] == "steps"
+    assert facts["delta"] == 1e-6
+    assert 0.099 < facts["membership"]["true_positive_rates"]["0.01"] <= 0.1
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--advantage", "1.5"], "advantage must lie strictly between 0 and 1, not 1.5"),
+        (["--advantage", "0.1", "--epsilon", "1"], "give epsilon=1 or advantage=0.1, not both"),
+        (["--advantage", "0.1", "--tpr", "0.05@0.01"], "give --advantage or --tpr, not both"),
+        (["--tpr", "0.01@0.05"], "the true positive rate must lie strictly between the false positive rate"),
+        (["--tpr", "0.05"], "--tpr must be a true positive rate at a false positive rate, TPR@FPR"),
         (["--delta", "2"], "delta must lie strictly between 0 and 1, not 2.0"),
         (["--batch-size", "5"], "--sample-rate or --batch-size, not both"),
         (["--epochs", "5"], "--steps or --epochs, not both"),

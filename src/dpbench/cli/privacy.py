@@ -44,11 +44,13 @@ examples:
 
 _CALIBRATE = """\
 Leave out one of --noise-multiplier, --sample-rate (or --batch-size), --steps (or --epochs), --epsilon, --delta.
+--advantage or --tpr in place of --epsilon state the budget as what any membership test may reach.
 With --continue-from, noise, rate and delta default to those of that run.
 
 examples:
   dpbench calibrate --epsilon 3 --delta 1e-5 --population 60000 --batch-size 256 --epochs 60 --accountant pld
   dpbench calibrate --noise-multiplier 1.1 --sample-rate 0.0042667 --steps 14062 --delta 1e-5
+  dpbench calibrate --advantage 0.1 --population 60000 --batch-size 256 --epochs 60
   dpbench calibrate --continue-from runs/demo --epsilon 20      how many more steps
 """
 
@@ -163,6 +165,8 @@ def _add_calibrate(commands: Commands) -> None:
     add("--steps", type=integer, metavar="T", help="steps (with --continue-from: additional ones)")
     add("--epochs", type=float, metavar="E", help="the same in epochs, as trainer.max_epochs counts them")
     add("--epsilon", type=float, help="target")
+    add("--advantage", type=float, metavar="A", help="target: largest advantage (TPR - FPR) of a membership test")
+    add("--tpr", metavar="TPR@FPR", help="target: its largest true positive rate at a false positive rate: 0.05@0.01")
     add("--delta", type=float, help="delta")
     add("--sampling", metavar="NAME", help="how batches are drawn: poisson (default) or fixed_size")
     add("--bands", type=integer, metavar="B", help="noise correlated over B steps, on cyclic_poisson batches")
@@ -175,9 +179,9 @@ def _add_calibrate(commands: Commands) -> None:
 def _calibrate(options: argparse.Namespace) -> Answer:
     from dpbench.reports.calibrate import TrainingValues, calibrate, calibration_text, request
 
-    values = {field.name: getattr(options, field.name) for field in fields(TrainingValues)}
-    setting, microbatch_size = request(TrainingValues(**values), options.microbatch_size, options.continue_from)
-    facts = calibrate(setting, microbatch_size, options.accountant)
+    values = TrainingValues(**{field.name: getattr(options, field.name) for field in fields(TrainingValues)})
+    setting, microbatch_size = request(values, options.microbatch_size, options.continue_from)
+    facts = calibrate(setting, microbatch_size, options.accountant, values.target)
     for doubt in facts["doubts"]:
         print(f"dpbench: warning: {doubt}", file=sys.stderr)
     return Answer(calibration_text(facts), facts)

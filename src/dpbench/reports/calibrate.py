@@ -12,12 +12,20 @@ from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS
 from dpbench.privacy.accounting.calibration import TrainingSetting, missing_in, solved
 from dpbench.privacy.accounting.composition import doubts_about
-from dpbench.privacy.accounting.tradeoff import MembershipBound, curve_accountant, trade_off
+from dpbench.privacy.accounting.tradeoff import (
+    MembershipBound,
+    MembershipTarget,
+    curve_accountant,
+    solved_within,
+    trade_off,
+)
 from dpbench.privacy.events import Event, effective_noise_multiplier, record_changes
 from dpbench.privacy.sampling import CyclicPoissonSampling, PoissonSampling, find_scheme
 from dpbench.runs.ledgers import read_one_ledger
 from dpbench.runs.numbers import epsilon_text, membership_text
 from dpbench.templates import render
+
+_USUAL_DELTA = 1e-5  # as of a training, beside a membership risk
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,8 @@ class TrainingValues:
         epsilon: ε.
         delta: δ.
         sampling: How lots are drawn, see `find_scheme`.
+        advantage: Largest advantage of a membership test, in place of ε.
+        tpr: "TPR@FPR", its largest true positive rate at a false positive rate, in place of ε.
         bands: Steps over which noise is correlated.
     """
 
@@ -46,7 +56,32 @@ class TrainingValues:
     epsilon: float | None = None
     delta: float | None = None
     sampling: str | None = None
+    advantage: float | None = None
+    tpr: str | None = None
     bands: int | None = None
+
+    @property
+    def target(self) -> MembershipTarget | None:
+        """The membership risk that is the budget.
+
+        Raises:
+            ConfigurationError: It is stated twice, or is none.
+        """
+        if self.advantage is not None and self.tpr is not None:
+            raise ConfigurationError("give --advantage or --tpr, not both.")
+        if self.advantage is not None:
+            return MembershipTarget(self.advantage)
+        if self.tpr is None:
+            return None
+        limit, _, false_positive_rate = self.tpr.partition("@")
+        try:
+            rates = float(limit), float(false_positive_rate)
+        except ValueError:
+            raise ConfigurationError(
+                "--tpr must be a true positive rate at a false positive rate, TPR@FPR such as 0.05@0.01, not "
+                f"{self.tpr!r}."
+            ) from None
+        return MembershipTarget(*rates)
 
     def setting(self, spent: Mapping[Event, int]) -> TrainingSetting:
         """The setting that accountants take, after what was spent before.
@@ -108,6 +143,8 @@ def request(
         size = 1 if microbatch_size is None else microbatch_size
         if size < 1:
             raise ConfigurationError(f"microbatch_size must be at least 1, not {size}.")
+        if values.target is not None and values.delta is None:
+            values = replace(values, delta=_USUAL_DELTA)
         return values.setting({}), size
     run = read_one_ledger(ledger)
     last = run.releases[-1][1]
@@ -128,24 +165,30 @@ def request(
         "noise_multiplier": effective_noise_multiplier(last.queries),
     }
     for name, value in of_run.items():
-        # One value stays open: it is what is solved for.
-        if name in missing_in(setting) and len(missing_in(setting)) > 1:
+        # One value stays open: it is what is solved for. Beside a membership risk, ε is no value.
+        if name in missing_in(setting) and len(missing_in(setting)) > (1 if values.target is None else 2):
             setting = replace(setting, **{name: value})
     return setting, run.header.microbatch_size
 
 
-def calibrate(setting: TrainingSetting, microbatch_size: int, accountant: str) -> dict[str, Any]:
+def calibrate(
+    setting: TrainingSetting,
+    microbatch_size: int,
+    accountant: str,
+    target: MembershipTarget | None = None,
+) -> dict[str, Any]:
     """Solve for the missing value; the facts that `dpbench calibrate` prints.
 
     Args:
         setting: A setting that lacks one value.
         microbatch_size: μ.
         accountant: Name of the accountant.
+        target: A membership risk that is the budget, in place of ε.
 
     Raises:
-        DPBenchError: See `solved`.
+        DPBenchError: See `solved` and `solved_within`.
     """
-    answer = solved(setting, accountant)
+    answer = solved(setting, accountant) if target is None else solved_within(setting, target, accountant)
     z = answer.noise_multiplier
     rate = answer.sample_rate
     steps = answer.steps
@@ -155,6 +198,7 @@ def calibrate(setting: TrainingSetting, microbatch_size: int, accountant: str) -
     sampling = answer.event.sampling
     facts: dict[str, Any] = {
         "solved_for": missing_in(setting)[0],
+        "target": None if target is None else str(target),
         "epsilon": answer.epsilon,
         "epsilon_reached": answer.epsilon_by(accountant),
         "delta": answer.delta,

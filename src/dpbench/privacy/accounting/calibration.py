@@ -21,13 +21,13 @@ from dpbench.privacy.accounting.composition import check_delta, composable, delt
 from dpbench.privacy.events import Event, SumQuery
 from dpbench.privacy.sampling import PoissonSampling, Sampling, find_scheme
 
-_SMALLEST_NOISE = 1e-2
+SMALLEST_NOISE = 1e-2
 _LEAST_NOISE = 1e-6
 """Where the search ends for targets that the smallest usual noise does not spend."""
-_LARGEST_NOISE = 1e4
+LARGEST_NOISE = 1e4
 _SMALLEST_RATE = 1e-12
 _SMALLEST_EPSILON = 1e-10
-_MOST_STEPS = 10**9
+MOST_STEPS = 10**9
 _FEW = 3  # distinct costs, whose epsilon takes milliseconds
 _QUICK = RenyiAccountant("a first guess", orders=(*map(float, range(2, 65)), *(80.0, 96.0, 128.0, 192.0, 256.0)))
 """Takes milliseconds also where there are many costs: whole orders do, others do not."""
@@ -160,12 +160,12 @@ def calibrate_scale(
     def quick_epsilon_at(scale: float) -> float:
         return quick.epsilon(earlier + events_for(scale), delta)
 
-    low = _SMALLEST_NOISE
-    high = _LARGEST_NOISE
+    low = SMALLEST_NOISE
+    high = LARGEST_NOISE
     least_epsilon = epsilon_at(high)
     if least_epsilon > target_epsilon:
         raise ConfigurationError(
-            f"no noise_multiplier up to {_LARGEST_NOISE:.0f} reaches target_epsilon={target_epsilon} in "
+            f"no noise_multiplier up to {LARGEST_NOISE:.0f} reaches target_epsilon={target_epsilon} in "
             f"{example.total()} steps at delta={delta} (the {accountant} accountant shows {least_epsilon:.4g} there): "
             "raise target_epsilon or delta, or train for fewer steps."
         )
@@ -280,8 +280,8 @@ class TrainingSetting:
     def __post_init__(self) -> None:
         ranges = {
             "noise_multiplier": (self.noise_multiplier, 1e-12, 1e12),
-            "steps": (self.steps, 1, _MOST_STEPS),
-            "epochs": (self.epochs, 1e-10, _MOST_STEPS),
+            "steps": (self.steps, 1, MOST_STEPS),
+            "epochs": (self.epochs, 1e-10, MOST_STEPS),
             "epsilon": (self.epsilon, _SMALLEST_EPSILON, 1e30),
             "population": (self.population, 1, 10**15),
             "bands": (self.bands, 1, 10**6),
@@ -492,8 +492,8 @@ def _for_steps(setting: TrainingSetting, accountant: str) -> TrainingSetting:
     def fits(rounds: int, name: str = accountant) -> bool:
         return rounds == 0 or epsilon_of(rounds, name) <= target
 
-    most_releases = _MOST_STEPS if quick == accountant else PLD_MOST_RELEASES
-    most = min(most_releases, _MOST_STEPS // setting.bands) - sum(setting.spent.values())
+    most_releases = MOST_STEPS if quick == accountant else PLD_MOST_RELEASES
+    most = min(most_releases, MOST_STEPS // setting.bands) - sum(setting.spent.values())
     start = 1
     if quick != accountant:
         start = max(1, largest_count(partial(fits, name=quick), most))

@@ -13,8 +13,8 @@ another one was in its place. Both directions of the relation are covered, so a 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,14 @@ from dpbench.privacy.accounting.accountants import (
     PldAccountant,
     RenyiAccountant,
 )
+from dpbench.privacy.accounting.calibration import (
+    LARGEST_NOISE,
+    MOST_STEPS,
+    SMALLEST_NOISE,
+    TrainingSetting,
+    largest_count,
+    missing_in,
+)
 from dpbench.privacy.accounting.composition import LedgerCost, composable
 from dpbench.privacy.accounting.ledger import Ledger
 from dpbench.privacy.events import Event
@@ -40,6 +48,7 @@ _SMALLEST_DELTA = 1e-12  # at which they end
 _LARGEST_EPSILON = 600.0  # whose exponential is a number
 _COARSEST = 1e-3  # interval of losses
 _CERTAIN = 100.0  # ε above which tests are all but certain, also by rdp
+_CLOSE = 1e-5  # relative error of what is solved for
 _SHARE = 0.2  # interval over the standard deviation of one release's loss; adds less than 1 % to the variance
 
 
@@ -257,6 +266,101 @@ def _interval(events: Mapping[Event, int]) -> float:
         variance += count * float(RenyiAccountant.divergences(event, (2.0,))[0])
     deviation = math.sqrt(variance / sum(events.values()))
     return min(max(_SHARE * deviation, PldAccountant.interval), _COARSEST)
+
+
+@dataclass(frozen=True)
+class MembershipTarget:
+    """A budget that is stated as the most that any membership test may reach (Kulynych et al. 2024).
+
+    Attributes:
+        limit: Largest true positive rate or, without a false positive rate, largest advantage.
+        false_positive_rate: False positive rate at which the true positive rate is limited; None limits the advantage.
+
+    Raises:
+        ConfigurationError: The limit is reached without looking at what was released, or is no limit.
+    """
+
+    limit: float
+    false_positive_rate: float | None = None
+
+    def __post_init__(self) -> None:
+        rate = self.false_positive_rate
+        if rate is None and not 0 < self.limit < 1:
+            raise ConfigurationError(f"advantage must lie strictly between 0 and 1, not {self.limit:g}.")
+        if rate is not None and not 0 < rate < self.limit < 1:
+            raise ConfigurationError(
+                "the true positive rate must lie strictly between the false positive rate, which random guessing "
+                f"reaches, and 1, not {self.limit:g} at {rate:g}."
+            )
+
+    def __str__(self) -> str:
+        if self.false_positive_rate is None:
+            return f"advantage={self.limit:g}"
+        return f"tpr={self.limit:g}@{self.false_positive_rate:g}"
+
+    def allows(self, setting: TrainingSetting) -> bool:
+        """True if membership tests of a training stay within the limit."""
+        curve = trade_off(setting.events)
+        if self.false_positive_rate is None:
+            return curve.advantage <= self.limit
+        return float(curve.max_true_positive_rate(self.false_positive_rate)) <= self.limit
+
+
+def solved_within(setting: TrainingSetting, target: MembershipTarget, accountant: str = "rdp") -> TrainingSetting:
+    """Complete a setting with the least noise, or the largest rate or duration, that a membership risk allows.
+
+    Args:
+        setting: Lacks exactly one of noise, rate and duration, and has no ε.
+        target: The most that membership tests may reach.
+        accountant: Name of the accountant that gives ε.
+
+    Returns:
+        All filled in; ε is that of the result. Noise and rate are within 1e-5 of the best.
+
+    Raises:
+        ConfigurationError: Other values are missing, or the target is out of reach.
+    """
+    if setting.epsilon is not None:
+        raise ConfigurationError(f"give epsilon={setting.epsilon:g} or {target}, not both.")
+    missing = [name for name in missing_in(setting) if name != "epsilon"]
+    if len(missing) != 1 or missing == ["delta"]:
+        problem = f"missing are {', '.join(missing)}" if missing else "nothing is missing"
+        raise ConfigurationError(f"leave out exactly one of noise, rate and steps beside {target}: {problem}.")
+    (name,) = missing
+
+    def allowed(value: float) -> bool:
+        return target.allows(replace(setting, **{name: value}))
+
+    if name == "steps":
+        rounds = largest_count(lambda count: count == 0 or allowed(count * setting.bands), MOST_STEPS // setting.bands)
+        value: float = rounds * setting.bands
+    elif name == "sample_rate" and setting.scheme.whole_lots:
+        population = setting.population or 1
+        value = largest_count(lambda size: size == 0 or allowed(size / population), population) / population
+    elif name == "sample_rate":
+        value = _bisected(allowed, 1 / (setting.population or 1e12), 1 / setting.bands)
+    else:
+        value = _bisected(allowed, LARGEST_NOISE, SMALLEST_NOISE)
+    if not value:
+        raise ConfigurationError(f"{target} is out of reach: add noise, make fewer steps, or allow more.")
+    answer = replace(setting, **{name: value})
+    answer = replace(answer, steps=answer.number_of_steps, epochs=None)
+    return replace(answer, epsilon=answer.epsilon_by(accountant))
+
+
+def _bisected(allowed: Callable[[float], bool], private: float, useful: float) -> float:
+    """The allowed value nearest to the useful end, to 1e-5 of it; 0 where none is."""
+    if not allowed(private):
+        return 0.0
+    if allowed(useful):
+        return useful
+    while abs(math.log(useful / private)) > _CLOSE:
+        middle = math.sqrt(private * useful)
+        if allowed(middle):
+            private = middle
+        else:
+            useful = middle
+    return private
 
 
 @dataclass(frozen=True, eq=False)
