@@ -144,7 +144,6 @@ def test_quantile_out_of_range(value: float) -> None:
     ("make", "words"),
     [
         (lambda: QuantileBounds(learning_rate=0), "clip_learning_rate"),
-        (lambda: QuantileBounds(update="cubic"), "known are geometric, linear"),  # type: ignore[arg-type]
         (lambda: QuantileBounds(count_noise_std=-1), "count_noise_std"),
         (lambda: MeanNormBounds(alpha=0), "alpha"),
         (lambda: MeanNormBounds(beta=1), "beta must be larger than 1"),

@@ -17,9 +17,7 @@ from dpbench.models.wide_resnet import WeightStandardization
 from dpbench.privacy.gradients import layers
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.gradients.parameter import EmbeddingGradients, OuterProductGradients, TiedGradients
-from dpbench.privacy.record_axis.host import watched
-from dpbench.privacy.record_axis.tags import Axis
-from dpbench.privacy.record_axis.verdict import new_axis
+from dpbench.records.tagging import under_tags
 from tests.support.reference import Loss, mean_square, reference_gradients, relative_error
 
 pytestmark = pytest.mark.usefixtures("tier")
@@ -40,7 +38,8 @@ def check_in(model: nn.Module, inputs: Tensor, dtype: torch.dtype, loss: Loss) -
     expected = reference_gradients(model, inputs, loss)
     engine = PerRecordEngine(model)
     x = inputs.to(dtype) if inputs.is_floating_point() else inputs
-    gradients = engine.backward(loss(model, x), len(x), verify=True)
+    of_batch = under_tags(engine, lambda batch: loss(model, batch), x, len(x))
+    gradients = engine.backward(of_batch, len(x), verify=True)
     assert engine.names == list(expected)
     weights = torch.linspace(-1, 2, len(x), dtype=dtype)
     largest = max((float(e.norm()) for e in expected.values()), default=1.0)
@@ -223,20 +222,6 @@ def test_every_way_to_compute_a_convolution(
 )
 def test_embedding(records: int, positions: tuple[int, ...], padding: int | None) -> None:
     check(Flat(nn.Embedding(6, 3, padding_idx=padding)), torch.randint(0, 6, (records, *positions)))
-
-
-@pytest.mark.parametrize("records", [8, 4])
-def test_classes_in_order_are_no_positions(records: int) -> None:
-    """Tokens of records are theirs, in whatever order, and however many; public ones are positions."""
-    embedding = nn.Embedding(8, 3)
-    engine = PerRecordEngine(embedding)
-    engine.expect(records)
-    axis, tokens = new_axis(records), torch.arange(8)
-    with watched(axis), axis:
-        assert embedding(torch.arange(8)).shape == (records, 8, 3)
-    axis.tag(tokens, Axis(0, 1, 8 // records))
-    with watched(axis), axis:
-        assert embedding(tokens).shape == (8, 3)
 
 
 @few

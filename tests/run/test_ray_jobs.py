@@ -68,7 +68,7 @@ def test_without_ray_the_command_is_named(
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(SWEEP) == 1
     error = capsys.readouterr().err
-    assert 'launcher=ray needs Ray: pip install -c "' in error and "Traceback" not in error
+    assert "launcher=ray needs Ray: pip install ./plugins/dpbench-ray" in error and "Traceback" not in error
 
 
 def test_an_unknown_option_is_told(

@@ -68,8 +68,6 @@ def test_a_grid_ends_with_its_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["account", "grid", "--json", "--selection", "geometric", "--mean-trials", "4"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert f"what all of them cost together: epsilon {facts['epsilon']:.3f} (RDP) at delta=0.0001" in text
-    best = facts["selection"]["epsilons"]["rdp"]  # is said where it is less
-    assert (f"the best alone costs {best:.3f} (dpbench account grid" in text) == (best < facts["epsilon"])
     assert main(["table", "grid", "--group-by", "optimizer.lr"]) == 0
     assert capsys.readouterr().out.startswith("\n".join(text.splitlines()[:4]))
 

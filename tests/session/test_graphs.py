@@ -350,6 +350,20 @@ def test_by_its_name(tmp_path: Path, lines: list[str]) -> None:
 # ------------------------------------------------------------------------------------- what moves outside of the step
 
 
+class Cooling(Repeatable):
+    """Its loss depends on a number that a hook moves."""
+
+    masks_padding = True
+    temperature = 1.0
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_start(batch, batch_idx)
+        self.temperature = 1.0 + batch_idx // 8
+
+    def weight(self, batch: Any) -> Any:
+        return self.temperature
+
+
 class Averaged(Repeatable):
     """A teacher whose weights get new memory after each update, as in MoCo's reference code."""
 
@@ -379,7 +393,7 @@ class Peeking(Repeatable):
 
 
 @pytest.mark.filterwarnings("ignore:You are trying to `self.log")
-@pytest.mark.parametrize("kind", [Averaged, Peeking])
+@pytest.mark.parametrize("kind", [Cooling, Averaged, Peeking])
 def test_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
     both(tmp_path, monkeypatch, lambda: classifier(kind))
 

@@ -22,7 +22,7 @@ from torchmetrics import MeanMetric
 from dpbench.callback.lightning_training import LightningTraining
 from dpbench.callback.loop import PrivateLoop
 from dpbench.data.lots import LotLoader
-from dpbench.errors import CarriedRecordsError, UnsupportedModuleError
+from dpbench.errors import CarriedRecordsError, ConfigurationError, UnsupportedModuleError
 from dpbench.guards._number_of_records import NumberOfRecords
 from dpbench.privacy.gradients import tf32
 from dpbench.strategies import DPSGD
@@ -739,7 +739,7 @@ def test_batches_that_cannot_be_cut_are_refused(tmp_path: Path) -> None:
 
     strategy = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3, gradients="engine")
     loader = LotLoader(records(), loader_of(records(), 16).lots, collate_fn=collate)
-    with pytest.raises(UnsupportedModuleError, match="the batch contains a Closed, .* collate_fn"):
+    with pytest.raises(ConfigurationError, match="the batch contains a Closed, .* collate_fn"):
         trainer_for(tmp_path, strategy, 2).fit(Net(inside), loader)
 
 

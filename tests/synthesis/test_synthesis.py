@@ -274,7 +274,7 @@ def test_bad_input(run: Path, tmp_path: Path) -> None:
         (["module.generator_batch_size=2.5"], "generator_batch_size"),
         (["model.noise_size=0"], "noise_size must be"),
         (["model=mnist_cnn"], "needs a generator and a discriminator"),
-        (["module=classifier"], "select module=gan"),
+        (["module=classifier"], "there is no key module.discriminator_steps"),
         (["data.scale=standard"], "leave data.scale=symmetric"),
         (["module.discriminator_steps=0"], "discriminator_steps must be a whole number from 1 on"),
         (["data.image_size=18"], "sides that 4 divides"),

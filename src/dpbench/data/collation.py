@@ -110,10 +110,13 @@ class Collation:
             return SeparateRecords(batches)
         batch = self._collate(records)
         if self._rows is not None or set(joining.sizes_of(batch)) == {len(records)}:
+            closed = unopened(batch)
+            cause = "the collate_fn gives what all records share, or does not pad with one number at one end"
+            if closed is not None:
+                cause = f"the batch contains a {closed}, whose tensors cannot be found"
             raise ConfigurationError(
-                "the rows of a batch cannot be made of one record each: the collate_fn gives what all records share, "
-                "or pads in another way than with one number at one end. Build each row from one record alone, and pad "
-                "with torch.nn.utils.rnn.pad_sequence."
+                f"the rows of a batch cannot be made of one record each: {cause}. Let the collate_fn build each row "
+                "from one record alone, in tensors, and pad with torch.nn.utils.rnn.pad_sequence."
             )
         return batch  # which has no rows
 

@@ -128,8 +128,9 @@ def follows(loss: Tensor, source: Tensor | None) -> bool:
 
 
 def state_of(module: nn.Module) -> tuple[Any, ...]:
-    """Addresses of the tensors of a module, which of them are trained, and the modes of its parts."""
+    """Addresses of the tensors of a module, which of them are trained, modes of its parts, and its own numbers."""
     tensors = [*module.parameters(), *module.buffers()]
     places = [(x.data_ptr(), x.shape, x.stride(), x.requires_grad) for x in tensors]
     modes = [part.training for part in module.modules()]
-    return (*places, *modes)
+    own = [(name, value) for name, value in vars(module).items() if isinstance(value, int | float)]
+    return (*places, *modes, *own)

@@ -236,7 +236,7 @@ class _SharedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kwargs.get("generator") is not None:
             kwargs["generator"] = None
         self._next_seed += 1
-        torch.manual_seed(self._next_seed)
+        _seed(self._next_seed)
         drawn = func(*args, **kwargs)
         name = func.overloadpacket.__name__
         if name == "native_dropout":
@@ -246,6 +246,13 @@ class _SharedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(drawn, Tensor) and drawn.numel():
             drawn.fill_(drawn.flatten()[0].clone())
         return drawn
+
+
+def _seed(number: int) -> None:
+    """Seed generators without `torch.manual_seed`, which the record axis takes for one of the step's own reads."""
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(number)
 
 
 @contextmanager

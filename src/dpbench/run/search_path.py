@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -152,17 +153,31 @@ def _swept_settings(*, _root_: DictConfig) -> str:
     It has letters, digits and ._+- only: nothing that a file system, a shell or Hydra's grammar minds. A choice that is
     a part of the run's name already, such as the model, is not said twice; the end of a long text is cut off.
     """
-    words: Any = OmegaConf.to_container(_root_.hydra.overrides.task, resolve=False)
+    words: dict[str, str] = {}
+    overrides = OmegaConf.to_container(_root_.hydra.overrides.task, resolve=False)
+    assert isinstance(overrides, list)
+    for word in map(str, overrides):
+        words[key_of(word)] = word.partition("=")[2]
     swept = OmegaConf.select(_root_, "hydra.callbacks.folders.swept", default=None) or []
+    settings = {key: words[key] for key in map(str, swept) if key in words and not key.startswith("run.")}
+    ends = Counter(key.rpartition(".")[2] for key in settings)
     text = ""
-    for word in map(str, words):
-        key = key_of(word)
-        value = re.sub(r"[^A-Za-z0-9.+-]+", "_", word.partition("=")[2]).strip("_")
-        if key not in swept or key.startswith("run.") or value in str(_root_.run.name).split("-"):
+    for key, word in settings.items():
+        value = re.sub(r"[^A-Za-z0-9.+-]+", "_", _rounded(word)).strip("_")
+        if key in _root_.hydra.runtime.choices and value in str(_root_.run.name).split("-"):
             continue
-        name = re.sub(r"[^A-Za-z0-9.]+", "_", key.rpartition(".")[2])
+        end = key.rpartition(".")[2]
+        name = re.sub(r"[^A-Za-z0-9.]+", "_", end if ends[end] == 1 else key)
         text += f"-{name}_{value}"
     return text[:_LONGEST_SETTINGS].rstrip(".-_")
+
+
+def _rounded(value: str) -> str:
+    """A number with six digits, as an optimizing sweeper does not give it."""
+    try:
+        return value if len(value) <= len("0.123456") else f"{float(value):.6g}"
+    except ValueError:
+        return value
 
 
 def _prior_sha256(path: Any, root: str | None) -> str | None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Annotated, Any
@@ -202,11 +200,3 @@ def _damaged(path: Path, why: str, remedy: str, what: str = "is damaged") -> Con
     why = " ".join(why.split())
     remedy = remedy.format(path=path)
     return ConfigurationError(f"{path} {what}: {remedy} ({why if len(why) <= 120 else why[:117] + '...'}).")
-
-
-def steps_logged(metrics: Path) -> int:
-    """The step of the last line of a run's metrics, which may be in the making; 0 where there is none."""
-    with suppress(OSError, ValueError, IndexError), open(metrics, "rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
-        return int(file.read().splitlines()[-1].partition(b",")[0])
-    return 0
