@@ -251,7 +251,7 @@ class _SharedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _seed(number: int) -> None:
     """Seed generators without `torch.manual_seed`, which the record axis takes for one of the step's own reads."""
     torch.default_generator.manual_seed(number)
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(number)
 
 

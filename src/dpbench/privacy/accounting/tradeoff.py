@@ -328,8 +328,12 @@ def solved_within(setting: TrainingSetting, target: MembershipTarget, accountant
         raise ConfigurationError(f"leave out exactly one of noise, rate and steps beside {target}: {problem}.")
     (name,) = missing
 
+    def at(value: float) -> TrainingSetting:
+        changes: dict[str, Any] = {name: value}
+        return replace(setting, **changes)
+
     def allowed(value: float) -> bool:
-        return target.allows(replace(setting, **{name: value}))
+        return target.allows(at(value))
 
     if name == "steps":
         rounds = largest_count(lambda count: count == 0 or allowed(count * setting.bands), MOST_STEPS // setting.bands)
@@ -343,7 +347,7 @@ def solved_within(setting: TrainingSetting, target: MembershipTarget, accountant
         value = _bisected(allowed, LARGEST_NOISE, SMALLEST_NOISE)
     if not value:
         raise ConfigurationError(f"{target} is out of reach: add noise, make fewer steps, or allow more.")
-    answer = replace(setting, **{name: value})
+    answer = at(value)
     answer = replace(answer, steps=answer.number_of_steps, epochs=None)
     return replace(answer, epsilon=answer.epsilon_by(accountant))
 
