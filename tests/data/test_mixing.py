@@ -189,18 +189,48 @@ def test_texts_that_are_sorted_stay_in_their_order() -> None:
 
 def larger_pictures(records: list[Any]) -> Any:
     """Of several heights and widths, padded at the lower right."""
-    sizes = torch.tensor([[3 + int(y), 7 - int(y)] for _, y in records])
+    sizes = torch.tensor([x.shape for x, _ in records])
     batch = torch.full((len(records), *sizes.amax(0).tolist()), 0.5)
-    for row, (height, width) in enumerate(sizes.tolist()):
-        batch[row, :height, :width] = row % 1
+    for row, (x, _) in enumerate(records):
+        batch[row, : x.shape[0], : x.shape[1]] = x
     return batch
 
 
+class Sizes(Dataset[Any]):
+    """Pictures of two sizes."""
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, position: int) -> tuple[Tensor, int]:
+        return torch.full((3 + position % 2, 7 - position % 2), float(position)), position % 2
+
+
 def test_pictures_of_two_sizes() -> None:
-    one = loader(PICTURES, larger_pictures)
+    one = loader(Sizes(), larger_pictures)
     for step, batch in enumerate(lots_of(one)):
-        records = [PICTURES[position] for position in one.lots.lot(step).tolist()]
+        records = [Sizes()[position] for position in one.lots.lot(step).tolist()]
         assert torch.equal(batch, larger_pictures(records))
+
+
+def padded_with_the_mean(records: list[Any]) -> Any:
+    tokens = [record["tokens"].float() for record in records]
+    return {"tokens": pad_sequence(tokens, batch_first=True, padding_value=float(torch.cat(tokens).mean()))}
+
+
+class Shifted(Texts):
+    def __getitem__(self, position: int) -> Any:
+        record = super().__getitem__(position)
+        return {**record, "tokens": record["tokens"] + 1000}
+
+
+def test_padding_says_nothing_of_the_records() -> None:
+    """It is learned from made-up ones: else the mean of two records would be in the rows of all later ones."""
+    lots = lots_of(loader(Texts(), padded_with_the_mean))
+    shifted = lots_of(loader(Shifted(), padded_with_the_mean))
+    for batch, other in zip(lots, shifted, strict=True):
+        change = other["tokens"] - batch["tokens"]
+        assert bool(((change == 1000) | (change == 0)).all()) and bool((change == 0).any())
 
 
 def test_mixed_texts_are_not_padded() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from dpbench.data.trees import know_as_tree
 
@@ -111,22 +112,73 @@ def padded(one: Tensor, shape: Sequence[int], padding: Padding) -> Tensor:
     return F.pad(one, amounts, value=padding.value)
 
 
-def padding_between(own: Tensor, row: Tensor) -> Padding | None:
-    """Find the padding that makes a row of a batch of a record's own numbers.
+def paddings_between(own: Any, pair: Any) -> dict[int, Padding]:
+    """Find the paddings that bring the rows of one batch to the sizes of another batch, whose last rows they are.
 
     Args:
-        own: The record's rows alone.
-        row: The same rows in a batch with a larger record.
+        own: The batch of a record alone.
+        pair: The batch of a larger record and that one.
 
     Returns:
-        None if the row is not the record's own numbers and one other number.
+        Place of a leaf → its padding, for tensors that are padded with one number at one end.
     """
+    leaves, structure = opened(own)
+    others, other_structure = opened(pair)
+    if structure != other_structure:
+        return {}
+    sides: dict[int, list[Padding]] = {}
+    for place, (leaf, other) in enumerate(zip(leaves, others, strict=True)):
+        if isinstance(leaf, Tensor) and leaf.dim() and other.dim() == leaf.dim() and other.shape[1:] != leaf.shape[1:]:
+            sides[place] = _paddings(leaf, other[-len(leaf) :])
+    # A mask of zeros that is padded with zeros shows no side: it has that of the others.
+    known = {sides[place][0].is_left for place in sides if len(sides[place]) == 1}
+    chosen = {}
+    for place, paddings in sides.items():
+        possible = [one for one in paddings if len(paddings) == 1 or known == {one.is_left}]
+        if possible:
+            chosen[place] = possible[0]
+    return chosen
+
+
+def _paddings(own: Tensor, row: Tensor) -> list[Padding]:
+    """The paddings that make rows in a larger batch of a record's own numbers."""
+    if any(size > wanted for size, wanted in zip(own.shape, row.shape, strict=True)):
+        return []
+    possible = []
     for is_left in (False, True):
         is_own = padded(torch.ones_like(own, dtype=torch.bool), row.shape[1:], Padding(is_left, False))
         rest = row[~is_own]
         if len(rest) and torch.equal(row[is_own], own.flatten()) and bool((rest == rest[0]).all()):
-            return Padding(is_left, rest[0].item())
-    return None
+            possible.append(Padding(is_left, rest[0].item()))
+    return possible
+
+
+def made_up(record: Any, text: str) -> Any:
+    """A record of the same sizes with numbers and words that say nothing of it.
+
+    Args:
+        record: Tensors, arrays, numbers and texts in dictionaries, lists and tuples.
+        text: The text in place of each text.
+
+    Raises:
+        TypeError: It holds something else.
+    """
+    know_as_tree(record)
+    return tree_map(lambda leaf: _made_up(leaf, text), record)
+
+
+def _made_up(leaf: Any, text: str) -> Any:
+    if isinstance(leaf, Tensor) and not leaf.dim():  # such as a label
+        return torch.zeros_like(leaf)
+    if isinstance(leaf, Tensor):
+        return (torch.arange(leaf.numel(), device=leaf.device) % 100 + 1).reshape(leaf.shape).to(leaf.dtype)
+    if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biuf":
+        return (np.arange(leaf.size) % 100 + 1).reshape(leaf.shape).astype(leaf.dtype)
+    if isinstance(leaf, str):
+        return text
+    if leaf is None or isinstance(leaf, bool | int | float):
+        return None if leaf is None else type(leaf)(0)
+    raise TypeError(type(leaf).__name__)
 
 
 def emptied(one: Any) -> Any:

@@ -27,6 +27,8 @@ from dpbench.data.trees import unopened
 from dpbench.errors import ConfigurationError, brief
 
 RecordOfRow = str | Callable[[Any], Any]
+_SHORT = "a"
+_LONG = "a " * 16
 
 
 class Collation:
@@ -60,7 +62,7 @@ class Collation:
         self._calls = 0
         if is_private:
             self._is_private = True
-            self._paddings: dict[int, joining.Padding | None] = {}
+            self._paddings: dict[int, joining.Padding] = {}
 
     @property
     def is_custom(self) -> bool:
@@ -158,14 +160,8 @@ class Collation:
         def ask_for_padding(place: int, column: Sequence[Tensor]) -> joining.Padding | None:
             if place not in self._paddings:
                 sizes = [one.shape[1:].numel() for one in column]
-                small = int(np.argmin(sizes))
-                with isolate_rng(include_cuda=False):
-                    pair = self._together(records[int(np.argmax(sizes))], records[small])
-                if pair is None:
-                    return None
-                rows = joining.opened(pair)[0][place][-len(column[small]) :]
-                self._paddings[place] = joining.padding_between(column[small], rows)
-            return self._paddings[place]
+                self._learn_paddings(records[int(np.argmax(sizes))], records[int(np.argmin(sizes))])
+            return self._paddings.get(place)
 
         rows = [self._number_of_rows(batch) for batch in batches]
         index = self._rows
@@ -175,6 +171,19 @@ class Collation:
         if index is not None and batch is not None:
             _check_index(index, batch, np.repeat(np.arange(len(rows)), rows))
         return batch
+
+    def _learn_paddings(self, large: Any, small: Any) -> None:
+        """See how made-up records of these sizes are padded: the numbers of no record become padding of others."""
+        try:
+            own = joining.made_up(small, _SHORT)
+            other = joining.made_up(large, _LONG)
+        except TypeError:  # such as an image of PIL
+            return
+        with isolate_rng(include_cuda=False):
+            alone = self._together(own)
+            pair = self._together(other, own)
+        if alone is not None and pair is not None:
+            self._paddings |= joining.paddings_between(alone, pair)
 
 
 def _index_of(index: RecordOfRow, batch: Any) -> Any:
