@@ -102,7 +102,7 @@ def train(tmp_path: Path, module: Any, loader: Any = None, **options: Any) -> No
     trainer_for(tmp_path, strategy, 2).fit(module, loader or loader_of(data(40), 10))
 
 
-@pytest.mark.parametrize("net", [plain, linear, sines])
+@pytest.mark.parametrize("net", [plain, sines])
 def test_gradients_inside_the_loss(tmp_path: Path, net: Callable[[], nn.Module]) -> None:
     with pytest.raises(UnsupportedModuleError, match=r"gradients inside the loss, .* gradients=\"auto\""):
         train(tmp_path / "engine", Module(net(), penalized_gradient), gradients="engine")
@@ -118,11 +118,28 @@ def test_a_gradient_penalty_in_a_loop(tmp_path: Path) -> None:
     assert len(list(PrivateLoop(net, optimizer, lots, strategy, loss=penalized_gradient, steps=2))) == 2
 
 
-@pytest.mark.parametrize("step", [lasso, proximal])
-def test_penalties_on_weights(tmp_path: Path, step: Any) -> None:
-    with pytest.raises(UnsupportedModuleError, match="penalty on weights to the optimizer .*register_step_post_hook"):
-        train(tmp_path / "engine", Module(plain(), step), gradients="engine")
-    train(tmp_path / "auto", Module(plain(), step))
+@pytest.mark.parametrize(
+    "module",
+    [
+        lambda: Module(plain(), lasso),
+        lambda: Module(plain(), proximal),
+        lambda: Module(linear(), penalized_gradient),
+        lambda: OfTheModule(),
+        lambda: Module(Scaled(own_module=False), cross_entropy),
+        lambda: Module(Scaled(own_module=True), cross_entropy),
+    ],
+)
+def test_parameters_used_outside_of_any_forward(tmp_path: Path, module: Callable[[], Any]) -> None:
+    """In a penalty, in a list, on the LightningModule: the engine takes them as record by record does."""
+    weights = []
+    for gradients in ("engine", "one_by_one"):
+        torch.manual_seed(1)
+        own = module()
+        ledger = str(tmp_path / f"{gradients}.jsonl")
+        strategy = ClipOnly(max_grad_norm=0.3, gradients=gradients, ledger=ledger)
+        trainer_for(tmp_path, strategy, 2).fit(own, LotLoader.poisson(data(40), 40))
+        weights.append(torch.cat([p.detach().flatten() for p in own.parameters()]))
+    torch.testing.assert_close(*weights)
 
 
 def test_the_hook_that_penalties_belong_into(tmp_path: Path) -> None:
@@ -156,34 +173,12 @@ def test_the_hook_that_penalties_belong_into(tmp_path: Path) -> None:
     torch.testing.assert_close(nets[1], weights.sign() * (weights.abs() - 0.01).clamp(min=0))
 
 
-def test_parameters_that_are_in_no_module(tmp_path: Path) -> None:
-    lies = "in a list or a dictionary, on the LightningModule, .* nn.Module whose forward uses it"
-    with pytest.raises(UnsupportedModuleError, match=lies):
-        train(tmp_path / "module", OfTheModule(), gradients="engine")
-    for own_module in (False, True):  # in a list: its lines are run again for each record
-        train(tmp_path / str(own_module), Module(Scaled(own_module=own_module), cross_entropy), gradients="engine")
-
-
-class Folded(Module):
-    """Rows of records one after the other, which the engine knows, and parameters where it sees none."""
-
-    def __init__(self) -> None:
-        super().__init__(linear(), cross_entropy)
-        self.first = nn.Parameter(torch.ones(4))
-        self.second = nn.Parameter(torch.ones(4))
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        twice = batch[0].repeat_interleave(2, 0)
-        logits = self.net(twice).reshape(len(batch[0]), 2, -1).mean(1)
-        return F.cross_entropy(logits * self.first + self.second, batch[1])
-
-
 def test_the_reason_is_what_the_engine_cannot_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     monkeypatch.setattr(LightningTraining, "inform", lambda self, text: lines.append(text))
-    train(tmp_path, Folded(), gradients="auto")
+    train(tmp_path, Module(plain(), penalized_gradient), gradients="auto")
     (line,) = [line for line in lines if "record by record" in line]
-    assert "on the LightningModule, by a function" in line and "make it a parameter of an nn.Module" in line
+    assert "gradients inside the loss" in line and "off by" not in line
 
 
 @pytest.mark.parametrize("gradients", ["auto", "engine"])

@@ -210,7 +210,13 @@ class Examples:
 
     def watched(self, own: TrainingStep) -> TrainingStep:
         """The module's own step, judged in each batch whose records the engine takes together."""
-        return self._watched.step(own)
+
+        @functools.wraps(own)
+        def followed(*args: Any, **kwargs: Any) -> Any:
+            step = self.engine.within(own) if isinstance(self.engine, PerRecordEngine) else own
+            return step(*args, **kwargs)
+
+        return self._watched.step(followed)
 
     def hide(self) -> None:
         """Have hooks before the backward pass see nothing that the step has made of values that it read."""

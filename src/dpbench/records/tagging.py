@@ -72,7 +72,7 @@ def under_tags(
         return step(batch)
     axis = new_axis(rows)
     with watched(axis), axis:
-        output = step(tagged(axis, batch, index=index))
+        output = engine.within(step)(tagged(axis, batch, index=index))
     engine.axis = (axis, 1)
     return output
 

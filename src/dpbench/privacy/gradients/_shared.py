@@ -8,7 +8,8 @@ other tensors have their records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -156,7 +157,7 @@ def parameter_gradients(
 
 
 class SharedCalls(TorchFunctionMode):
-    """Keeps calls of functions that combine records with what they share, while modules run.
+    """Keeps calls of functions that combine records with what they share, while modules or a step run.
 
     Args:
         is_recording: A function: whether forward passes are those of a lot.
@@ -191,15 +192,30 @@ class SharedCalls(TorchFunctionMode):
             raise UnsupportedModuleError(problem)
         return calls
 
+    @contextmanager
+    def within(self) -> Iterator[None]:
+        """Inside, calls outside of modules are kept, too."""
+        self._enter(False)
+        try:
+            yield
+        finally:
+            self._leave()
+
     def before(self, layer: nn.Module, args: Any) -> None:
         """Hook before each module."""
-        if self._is_recording():
-            if not self._running:
-                self.__enter__()  # type: ignore[no-untyped-call]
-            self._running.append(layer in self._known)
+        self._enter(layer in self._known)
 
     def after(self, layer: nn.Module, args: Any, output: Any) -> None:
         """Hook after each module, also where its forward pass fails."""
+        self._leave()
+
+    def _enter(self, is_known: bool) -> None:
+        if self._is_recording():
+            if not self._running:
+                self.__enter__()  # type: ignore[no-untyped-call]
+            self._running.append(is_known)
+
+    def _leave(self) -> None:
         if self._running:
             self._running.pop()
             if not self._running and torch.overrides._get_current_function_mode() is self:  # type: ignore[no-untyped-call]

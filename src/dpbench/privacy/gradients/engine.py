@@ -8,8 +8,9 @@ wrapped.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import islice
 from typing import Any, Literal, TypeVar
 
@@ -130,6 +131,16 @@ class PerRecordEngine:
                     module.register_forward_hook(self._shared_calls.after, always_call=True),
                 ]
         self._attach(self._model)
+
+    def within(self, step: Callable[[Any], Any]) -> Callable[..., Any]:
+        """A step of which what it computes outside of modules counts, too, where forward passes run under tags."""
+
+        @functools.wraps(step)
+        def within(*args: Any, **kwargs: Any) -> Any:
+            with self._shared_calls.within() if self.needs_tags else nullcontext():
+                return step(*args, **kwargs)
+
+        return within
 
     @property
     def plain_layers(self) -> Mapping[str, nn.Module] | None:

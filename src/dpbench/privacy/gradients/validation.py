@@ -243,10 +243,8 @@ def check_sums(
 
 TRAINED_ALONE = 'gradients="auto" or "one_by_one" trains it as it is'
 _UNSEEN_USE = (
-    "it is used outside of its module's forward (in a list or a dictionary, on the LightningModule, by a function, or "
-    "in gradients inside the loss, as for a gradient penalty), or its layer mixes records; make it a parameter of an "
-    "nn.Module whose forward uses it, and call that module, and leave a penalty on weights to the optimizer "
-    f"(weight_decay, or a register_step_post_hook: docs/module.md); {TRAINED_ALONE}."
+    "it is used in gradients inside the loss, as for a gradient penalty, or where no hook sees it, or its layer mixes "
+    f"records; make it a parameter of an nn.Module whose forward uses it, and call that module; {TRAINED_ALONE}."
 )
 
 
