@@ -87,6 +87,8 @@ def _joined_rows(place: int, column: Sequence[Any], ask_for_padding: AskForPaddi
         return [entry for entries in column for entry in entries]
     if len({(one.dtype, one.dim()) for one in column}) > 1:
         return None
+    if any(one.is_nested or one.layout is not torch.strided for one in column):
+        return None
     shapes = {one.shape[1:] for one in column}
     if len(shapes) > 1:
         padding = ask_for_padding(place, column)
