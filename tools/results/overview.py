@@ -11,7 +11,8 @@ import yaml
 
 from dpbench.files import write_atomically
 from dpbench.reproduce._summary import summary
-from dpbench.reproduce.tables import MEASURES, Table, Variant, group_choice, read_table
+from dpbench.reproduce.tables import MEASURES, Table, Variant, read_table
+from tools.results.choices import group_choice
 
 OVERVIEW = "overview"
 OURS = "ours"

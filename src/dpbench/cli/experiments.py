@@ -54,7 +54,6 @@ examples:
   dpbench reproduce list                                      all tables
   dpbench reproduce gradient_compression/table1 --status      what is finished, and the table so far
   dpbench reproduce gradient_compression/table1 launcher=joblib hydra.launcher.n_jobs=2    two runs at a time
-  dpbench reproduce gradient_compression/table1 --audit       audited epsilon beside the claimed one, cell by cell
   dpbench reproduce gradient_compression/table1 seeds=20 --keep    more seeds for a table begun on another machine
 """
 
@@ -135,7 +134,7 @@ def _add_reproduce(commands: Commands) -> None:
         _reproduce,
         epilog=_REPRODUCE,
         usage="dpbench reproduce TABLE [seeds=N] [rows=NAME,...] [columns=NAME,...] [trainer=NAME] [launcher=NAME] "
-        "[--config-dir FOLDER] [--status] [--audit]",
+        "[--config-dir FOLDER] [--status]",
     )
     add = parser.add_argument
     add("table", metavar="TABLE", help="list, a table's name, or your own definition (FILE.yaml)")
@@ -169,11 +168,6 @@ def _add_reproduce(commands: Commands) -> None:
         metavar="FOLDER",
         help="further configuration, tables among it, and classes of your own beside it (as with train)",
     )
-    add(
-        "--audit",
-        action="store_true",
-        help="audit each private cell: a run with canaries beside its own, to OUT/audited_tables (TABLE all: of all)",
-    )
     add("--json", action="store_true", help="with list: print JSON")
 
 
@@ -184,7 +178,7 @@ def _reproduce(options: argparse.Namespace) -> Answer:
 
     if options.config_dir is not None:
         code_folder(options.config_dir)  # names the folder that was meant
-    alone = not options.words and not options.status and not options.audit and options.existing == "stays"
+    alone = not options.words and not options.status and options.existing == "stays"
     if options.table == "list":
         if not alone:
             raise ConfigurationError("list takes no further words: dpbench reproduce list.")
@@ -200,8 +194,6 @@ def _reproduce(options: argparse.Namespace) -> Answer:
         out.mkdir(parents=True, exist_ok=True)  # find out now, not after a minute
         return Answer(computed.write(out))
     refuse_idle_replacement(options.status, options.existing == "replace")
-    if options.audit:
-        return _audit_tables(options)
     from dpbench.reproduce.reproduction import reproduce_table  # slow to import, which a listing need not wait for
 
     part = part_of(options.words)
@@ -215,24 +207,6 @@ def _reproduce(options: argparse.Namespace) -> Answer:
         options.config_dir,
     )
     return Answer(text, status=0 if good else 1)
-
-
-def _audit_tables(options: argparse.Namespace) -> Answer:
-    """Audit the private cells of tables; status 3 if one is accused, 1 if a run failed."""
-    from dpbench.reproduce.audited import audit_tables
-
-    if options.existing == "replace":
-        raise ConfigurationError("--audit writes its own lines again, and no others: leave --replace out.")
-    text, status = audit_tables(
-        options.table,
-        part_of(options.words),
-        options.out,
-        options.runs,
-        options.status,
-        options.existing == "keep",
-        options.config_dir,
-    )
-    return Answer(text, status=status)
 
 
 def part_of(words: Sequence[str]) -> Part:

@@ -7,12 +7,10 @@ import math
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import (
@@ -233,18 +231,6 @@ class Nominal(_Definition):
     delta: Annotated[Number, Field(gt=0, lt=1)]
 
 
-class Audit(_Definition):
-    """How the private cells of a table are audited: by runs with canaries beside its own, see `reproduce.audited`.
-
-    Attributes:
-        steps: Each stops after as many; None: each is as long as the runs of its cell.
-        words: Of each, after those of its cell.
-    """
-
-    steps: Annotated[int, Field(strict=True, ge=1)] | None = None
-    words: tuple[StrictStr, ...] = ()
-
-
 def _as_seeds(seeds: Any) -> Any:
     if isinstance(seeds, list):
         return seeds
@@ -293,7 +279,6 @@ class Table(_Definition):
         last_evaluations: Over how many of the last evaluations of a run a mean stands below the table; 0: none does.
         later: Words of every run for options that came after the runs of its results, and keep what these computed;
             not among the words that the results name.
-        audit: How `--audit` audits its private cells; None: by whole runs, and not among those of `all`.
         choices: (row, column) → what was chosen there; no part of a definition, see `dpbench.reproduce._results`.
     """
 
@@ -319,7 +304,6 @@ class Table(_Definition):
     nominal: Nominal | None = None
     last_evaluations: Annotated[int, Field(strict=True, ge=0)] = 0
     later: tuple[StrictStr, ...] = ()
-    audit: Audit | None = None
     choices: dict[tuple[str, str], Variant] = {}
 
     @model_validator(mode="after")
@@ -447,28 +431,6 @@ def select_cell(frame: pd.DataFrame, row: Variant, column: Variant) -> pd.DataFr
     if frame.empty:
         return frame
     return frame[(frame["row"] == row.name) & (frame["column"] == column.name)]
-
-
-def group_choice(group: str, table: Table, row: Variant, column: Variant) -> str:
-    """The choice of a cell in a group of the configuration; "" where it leaves the default."""
-    words = {}
-    for word in table.words_of(row, column):
-        key, _, value = word.partition("=")
-        words[key] = value
-    return words.get(group) or _choice_of_experiment(group, words.get("experiment", ""))
-
-
-@cache
-def _choice_of_experiment(group: str, name: str) -> str:
-    """The choice of an experiment's file in a group; "" where it leaves the default."""
-    path = conf_dir() / "experiment" / f"{name}.yaml"
-    if not path.is_file():
-        return ""
-    experiment = yaml.safe_load(path.read_text(encoding="utf-8"))
-    for choice in experiment["defaults"]:
-        if f"override /{group}" in choice:
-            return str(choice[f"override /{group}"])
-    return ""
 
 
 @dataclass(frozen=True)

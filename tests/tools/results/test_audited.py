@@ -11,17 +11,16 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from dpbench.cli import main
 from dpbench.files import write_json
 from dpbench.privacy.accounting.ledger import read_ledger
-from dpbench.reproduce import audited, tables
-from dpbench.reproduce.audited import FOLDER, read_lines, write_page
 from dpbench.reproduce.jobs import ATTEMPT, Job
 from dpbench.reproduce.tables import Variant, read_table
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.record import read_result
 from tests.support.cli import PRIVATE, TINY, dpbench
 from tools.audits.mutants import MUTANTS
+from tools.results import audited, choices
+from tools.results.audited import FOLDER, main, read_lines, write_page
 
 TABLE = """
 title: Digits
@@ -31,7 +30,6 @@ seeds: [3, 4]
 hours: 0.01
 words: [data=digits, model=mlp, "model.hidden=[16]", data.expected_batch_size=64, engine.native=off,
   strategy.delta=1e-4]
-audit: {steps: 40, words: [audit.canaries=400]}
 rows:
   whole: {label: 30 steps, words: [trainer.max_steps=30, strategy.noise_multiplier=1.0]}
   planned: {label: ε = 4, words: [trainer.max_steps=2000, strategy.noise_multiplier=null, strategy.target_epsilon=4]}
@@ -56,12 +54,21 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+@pytest.fixture(autouse=True)
+def how(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Says how the table is audited."""
+    path = tmp_path / "how.yaml"
+    path.write_text("own/digits: {steps: 40, words: [audit.canaries=400]}\n", encoding="utf-8")
+    monkeypatch.setattr(audited, "HOW", path)
+    return path
+
+
 def _audit(folder: Path, *words: str, table: str = TABLE) -> int:
     path = folder / "own" / "digits.yaml"
     path.parent.mkdir(exist_ok=True)
     path.write_text(table, encoding="utf-8")
     where = ["--out", str(folder / "out"), "--runs", str(folder / "runs")]
-    return main(["reproduce", str(path), "--audit", *where, *words])
+    return main([str(path), *where, *words])
 
 
 @pytest.mark.long
@@ -112,7 +119,6 @@ def test_a_broken_mechanism_is_accused(
     path = tmp_path / "out" / FOLDER / "runs.csv"
     lines = read_lines(path)
     assert lines["row"].tolist() == ["whole", "planned"] and lines["steps_of_the_row"].tolist() == [30, 2000]
-    assert _audit(tmp_path, "--status", "rows=planned") == 0
     # Removed by hand, it is another matter.
     lines[lines["row"] == "planned"].to_csv(path, index=False)
     assert _audit(tmp_path, "--keep", table=longer) == 0
@@ -120,7 +126,7 @@ def test_a_broken_mechanism_is_accused(
 
 
 def test_the_committed_page_is_that_of_its_lines_and_gives_the_chance_of_what_is_above(tmp_path: Path) -> None:
-    committed = Path(__file__).parents[2] / "results" / FOLDER
+    committed = Path(__file__).parents[3] / "results" / FOLDER
     shutil.copy(committed / "runs.csv", tmp_path)
     write_page(tmp_path)
     page = (tmp_path / "README.md").read_text(encoding="utf-8")
@@ -180,18 +186,18 @@ def test_a_run_that_was_killed_behind_its_last_step_makes_no_further_one(tmp_pat
 
 
 def test_all_tables_are_looked_at_before_the_first_one_trains(
-    in_process: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    in_process: list[str], tmp_path: Path, how: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "own" / "digits.yaml"
     folder.parent.mkdir()
     folder.write_text(TABLE, encoding="utf-8")
     other = folder.with_name("other.yaml")
     other.write_text(TABLE.replace("whole:", "entire:"), encoding="utf-8")
-    monkeypatch.setattr(audited, "table_names", lambda: [str(folder), str(other)])
+    how.write_text(f"{folder}: {{}}\n{other}: {{}}\n", encoding="utf-8")
     where = ["--out", str(tmp_path / "out"), "--runs", str(tmp_path / "runs")]
-    assert main(["reproduce", "all", "--audit", "rows=whole", *where]) == 1
+    assert main(["all", "rows=whole", *where]) == 1
     assert "own/other has no row 'whole'" in capsys.readouterr().err
-    assert main(["reproduce", "all", "--audit", "seeds=60", *where]) == 1
+    assert main(["all", "seeds=60", *where]) == 1
     assert "would have 240 rows" in capsys.readouterr().err
     assert not in_process
 
@@ -206,33 +212,28 @@ def test_an_experiment_says_whether_its_cells_are_private(monkeypatch: pytest.Mo
     definition.write_text(TABLE.replace(words, "words: [experiment=plain, data=digits, "), encoding="utf-8")
     table = read_table(str(definition))
     without_strategy = table.model_copy(update={"columns": (Variant(name="private"),)})
-    monkeypatch.setattr(tables, "conf_dir", lambda: tmp_path)
+    monkeypatch.setattr(choices, "conf_dir", lambda: tmp_path)
     assert not audited._private_cells(without_strategy)
     assert audited._private_cells(table) == {("whole", "private"), ("planned", "private")}
 
 
 @pytest.mark.long
-def test_a_row_that_cannot_be_audited_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    too_many = TABLE.replace("audit.canaries=400", "audit.canaries=4000")
-    assert _audit(tmp_path, "rows=whole", table=too_many) == 1
+def test_a_row_that_cannot_be_audited_says_why(tmp_path: Path, how: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    how.write_text(how.read_text(encoding="utf-8").replace("400", "4000"), encoding="utf-8")
+    assert _audit(tmp_path, "rows=whole") == 1
     assert "1 failed" in capsys.readouterr().out
     page = (tmp_path / "out" / FOLDER / "README.md").read_text(encoding="utf-8")
     assert "| own/digits | 30 steps | 1437 records and the coordinates of this model" in page
     lines = pd.read_csv(tmp_path / "out" / FOLDER / "runs.csv")
     assert lines["verdict"].isna().all() and lines["why_not"].str.contains("take at most").all()
-    assert _audit(tmp_path, "rows=whole", "--keep", "--status", table=too_many) == 1
-    assert "0/1 done, 0 running, 1 failed" in capsys.readouterr().out  # it is tried again
 
 
 @pytest.mark.parametrize(
     ("old", "new", "words", "message"),
     [
-        ("", "", ["--replace"], "--audit writes its own lines again, and no others: leave --replace out"),
         ("", "", ["columns=private", "rows=x"], "has no row 'x'"),
         ("", "", ["seeds=101"], "would have 202 rows, and the verdicts of at most 200 hold together: audit fewer"),
         ("strategy=dpsgd", "strategy=none", [], "is private: there is no epsilon to audit"),
-        ("steps: 40", "steps: 0", [], "audit.steps: .* greater than or equal to 1, not 0"),
-        ("steps: 40", "step: 40", [], "unknown key audit.step"),
         (
             "metric: test/accuracy",
             "metric: val/accuracy\ntrials: {a: {words: [data.val_size=100]}}",

@@ -1,32 +1,44 @@
-"""`dpbench reproduce TABLE --audit`: beside each private cell of a table a run with canaries, and what it shows."""
+"""Audited tables: a run with canaries for each private cell of a table, its audited epsilon beside the claimed one.
+
+`python -m tools.results.audited TABLE [KEY=VALUE ...] [--keep]` trains what `dpbench reproduce TABLE` would train, once
+a cell and with canaries. TABLE is a name, the path of a definition, or all: every table of audited.yaml. Exit status: 3
+where a cell is accused, else 1 where a run has failed or cannot be audited.
+"""
 
 from __future__ import annotations
 
+import argparse
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import yaml
 from scipy import special
 
 from dpbench.auditing import Verdict
+from dpbench.cli.experiments import part_of
 from dpbench.errors import ConfigurationError, DPBenchError
 from dpbench.files import write_atomically
 from dpbench.reports.audit import audit_run, read_scores
 from dpbench.reports.markdown import markdown_rows
 from dpbench.reproduce._results import RUNS, with_choices
 from dpbench.reproduce.jobs import Job, status, sweep, table_jobs, value_at
-from dpbench.reproduce.reproduction import Part, full_disk_explained, refuse_unknown_choices
-from dpbench.reproduce.tables import Audit, Table, Variant, group_choice, read_table, table_names
+from dpbench.reproduce.reproduction import Part, refuse_unknown_choices
+from dpbench.reproduce.tables import Table, Variant, read_table
 from dpbench.runs.numbers import ABSENT, MOST_AUDITED, epsilon_text
 from dpbench.runs.readers import read_csv
 from dpbench.runs.record import CONFIDENCE
 from dpbench.templates import render
+from tools.results.choices import group_choice
 
 FOLDER = "audited_tables"
 ALL = "all"
-"""In place of a table's name: every table of the project whose definition says how it is audited."""
+"""In place of a table's name: every table of `HOW`."""
+HOW = Path(__file__).with_suffix(".yaml")
+"""Table → steps of an audited run, and its further words."""
 MOST_ROWS = 200
 """Rows whose verdicts hold together: each has a two-hundredth of the probability of an error (Bonferroni)."""
 JOINT_CONFIDENCE = 1 - (1 - CONFIDENCE) / MOST_ROWS
@@ -63,42 +75,31 @@ _RECORDED = {
 """Column of a line → where result.json has it."""
 
 
-def audit_tables(
-    name: str,
-    part: Part,
-    out: Path,
-    runs: Path,
-    only_status: bool = False,
-    keep: bool = False,
-    config_dir: Path | None = None,
-) -> tuple[str, int]:
+def audit_tables(name: str, part: Part, out: Path, runs: Path, keep: bool = False) -> tuple[str, int]:
     """Train each private cell of a table once with canaries, and write what they tell beside what the ledgers claim.
 
     A cell whose line accuses it is not audited again: a second audit could take the accusation away by chance.
 
     Args:
         name: PAPER/TABLE, the path of a definition, or "all".
-        part: Which cells, and how; of the seeds the first one, unless it names others.
-        out: Where tables are kept; `audited_tables/` in it gets the lines, and keeps those of other tables.
-        runs: Where the runs themselves are kept.
-        only_status: Run nothing, write nothing.
+        part: The cells, and how they are run; of the seeds the first one, unless it names others.
+        out: The folder of all results; `audited_tables/` in it gets the lines, and keeps those of other tables.
+        runs: The folder of the runs themselves.
         keep: Whether lines that are there count as done, whatever code made them.
-        config_dir: Further configuration, as `dpbench train --config-dir` takes it.
 
     Returns:
-        What to print, and the exit status: 3 if a cell is accused, else 1 if a run has failed or cannot be audited,
-        else 0.
+        The text for the terminal, and the exit status.
 
     Raises:
         ConfigurationError: There is no such table, row or column, it has no private cell or is one of trials, or there
             are more rows than verdicts that hold together.
         Interrupted: A signal stopped it; finished runs stay.
     """
-    refuse_unknown_choices((*part.sweep, *part.trainer), config_dir)
+    refuse_unknown_choices((*part.sweep, *part.trainer))
     folder = out / FOLDER
-    tables = _tables(name, out, config_dir)
+    tables = _tables(name, out)
     # Of all tables before the first of them trains: what is refused costs no hours.
-    jobs_by_table = [_private_jobs(table, part, runs, config_dir) for table in tables]
+    jobs_by_table = [_private_jobs(table, part, runs) for table in tables]
     keys = {_key_of(table, job) for table, jobs in zip(tables, jobs_by_table, strict=True) for job in jobs}
     earlier = _earlier_lines(folder, tables)
     rows = len({*map(_key, earlier), *keys})
@@ -113,14 +114,11 @@ def audit_tables(
     failed = False
     for table, all_jobs in zip(tables, jobs_by_table, strict=True):
         jobs = [job for job in all_jobs if _key_of(table, job) not in done]
-        not_audited = []
-        with full_disk_explained(runs, out):
-            if not only_status:
-                try:
-                    sweep(jobs, part.sweep)
-                finally:
-                    # Also of a sweep that was interrupted: what has ended is on the page.
-                    not_audited = _write(folder, table, jobs)
+        try:
+            sweep(jobs, part.sweep)
+        finally:
+            # Also of a sweep that was interrupted: what has ended is on the page.
+            not_audited = _write(folder, table, jobs)
         texts.append(f"{table.name}: {status(jobs)}")
         texts.extend(f"  not audited: {text}" for text in not_audited)
         failed = failed or bool(not_audited) or any(job.state() == "failed" for job in jobs)
@@ -130,40 +128,36 @@ def audit_tables(
             f"{line['verdict']}: {line['table']}, {line['row']}, {line['column']}, seed {line['seed']} "
             f"({line['accused_by']}); to audit it again, first remove its line from {folder / RUNS}"
         )
-    if not only_status:
-        texts.append(f"written to {folder}")
+    texts.append(f"written to {folder}")
     if accused:
         return "\n".join(texts), 3
     return "\n".join(texts), 1 if failed else 0
 
 
-def _tables(name: str, out: Path, config_dir: Path | None) -> list[Table]:
+def _tables(name: str, out: Path) -> list[Table]:
     """The tables that are asked for, each cell with the words of a run with canaries as its one trial."""
-    names = table_names() if name == ALL else [name]
-    tables = [read_table(each, config_dir) for each in names]
-    if name == ALL:
-        tables = [table for table in tables if table.audit is not None]
+    how: Mapping[str, Mapping[str, Any]] = yaml.safe_load(HOW.read_text(encoding="utf-8"))
     with_canaries = []
-    for table in tables:
+    for table in [read_table(each) for each in (how if name == ALL else [name])]:
         if table.has_trials:
             raise ConfigurationError(
                 f"{table.name} chooses among trials by validation data: audit the table that chooses from it."
             )
-        audit = table.audit or Audit()
-        words = [*_WORDS, *audit.words]
-        if audit.steps is not None:
-            words += [*_STOP_AFTER, f"+callbacks.stop_after.steps={audit.steps}"]
+        audit = how.get(table.name, {})
+        words = [*_WORDS, *audit.get("words", ())]
+        if "steps" in audit:
+            words += [*_STOP_AFTER, f"+callbacks.stop_after.steps={audit['steps']}"]
         # Neither tested nor evaluated: the model learns from canaries.
         update = {
             "trials": (Variant(name=_WITH_CANARIES, label="with canaries", words=tuple(words)),),
             "metric": "test/accuracy",
             "more": {},
         }
-        with_canaries.append(with_choices(table, out, config_dir).model_copy(update=update))
+        with_canaries.append(with_choices(table, out).model_copy(update=update))
     return with_canaries
 
 
-def _private_jobs(table: Table, part: Part, runs: Path, config_dir: Path | None) -> list[Job]:
+def _private_jobs(table: Table, part: Part, runs: Path) -> list[Job]:
     """The runs with canaries that are asked for.
 
     Raises:
@@ -171,7 +165,7 @@ def _private_jobs(table: Table, part: Part, runs: Path, config_dir: Path | None)
     """
     selected = table.selected(part.rows, part.columns, 1 if part.seeds is None else part.seeds)
     private = _private_cells(selected)
-    jobs = [job for job in table_jobs(selected, runs, part.trainer, config_dir) if (job.row, job.column) in private]
+    jobs = [job for job in table_jobs(selected, runs, part.trainer) if (job.row, job.column) in private]
     if not jobs:
         raise ConfigurationError(f"no run of {table.name} that is asked for is private: there is no epsilon to audit.")
     return jobs
@@ -330,7 +324,7 @@ def write_page(folder: Path) -> None:
         chance = special.bdtrc(count - 1, number, 1 - CONFIDENCE)
         above[title] = f"{count} of {number}, p = {chance:.2f}"
     page = render(
-        "audited_tables.md",
+        Path(__file__).with_name("audited.md.jinja"),
         cells=_cells(runs),
         refused=runs[runs["verdict"].isna()].to_dict("records"),
         tables=runs["table"].nunique(),
@@ -389,3 +383,25 @@ def _limit(value: Any) -> str:
     if math.isnan(limit):
         return ABSENT
     return f"> {MOST_AUDITED:.0f}" if limit > MOST_AUDITED else f"{limit:.2f}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Audit tables from the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", metavar="TABLE")
+    parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="as of dpbench reproduce")
+    parser.add_argument("--keep", action="store_true", help="count lines that are there as done")
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    parser.add_argument("--runs", type=Path, default=Path("runs") / "tables")
+    options = parser.parse_intermixed_args(arguments)
+    try:
+        text, code = audit_tables(options.table, part_of(options.words), options.out, options.runs, options.keep)
+    except DPBenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(text)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
