@@ -84,7 +84,7 @@ def test_a_run_is_audited_when_it_ends(tmp_path: Path, capsys: pytest.CaptureFix
     )
     assert main(["table", "--csv", str(tmp_path)]) == 0
     assert f"{now.audited}" in capsys.readouterr().out
-    compared = RunTable.read_sources([tmp_path]).compare()
+    compared = RunTable.read([tmp_path]).compare()
     assert f"| {AUDITED_LABEL} | {now.audited:.4g} |" in compared and "accuracy" not in table + compared
 
 
@@ -138,7 +138,7 @@ def test_what_speaks_against_a_run_stands_beside_its_epsilons(noise: float, verd
     assert dict(table["verdict"]) == {"right": "CONSISTENT", "wrong": verdict}
     right, wrong = RunTable.read([tmp_path]).to_markdown().splitlines()[2:]
     assert wrong.count(f"({verdict}) |") == 2 and f"| {verdict} |" in wrong and verdict not in right
-    text = RunTable.read_sources([tmp_path]).compare()
+    text = RunTable.read([tmp_path]).compare()
     assert f"| right, seed 0 | wrong, seed 0 ({verdict}) |" in text
     assert f"| verdict of the audit | CONSISTENT | {verdict} |" in text
     record = read_result(run)
@@ -153,8 +153,8 @@ def test_runs_without_canaries_have_no_column(tmp_path: Path) -> None:
     run.result.write_text(json.dumps(record))
     assert not {AUDITED_LABEL, "verdict"} & set(RunTable.read([tmp_path]).frame())
     assert (
-        AUDITED_LABEL not in RunTable.read_sources([tmp_path]).compare()
-        and "verdict" not in RunTable.read_sources([tmp_path]).compare()
+        AUDITED_LABEL not in RunTable.read([tmp_path]).compare()
+        and "verdict" not in RunTable.read([tmp_path]).compare()
     )
     finished(tmp_path / "other")
     text = RunTable.read([tmp_path]).to_markdown()
@@ -184,7 +184,7 @@ def test_what_was_changed_since_shows_no_figure(
     assert table[AUDITED_LABEL].isna().all() and words in table["verdict"][0]
     shown = RunTable.read([tmp_path]).to_markdown()
     assert words in shown and "CONSISTENT" not in shown
-    text = RunTable.read_sources([tmp_path]).compare()
+    text = RunTable.read([tmp_path]).compare()
     assert f"| {AUDITED_LABEL} | – |" in text and words in text and f"run, seed 0{mark} |" in text
     assert main(["audit", str(run)]) == 1
     error = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`dpbench compare`, with runs and tables."""
+"""`dpbench compare`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from dpbench.cli import main
@@ -37,53 +36,12 @@ def test_runs_are_shown_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["compare", str(tmp_path)]) == 0  # below a folder
 
 
-def test_tables_are_compared_by_cell(tmp_path: Path) -> None:
-    rows = [
-        {"row": "r", "column": c, "seed": s, "metric": "test/accuracy", "value": v, "seconds": 1.0, "epsilon_rdp": 2.0,
-         "epsilon_pld": 1.9, "words": f"strategy={c} seed={s} run.name=x"}
-        for c, s, v in (("dpsgd", 0, 0.5), ("dpsgd", 1, 0.7), ("none", 0, 0.9))
-    ]  # fmt: skip
-    pd.DataFrame(rows).to_csv(tmp_path / "runs.csv", index=False)
-    runs = RunTable.read_sources([tmp_path])
-    text = runs.compare()
-    assert "| seed | 0, 1 | 0 |" in text
-    assert "| strategy | dpsgd | none |" in text and "60.00 ± 14.14 %" in text and "(n = 2)" in text
-    assert draw_comparison(runs, tmp_path / "none.png") is None
-    logged = {"row": "r", "column": "dpsgd", "seed": [0, 1, 0], "step": [5, 5, 9], "value": [0.4, 0.5, 0.6]}
-    pd.DataFrame(logged).to_csv(tmp_path / "curves.csv", index=False)
-    cells = RunTable.read_sources([tmp_path])
-    dpsgd, none = cells.rows
-    assert dpsgd.curves["test/accuracy"].to_dict() == {5: pytest.approx(0.45)} and none.curves.empty
-    assert draw_comparison(cells, tmp_path / "some.png") is not None
-    # of a run all settings are known, of a cell those that made it: what it does not state is no difference
-    other = RunTable.read_sources([run(tmp_path / "a", 0, 0.1, 0.8)])
-    both = RunTable((dpsgd, *other.rows)).compare()
-    assert "optimizer.lr" not in both and "strategy" not in both and "| 60.00 ± 14.14 % | 80.00 % |" in both
-
-
-def test_trials_of_a_cell_are_compared_one_by_one(tmp_path: Path) -> None:
-    rows = [
-        {"row": "r", "column": "c", "trial": trial, "seed": 0, "metric": "val/accuracy", "value": value, "seconds": 1.0,
-         "epsilon_rdp": 2.0, "epsilon_pld": 1.9, "unit": "user", "words": f"optimizer.lr={trial} seed=0"}
-        for trial, value in (("one", 0.5), ("two", 0.7))
-    ]  # fmt: skip
-    pd.DataFrame(rows).to_csv(tmp_path / "runs.csv", index=False)
-    logged = {"row": "r", "column": "c", "trial": "two", "seed": 0, "step": [5, 9], "value": [0.4, 0.7]}
-    pd.DataFrame(logged).to_csv(tmp_path / "curves.csv", index=False)
-    one, two = RunTable.read_sources([tmp_path]).rows
-    assert (one.name, two.name) == ("r, c, one (n = 1)", "r, c, two (n = 1)")
-    assert one.curves.empty and len(two.curves) == 2  # curves are kept of the best trial only
-    text = RunTable((one, two)).compare()
-    assert "| optimizer.lr | one | two |" in text and "| val/accuracy | 50.00 % | 70.00 % |" in text
-    assert "unit of privacy" not in text  # the same
-
-
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     for number, lr in enumerate((0.1, 0.2)):
         folder = run(tmp_path / str(number) / "same", 0, lr, 0.5)
         folder.rename(tmp_path / f"{number}_lr={lr}")
     run(tmp_path / "other", 0, 0.3, 0.5)
-    names = [one.name for one in RunTable.read_sources([tmp_path]).rows]
+    names = [one.name for one in RunTable.read([tmp_path]).rows]
     assert names == [
         f"same, seed 0 ({tmp_path / '0_lr=0.1'})",
         f"same, seed 0 ({tmp_path / '1_lr=0.2'})",
@@ -100,7 +58,7 @@ def test_runs_of_several_seeds_are_a_mean(tmp_path: Path, capsys: pytest.Capture
     assert main(["compare", str(tmp_path), "--mean", "--axis", "epsilon", "--plot", str(picture)]) == 0
     shown = capsys.readouterr().out
     assert "85.00 ± 7.07 %" in shown and "| optimizer.lr | 0.1 | 0.2 |" in shown and "| seed | 0, 1 | 0 |" in shown
-    mean, other = RunTable.read_sources([tmp_path]).over_seeds().rows
+    mean, other = RunTable.read([tmp_path], curves=True).over_seeds().rows
     assert mean.n == 2 and mean.curves["val/accuracy"].to_dict() == {1: 0.1, 2: pytest.approx(0.85)}
     assert mean.bands["val/accuracy"][2] == pytest.approx(0.1 / 2**0.5) and other.n == 1
     assert "none of these logged any" in shown  # one of them does not tell its epsilon, so the mean does not
@@ -111,7 +69,7 @@ def test_runs_of_several_seeds_are_a_mean(tmp_path: Path, capsys: pytest.Capture
 def test_a_legend_says_what_differs(tmp_path: Path) -> None:
     for name, seed, lr in (("a", 0, 0.1), ("b", 1, 0.1), ("c", 0, 0.2)):
         run(tmp_path / name, seed, lr, 0.5)
-    runs = RunTable.read_sources([tmp_path])
+    runs = RunTable.read([tmp_path])
     assert runs.labels() == ["lr=0.1, seed=0", "lr=0.1, seed=1", "lr=0.2, seed=0"]
     assert runs.over_seeds().labels() == ["lr=0.1 (n = 2)", "lr=0.2"]
     assert RunTable(runs.rows[:2]).labels() == ["seed=0", "seed=1"] and RunTable(runs.rows[:1]).labels() == [
@@ -138,7 +96,7 @@ def test_what_nobody_set_and_what_stands_there_already_is_left_out(tmp_path: Pat
         record = json.loads((folder / "result.json").read_text())
         record["metrics"]["privacy/epsilon"] = 1.5
         (folder / "result.json").write_text(json.dumps(record))
-    text = RunTable.read_sources([tmp_path]).compare()
+    text = RunTable.read([tmp_path]).compare()
     assert "| seed | 0 | 1 |" in text and "data.inserted.seed" not in text
     assert "| privacy/epsilon_rdp | 1.500 | 1.500 |" in text and "| privacy/epsilon |" not in text
 
@@ -146,7 +104,7 @@ def test_what_nobody_set_and_what_stands_there_already_is_left_out(tmp_path: Pat
 def test_many_runs_stand_below_one_another_in_their_natural_order(tmp_path: Path) -> None:
     for number in range(11):
         run(tmp_path / f"{number}-x", number, 0.1, 0.5)
-    rows = RunTable.read_sources([tmp_path]).compare().splitlines()
+    rows = RunTable.read([tmp_path]).compare().splitlines()
     assert rows[0].startswith("| run | seed |") and len(rows) == 13
     assert [row.split(",")[0] for row in rows[2:]] == [f"| {number}-x" for number in range(11)]
 
@@ -154,7 +112,7 @@ def test_many_runs_stand_below_one_another_in_their_natural_order(tmp_path: Path
 def test_a_line_in_a_name_stays_in_its_cell(tmp_path: Path) -> None:
     run(tmp_path / "a|b", 0, 0.1, 0.5)
     run(tmp_path / "c", 0, 0.2, 0.5)
-    heading = RunTable.read_sources([tmp_path]).compare().splitlines()[0]
+    heading = RunTable.read([tmp_path]).compare().splitlines()[0]
     assert heading == "|  | a\\|b, seed 0 | c, seed 0 |"
     assert markdown_rows([["x|y", "z"], ["1", "2\n3"]]).splitlines()[::2] == ["| x\\|y | z |", "| 1 | 2 3 |"]
 
@@ -165,7 +123,7 @@ def test_the_legend_covers_nothing_and_one_point_is_seen(tmp_path: Path, monkeyp
     for number in range(24):
         folder = run(tmp_path / str(number), number, 0.1, 0.5)
         (folder / "metrics.csv").write_text("step,val/accuracy\n40,0.5\n")
-    draw_comparison(RunTable.read_sources([tmp_path]), tmp_path / "x.png")
+    draw_comparison(RunTable.read([tmp_path], curves=True), tmp_path / "x.png")
     (figure,) = figures
     figure.canvas.draw()
     (panel,) = figure.axes

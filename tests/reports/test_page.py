@@ -128,7 +128,7 @@ def test_runs_that_differ_by_their_seed_are_a_mean(tmp_path: Path) -> None:
     assert "Choosing one of these 4 runs" in text and "a band of one standard deviation" in text
     assert "<title>sweep</title>" in text
     assert text.index("Choosing one of these 4 runs") < text.index("Alone, everything that one of these trainings")
-    one, two = RunTable.read_sources([tmp_path / "sweep"]).over_seeds().rows
+    one, two = RunTable.read([tmp_path / "sweep"], curves=True).over_seeds().rows
     assert one.n == two.n == 2 and one.bands["test/accuracy"].iloc[0] == pytest.approx(0.01 / 2**0.5)
 
 
@@ -137,7 +137,7 @@ def test_the_code_of_a_mean_is_one(tmp_path: Path) -> None:
         folder = made(tmp_path / str(seed), seed)
         record = json.loads((folder / "result.json").read_text())
         (folder / "result.json").write_text(json.dumps({**record, "code_hash": str(seed)}))
-    assert [run.n for run in RunTable.read_sources([tmp_path / "0", tmp_path / "1"]).over_seeds().rows] == [1, 1]
+    assert [run.n for run in RunTable.read([tmp_path / "0", tmp_path / "1"]).over_seeds().rows] == [1, 1]
 
 
 def test_a_template_names_every_fact() -> None:
@@ -184,23 +184,6 @@ def test_a_damaged_ledger(tmp_path: Path) -> None:
     assert "no ε here is proven: ledger.jsonl is missing" in text
 
 
-def test_a_table(tmp_path: Path) -> None:
-    rows = [
-        {"row": "r", "column": c, "seed": s, "metric": "test/accuracy", "value": v, "seconds": 1.0, "epsilon_rdp": e,
-         "epsilon_pld": 1.9, "delta": 1e-5, "unit": "example", "commit": "abc", "words": f"strategy={c} seed={s}"}
-        for c, s, v, e in (("dpsgd", 0, 0.5, 2.0), ("dpsgd", 1, 0.7, 2.0), (EVIL, 0, 0.9, 2.5))
-    ]  # fmt: skip
-    folder = tmp_path / "table"
-    folder.mkdir()
-    pd.DataFrame(rows).to_csv(folder / "runs.csv", index=False)
-    logged = {"row": "r", "column": "dpsgd", "seed": [0, 1, 0, 1], "step": [5, 5, 9, 9], "value": [0.4, 0.5, 0.6, 0.8]}
-    pd.DataFrame(logged).to_csv(folder / "curves.csv", index=False)
-    text = page(tmp_path / "r.html", folder)
-    is_closed(text)
-    assert {"guarantee", "results", "curves"} <= sections(text)
-    assert "60.00 ± 14.14 %" in text and "Together they cost more" in text
-
-
 def test_names_are_text(tmp_path: Path) -> None:
     data = {"name": EVIL, "$x^2$": "</style><img src=http:x onerror=alert(1)>", "\ud800": "half"}
     folder = made(tmp_path / "run", name=EVIL, data={"name": EVIL})
@@ -224,8 +207,8 @@ def test_names_are_text(tmp_path: Path) -> None:
     [
         ("nowhere", "nowhere is not there: name a folder"),
         ("file", "file is a file: name a folder"),
-        ("empty", "empty holds no finished run (result.json) and no table (runs.csv)"),
-        ("begun", "begun holds no finished run (result.json) and no table (runs.csv)"),
+        ("empty", "no finished run (with a result.json) below empty"),
+        ("begun", "no finished run (with a result.json) below begun"),
         ("damaged", "result.json is damaged"),
     ],
 )

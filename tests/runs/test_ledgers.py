@@ -107,7 +107,7 @@ def test_whoever_reads_it_says_so(
         assert word in table["ledger"][0]
         epsilon = read_result(RunFolder(tmp_path))["privacy"]["epsilon"]["rdp"]
         assert f"| {epsilon:.3f} (ledger not intact) |" in RunTable.read([tmp_path]).to_markdown()
-        assert "x, seed 3 (ledger not intact)" in RunTable.read_sources([tmp_path]).compare()
+        assert "x, seed 3 (ledger not intact)" in RunTable.read([tmp_path]).compare()
 
 
 def test_it_may_grow_until_the_run_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,7 +166,7 @@ def test_an_intact_run_says_nothing(tmp_path: Path) -> None:
     by_result(tmp_path)
     assert "damage" not in read_result(RunFolder(tmp_path))["privacy"]
     assert "ledger" not in RunTable.read([tmp_path]).frame()
-    assert "not intact" not in RunTable.read_sources([tmp_path]).compare()
+    assert "not intact" not in RunTable.read([tmp_path]).compare()
 
 
 def test_an_epsilon_without_its_ledger_is_marked(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_an_epsilon_without_its_ledger_is_marked(tmp_path: Path) -> None:
     assert damage == "ledger.jsonl is missing, of which result.json tells"
     assert (
         RunTable.read([tmp_path]).frame()["ledger"][0] == damage
-        and "not intact" in RunTable.read_sources([tmp_path]).compare()
+        and "not intact" in RunTable.read([tmp_path]).compare()
     )
 
 

@@ -85,7 +85,7 @@ def _note_shared_noise(sources: Sequence[Path]) -> None:
 def _add_compare(commands: Commands) -> None:
     summary = "Show how runs differ: settings, metrics, curves."
     parser = add_command(commands, "compare", summary, _compare, epilog=_COMPARE)
-    add_runs(parser, "folder of a run, a sweep or a table's results")
+    add_runs(parser, "folders of runs or sweeps")
     parser.add_argument(
         "--plot",
         type=png,
@@ -111,7 +111,7 @@ def _compare(options: argparse.Namespace) -> Answer:
     from dpbench.reports.plots import draw_comparison
     from dpbench.reports.run_table import RunTable
 
-    table = RunTable.read_sources(options.sources)
+    table = RunTable.read(options.sources, curves=True)
     if options.mean:
         table = table.over_seeds()
     options.plot.parent.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def _compare(options: argparse.Namespace) -> Answer:
 def _add_report(commands: Commands) -> None:
     summary = "Write runs on one HTML page: curves, epsilon, audit, settings, provenance."
     parser = add_command(commands, "report", summary, _report, epilog=_REPORT)
-    add_runs(parser, "folder of a run, a sweep, or a table's results")
+    add_runs(parser, "folders of runs or sweeps")
     parser.add_argument(
         "--out",
         type=html,

@@ -18,7 +18,7 @@ from dpbench.files import write_atomically
 from dpbench.reports.end_of_sweep import cost_of_sweep
 from dpbench.reports.figures import Picture, svg
 from dpbench.reports.plots import BOUND, curve_names, curves_figure
-from dpbench.reports.run_rows import CELLS, RunRow, flat
+from dpbench.reports.run_rows import RunRow, flat
 from dpbench.reports.run_table import RunTable
 from dpbench.runs import numbers
 from dpbench.runs.command import words_of
@@ -35,7 +35,7 @@ def write_report(sources: Sequence[Path], out: Path, force: bool = False) -> boo
     """Write the page of some runs.
 
     Args:
-        sources: Folders of runs, of sweeps, or of the results of tables.
+        sources: Folders of runs, or of sweeps.
         out: The file, which appears when it is complete.
         force: Permission to replace a file that is no such page.
 
@@ -56,27 +56,25 @@ def write_report(sources: Sequence[Path], out: Path, force: bool = False) -> boo
 
 def _facts(sources: Sequence[Path]) -> dict[str, Any]:
     """Collect everything that the template names."""
-    table = RunTable.read_sources(sources)
-    runs = [row for row in table.rows if row.folder is not None]
-    alone = runs[0] if len(table.rows) == 1 and runs else None
+    table = RunTable.read(sources, curves=True)
+    runs = table.rows
+    alone = runs[0] if len(runs) == 1 else None
     groups = table.over_seeds()
     held_out = any(name.startswith("val/") for run in runs for name in run.metrics)
-    folders = [source for source in sources if not (source / CELLS).is_file()]
-    cost = cost_of_sweep(folders) if len(runs) > 1 else None
+    cost = cost_of_sweep(sources) if len(runs) > 1 else None
     results = table.figures() if alone is not None else []
     return {
         "title": ", ".join(source.resolve().name for source in sources) if alone is None else alone.name,
         "runs": runs,
         "alone": alone,
-        "any_cell": len(runs) < len(table.rows),
         "any_seeded": any(run.private and not run.record["config"]["strategy"].get("secure") for run in runs),
         "cost_of_choosing": [] if cost is None else cost.lines(held_out),
-        "any_nonprivate_curve": any(name.startswith("nonprivate/") for name in curve_names(table.rows)),
+        "any_nonprivate_curve": any(name.startswith("nonprivate/") for name in curve_names(runs)),
         "any_mean": any(row.n > 1 and not row.curves.empty for row in groups.rows),
         "results_of_run": [(name, text) for name, text in results if text != numbers.ABSENT],
         "curves": _curves("Curves", groups, curve_names(groups.rows)),
         "bounds": _curves("Clipping bounds", groups, curve_names(groups.rows, BOUND)[:_MOST_PANELS]),
-        "attacks": [source / ATTACK for source in folders if (source / ATTACK).is_file()],
+        "attacks": [source / ATTACK for source in sources if (source / ATTACK).is_file()],
         "image": _image,
         "side_by_side": groups.compared_rows(),
         "all_settings": _all_settings,

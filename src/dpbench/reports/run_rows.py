@@ -1,4 +1,4 @@
-"""Rows of a table of runs: single runs, and cells of papers' tables."""
+"""Rows of a table of runs: single runs, and means of several."""
 
 from __future__ import annotations
 
@@ -14,12 +14,9 @@ from dpbench.errors import ConfigurationError
 from dpbench.runs.command import choices_of
 from dpbench.runs.folder import RunFolder
 from dpbench.runs.numbers import ABSENT
-from dpbench.runs.readers import read_csv, read_metrics
+from dpbench.runs.readers import read_metrics
 from dpbench.runs.record import audited_epsilon, doubt, read_result, verdict_of, without_accuracy
 
-CELLS = "runs.csv"
-"""A table of a paper: the file of its runs in its folder of results."""
-CELL_CURVES = "curves.csv"
 AUDITED = "privacy/audited_epsilon"
 CODE = "code_hash"
 UNIT = "unit of privacy"
@@ -29,9 +26,6 @@ MISSING = object()
 """What stands for the value of a key that a run does not have; None is a value."""
 
 _HIDDEN = ("run.", "logger.", "launcher", "data.root", "data.download", "strategy.secure")  # cannot change a result
-_CELL = ("row", "column", "trial")
-_EPSILONS = ("epsilon_rdp", "epsilon_pld")
-_RESTORE = "restore {path}, or make it again (dpbench reproduce)"
 
 
 @dataclass(frozen=True)
@@ -43,9 +37,8 @@ class RunRow:
         settings: Its configuration by dotted keys, its unit of privacy, and a hash of each package that is not ours.
         metrics: Final figures; None where one is missing or infinite.
         curves: What was logged, by step; empty where nobody asked for it.
-        record: As in result.json; empty of what was no single run of this machine.
-        folder: Of the run; None where it has none here.
-        complete: Whether the settings are all there are; a cell of a paper's table states only those that made it.
+        record: As in result.json; of a mean that of its first run.
+        folder: Folder of the run; None of a mean.
         verdict: Of its audit; None without one.
         note: What a reader has to know of it wherever it is shown.
         code: Hash of the code that made it, if it is known.
@@ -60,7 +53,6 @@ class RunRow:
     curves: pd.DataFrame = field(default_factory=pd.DataFrame)
     record: Mapping[str, Any] = field(default_factory=dict)
     folder: RunFolder | None = None
-    complete: bool = True
     verdict: str | None = None
     note: str | None = None
     code: str | None = None
@@ -146,45 +138,6 @@ def row_of(folder: RunFolder, record: Mapping[str, Any] | None = None) -> RunRow
 def with_curves(row: RunRow) -> RunRow:
     """The row with what its run logged."""
     return row if row.folder is None else replace(row, curves=read_metrics(row.folder.metrics))
-
-
-def rows_of_table(folder: Path) -> list[RunRow]:
-    """Rows of the runs of a paper's table, from its folder of results.
-
-    Raises:
-        ConfigurationError: A file is damaged.
-    """
-    columns = ["row", "column", "seed", "words", "metric", "value", "seconds", *_EPSILONS]
-    runs = read_csv(folder / CELLS, columns, _RESTORE, (*_CELL, "words", "metric", "unit", "*"))
-    logged = ["row", "column", "seed", "step", "value"]
-    curves = pd.DataFrame(columns=logged)
-    if (folder / CELL_CURVES).is_file():
-        curves = read_csv(folder / CELL_CURVES, logged, _RESTORE, (*_CELL, "*"))
-    rows = []
-    for line in runs.to_dict("records"):
-        place = [name for name in (*_CELL, "seed") if name in runs]
-        points = curves
-        for name in place:
-            if name in points:  # an older file of curves knows of no trials
-                points = points[points[name] == line[name]]
-        metric = str(line["metric"])
-        figures = {metric: line["value"]}
-        figures |= {str(name): line[name] for name in runs if "/" in str(name) or name == "seconds"}
-        figures |= {f"privacy/{name}": line[name] for name in _EPSILONS}
-        settings = unit_setting(line.get("unit"))
-        for word in str(line["words"]).split():
-            if not word.startswith(("run.", "logger")):
-                key, _, value = word.partition("=")
-                settings[key] = value
-        row = RunRow(
-            name=f"{', '.join(str(line[name]) for name in place[:-1])}, seed {line['seed']}",
-            settings=settings,
-            metrics=floats(pd.to_numeric(pd.Series(figures), errors="coerce")),
-            curves=pd.DataFrame({metric: points.set_index("step")["value"]}),
-            complete=False,
-        )
-        rows.append(row)
-    return rows
 
 
 def floats(values: pd.Series[float]) -> dict[str, float]:

@@ -21,7 +21,6 @@ from dpbench.errors import ConfigurationError
 from dpbench.reports.markdown import markdown_rows
 from dpbench.reports.run_rows import (
     AUDITED,
-    CELLS,
     MISSING,
     OWN_CODE,
     UNIT,
@@ -31,7 +30,6 @@ from dpbench.reports.run_rows import (
     marked,
     require_folder,
     row_of,
-    rows_of_table,
     unit_setting,
     with_curves,
     without_seeds,
@@ -80,60 +78,34 @@ class RunTable:
     rows: tuple[RunRow, ...]
 
     @classmethod
-    def read(cls, folders: Sequence[Path]) -> RunTable:
-        """Read all finished runs below some folders, sorted by folder, without their curves.
+    def read(cls, sources: Sequence[Path], curves: bool = False) -> RunTable:
+        """Read all finished runs below some folders, in the order of the folders.
 
         Args:
-            folders: Of runs, or of sweeps.
+            sources: Folders of runs, or of sweeps.
+            curves: Whether to read what the runs logged, too.
 
         Raises:
             ConfigurationError: One of the folders holds no finished run, or a file is damaged.
         """
-        for folder in folders:  # each: one that is mistyped must not be left out silently
-            require_folder(folder)
-            if not finished_runs_below([folder]):
-                raise ConfigurationError(f"no finished run (with a {RunFolder.result}) below {folder}.")
-        return cls.of(finished_runs_below(folders))
+        folders: dict[RunFolder, None] = {}
+        for source in sources:  # each: one that is mistyped must not be left out silently
+            require_folder(source)
+            below = finished_runs_below([source])
+            if not below:
+                raise ConfigurationError(f"no finished run (with a {RunFolder.result}) below {source}.")
+            folders.update(dict.fromkeys(below))
+        rows = [with_curves(row_of(folder)) if curves else row_of(folder) for folder in folders]
+        names = Counter(row.name for row in rows)
+        for number, row in enumerate(rows):
+            if names[row.name] > 1:  # told apart by its folder
+                rows[number] = replace(row, name=f"{row.name} ({row.folder})")
+        return cls(tuple(rows))
 
     @classmethod
     def of(cls, folders: Iterable[RunFolder]) -> RunTable:
         """Read finished runs, without their curves."""
         return cls(tuple(map(row_of, folders)))
-
-    @classmethod
-    def read_sources(cls, sources: Sequence[Path]) -> RunTable:
-        """Read finished runs and cells of papers' tables with their curves, in the order of the sources.
-
-        Args:
-            sources: Folders of runs, of sweeps, or of a table's results.
-
-        Raises:
-            ConfigurationError: One of them holds nothing of that kind, or a file is damaged.
-        """
-        rows: list[RunRow] = []
-        for source in sources:
-            require_folder(source)
-            if (source / CELLS).is_file():
-                cells: dict[str, list[RunRow]] = {}
-                for row in rows_of_table(source):
-                    cells.setdefault(row.name.rpartition(", seed ")[0], []).append(row)
-                rows += map(_mean, cells.values())
-                continue
-            folders = finished_runs_below([source])
-            if not folders:
-                raise ConfigurationError(f"{source} holds no finished run ({RunFolder.result}) and no table ({CELLS}).")
-            for folder in folders:
-                rows.append(with_curves(row_of(folder)))
-        return cls(tuple(rows)).told_apart()
-
-    def told_apart(self) -> RunTable:
-        """Add the folder to names that several runs have."""
-        names = Counter(row.name for row in self.rows)
-        rows = []
-        for row in self.rows:
-            name = f"{row.name} ({row.folder})" if row.folder and names[row.name] > 1 else row.name
-            rows.append(replace(row, name=name))
-        return RunTable(tuple(rows))
 
     # Settings
 
@@ -143,8 +115,6 @@ class RunTable:
         Args:
             stated: Leave out keys in which those runs do not differ that have them: options of one strategy, say.
         """
-        # What a cell of a table does not state is unknown, and no difference to a run of which everything is known.
-        stated = stated or len({row.complete for row in self.rows}) > 1
         free = keys_of_any(without_seeds(self.rows))
         differing = []
         for key in keys_of_any(row.settings for row in self.rows):
@@ -179,8 +149,6 @@ class RunTable:
     def labels(self) -> list[str]:
         """What distinguishes each run from the others, for a legend; its name where that is too long or not enough."""
         names = [row.name for row in self.rows]
-        if not all(row.complete for row in self.rows):  # cells have names that people gave them
-            return names
         keys = self.distinguishing()
         labels = []
         for row in self.rows:
@@ -355,9 +323,8 @@ class RunTable:
     def groups_of_seeds(self) -> list[list[RunRow]]:
         """Runs that differ by their seed only, together; the groups in the order of their first runs."""
         groups: dict[str, list[RunRow]] = {}
-        for number, (row, settings) in enumerate(zip(self.rows, without_seeds(self.rows), strict=True)):
-            unit = row.settings.get(UNIT)
-            kind = [settings, unit, row.code] if row.complete else number  # cells are means already
+        for row, settings in zip(self.rows, without_seeds(self.rows), strict=True):
+            kind = [settings, row.settings.get(UNIT), row.code]
             groups.setdefault(json.dumps(kind, sort_keys=True, default=str), []).append(row)
         return list(groups.values())
 
@@ -483,7 +450,7 @@ def _mean(rows: Sequence[RunRow]) -> RunRow:
             together = pd.concat(curves, axis=1, join="inner")
             means[name] = together.mean(axis=1)
             bands[name] = together.std(axis=1)
-    name = first.name.rpartition(", seed ")[0] or first.name
+    name = first.name.rpartition(", seed ")[0]
     note = joined(row.note for row in rows)
     seeds = ", ".join(str(row.settings.get("seed")) for row in rows)
     return replace(
