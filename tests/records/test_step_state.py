@@ -17,6 +17,7 @@ from torchmetrics import MeanMetric, MetricCollection
 
 import dpbench
 from dpbench.errors import ConfigurationError
+from dpbench.privacy.record_axis.tags import Axis
 from dpbench.privacy.record_axis.verdict import new_axis
 from dpbench.records.step_state import PublicState, StepState
 from tests.guards.plain_training import plain_training
@@ -103,7 +104,7 @@ def test_random_numbers_gradients_and_metrics_stay_after_a_read() -> None:
     module.seen.add_(1)
     module.log = print
     axis, records = new_axis(1), torch.ones(3)
-    axis.tag(records, 0)
+    axis.tag(records, Axis(0))
     with axis:
         module.net[1].mean.update(records)
     state.put_back()

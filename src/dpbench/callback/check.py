@@ -286,12 +286,10 @@ class _OneCheck(pl.Callback):
 
 def _in_words(place: Any, inner: int) -> str:
     """The place of the records of an input that is not the usual one."""
-    if isinstance(place, int):
-        return "one record at a time"
     if isinstance(place, Mixed):
         return "records are mixed"
-    if not isinstance(place, Axis):
-        return f"a {place.over.value} over records" if isinstance(place, Total) else "a sum over some records"
+    if isinstance(place, Total):
+        return f"a {place.over.value} over records"
     words = f"records in dimension {place.dim}"
     if place.inner != inner:
         words += f", {place.inner} neighboring rows of each"

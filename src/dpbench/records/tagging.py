@@ -18,14 +18,11 @@ from dpbench.privacy.record_axis.mode import IN_BATCH, RecordAxis
 from dpbench.privacy.record_axis.tags import (
     UNKNOWN,
     Axis,
-    Lone,
     Mixed,
     Over,
     covers_storage,
     has_plain_memory,
-    new_number,
     set_tag,
-    tag_of,
 )
 from dpbench.privacy.record_axis.verdict import LayerPlaces, Verdict, judge, new_axis
 
@@ -38,7 +35,7 @@ def tagged(axis: RecordAxis, batch: Any, rows_of_record: int = 1, index: object 
     Args:
         axis: The mode of the step.
         batch: Tensors with records in dimension 0, in lists, dictionaries or dataclasses; lists of R items are taken as
-            an item of each record.
+            an item of each record, which Python tells apart.
         rows_of_record: Neighboring rows that belong to one record.
         index: Key of the entry that counts the records; what it says is where they lie, and public.
 
@@ -48,8 +45,8 @@ def tagged(axis: RecordAxis, batch: Any, rows_of_record: int = 1, index: object 
     know_as_tree(batch)
     if isinstance(batch, dict) and isinstance(index, str) and index in batch:
         others = {key: value for key, value in batch.items() if key != index}
-        return batch | _tagged(axis, others, rows_of_record, None)
-    return _tagged(axis, batch, rows_of_record, None)
+        return batch | _tagged(axis, others, rows_of_record)
+    return _tagged(axis, batch, rows_of_record)
 
 
 def under_tags(
@@ -77,32 +74,20 @@ def under_tags(
     return output
 
 
-def _tagged(axis: RecordAxis, x: Any, inner: int, record: int | None) -> Any:
+def _tagged(axis: RecordAxis, x: Any, inner: int) -> Any:
     if isinstance(x, Tensor):
-        return _tagged_tensor(axis, x, inner, record)
-    if isinstance(x, list) and record is None and len(x) == axis.records and not _are_rows(x, axis.records * inner):
-        if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(x)):
-            axis.note_read("list", f"{IN_BATCH} a list of values of records")
-        items = [_tagged(axis, item, inner, place) for place, item in enumerate(x)]
-        _tell_apart(items)
-        return items
+        return _tagged_tensor(axis, x, inner)
+    if isinstance(x, list) and len(x) == axis.records and not _are_rows(x, axis.records * inner):
+        axis.note_read("list", f"{IN_BATCH} a list of values of records")
+        return tree_map(lambda leaf: _tagged_leaf(axis, leaf, 0), x)  # no tensor has a row of each record
     if isinstance(x, (list, tuple)) and not hasattr(x, "_fields"):
-        return type(x)(_tagged(axis, item, inner, record) for item in x)
-    return tree_map(lambda leaf: _tagged_leaf(axis, leaf, inner, record), x)
+        return type(x)(_tagged(axis, item, inner) for item in x)
+    return tree_map(lambda leaf: _tagged_leaf(axis, leaf, inner), x)
 
 
-def _tell_apart(items: list[Any]) -> None:
-    """Give tensors of each record different histories, by their places in its item."""
-    number = new_number()
-    for item in items:
-        for place, leaf in enumerate(tree_leaves(item)):
-            if isinstance(leaf, Tensor) and has_plain_memory(leaf) and isinstance(tag := tag_of(leaf), Lone):
-                set_tag(leaf, tag._replace(history=hash((number, place))))
-
-
-def _tagged_leaf(axis: RecordAxis, leaf: Any, inner: int, record: int | None) -> Any:
+def _tagged_leaf(axis: RecordAxis, leaf: Any, inner: int) -> Any:
     if isinstance(leaf, Tensor):
-        return _tagged_tensor(axis, leaf, inner, record)
+        return _tagged_tensor(axis, leaf, inner)
     closed = unopened(leaf)
     if closed is not None:
         axis.note_read(closed, f"{IN_BATCH} a {closed}, whose tensors cannot be found ({_COLLATE})")
@@ -116,16 +101,12 @@ def _are_rows(items: list[Any], rows: int) -> bool:
     return bool(tensors) and all(t.dim() and len(t) == rows for t in tensors)
 
 
-def _tagged_tensor(axis: RecordAxis, t: Tensor, inner: int, record: int | None) -> Tensor:
+def _tagged_tensor(axis: RecordAxis, t: Tensor, inner: int) -> Tensor:
     if not has_plain_memory(t):
         return t  # mixed, whatever is done with it
     if not covers_storage(t):
         t = t.clone()
-    if record is not None:
-        axis.tag(t, record)
-    elif axis.records == 1:
-        axis.tag(t, 0)
-    elif t.dim() and len(t) == axis.records * inner:
+    if axis.records == 1 or (t.dim() and len(t) == axis.records * inner):
         axis.tag(t, Axis(0, 1, inner))
     else:
         set_tag(t, Mixed(axis.batch, UNKNOWN, "", "the batch has rows that are no records"))

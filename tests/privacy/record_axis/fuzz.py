@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from dpbench.privacy.record_axis.host import watched
-from dpbench.privacy.record_axis.tags import Axis, Lone, Mixed, Over, Rows, Total, arrangement, has_plain_memory, tag_of
+from dpbench.privacy.record_axis.tags import Axis, Mixed, Over, Rows, Total, arrangement, has_plain_memory, tag_of
 from dpbench.privacy.record_axis.verdict import new_axis
 
 Run = Callable[[Sequence[Any]], Any]
@@ -198,12 +198,9 @@ def _claim(batch: int, t: Tensor) -> Any:
     if isinstance(tag, Rows) and tag.is_private:
         if not t.numel():
             return "empty"
-        place = arrangement(t, tag)
-        return "mixed" if place is None or (tag.unwritten and isinstance(place, Axis)) else place
+        return arrangement(t, tag) or "mixed"
     if isinstance(tag, Total):
         return tag.over
-    if isinstance(tag, Lone):
-        return tag.record
     return "mixed" if isinstance(tag, Mixed) else "public"
 
 
@@ -284,10 +281,8 @@ def _only(claim: Any, old: Tensor, now: Tensor, place: int, records: int) -> boo
     """Nothing changed but what is claimed of the record at a place."""
     if isinstance(claim, Over):
         return True
-    if claim == "public" or (isinstance(claim, int) and claim != place):
+    if claim == "public":
         return _close(old, now)
-    if isinstance(claim, int):
-        return True
     others = [r for r in range(records) if r != place]
     return _close(by_record(old, claim, records)[others], by_record(now, claim, records)[others])
 
@@ -296,8 +291,6 @@ def _permuted(claim: Any, old: Tensor, now: Tensor, order: Sequence[int], record
     """Records have moved to their new places, and are treated as at their old ones."""
     if isinstance(claim, Over) or claim == "public":
         return _close(old, now)
-    if isinstance(claim, int):
-        return True
     return _close(by_record(old, claim, records)[list(order)], by_record(now, claim, records))
 
 

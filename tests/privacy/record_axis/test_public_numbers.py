@@ -129,6 +129,8 @@ MIXED = [
     constants_in_a_loop,
     the_first_is_another,
     the_first_is_zero,
+    loop,
+    written_in_a_loop,
     a_diagonal_is_one,
     numbers_by_place_are_written,
 ]
@@ -139,8 +141,6 @@ SEPARABLE = [
     last_column_is_zero,
     positions_of_columns,
     repeated_row,
-    loop,
-    written_in_a_loop,
 ]
 
 

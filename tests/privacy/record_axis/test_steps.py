@@ -1380,7 +1380,6 @@ def regression_of_quantiles(batch: Batch, net: Net) -> Tensor:
     return torch.maximum(levels * error, (levels - 1) * error).sum(-1).mean()
 
 
-@independent
 def a_loop_over_records(batch: Batch, net: Net) -> Tensor:
     total = torch.zeros(())
     for x, y in zip(batch["x"], batch["y"], strict=True):
@@ -1388,13 +1387,11 @@ def a_loop_over_records(batch: Batch, net: Net) -> Tensor:
     return total / R
 
 
-@independent
 def a_sum_of_a_list(batch: Batch, net: Net) -> Tensor:
     losses = [net.linear(functional.dropout(row, 0.5)).pow(2).mean() for row in batch["t"]]
     return torch.as_tensor(sum(losses)) / R
 
 
-@independent
 def a_loop_that_fills_rows(batch: Batch, net: Net) -> Tensor:
     filled = []
     for i in range(R):
@@ -1476,6 +1473,9 @@ def test_an_earlier_batch_is_not_separable(step: Step, batches: int) -> None:
 
 FALSE_ALARMS: dict[str, tuple[Step, str]] = {
     "lengths in a list, which C++ writes to a tensor": (alignments, "mixed"),
+    "records one by one": (a_loop_over_records, "mixed"),
+    "a sum over records, one by one": (a_sum_of_a_list, "mixed"),
+    "records one by one, written to in part": (a_loop_that_fills_rows, "mixed"),
 }
 
 
@@ -1506,15 +1506,12 @@ def pairs_beside_a_number(batch: Pairs, net: Net) -> tuple[Tensor, int]:
     return (h - h.mean(0)).pow(2).mean(), 1
 
 
-@pytest.mark.parametrize(
-    ("step", "kind"),
-    [(pairs_in_their_order, "separable"), (pairs_in_two_orders, "mixed"), (pairs_beside_a_number, "mixed")],
-)
-def test_lists_of_records(step: Callable[[Pairs, Net], Any], kind: str) -> None:
+@pytest.mark.parametrize("step", [pairs_in_their_order, pairs_in_two_orders, pairs_beside_a_number])
+def test_lists_of_records(step: Callable[[Pairs, Net], Any]) -> None:
     net = a_net()
     batch = [(torch.randn(C), torch.randn(C)) for _ in range(R)]
     _, verdict = watch(lambda pairs: step(pairs, net), batch, R, net)
-    assert verdict.kind == kind
+    assert verdict.kind == "reads"
 
 
 def test_a_hook_without_parameters() -> None:

@@ -233,7 +233,7 @@ def _read_parts(axis: RecordAxis, name: str, own: Callable[..., Any], args: Any,
     made = own(*args, **kwargs)
     if axis.reads and isinstance(made, Tensor) and axis.place_of(made) is None:  # perhaps of a value that was read
         reason = "a number of Python's, after a value was read"
-        set_tag(made, Lone(axis.batch, 0) if axis.records == 1 else Mixed(axis.batch, calling_line(), name, reason))
+        set_tag(made, Lone(axis.batch) if axis.records == 1 else Mixed(axis.batch, calling_line(), name, reason))
     return made
 
 

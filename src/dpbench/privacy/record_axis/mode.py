@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_leaves
 
 from dpbench.privacy.record_axis import rules as _rules  # noqa: F401  (enters the rules)
 from dpbench.privacy.record_axis.harmless import harmless_function
-from dpbench.privacy.record_axis.loops import of_parts
 from dpbench.privacy.record_axis.operators import Call, Mixes, Operator, Outcome, is_among, tensors_among
 from dpbench.privacy.record_axis.public import is_one_place, make, make_local, make_public, public_axis
 from dpbench.privacy.record_axis.tags import (
@@ -32,7 +31,6 @@ from dpbench.privacy.record_axis.tags import (
     Over,
     Place,
     Rows,
-    Subtotal,
     Tag,
     Total,
     Unwritten,
@@ -40,14 +38,9 @@ from dpbench.privacy.record_axis.tags import (
     calling_line,
     covers_storage,
     has_plain_memory,
-    history_of,
     is_private,
-    is_unwritten,
-    layout_of,
-    new_number,
     overlaps_itself,
     rows_of,
-    seen_through,
     set_tag,
     tag_of,
     whole,
@@ -146,21 +139,20 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.is_over = False
         self.before_first_read: Callable[[], None] | None = None
         self._quiet = 0
-        self._compared: list[Any] = []  # memory that is compared by its address, which no other may have by then
 
     # ------------------------------------------------------------------------------------- tags of tensors
 
-    def tag(self, t: Tensor, place: Axis | int) -> None:
-        """Tag a tensor's memory as having its records along an axis, or as one record's.
+    def tag(self, t: Tensor, axis: Axis) -> None:
+        """Tag a tensor's memory as having its records along an axis; where there is one record, all of it is its own.
 
         Args:
             t: A tensor of the batch.
-            place: The axis, or the position of the record in the batch.
+            axis: The axis.
         """
-        self._give(t, Lone(self.batch, place) if isinstance(place, int) else place)
+        self._give(t, axis if self.records > 1 else Lone(self.batch))
 
     def place_of(self, t: Tensor) -> Axis | int | Tag | None:
-        """The axis of a tensor's records, or the position of its only record; None if public; else its tag."""
+        """The axis of a tensor's records; 0 for the only record; None if public; else its tag."""
         if not has_plain_memory(t):
             return Mixed(self.batch, calling_line(), "", "a tensor without rows in its memory")
         tag = tag_of(t)
@@ -169,12 +161,9 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if tag.batch != self.batch:
             return Mixed(self.batch, calling_line(), "", "records of an earlier batch", is_kept=True)
         if isinstance(tag, Rows):
-            place = arrangement(t, tag)
-            if place is None or is_unwritten(tag, place):
-                return Mixed(self.batch, calling_line(), "", "a part of the batch")
-            return place
+            return arrangement(t, tag) or Mixed(self.batch, calling_line(), "", "a part of the batch")
         if isinstance(tag, Lone):
-            return tag.record
+            return 0
         result: Tag = tag
         return result
 
@@ -261,7 +250,6 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
         shared = [call.shares(t) for t in call.outputs]
         if shared and all(shared) and not operator.written:
             return  # a view by another name
-        call.compared = self._compared
         try:
             outcome = self._judge(call)
         except Mixes as error:
@@ -271,13 +259,13 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if outcome is None:
             make_public(call)
             return
-        for place, target in enumerate(call.written):
-            self._write(operator.name, target, _of_output(outcome, place))
+        for target in call.written:
+            self._write(operator.name, target, outcome)
         for place, t in enumerate(call.outputs):
             if shared[place]:
                 continue
             if type(outcome) is not list:
-                self._give(t, _of_output(outcome, place))
+                self._give(t, outcome)
             else:
                 self._give(t, outcome[place] if place < len(outcome) else None)
 
@@ -324,39 +312,35 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _judge(self, call: Call) -> Any:
         """The outcome of an operator: as a rule says, or a tag; None if its output is public."""
         inputs = _Inputs(self, call)
-        parts, totals, mixed = inputs.parts, inputs.totals, inputs.mixed
+        totals, mixed = inputs.totals, inputs.mixed
         operator = call.operator
-        if operator.is_like or not (call.axes or parts or totals or mixed):
+        if operator.is_like or not (call.axes or inputs.is_lone or totals or mixed):
             return None
         if operator.reads:
             self.note_read(operator.name, is_kept=any(tag.is_kept for tag in mixed))
             return Mixed(self.batch, calling_line(), operator.name, "a value or a shape that depends on records")
         if self.records == 1:  # nothing can be mixed but with records of earlier batches
             kept = [tag for tag in mixed if tag.is_kept]
-            return kept[0] if kept else Lone(self.batch, 0)
+            return kept[0] if kept else Lone(self.batch)
         if mixed:
             return max(mixed, key=lambda tag: tag.is_kept)
         if inputs.has_joint or (inputs.has_one_place and call.axes):
             raise Mixes("numbers that were drawn for the batch together")
         if totals:
-            return self._of_totals(call, totals, bool(call.axes or parts))
-        if parts:
-            if call.axes:
-                raise Mixes("one record is combined with all")
-            return of_parts(call, parts, inputs.overwritten)
+            return self._of_totals(call, totals)
         if operator.rule is None:
             raise Mixes("an operator without a rule")
         call.read = partial(self.note_read, operator.name)
         call.is_in_backward = self.is_in_backward
         return operator.rule(call)
 
-    def _of_totals(self, call: Call, totals: Sequence[Total], has_records: bool) -> Total:
+    def _of_totals(self, call: Call, totals: Sequence[Total]) -> Total:
         """What an operator makes of sums over records: a sum again, if it is linear."""
         name = call.operator.plain_name
         is_product = name in ("mul", "div", "mm", "bmm", "mv")
         is_divisor = name == "div" and not isinstance(call.tags[0], Total)
         is_rounded = call["rounding_mode"] is not None
-        if has_records or name not in _LINEAR or is_rounded or (is_product and (len(totals) > 1 or is_divisor)):
+        if call.axes or name not in _LINEAR or is_rounded or (is_product and (len(totals) > 1 or is_divisor)):
             raise Mixes("a sum over the records is used further")
         kinds = {total.over for total in totals}
         if len(kinds) > 1:
@@ -383,8 +367,6 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return Local(self.batch)
         if isinstance(outcome, Over):
             return Total(self.batch, outcome)
-        if isinstance(outcome, (Lone, Subtotal)):
-            return outcome._replace(layout=layout_of(t))
         if not isinstance(outcome, Axis):
             return outcome
         if not t.numel():
@@ -421,35 +403,17 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(old, Mixed):
             return old
         if self.records == 1:
-            return Lone(self.batch, 0)
-        if isinstance(old, Lone) and isinstance(new, Lone) and old.record == new.record:
-            return new._replace(layout=old.layout)  # its history has the old one, as the target was an input
-        if isinstance(old, Rows):
-            place = arrangement(target, old)
-            if isinstance(new, Axis) and place == new and (old.is_private or old.records == self.records):
-                return old._replace(is_private=True, number=new_number())
-            if isinstance(new, Lone) and place == new.record and old.history == self._written_history(target, new, old):
-                return old._replace(unwritten=old.unwritten & ~(1 << new.record))
-        if isinstance(old, (Exchangeable, Unwritten)):
-            if isinstance(new, Axis):
+            return Lone(self.batch)
+        if isinstance(new, Axis):
+            if isinstance(old, Rows) and arrangement(target, old) == new and old.records == self.records:
+                return old._replace(is_private=True)
+            if isinstance(old, (Exchangeable, Unwritten)):
                 rows = rows_of(target, new, self.batch, self.records)
                 if rows is not None:
                     return whole(rows)
-            if isinstance(new, Lone):
-                run, rest = divmod(target.untyped_storage().nbytes(), self.records)
-                rows = Rows(self.batch, max(run, 1), self.records, 0, number=new_number())
-                if not rest and arrangement(target, rows) == new.record:
-                    return rows._replace(
-                        history=self._written_history(target, new, rows),
-                        unwritten=((1 << self.records) - 1) & ~(1 << new.record),
-                    )
         if old == new:
             return old  # type: ignore[no-any-return]
         return self.mix(name, "written beside other records or public numbers")
-
-    def _written_history(self, target: Tensor, new: Lone, rows: Rows) -> int:
-        """How a record's part of memory came about, and where in it that lies."""
-        return hash((new.history, history_of(target, rows._replace(history=None, number=0))))
 
 
 class _Inputs:
@@ -460,8 +424,7 @@ class _Inputs:
         call: The call.
 
     Attributes:
-        overwritten: Tensors that the operator writes to without a look.
-        parts: Tags of inputs that belong to single records.
+        is_lone: True if some depend on the only record.
         totals: Tags of sums over all records.
         mixed: Tags of inputs in which records cannot be told apart.
         has_joint: True if some public numbers were drawn for the batch together.
@@ -469,16 +432,16 @@ class _Inputs:
     """
 
     def __init__(self, axis: RecordAxis, call: Call) -> None:
-        self.overwritten = _overwritten(call) if call.operator.written else []
-        self.parts: list[Lone | Subtotal] = []
+        self.is_lone = False
         self.totals: list[Total] = []
         self.mixed: list[Mixed] = []
         self.has_joint = False
         self.has_one_place = False
         self._axis = axis
         self._call = call
+        overwritten = _overwritten(call) if call.operator.written else []
         for t, tag in zip(call.tensors, call.tags, strict=True):
-            if tag is not None and type(tag) is not Local and not is_among(t, self.overwritten):
+            if tag is not None and type(tag) is not Local and not is_among(t, overwritten):
                 self._add(t, tag)
 
     def _add(self, t: Tensor, tag: Tag) -> None:
@@ -489,8 +452,8 @@ class _Inputs:
             self.mixed.append(Mixed(self._axis.batch, *event, is_kept=True))
         elif isinstance(tag, Rows):
             self._add_rows(t, tag)
-        elif isinstance(tag, (Lone, Subtotal)):
-            self.parts.append(seen_through(t, tag))
+        elif isinstance(tag, Lone):
+            self.is_lone = True
         elif isinstance(tag, Total):
             self.totals.append(tag)
         elif isinstance(tag, Mixed):
@@ -518,35 +481,21 @@ class _Inputs:
         if not t.numel():
             return
         place = arrangement(t, rows)
-        if place is None or (rows.unwritten and is_unwritten(rows, place)):
+        if place is None:
             self.mixed.append(self._axis.mix(self._call.operator.name, "a part of the batch"))
-        elif isinstance(place, Axis):
-            self._call.axes[id(t)] = place
         else:
-            self.parts.append(Lone(self._axis.batch, place, history_of(t, rows)))
+            self._call.axes[id(t)] = place
 
 
 def _overwritten(call: Call) -> list[Any]:
     """The tensors that an operator writes to without a look.
 
-    Not a part of records' memory: that has to be the same part of each record, or one record's by a loop.
+    Not a part of records' memory: that has to be the same part of each record.
     """
     if call.operator.name in _OVERWRITES:
         target = call["self"]
-        tag = tag_of(target)
-        if covers_storage(target) or not is_private(tag):
-            return [target]
-        is_by_loop = isinstance(tag, Rows) and isinstance(arrangement(target, tag), int)
-        source = call["src"]
-        return [target] if is_by_loop and source is not None and is_private(tag_of(source)) else []
+        return [target] if covers_storage(target) or not is_private(tag_of(target)) else []
     return [call.values[name] for name in call.operator.written if name.startswith("out") and name in call.values]
-
-
-def _of_output(outcome: Any, place: int) -> Any:
-    """The outcome of one of several outputs, of which each has its own history."""
-    if isinstance(outcome, Lone) and place:
-        return outcome._replace(history=hash((outcome.history, place)))
-    return outcome
 
 
 def _note(events: list[Event], event: Event) -> None:

@@ -48,8 +48,22 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return enter
 
 
-_CONSTANT = frozenset(["ones", "full", "new_ones", "new_full", "ones_like", "full_like", "fill", "scalar_tensor"])
-_ZEROS = frozenset(["zeros", "new_zeros", "zeros_like", "zero"])
+_CONSTANT = frozenset(
+    [
+        "ones",
+        "zeros",
+        "full",
+        "new_ones",
+        "new_zeros",
+        "new_full",
+        "ones_like",
+        "zeros_like",
+        "full_like",
+        "fill",
+        "zero",
+        "scalar_tensor",
+    ]
+)
 _DRAWN = frozenset(
     [
         "rand",
@@ -69,7 +83,7 @@ _DRAWN = frozenset(
     ]
 )
 _EMPTY = frozenset(["empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"])
-_MADE = {"constant": _CONSTANT, "zeros": _ZEROS, "drawn": _DRAWN, "empty": _EMPTY}
+_MADE = {"constant": _CONSTANT, "drawn": _DRAWN, "empty": _EMPTY}
 
 
 class Operator:
@@ -87,7 +101,7 @@ class Operator:
         is_view: True if its output shares memory with its first argument.
         reads: True if it hands values, or a shape that depends on values, to Python.
         draws: True if it draws random numbers.
-        makes: "constant", "zeros", "drawn" or "empty" where it fills memory by itself; or None.
+        makes: "constant", "drawn" or "empty" where it fills memory by itself; or None.
         is_like: True if it makes memory of a tensor's shape, and reads none of its numbers.
         rule: Its rule, or None.
     """
@@ -142,7 +156,6 @@ class Call:
         axes: id of an input → where it has its records.
         exchangeable: id of a public input → the axis along which it is exchangeable, with its number of records; None
             for each dimension.
-        compared: Takes memory that is compared by its address, which no other may have by then.
         read: Called with a reason where a rule comes upon a value that Python gets to know.
         is_in_backward: True while the gradient of the loss is computed.
     """
@@ -167,7 +180,6 @@ class Call:
         self.records = records
         self.axes: dict[int, Axis] = {}
         self.exchangeable: dict[int, tuple[Axis, int] | None] = {}
-        self.compared: list[Any] = []
         self.read: Callable[[str], None] = _ignore
         self.is_in_backward = False
 
@@ -202,14 +214,6 @@ class Call:
     def shares(self, t: Tensor) -> bool:
         """True if a tensor lies in the memory of an input."""
         return is_among(t.untyped_storage(), self.storages)
-
-    def numbers(self) -> list[tuple[str, str]]:
-        """Arguments that are no tensors, by name."""
-        numbers = []
-        for name, value in self.values.items():
-            listed = value if isinstance(value, (list, tuple)) else [value]
-            numbers += [(name, repr(x)) for x in listed if not isinstance(x, Tensor)]
-        return numbers
 
     def axis(self, t: Any) -> Axis | None:
         """Where an input has its records; None for a public one."""

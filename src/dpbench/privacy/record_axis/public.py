@@ -5,7 +5,6 @@ Numbers that differ by the place of a record in its batch would have records tre
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -25,21 +24,12 @@ from dpbench.privacy.record_axis.tags import (
     calling_line,
     covers_storage,
     is_private,
-    layout_of,
-    new_number,
     overlaps_itself,
     rows_of,
     set_tag,
     tag_of,
     whole,
 )
-
-ZEROS = 1
-"""The history of memory that is zero."""
-
-
-_SMALL = 1024
-"""Elements of public memory up to which its numbers are compared, and not its address."""
 
 
 def make(call: Call) -> bool:
@@ -58,13 +48,8 @@ def make(call: Call) -> bool:
         return False
     if not isinstance(call.output, Tensor):
         return False
-    tag: Tag = Exchangeable(call.batch, history=ZEROS if kind == "zeros" else 0)
-    if kind == "empty" and call.output.numel():
-        tag = Unwritten(call.batch)
-    elif kind == "drawn":
-        numbers = [entry for entry in call.numbers() if entry[0] not in ("size", "generator")]
-        tag = Exchangeable(call.batch, True, hash((operator.name, repr(numbers))))
-    set_tag(call.output, tag)
+    is_unwritten = kind == "empty" and call.output.numel()
+    set_tag(call.output, Unwritten(call.batch) if is_unwritten else Exchangeable(call.batch, kind == "drawn"))
     return True
 
 
@@ -111,8 +96,7 @@ def _outcome(call: Call, is_random: bool) -> tuple[Any, int]:
     operator = call.operator
     is_pointwise = operator.rule is not None and operator.rule.__name__ in ("pointwise", "copy")
     if is_pointwise and all(_is_uniform(call, t, tag) for t, tag in call.tagged):
-        history = hash((operator.name, describe(call, []))) if is_random else 0
-        return _of_draws(call, Exchangeable(call.batch, is_random, history)), call.records
+        return _of_draws(call, is_random), call.records
     if operator.name == "repeat" and not isinstance(call.tags[0], Rows):
         return _repeated(call)
     return _exchangeable_outcome(call)
@@ -125,7 +109,7 @@ def _is_uniform(call: Call, t: Tensor, tag: Any) -> bool:
     return t.numel() == 1 and not isinstance(tag, (Rows, Joint))
 
 
-def _of_draws(call: Call, outcome: Exchangeable) -> Exchangeable | Joint:
+def _of_draws(call: Call, is_random: bool) -> Exchangeable | Joint:
     """What is made of draws and constants, element by element: joint if one draw is used at several places."""
     drawn = [(t, tag) for t, tag in call.tagged if getattr(tag, "is_random", False)]
     parts = [is_one_place(t, tag, call.records) for t, tag in drawn]
@@ -133,9 +117,14 @@ def _of_draws(call: Call, outcome: Exchangeable) -> Exchangeable | Joint:
         return Joint(call.batch)
     for t, _ in drawn[1:]:
         first = drawn[0][0]
-        if t.untyped_storage() is first.untyped_storage() and layout_of(t) != layout_of(first):
+        if t.untyped_storage() is first.untyped_storage() and _layout_of(t) != _layout_of(first):
             return Joint(call.batch)
-    return outcome._replace(is_part=any(parts))
+    return Exchangeable(call.batch, is_random, any(parts))
+
+
+def _layout_of(t: Tensor) -> tuple[Any, ...]:
+    """Where in its memory a tensor lies."""
+    return t.storage_offset(), t.shape, t.stride(), t.dtype
 
 
 def is_one_place(t: Tensor, tag: Any, records: int) -> bool:
@@ -187,7 +176,7 @@ def _overwrite(call: Call, t: Tensor, outcome: Any, records: int, is_random: boo
         set_tag(t, by_place)
         return
     is_random = not rows.is_private and (rows.is_random or is_random)
-    set_tag(t, rows._replace(is_random=is_random, number=new_number()))
+    set_tag(t, rows._replace(is_random=is_random))
 
 
 def _rows_written(call: Call, t: Tensor, old: Tag, outcome: Any, records: int, is_random: bool) -> Rows | None:
@@ -287,37 +276,3 @@ def public_axis(t: Tensor, rows: Rows, records: int) -> tuple[Axis, int] | None:
         return None
     place = arrangement(t, rows._replace(run=rows.run * blocks, records=records))
     return (place, records) if isinstance(place, Axis) else None
-
-
-def describe(call: Call, overwritten: Sequence[Any]) -> str:
-    """A description of what an operator is given, in its order, in which records stand for any.
-
-    Args:
-        call: The call.
-        overwritten: Tensors that the operator writes to without a look.
-    """
-    described: list[Any] = list(call.numbers())
-    for t, tag in call.tagged:
-        what: Any = "records"
-        is_overwritten = is_among(t, overwritten)
-        if is_overwritten:
-            what = "overwritten"
-        elif isinstance(tag, Exchangeable) and tag.batch == call.batch:
-            constant = t.flatten()[0].item() if t.numel() and not tag.is_random and not t.is_meta else None
-            what = ("drawn", tag.history) if tag.is_random else constant
-        elif isinstance(tag, Unwritten):
-            what = "unwritten"
-        elif not is_private(tag):
-            what = _identity(call, t)
-        has_own_shape = is_overwritten or not is_private(tag)
-        described.append((what, t.dtype, tuple(t.shape) if has_own_shape else ()))
-    return repr(described)
-
-
-def _identity(call: Call, t: Tensor) -> Any:
-    """Numbers of a small public tensor, or where in memory a large one lies."""
-    if t.numel() <= _SMALL and not t.is_meta:
-        return t.tolist()
-    storage = t.untyped_storage()
-    call.compared.append(storage)
-    return storage._cdata, t.storage_offset(), t.stride(), t._version

@@ -6,7 +6,6 @@ tensors that autograd has saved) is covered by geometry, and needs no rule.
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 from enum import Enum
@@ -24,9 +23,6 @@ _HIDDEN = tuple(
     )
 )
 """Folders whose lines are not named: the line that called them is."""
-
-new_number = itertools.count(1).__next__
-"""Returns a number that no other memory of this process has."""
 
 
 class Axis(NamedTuple):
@@ -93,9 +89,6 @@ class Rows(NamedTuple):
         base: Byte at which a run of record 0 starts.
         is_private: False for public numbers that are exchangeable along the records: draws and constants.
         is_random: True for public numbers of which some were drawn.
-        history: How each record's memory came about, where a loop writes one record after the other.
-        unwritten: The records, as bits, to which such a loop has not come yet.
-        number: A number of what was written, which no other memory has: by it loops tell tensors of one shape apart.
     """
 
     batch: int
@@ -104,46 +97,16 @@ class Rows(NamedTuple):
     base: int
     is_private: bool = True
     is_random: bool = False
-    history: int | None = None
-    unwritten: int = 0
-    number: int = 0
-
-
-Layout = tuple[Any, ...]
-"""Offset, shape, strides and dtype of a tensor."""
 
 
 class Lone(NamedTuple):
-    """Memory that belongs to one record.
+    """Memory that depends on the only record of its batch.
 
     Attributes:
         batch: Number of the batch.
-        record: Position of the record in the batch.
-        history: A hash of the operators that made it. Where records are joined again, theirs have to be equal, or
-            records are treated by their places.
-        layout: That of the tensor that was made; views of another one have another history.
     """
 
     batch: int
-    record: int
-    history: int = 0
-    layout: Layout = ()
-
-
-class Subtotal(NamedTuple):
-    """A sum of terms of some records.
-
-    Attributes:
-        batch: Number of the batch.
-        mask: The records, as bits.
-        history: That of each term.
-        layout: That of the sum.
-    """
-
-    batch: int
-    mask: int
-    history: int = 0
-    layout: Layout = ()
 
 
 class Over(Enum):
@@ -189,13 +152,11 @@ class Exchangeable(NamedTuple):
     Attributes:
         batch: Number of the batch.
         is_random: True for draws.
-        history: A hash of how they were drawn; of constants, 1 for zeros.
         is_part: True if they were made of one place of draws that may be one for each record.
     """
 
     batch: int
     is_random: bool = False
-    history: int = 0
     is_part: bool = False
 
 
@@ -229,8 +190,8 @@ class Local(NamedTuple):
     batch: int
 
 
-Tag = Rows | Lone | Subtotal | Total | Mixed | Exchangeable | Joint | Unwritten | Local
-_PRIVATE = frozenset([Lone, Subtotal, Total, Mixed])
+Tag = Rows | Lone | Total | Mixed | Exchangeable | Joint | Unwritten | Local
+_PRIVATE = frozenset([Lone, Total, Mixed])
 """Tags of memory that depends on records, beside private `Rows`."""
 
 _has_plain_memory: dict[type, bool] = {}
@@ -294,7 +255,7 @@ def is_private(tag: Any) -> bool:
     return kind in _PRIVATE or (kind is Rows and tag.is_private)
 
 
-def arrangement(t: Tensor, rows: Rows) -> Axis | int | None:
+def arrangement(t: Tensor, rows: Rows) -> Axis | None:
     """Read off strides where a tensor has its records.
 
     Args:
@@ -302,7 +263,7 @@ def arrangement(t: Tensor, rows: Rows) -> Axis | int | None:
         rows: The tag.
 
     Returns:
-        The dimension of all records; one record's position if all elements are of that record; None if neither.
+        The dimension of all records; None if it has some of them only, or in another order.
     """
     run = rows.run
     period = run * rows.records
@@ -330,31 +291,7 @@ def arrangement(t: Tensor, rows: Rows) -> Axis | int | None:
                 return None
             axis = Axis(dim, size // (rows.records * inner), inner)
             limit = stride
-    if extent + size_of_element > limit:
-        return None
-    return first_run % rows.records if axis is None else axis
-
-
-def is_unwritten(rows: Rows, place: Axis | int) -> bool:
-    """True where a loop that writes one record after the other has not come to all that a place holds."""
-    return bool(rows.unwritten) if isinstance(place, Axis) else bool(rows.unwritten >> place & 1)
-
-
-def history_of(t: Tensor, rows: Rows) -> int:
-    """A hash of where in its record's memory a tensor of one record lies."""
-    offset = (t.storage_offset() * t.element_size() - rows.base) % rows.run
-    return hash((offset, tuple(t.shape), t.stride(), t.dtype, rows.history, rows.number))
-
-
-def layout_of(t: Tensor) -> Layout:
-    """Where in its memory a tensor lies."""
-    return t.storage_offset(), tuple(t.shape), t.stride(), t.dtype
-
-
-def seen_through(t: Tensor, tag: Lone | Subtotal) -> Lone | Subtotal:
-    """The tag of a view: with another history where it shows another part, or another order, than what was made."""
-    layout = layout_of(t)
-    return tag if layout == tag.layout else tag._replace(history=hash((tag.history, layout)))
+    return axis if extent + size_of_element <= limit else None
 
 
 def rows_of(t: Tensor, axis: Axis, batch: int, records: int) -> Rows | None:
@@ -372,7 +309,7 @@ def rows_of(t: Tensor, axis: Axis, batch: int, records: int) -> Rows | None:
     run = axis.inner * t.stride(axis.dim) * size_of_element
     if run <= 0:
         return None
-    rows = Rows(batch, run, records, int(t.storage_offset()) * size_of_element, number=new_number())
+    rows = Rows(batch, run, records, int(t.storage_offset()) * size_of_element)
     if not axis.dim and axis.outer == 1 < records and t.shape[0] == records * axis.inner and t.is_contiguous():
         return rows  # as most are
     return rows if arrangement(t, rows) == axis else None

@@ -18,8 +18,6 @@ from dpbench.privacy.record_axis.tags import (
     Lone,
     Mixed,
     Over,
-    Rows,
-    Subtotal,
     Total,
     Unwritten,
     has_plain_memory,
@@ -102,7 +100,7 @@ class LayerPlaces:
         found = []
         for calls in self.places.values():
             for places in calls:
-                found += [place for place in places if isinstance(place, (Mixed, Total, Subtotal))]
+                found += [place for place in places if isinstance(place, (Mixed, Total))]
         return [tag if isinstance(tag, Mixed) else _used_total(tag) for tag in found]
 
 
@@ -112,7 +110,7 @@ def _place(axis: RecordAxis, t: Tensor) -> Any:
     return axis.place_of(t)
 
 
-def _used_total(tag: Total | Subtotal) -> Mixed:
+def _used_total(tag: Total) -> Mixed:
     return Mixed(tag.batch, UNKNOWN, "", "a layer is given a sum over records")
 
 
@@ -168,7 +166,7 @@ def _of_loss(axis: RecordAxis, loss: Tensor, over: Over) -> Mixed | None:
         return Mixed(tag.batch, UNKNOWN, "", "a loss of an earlier batch", is_kept=True)
     if isinstance(tag, Mixed):
         return tag
-    if axis.records == 1 and isinstance(tag, (Lone, Total, Rows)):
+    if isinstance(tag, Lone):
         return None
     if isinstance(tag, Total) and tag.over is over:
         return None
