@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 
 from dpbench.privacy.record_axis import mode
 from dpbench.privacy.record_axis.operators import RULES
-from tests.privacy.record_axis.fuzz import Tally, fuzz
+from tests.privacy.record_axis.fuzz import Tally, check, choices, fuzz
 
 _EXEMPT = {
     "empty_like": "its output is not written",
@@ -68,6 +69,35 @@ def test_gradients(part: int, samples: int) -> None:
     assert not tally.violations, tally.violations[:3]
     assert tally.checked > 50 * samples
     assert len(tally.claimed) > 15
+
+
+def picked(index: tuple[Any, ...], leaves: Sequence[Any]) -> Any:
+    return leaves[0][index]
+
+
+def overwritten(index: tuple[Any, ...], leaves: Sequence[Any]) -> Any:
+    return leaves[0].index_put([None if isinstance(one, slice) else one for one in index], leaves[1])
+
+
+def test_masks_that_are_one_for_all_records() -> None:
+    """Masks over other dimensions than the records', or over theirs, beside other indices or not."""
+    tally = Tally()
+    rng = Random(0)
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 4, 2, dtype=torch.float64)
+    for _ in range(40):
+        start = rng.randrange(x.dim())
+        width = rng.randint(1, x.dim() - start)
+        mask = torch.rand(x.shape[start : start + width]) < rng.choice([0.4, 1.0])
+        places = torch.randint(2, (int(mask.sum()),))
+        before = [rng.choice([slice(None), places[:1], places]) for _ in range(start)]
+        index = (*before, mask, *[slice(None)] * (x.dim() - start - width))
+        value = torch.randn_like(x[index])
+        for choice in choices([x, value], rng, 6):
+            check("masks", partial(picked, index), [x, value], choice, tally)
+            check("masks", partial(overwritten, index), [x, value], choice, tally)
+    assert not tally.violations, tally.violations[:3]
+    assert tally.checked > 100 and tally.claimed
 
 
 def test_a_wrong_rule_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

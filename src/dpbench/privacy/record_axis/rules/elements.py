@@ -41,21 +41,6 @@ def elements_against_public(call: Call) -> Axis:
     return call.common_axis(first)
 
 
-@rule("searchsorted")
-def searchsorted(call: Call) -> Axis:
-    """Values against a sorted table that is one for all, or one for each row."""
-    table, values = call["sorted_sequence"], call["self"]
-    if table.dim() == 1:
-        call.require_public(table, call["sorter"])
-        return call.common_axis(values)
-    if call["sorter"] is not None:
-        raise Mixes("a sorter of rows")
-    axis = call.common_axis(table, values)
-    if axis.dim >= table.dim() - 1:
-        raise Mixes("searches along the records")
-    return axis
-
-
 @rule(
     "_softmax _log_softmax _safe_softmax softmax log_softmax cumsum cumprod logcumsumexp sort argsort topk flip",
     "roll cummax cummin glu gather diff",
@@ -82,13 +67,4 @@ def scatter(call: Call) -> Axis:
     for t in tensors[1:]:
         if t.shape[axis.dim] != target.shape[axis.dim]:
             raise Mixes("a part of the batch")
-    return axis
-
-
-@rule("renorm")
-def renorm(call: Call) -> Axis:
-    """Rows along `dim` are scaled to a largest norm, each alone."""
-    axis = call.common_axis(call["self"])
-    if axis.dim != call["dim"] % call["self"].dim():
-        raise Mixes("norms over the records")
     return axis

@@ -18,13 +18,6 @@ def embedding(call: Call) -> Axis:
     return call.common_axis(call["indices"])
 
 
-@rule("take")
-def take(call: Call) -> Axis:
-    """Elements of a table, as if it were flat."""
-    call.require_public(call["self"])
-    return call.common_axis(call["index"])
-
-
 @rule("index_select")
 def index_select(call: Call) -> Axis:
     """Rows along one dimension."""
@@ -37,42 +30,6 @@ def index_select(call: Call) -> Axis:
     axis = call.common_axis(x)
     if axis.dim == dim:
         raise Mixes("picks records by an index")
-    return axis
-
-
-@rule("index_add")
-def index_add(call: Call) -> Axis:
-    """Adds to rows along one dimension, at public places; or the rows of each record to a row of its own."""
-    x, index, source = call["self"], call["index"], call["source"]
-    dim = call["dim"] % max(x.dim(), 1)
-    axis = call.axis(source)
-    if axis is None or axis.dim != dim or axis.outer > 1:
-        return _index_write(call)
-    call.require_public(index)
-    records = torch.arange(call.records, device=index.device).repeat_interleave(axis.inner)
-    if x.shape[dim] != call.records or not torch.equal(index.long(), records):
-        raise Mixes("adds to records that an index picks")
-    one_row_each = Axis(dim)
-    call.require_along(x, one_row_each)
-    return one_row_each
-
-
-@rule("index_fill index_copy")
-def index_write(call: Call) -> Axis:
-    """Writes to rows along one dimension, at public places."""
-    return _index_write(call)
-
-
-def _index_write(call: Call) -> Axis:
-    x, index = call["self"], call["index"]
-    source = call["source"] if call.has("source") else call["value"]
-    call.require_public(index)
-    has_rows = isinstance(source, Tensor) and source.dim() > 0
-    if not has_rows:
-        call.require_public(source)
-    axis = call.common_axis(x, *([source] if has_rows else []))
-    if axis.dim == call["dim"] % max(x.dim(), 1):
-        raise Mixes("writes to records that an index picks")
     return axis
 
 
@@ -98,13 +55,11 @@ class _Entry(NamedTuple):
     """A tensor among the indices of x[...].
 
     Attributes:
-        dim: The first dimension that it indexes.
-        width: Number of dimensions that it indexes; more than one for a mask.
+        dim: The dimension that it indexes; the first one of a mask.
         value: The tensor.
     """
 
     dim: int
-    width: int
     value: Tensor
 
     @property
@@ -118,24 +73,30 @@ def index(call: Call) -> Axis:
     x = call["self"]
     is_put = "index_put" in call.operator.name
     values = call["values"] if is_put else None
-    entries = _entries(call["indices"])
-    if any(entry.is_mask and call.has_records(entry.value) for entry in entries):
-        return _masked(call, x, values, entries)
+    entries = _entries(call)
     if any(entry.is_mask for entry in entries):
-        return _index_by_public_mask(call, x, values, entries)
+        return _masked(call, x, values, entries)
     return _indexed(call, x, values, entries)
 
 
-def _entries(indices: list[Tensor | None]) -> list[_Entry]:
+def _entries(call: Call) -> list[_Entry]:
+    """The tensors among the indices; masks without records by the places that they name."""
     entries = []
     dim = 0
-    for value in indices:
+    for value in call["indices"]:
         if value is None:
             dim += 1
             continue
-        width = value.dim() if value.dtype in (torch.bool, torch.uint8) else 1
-        entries.append(_Entry(dim, width, value))
-        dim += width
+        entry = _Entry(dim, value)
+        if not entry.is_mask:
+            entries.append(entry)
+            dim += 1
+            continue
+        if call.has_records(value):
+            entries.append(entry)
+        else:
+            entries += [_Entry(dim + k, places) for k, places in enumerate(value.nonzero().unbind(1))]
+        dim += value.dim()
     return entries
 
 
@@ -154,22 +115,6 @@ def _masked(call: Call, x: Tensor, values: Tensor | None, entries: list[_Entry])
     return axis
 
 
-def _index_by_public_mask(call: Call, x: Tensor, values: Tensor | None, entries: list[_Entry]) -> Axis:
-    """A mask that is the same for all records, over other dimensions than theirs."""
-    of_x = call.axis(x)
-    if of_x is None or len(entries) > 1:
-        raise Mixes("rows picked by a mask")
-    entry = entries[0]
-    if entry.dim <= of_x.dim < entry.dim + entry.width:
-        raise Mixes("records picked by a mask")
-    shift = 0 if of_x.dim < entry.dim else entry.width - 1
-    picked = of_x._replace(dim=of_x.dim - shift)
-    if values is None:
-        return picked
-    call.require_along(values, picked, x.dim() - entry.width + 1)
-    return of_x
-
-
 def _indexed(call: Call, x: Tensor, values: Tensor | None, entries: list[_Entry]) -> Axis:
     """Integer indices, broadcast against each other."""
     dims_of_index = max(entry.value.dim() for entry in entries)
@@ -178,27 +123,25 @@ def _indexed(call: Call, x: Tensor, values: Tensor | None, entries: list[_Entry]
     are_neighbors = taken == list(range(taken[0], taken[0] + len(taken)))
     start = taken[0] if are_neighbors else 0  # of the index's dimensions in the output
     of_x = call.axis(x)
-    if of_x is not None and of_x.dim not in taken:
-        if of_index is not None:
-            raise Mixes("records pick from records")
-        free_before = sum(dim not in taken for dim in range(of_x.dim))
-        is_behind = not are_neighbors or taken[0] < of_x.dim
-        picked = of_x._replace(dim=free_before + (dims_of_index if is_behind else 0))
-    elif of_x is not None or _places(call, x, entries) is not None:
-        picked = _each_at_its_place(call, x, entries, of_index, dims_of_index, start)
-    else:
+    if of_x is None:
         if of_index is None:
             raise Mixes("records are written to public memory")
         if values is not None:
             raise Mixes("records write to places that they choose")
         _require_no_places(call, entries, of_index, dims_of_index)
         return of_index._replace(dim=start + of_index.dim)
-    if values is None:
-        return picked
-    call.require_along(values, picked, x.dim() - len(taken) + dims_of_index)
-    if of_x is not None:
+    if of_x.dim in taken:
+        picked = _each_at_its_place(call, of_x, entries, of_index, dims_of_index, start)
+    else:
+        if of_index is not None:
+            raise Mixes("records pick from records")
+        free_before = sum(dim not in taken for dim in range(of_x.dim))
+        is_behind = not are_neighbors or taken[0] < of_x.dim
+        picked = of_x._replace(dim=free_before + (dims_of_index if is_behind else 0))
+    if values is not None:
+        call.require_along(values, picked, x.dim() - len(taken) + dims_of_index)
         return of_x
-    return Axis(_places(call, x, entries) or 0)
+    return picked
 
 
 def _require_no_places(call: Call, entries: list[_Entry], axis: Axis, dims_of_index: int) -> None:
@@ -233,30 +176,15 @@ def _counts(index: Tensor, records: int) -> bool:
     return torch.equal(index.reshape(-1).long(), torch.arange(records, device=index.device))
 
 
-def _places(call: Call, x: Tensor, entries: list[_Entry]) -> int | None:
-    """The dimension of public, exchangeable memory that is indexed by arange(R), a row for each record."""
-    if call.axis(x) is not None:
-        return None
-    for entry in entries:
-        if x.shape[entry.dim] == call.records and call.axis(entry.value) is None and _counts(entry.value, call.records):
-            try:
-                call.require_exchangeable(x, entry.dim, Axis(entry.dim))
-            except Mixes:
-                return None
-            return entry.dim
-    return None
-
-
 def _each_at_its_place(
     call: Call,
-    x: Tensor,
+    axis: Axis,
     entries: list[_Entry],
     of_index: Axis | None,
     dims_of_index: int,
     start: int,
 ) -> Axis:
     """x[arange(R), ...]: each record picks of itself."""
-    axis = call.axis(x) or Axis(_places(call, x, entries) or 0)
     own = next(entry for entry in entries if entry.dim == axis.dim)
     lead = dims_of_index - own.value.dim()
     along = [lead + dim for dim, size in enumerate(own.value.shape) if size == call.records]

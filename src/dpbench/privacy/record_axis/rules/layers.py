@@ -8,22 +8,11 @@ from dpbench.privacy.record_axis.tags import Axis, Over
 
 @rule("convolution")
 def convolution(call: Call) -> Axis:
-    """Records are images; or groups of channels, each with filters of its own."""
-    x, weight, bias, groups = call["input"], call["weight"], call["bias"], call["groups"]
-    of_x, of_weight = call.axis(x), call.axis(weight)
-    call.require_public(bias)
-    if of_x is not None and of_weight is None and of_x.dim == 0:
-        return of_x
-    if of_x is None or of_x.dim != 1:
+    """Records are images."""
+    call.require_public(call["weight"], call["bias"])
+    axis = call.common_axis(call["input"])
+    if axis.dim:
         raise Mixes("a convolution over records")
-    blocks = of_x.outer * call.records
-    if groups % blocks:
-        raise Mixes("a convolution over records")
-    inner = weight.shape[0] // blocks
-    of_filters = Axis(0, of_x.outer, inner)
-    call.require_along(weight, of_filters)
-    axis = Axis(1, of_x.outer, call.output.shape[1] // blocks)
-    call.require_exchangeable(bias, 0, axis._replace(dim=0))
     return axis
 
 

@@ -89,18 +89,6 @@ def margin_loss(call: Call) -> Outcome:
     return combined(call["reduction"], axis)
 
 
-@rule("multilabel_margin_loss_forward")
-def multilabel_margin_loss(call: Call) -> list[Outcome]:
-    """Margins between classes, of several labels."""
-    x, target = call["self"], call["target"]
-    if x.dim() < 2:
-        raise Mixes("classes are records")
-    axis = call.common_axis(x, target)
-    if axis.dim:
-        raise Mixes("classes are records")
-    return [combined(call["reduction"], axis), axis]
-
-
 @rule("_ctc_loss")
 def ctc_loss(call: Call) -> list[Outcome]:
     """Alignments of (time, record, class) with targets (record, length)."""

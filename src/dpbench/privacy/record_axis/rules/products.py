@@ -79,51 +79,24 @@ def _factors(call: Call, a: Tensor, b: Tensor, is_batched: bool) -> Outcome:
 
 @rule("_cdist_forward")
 def cdist(call: Call) -> Axis:
-    """Distances between rows of two tensors."""
-    a, b = call["x1"], call["x2"]
-    of_a, of_b = call.axis(a), call.axis(b)
-    axis = of_a or of_b
-    assert axis is not None
-    if of_a is not None and of_b is not None and (of_a != of_b or of_a.dim >= a.dim() - 2):
+    """Distances of records' rows to those of a public table."""
+    x, table = call["x1"], call["x2"]
+    if call.has_records(table) or x.dim() != table.dim():
         raise Mixes("distances between records")
-    t = a if of_a is not None else b
-    other = b if of_a is not None else a
-    if axis.dim == t.dim() - 1:
+    axis = call.common_axis(x)
+    if axis.dim != x.dim() - 2:
         raise Mixes("distances over records")
-    if axis.dim < t.dim() - 2:
-        if of_a is None or of_b is None:
-            call.require_exchangeable(other, axis.dim, axis)
-        return axis
-    return axis if of_a is not None else axis._replace(dim=t.dim() - 1)
+    return axis
 
 
 @rule("_trilinear")
 def trilinear(call: Call) -> Axis:
-    """The product of three tensors, each with new dimensions, summed over some."""
-    axes = set()
-    for name, expanded in (("i1", "expand1"), ("i2", "expand2"), ("i3", "expand3")):
-        axis = call.axis(call[name])
-        if axis is not None:
-            axes.add(axis._replace(dim=_expanded(axis.dim, call[expanded])))
-    if len(axes) != 1:
-        raise Mixes("records are arranged in two ways")
-    (axis,) = axes
-    summed = call["sumdim"]
-    if axis.dim in summed:
-        raise Mixes("a product sums over records")
-    for name, expanded in (("i1", "expand1"), ("i2", "expand2"), ("i3", "expand3")):
-        t = call[name]
-        if call.axis(t) is None:
-            for dim in range(t.dim()):
-                if _expanded(dim, call[expanded]) == axis.dim:
-                    call.require_exchangeable(t, dim, axis)
-    return axis._replace(dim=axis.dim - sum(dim < axis.dim for dim in summed))
-
-
-def _expanded(dim: int, expanded: list[int]) -> int:
-    for new in sorted(expanded):
-        dim += new <= dim
-    return dim
+    """Bilinear layers: rows of two tensors, and a weight that is one for all."""
+    axis = call.common_axis(call["i1"], call["i3"])
+    call.require_public(call["i2"])
+    if axis.dim or 0 in (*call["expand1"], *call["expand3"], *call["sumdim"]) or 0 not in call["expand2"]:
+        raise Mixes("a product of records with records")
+    return axis
 
 
 @rule(
@@ -136,17 +109,4 @@ def matrices(call: Call) -> Axis:
     axis = call.common_axis(x)
     if axis.dim >= x.dim() - 2:
         raise Mixes("matrices that are made of several records")
-    return axis
-
-
-@rule("_linalg_solve_ex linalg_solve_triangular")
-def solve(call: Call) -> Axis:
-    """Solves linear systems, each of one matrix with its right side."""
-    names = ("A", "B") if call.has("A") else ("self", "B")
-    a, b = call[names[0]], call[names[1]]
-    if a.dim() != b.dim():
-        raise Mixes("right sides of another dimension")
-    axis = call.common_axis(a, b)
-    if axis.dim >= a.dim() - 2:
-        raise Mixes("systems that are made of several records")
     return axis

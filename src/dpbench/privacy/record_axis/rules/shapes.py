@@ -69,12 +69,6 @@ def placed(call: Call) -> Axis:
     return axis
 
 
-@rule("unfold_backward diagonal_backward")
-def unplaced(call: Call) -> Axis:
-    """Refused."""
-    raise Mixes("the gradient of overlapping parts")
-
-
 def trailing(call: Call, dims: int) -> Axis:
     """Works on the last dimensions of each item of the others.
 
@@ -116,15 +110,6 @@ def last_two_dimensions(call: Call) -> Axis:
 def last_three_dimensions(call: Call) -> Axis:
     """Works on the last three dimensions."""
     return trailing(call, 3)
-
-
-@rule("channel_shuffle native_channel_shuffle")
-def channel_shuffle(call: Call) -> Axis:
-    """Permutes channels, dimension 1."""
-    axis = call.common_axis(call["self"])
-    if axis.dim == 1:
-        raise Mixes("permutes the records")
-    return axis
 
 
 @rule(
