@@ -431,7 +431,7 @@ class PerRecordEngine:
         mode, rows_of_record = axis
         places = Places(mode, rows_of_record)
         # Python may mix in the backward pass; and of a public input only the gradient tells whose rows are whose.
-        is_judged = places.are_public(uses) or bool(mode.hooks) or has_own_nodes(loss)
+        is_judged = places.are_public(uses) or mode.has_hooks or has_own_nodes(loss)
         with ExitStack() as looks:
             if is_judged:
                 looks.enter_context(watched(mode))

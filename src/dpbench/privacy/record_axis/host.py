@@ -267,7 +267,7 @@ def _seed(axis: RecordAxis, name: str, own: Callable[..., Any], args: Any, kwarg
 
 
 def _hook(axis: RecordAxis, name: str, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    axis.note_hook(name)
+    axis.has_hooks = True
     return own(*args, **kwargs)
 
 
@@ -279,7 +279,7 @@ def _hook_of_gradients(axis: RecordAxis, name: str, own: Callable[..., Any], arg
 def _hooks_of_saved_tensors(axis: RecordAxis, name: str, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     # Checkpoints compute the same once more, and copies to the host are copies.
     if not isinstance(args[0], (_checkpoint_hook, torch.autograd.graph.save_on_cpu)):
-        axis.note_hook("saved_tensors_hooks")
+        axis.has_hooks = True
     return own(*args, **kwargs)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -111,12 +110,9 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Attributes:
         records: R.
         batch: The batch's number.
-        mixed: Operators that mixed records.
-        reads: Values of records that Python got to know.
-        harmless_reads: Those within functions from which nothing comes back to the step.
-        writes: Records that were written to memory that is older than the step.
+        reads: Values of records that Python got to know, outside of functions from which nothing comes back.
         kept: Values of records of earlier batches that Python got to know.
-        hooks: Functions of the step's own in the backward pass.
+        has_hooks: True if the step has functions of its own in the backward pass.
         before_first_read: Called once, before Python gets to know a value of records; None: nothing is.
         is_over: True once the loss was judged: a step in manual optimization goes on, and is no longer looked at.
         is_in_backward: True while the gradient of the loss is computed, in which 1/R is the mean's own.
@@ -129,12 +125,9 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.records = records
         self.batch = batch
-        self.mixed: list[Event] = []
         self.reads: list[Event] = []
-        self.harmless_reads: list[Event] = []
-        self.writes: list[Event] = []
         self.kept: list[Event] = []
-        self.hooks: list[Event] = []
+        self.has_hooks = False
         self.is_in_backward = False
         self.is_over = False
         self.before_first_read: Callable[[], None] | None = None
@@ -191,24 +184,22 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def note_read(self, name: str, reason: str = "a value is read into Python", is_kept: bool = False) -> None:
         """Take note of a value of records, perhaps of an earlier batch's, that Python gets to know."""
-        is_harmless = self._quiet > 0 or harmless_function(sys._getframe(1)) is not None
-        if not is_harmless and reason != SEEDED and self.before_first_read is not None:
+        if self._quiet > 0 or harmless_function(sys._getframe(1)) is not None:
+            return
+        if reason != SEEDED and self.before_first_read is not None:
             before, self.before_first_read = self.before_first_read, None
             with _disable_current_modes():
                 before()
-        if is_kept and not is_harmless:
-            _note(self.kept, Event(calling_line(), name, "a value of an earlier batch is read into Python"))
-        _note(self.harmless_reads if is_harmless else self.reads, Event(calling_line(), name, reason))
+        place = calling_line()
+        if is_kept:
+            _note(self.kept, Event(place, name, "a value of an earlier batch is read into Python"))
+        _note(self.reads, Event(place, name, reason))
 
     def _look_at(self, generator: torch.Generator) -> None:
         """Take note of a generator that was seeded just now: its draws may be the same at each step, by place."""
         new = torch.Generator(generator.device).manual_seed(generator.initial_seed())
         if torch.equal(new.get_state(), generator.get_state()):
             self.note_read("Generator", SEEDED)
-
-    def note_hook(self, name: str) -> None:
-        """Take note of a function that may change gradients."""
-        _note(self.hooks, Event(calling_line(), name, "a function of its own in the backward pass"))
 
     # ------------------------------------------------------------------------------------- operators
 
@@ -270,10 +261,8 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._give(t, outcome[place] if place < len(outcome) else None)
 
     def mix(self, name: str, reason: str) -> Mixed:
-        """Take note that an operator mixes records."""
-        place = calling_line()
-        _note(self.mixed, Event(place, name, reason))
-        return Mixed(self.batch, place, name, reason)
+        """The tag of what an operator makes that mixes records."""
+        return Mixed(self.batch, calling_line(), name, reason)
 
     def _unknown(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a higher-order operator, of whose functions nothing is seen: they may use any tensor."""
@@ -330,7 +319,7 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._of_totals(call, totals)
         if operator.rule is None:
             raise Mixes("an operator without a rule")
-        call.read = partial(self.note_read, operator.name)
+        call.read = self.note_read
         call.is_in_backward = self.is_in_backward
         return operator.rule(call)
 
@@ -387,9 +376,7 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
         new = outcome[0] if isinstance(outcome, list) else outcome
         old = tag_of(target)
         if old is None or old.batch != self.batch:
-            event = Event(calling_line(), name, "records are written to what outlives the step")
-            _note(self.writes, event)
-            set_tag(target, Mixed(self.batch, *event))
+            set_tag(target, self.mix(name, "records are written to what outlives the step"))
             return
         if isinstance(new, Mixed):
             set_tag(target, new)
@@ -441,15 +428,17 @@ class _Inputs:
         self._call = call
         overwritten = _overwritten(call) if call.operator.written else []
         for t, tag in zip(call.tensors, call.tags, strict=True):
-            if tag is not None and type(tag) is not Local and not is_among(t, overwritten):
+            if tag is None or type(tag) is Local or (overwritten and is_among(t, overwritten)):
+                continue
+            if is_private(tag):
                 self._add(t, tag)
+            else:
+                self._add_public(t, tag)
 
     def _add(self, t: Tensor, tag: Tag) -> None:
-        if not is_private(tag):
-            self._add_public(t, tag)
-        elif tag.batch != self._axis.batch:
-            event = Event(calling_line(), self._call.operator.name, "records of an earlier batch")
-            self.mixed.append(Mixed(self._axis.batch, *event, is_kept=True))
+        if tag.batch != self._axis.batch:
+            mixed = self._axis.mix(self._call.operator.name, "records of an earlier batch")
+            self.mixed.append(mixed._replace(is_kept=True))
         elif isinstance(tag, Rows):
             self._add_rows(t, tag)
         elif isinstance(tag, Lone):

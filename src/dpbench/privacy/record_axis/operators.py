@@ -156,7 +156,7 @@ class Call:
         axes: id of an input → where it has its records.
         exchangeable: id of a public input → the axis along which it is exchangeable, with its number of records; None
             for each dimension.
-        read: Called with a reason where a rule comes upon a value that Python gets to know.
+        read: Called with an operator's name and a reason where a rule comes upon a value that Python gets to know.
         is_in_backward: True while the gradient of the loss is computed.
     """
 
@@ -180,7 +180,7 @@ class Call:
         self.records = records
         self.axes: dict[int, Axis] = {}
         self.exchangeable: dict[int, tuple[Axis, int] | None] = {}
-        self.read: Callable[[str], None] = _ignore
+        self.read: Callable[[str, str], None] = _ignore
         self.is_in_backward = False
 
     def __getitem__(self, name: str) -> Any:
@@ -305,14 +305,9 @@ class Call:
             self.require_exchangeable(t, axis.dim - shift, axis)
         return axis
 
-    def dims(self, t: Tensor, *names: str) -> list[int] | None:
-        """Dimensions that the first given of some arguments names, from 0; None for all.
-
-        Args:
-            t: The tensor that has them.
-            names: Names of arguments; "dim" and "dims" if there are none.
-        """
-        for name in names or ("dim", "dims"):
+    def dims(self, t: Tensor) -> list[int] | None:
+        """Dimensions of a tensor that the argument "dim" or "dims" names, from 0; None for all."""
+        for name in ("dim", "dims"):
             if self.has(name):
                 value = self[name]
                 if value is None or (isinstance(value, (list, tuple)) and not value):
@@ -322,7 +317,7 @@ class Call:
         return None
 
 
-def _ignore(reason: str) -> None:
+def _ignore(name: str, reason: str) -> None:
     """Do nothing."""
 
 

@@ -142,7 +142,8 @@ def judge(axis: RecordAxis, loss: Any, layers: LayerPlaces | None, over: Over = 
         return Verdict("reads", tuple(of_batch))
     if mixed:
         return Verdict("mixed", tuple(_event(tag) for tag in mixed))
-    if layers is not None and isinstance(loss, Tensor) and loss.requires_grad and (axis.hooks or has_own_nodes(loss)):
+    has_gradient = isinstance(loss, Tensor) and loss.requires_grad
+    if layers is not None and has_gradient and (axis.has_hooks or has_own_nodes(loss)):
         in_gradients = _mixed_in_gradients(axis, loss, layers.module)
         if in_gradients:
             return Verdict("mixed", tuple(in_gradients))
