@@ -33,6 +33,22 @@ def index_select(call: Call) -> Axis:
     return axis
 
 
+@rule("index_fill index_copy index_add")
+def index_write(call: Call) -> Axis:
+    """Writes or adds to rows along one dimension, at public places."""
+    x = call["self"]
+    source = call["source"] if call.has("source") else call["value"]
+    call.require_public(call["index"])
+    if isinstance(source, Tensor) and source.dim():
+        axis = call.common_axis(x, source)
+    else:
+        call.require_public(source)
+        axis = call.common_axis(x)
+    if axis.dim == call["dim"] % max(x.dim(), 1):
+        raise Mixes("writes to records that an index picks")
+    return axis
+
+
 @rule("_embedding_bag _embedding_bag_forward_only")
 def embedding_bag(call: Call) -> list[Axis | None]:
     """Sums of rows of a table, by bags of one size."""
@@ -122,7 +138,7 @@ def _indexed(call: Call, x: Tensor, values: Tensor | None, entries: list[_Entry]
     taken = [entry.dim for entry in entries]
     are_neighbors = taken == list(range(taken[0], taken[0] + len(taken)))
     start = taken[0] if are_neighbors else 0  # of the index's dimensions in the output
-    of_x = call.axis(x)
+    of_x = call.axis(x) or _rows_of_places(call, x, entries)
     if of_x is None:
         if of_index is None:
             raise Mixes("records are written to public memory")
@@ -174,6 +190,16 @@ def _counts(index: Tensor, records: int) -> bool:
     if index.numel() != records or index.is_meta:
         return False
     return torch.equal(index.reshape(-1).long(), torch.arange(records, device=index.device))
+
+
+def _rows_of_places(call: Call, x: Tensor, entries: list[_Entry]) -> Axis | None:
+    """The rows of public memory, one for each record and all alike, that arange(R) indexes."""
+    for entry in entries:
+        if x.shape[entry.dim] == call.records and not call.has_records(entry.value) and _counts(entry.value, call.records):
+            axis = Axis(entry.dim)
+            call.require_exchangeable(x, entry.dim, axis)
+            return axis
+    return None
 
 
 def _each_at_its_place(
