@@ -7,10 +7,9 @@ write to none of them; schedules may move options.
 
 from __future__ import annotations
 
-import math
 import pickle
 from collections import deque
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from itertools import islice
 from typing import Any
 
@@ -20,14 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from dpbench.canonical import digest_of
 from dpbench.records.step_state import CODE, PLAIN
 from dpbench.records.training import Training
 
 _PLAIN = (*PLAIN, np.generic)
-_FAST = {str, int, float, bool, type(None)}  # most values
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by their bytes
 _MOST_ENTRIES = 1000  # of one container that are looked into
 _MOST_VALUES = 20_000  # of an object and everything in it
@@ -38,7 +35,6 @@ _OF_TORCH = {
     "_step_count",
 }
 _OF_SCHEDULES = {"lr", "momentum", "betas"}  # options that torch's own schedules move
-_PARAMETERS = {"params"}  # entry of a parameter group
 _MISSING = (None,)
 
 Value = tuple[Any, ...]
@@ -90,8 +86,10 @@ class Saved:
             for name, x in (*module._parameters.items(), *module._buffers.items()):
                 if x is not None:
                     tensors[path + name] = x
-            if "_persistent" in module.__dict__:
-                tensors |= _metric_states(module, path)
+            persistent = module.__dict__.get("_persistent", {})  # states of a torchmetrics metric
+            for name, is_saved in persistent.items():
+                if is_saved:
+                    values |= self._values(getattr(module, name), path + name)
             if type(module).get_extra_state is not nn.Module.get_extra_state:
                 values[f"{path}get_extra_state()"] = (pickle.dumps(module.get_extra_state()),)
             for name, child in module._modules.items():
@@ -99,36 +97,34 @@ class Saved:
                     pending.append((f"{path}{name}.", child))
         if self._contents:
             values |= _added_entries(self._training.module, tensors, self._training.datamodule)
-        for name, optimizer in self._named_optimizers():
-            for place, state in enumerate(optimizer.state.values()):
-                path = f"{name}.state[{place}]."
-                for key, x in state.items() if isinstance(state, dict) else ():
-                    if isinstance(x, Tensor):
-                        tensors[f"{path}{key}"] = x
+        for name, state in self._states():
+            for key, x in state.items():
+                if isinstance(x, Tensor):
+                    tensors[f"{name}.{key}"] = x
         marks = self._marks(list(tensors.values()))
         return dict(zip(tensors, marks, strict=True)) | values
 
     def _read_options(self) -> Values:
         """Hyperparameters, schedules, and all of the optimizers but the tensors of their states."""
         training = self._training
-        values: Values = {}
+        holders: dict[str, Any] = {}
         owners = {"hparams": training.module, "datamodule.hparams": training.datamodule}
         for name, owner in owners.items():
-            hparams = getattr(owner, "__dict__", {}).get("_hparams")
-            if hparams:
-                values |= self._values(hparams, name)
+            holders[name] = getattr(owner, "__dict__", {}).get("_hparams") or {}
+        for name, state in self._states():
+            others = {key: x for key, x in state.items() if not isinstance(x, Tensor)}
+            if others:
+                holders[name] = others
         for name, optimizer in self._named_optimizers():
-            for place, state in enumerate(optimizer.state.values()):
-                entries = state if isinstance(state, dict) else {"": state}
-                others = {key: value for key, value in entries.items() if not isinstance(value, Tensor)}
-                if others:
-                    values |= self._values(others, f"{name}.state[{place}]")
-            values |= self._values(_without(vars(optimizer), _OF_TORCH), name)
+            holders[name] = _own_attributes(optimizer)
             for place, group in enumerate(optimizer.param_groups):
-                options = {key: value for key, value in _without(group, _PARAMETERS).items() if type(value) is not bool}
-                values |= self._values(options, f"{name}.param_groups[{place}]")
+                options = {key: x for key, x in group.items() if key != "params" and type(x) is not bool}
+                holders[f"{name}.param_groups[{place}]"] = options
         for number, scheduler in enumerate(training.schedulers):
-            values |= self._values(scheduler, f"schedule {number}")
+            holders[f"schedule {number}"] = scheduler
+        values: Values = {}
+        for name, holder in holders.items():
+            values |= self._values(holder, name)
         return values
 
     def _named_optimizers(self) -> list[tuple[str, Optimizer]]:
@@ -137,20 +133,18 @@ class Saved:
             return [("optimizer", optimizers[0])]
         return [(f"optimizer {number}", optimizer) for number, optimizer in enumerate(optimizers)]
 
+    def _states(self) -> Iterator[tuple[str, dict[Any, Any]]]:
+        """Names and entries of the optimizers' states, one for each parameter."""
+        for name, optimizer in self._named_optimizers():
+            for place, state in enumerate(optimizer.state.values()):
+                yield f"{name}.state[{place}]", state if isinstance(state, dict) else {"": state}
+
     def _marks(self, tensors: list[Tensor]) -> Iterable[Value]:
         """Number, version, and sum over the contents of each tensor; None where contents are not compared."""
         self._alive += tensors
-        try:
-            versions = [x._version for x in tensors]
-        except RuntimeError:  # made in inference mode: not counted
-            versions = [-1 if x.is_inference() else x._version for x in tensors]
-        sums = [sum_of_bits(x) for x in tensors] if self._contents else [None] * len(tensors)
+        versions = [-1 if x.is_inference() else x._version for x in tensors]  # not counted in inference mode
+        sums = [_sum_of_bits(x) for x in tensors] if self._contents else [None] * len(tensors)
         return zip(map(id, tensors), versions, sums, strict=True)
-
-    def _values(self, x: Any, name: str) -> Values:
-        if isinstance(x, dict) and _FAST.issuperset(map(type, x.values())):
-            return {f"{name}.{key}": _plain(value) for key, value in x.items()}
-        return dict(islice(self._leaves(x, name, set()), _MOST_VALUES))
 
     def _follows_schedule(self, name: str, options: Values) -> bool:
         """Whether an option is one that schedules move, and a learning rate what they say that it is."""
@@ -163,67 +157,51 @@ class Saved:
         for scheduler in schedulers:
             rates += map(float, getattr(scheduler, "_last_lr", ()))
         value = options.get(name, _MISSING)[0]
-        if not rates or not isinstance(value, float | int):
-            return True
-        return any(math.isclose(value, rate) for rate in rates)
+        return not rates or not isinstance(value, float | int) or value in rates
 
-    def _leaves(self, x: Any, name: str, seen: set[int]) -> Iterator[tuple[str, Value]]:
+    def _values(self, x: Any, name: str) -> Values:
         """Values of an object and of all that it holds, in a form that compares.
 
         Args:
             x: The object.
-            name: Of it.
-            seen: Numbers (`id`) of the containers that were looked into; none is twice.
-
-        Yields:
-            Name and value.
+            name: Its name.
         """
-        if isinstance(x, _PLAIN):
-            yield name, _plain(x)
-            return
-        self._alive.append(x)
-        if isinstance(x, Tensor):
-            yield name, next(iter(self._marks([x])))
-        elif isinstance(x, np.ndarray):
-            yield name, (x.dtype.str, x.shape, x.tobytes())
-        elif isinstance(x, CODE):
-            yield name, (id(x),)
-        elif id(x) not in seen:
-            seen.add(id(x))
-            parts = _parts(x)
-            yield name, (type(x), len(parts))
-            for key, value in parts.items():
-                yield from self._leaves(value, f"{name}{key}", seen)
-
-
-def _plain(x: Any) -> Value:
-    """A value that equals itself, which NaN does not."""
-    if isinstance(x, float) and math.isnan(x):
-        return ("nan",)
-    return (x,)
+        values: Values = {}
+        seen: set[int] = set()
+        pending = [(name, x)]
+        while pending and len(values) < _MOST_VALUES:
+            name, x = pending.pop()
+            if isinstance(x, _PLAIN):
+                values[name] = (x,)  # in which NaN equals itself
+                continue
+            self._alive.append(x)
+            if isinstance(x, Tensor):
+                values |= zip([name], self._marks([x]), strict=True)
+            elif isinstance(x, np.ndarray):
+                values[name] = (x.dtype.str, x.shape, x.tobytes())
+            elif isinstance(x, CODE):
+                values[name] = (id(x),)
+            elif isinstance(x, Mapping | Set) and not isinstance(x, dict):
+                values[name] = (repr(x),)
+            elif id(x) not in seen:
+                seen.add(id(x))
+                parts = _parts(x)
+                values[name] = (type(x), len(parts))
+                for place, (key, part) in enumerate(parts.items()):
+                    pending.append((f"{name}.{key}" if isinstance(key, str) else f"{name}[{place}]", part))
+        return values
 
 
 def _is_of_schedule(name: str) -> bool:
     return name.startswith("schedule ")
 
 
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def _differences(before: Values, now: Values) -> list[str]:
     """Names of entries that are others, or in one of two dictionaries only."""
     if before == now:
         return []
     names = {**before, **now}
     return [name for name in names if before.get(name) != now.get(name)]
-
-
-def _metric_states(metric: nn.Module, path: str) -> dict[str, Tensor]:
-    """States of a torchmetrics metric that `state_dict` holds, by name."""
-    states = {}
-    for name, is_saved in metric.__dict__["_persistent"].items():
-        value = getattr(metric, name, None) if is_saved else None
-        for place, x in enumerate(value if isinstance(value, list) else [value]):
-            if isinstance(x, Tensor):
-                states[f"{path}{name}[{place}]" if isinstance(value, list) else path + name] = x
-    return states
 
 
 def _added_entries(module: nn.Module, tensors: Mapping[str, Tensor], datamodule: Any) -> Values:
@@ -241,72 +219,31 @@ def _added_entries(module: nn.Module, tensors: Mapping[str, Tensor], datamodule:
     return entries
 
 
-def sum_of_bits(x: Tensor) -> int | None:
+def _sum_of_bits(x: Tensor) -> int | None:
     """Sum of the contents' bits: exact, and so the same for any number of threads, and NaN equals itself."""
     if is_lazy(x) or x.is_meta:
         return None
     x = x.detach()
     if x.layout is not torch.strided:
         x = x.to_dense()
-    if x.is_complex():
-        x = torch.view_as_real(x.resolve_conj())
-    if x.is_floating_point():
-        x = _bits(x.resolve_neg())
-    return int(x.sum(dtype=torch.int64))
+    x = x.resolve_conj().resolve_neg().flatten().contiguous()
+    size = min(x.element_size(), 4)  # more as several numbers, or sums would overflow
+    return int(x.view(_INTEGERS[size]).sum(dtype=torch.int64))
 
 
-def _bits(x: Tensor) -> Tensor:
-    """A floating-point tensor as whole numbers."""
-    size = x.element_size()
-    if size == 8:  # as two numbers of 4 bytes, or sums would overflow
-        return x.contiguous().flatten().view(torch.int32)
-    return x.view(_INTEGERS[size])
+def _own_attributes(optimizer: Optimizer) -> dict[str, Any]:
+    return {name: value for name, value in vars(optimizer).items() if name not in _OF_TORCH}
 
 
-def _parts(x: Any) -> dict[str, Any]:
-    """What an object holds, by how it is written; of large containers the beginning."""
+def _parts(x: Any) -> dict[Any, Any]:
+    """What an object holds, by name or place; of large containers the beginning."""
+    if isinstance(x, dict):
+        return dict(islice(x.items(), _MOST_ENTRIES))
     if isinstance(x, nn.Module):
-        return _numbered([*x.parameters(), *x.buffers()])
-    if isinstance(x, Optimizer):
-        parts: dict[str, Any] = {
-            ".state": list(x.state.values()),
-            ".param_groups": [_without(group, _PARAMETERS) for group in x.param_groups],
-        }
-        for name, value in _without(vars(x), _OF_TORCH).items():
-            parts[f".{name}"] = value
-        return parts
-    if isinstance(x, Mapping):
-        return _entries(x)
+        x = [*x.parameters(), *x.buffers()]
     if isinstance(x, list | tuple | deque):
-        return _numbered(x)
-    if isinstance(x, set | frozenset):
-        return _numbered(sorted(map(repr, x)))
+        return dict(enumerate(islice(x, _MOST_ENTRIES)))
+    if isinstance(x, Optimizer):
+        return _own_attributes(x) | {"state": list(x.state.values()), "param_groups": x.param_groups}
     attributes = getattr(x, "__dict__", {})
-    if isinstance(x, LRScheduler):
-        attributes = _without(attributes, {"optimizer"})
-    parts = {}
-    for name, value in attributes.items():
-        if not isinstance(value, Optimizer | pl.Trainer):
-            parts[f".{name}"] = value
-    return parts
-
-
-def _without(values: Mapping[str, Any], names: Container[str]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name not in names}
-
-
-def _numbered(values: Iterable[Any]) -> dict[str, Any]:
-    first = islice(values, _MOST_ENTRIES)
-    return {f"[{place}]": value for place, value in enumerate(first)}
-
-
-def _entries(x: Mapping[Any, Any]) -> dict[str, Any]:
-    entries = {}
-    first = list(x)[:_MOST_ENTRIES]
-    for place, key in enumerate(first):
-        name = f".{key}" if isinstance(key, str) else f"[{place}]"
-        try:
-            entries[name] = x[key]
-        except Exception:  # of a configuration: a value that is still missing
-            entries[name] = None
-    return entries
+    return {name: value for name, value in attributes.items() if not isinstance(value, Optimizer | pl.Trainer)}
