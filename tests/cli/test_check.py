@@ -94,9 +94,7 @@ def test_a_step_that_fails_tells_nothing_of_records(folder: Path) -> None:
     assert not out and "loss of" not in err
 
 
-def test_layers_and_kinds_of_the_zoo(tmp_path: Path) -> None:
-    out, _ = command(tmp_path, "check", *TINY, "--layers")
-    assert out.splitlines() == [SEPARABLE, "all layers have the records in dimension 0 of their inputs"]
+def test_kinds_of_the_zoo(tmp_path: Path) -> None:
     out, _ = command(tmp_path, "check", "experiment=digits_gan", "logger=none")  # manual optimization, two networks
     assert out.strip() == SEPARABLE
     by_user = ["data=digits_users", "records=users", "records.local.lr=0.1", "model=mlp", "logger=none"]
@@ -149,7 +147,7 @@ def test_nothing_of_it_stays(manual: bool) -> None:
     assert module._trainer is None and loader.lots.position == 0 and not loader.lots.in_use
 
 
-def test_records_of_several_rows_and_layers() -> None:
+def test_records_of_several_rows() -> None:
     """Two rows of each record lie side by side; a record's rows may be combined, and layers may fold them."""
 
     def loss(module: Steps, batch: Any) -> Tensor:
@@ -164,7 +162,6 @@ def test_records_of_several_rows_and_layers() -> None:
     alike = dpbench.LotLoader.poisson(numbers(), 8, collate_fn=lambda r: rows(r, lambda _: 2), record_of_row="of")
     checked = dpbench.check(module, alike)
     assert checked.kind == "separable"
-    assert checked.layer_lines() == ["layer net: records in dimension 0, 4 neighboring rows of each"]
     unequal = dpbench.LotLoader.poisson(
         numbers(), 8, collate_fn=lambda r: rows(r, lambda x: 1 + int(x[0] > 0)), record_of_row="of"
     )

@@ -6,12 +6,13 @@ axis (`privacy.record_axis`), and the Trainer is left. Nothing is released or ke
 
 from __future__ import annotations
 
+import functools
 import itertools
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,16 +34,15 @@ from dpbench.guards.public_networks import private_part
 from dpbench.options import checked_value
 from dpbench.privacy import record_axis
 from dpbench.privacy.gradients.engine import LossReduction
-from dpbench.privacy.record_axis.host import watched
 from dpbench.privacy.record_axis.mode import Event
-from dpbench.privacy.record_axis.tags import Axis, Mixed, Over, Total, has_plain_memory, is_private, set_tag, tag_of
-from dpbench.privacy.record_axis.verdict import LayerPlaces, Verdict, judge, new_axis
+from dpbench.privacy.record_axis.tags import Over, has_plain_memory, is_private, set_tag, tag_of
+from dpbench.privacy.record_axis.verdict import Verdict
 from dpbench.records.count import count_records
 from dpbench.records.examples import Examples
 from dpbench.records.grouping import rows_of_lot
 from dpbench.records.physical_batches import select
 from dpbench.records.source import RecordSource
-from dpbench.records.tagging import tagged
+from dpbench.records.tagging import watch
 from dpbench.records.users import Users
 
 Kind = Literal["separable", "mixed", "reads", "kept", "unchecked"]
@@ -51,7 +51,6 @@ _BATCHES = 2  # the second shows what is kept of the first
 _RECORDS = 30
 """Records of a batch that go through the step, whatever its size: no message can tell the size of a private batch."""
 _MOST_DRAWS = 100  # of batches, for two that are not empty
-_MOST_LINES = 10
 _MOST_PLACES = 5
 _SEVERITY = ("kept", "mixed", "reads", "separable")
 _HIDDEN = (Path(torch.__file__).parent, Path(record_axis.__file__).parent)
@@ -85,13 +84,11 @@ class StepCheck:
         kind: "separable", "mixed", "reads" or "kept", as for `Verdict`; or "unchecked".
         events: The lines that are the reason, most telling first.
         reason: The reason of "unchecked", in words.
-        layers: Name of a layer → in words, where the records of its inputs are, for layers in which that is unusual.
     """
 
     kind: Kind
     events: tuple[Event, ...] = ()
     reason: str = ""
-    layers: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         if self.kind == "unchecked":
@@ -101,15 +98,6 @@ class StepCheck:
         if any(event.reason.startswith(_COUNTS) for event in self.events):
             lines.append(f"  {_BY_VALUES}")
         return "\n".join(lines)
-
-    def layer_lines(self) -> list[str]:
-        """A line for each of the first layers that `layers` names."""
-        lines = [f"layer {name}: {place}" for name, place in self.layers.items()]
-        if not lines:
-            return ["all layers have the records in dimension 0 of their inputs"]
-        if len(lines) <= _MOST_LINES:
-            return lines
-        return [*lines[: _MOST_LINES - 1], f"and {len(lines) - _MOST_LINES + 1} other layers"]
 
 
 def check(
@@ -206,7 +194,6 @@ class _OneCheck(pl.Callback):
     def __init__(self, over: Over) -> None:
         self.result: StepCheck | None = None
         self._over = over
-        self._layers: dict[str, str] = {}
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Check, after the module's own `on_train_start`."""
@@ -238,7 +225,7 @@ class _OneCheck(pl.Callback):
         for verdict in verdicts:
             if verdict.kind == kind:
                 events.update(dict.fromkeys(verdict.events))
-        return StepCheck(kind, tuple(events), layers=self._layers)
+        return StepCheck(kind, tuple(events))
 
     def _checked(
         self,
@@ -259,43 +246,14 @@ class _OneCheck(pl.Callback):
             return None
         # The first records, from the beginning again where there are fewer.
         batch = select(batch, rows, np.resize(np.arange(rows), _RECORDS * rows_of_record))
-        axis = new_axis(_RECORDS)
-        layers = LayerPlaces(axis, part)
-        batch = tagged(axis, batch, rows_of_record)
-        with _failures_explained(), layers.recorded(), watched(axis), axis:
-            loss = loss_of_step(training, batch)
+        step = functools.partial(loss_of_step, training)
+        with _failures_explained():
+            loss, verdict = watch(step, batch, _RECORDS, part, rows_of_record, self._over)
         if not isinstance(loss, Tensor):
             raise ConfigurationError("training_step returns no loss for a batch that is not empty: always return it.")
         if has_plain_memory(loss) and not is_private(tag_of(loss)):
             return StepCheck("unchecked", reason=_WITHOUT_RECORDS)
-        with torch.no_grad():
-            verdict = judge(axis, loss, layers, self._over)
-        for name, calls in layers.places.items():
-            for places in calls:
-                self._note_layer(name, places, Axis(0, 1, rows_of_record))
         return verdict
-
-    def _note_layer(self, name: str, places: list[Any], usual: Axis) -> None:
-        of_records = [place for place in places if place is not None]
-        unusual = [place for place in of_records if place != usual]
-        if unusual:
-            self._layers.setdefault(name, _in_words(unusual[0], usual.inner))
-        elif not of_records:
-            self._layers.setdefault(name, "shared by all records")
-
-
-def _in_words(place: Any, inner: int) -> str:
-    """The place of the records of an input that is not the usual one."""
-    if isinstance(place, Mixed):
-        return "records are mixed"
-    if isinstance(place, Total):
-        return f"a {place.over.value} over records"
-    words = f"records in dimension {place.dim}"
-    if place.inner != inner:
-        words += f", {place.inner} neighboring rows of each"
-    if place.outer != 1:
-        words += f", repeated {place.outer} times"
-    return words
 
 
 def _rows_of_record(training: LightningTraining, loader: Any, batch: Any, rows: int) -> int | None:

@@ -8,7 +8,7 @@ from dpbench.cli.arguments import Commands, add_command
 from dpbench.cli.completion import add_overrides
 
 _HELP = """\
-usage: dpbench check [--layers] [GROUP=NAME ...] [KEY=VALUE ...]
+usage: dpbench check [GROUP=NAME ...] [KEY=VALUE ...]
 
 Run the training step on some records of two batches, without training, and say if it keeps records apart.
 Accepts the arguments of `dpbench train`. Nothing is written: no ledger, no run, no weights.
@@ -18,8 +18,6 @@ Accepts the arguments of `dpbench train`. Nothing is written: no ledger, no run,
   reads       the line that reads values of records into Python; training takes records one by one
   kept        the line that uses records of an earlier batch; training is refused
 
---layers also names layers whose inputs have the records elsewhere than in rows.
-
 The output says what the code does, and shows no record. But it is computed on private data, a verdict can depend on
 values (such as how many targets of each record count), and no epsilon covers it: it is for you, not for publication.
 
@@ -27,7 +25,7 @@ exit status: 0 separable, mixed, reads or not checked; 1 kept, or an error.
 
 examples:
   dpbench check experiment=demo model=mlp
-  dpbench check data=mnist model=resnet18_gn --layers
+  dpbench check data=mnist model=resnet18_gn
 """
 
 
@@ -35,7 +33,6 @@ def add_parser(commands: Commands) -> None:
     """List the command; Hydra reads its words."""
     summary = "Say if a training step keeps records apart, without training."
     parser = add_command(commands, "check", summary, add_help=False)
-    parser.add_argument("--layers", action="store_true", help="name layers with records in an unusual place")
     add_overrides(parser, "as of dpbench train")
 
 
@@ -47,8 +44,6 @@ def run(options: argparse.Namespace) -> int:
     from dpbench.run.check import check_step
     from dpbench.run.jobs import with_one_run
 
-    checked = with_one_run([word for word in options.words if word != "--layers"], check_step)
+    checked = with_one_run(options.words, check_step)
     print(checked)
-    if "--layers" in options.words:
-        print("\n".join(checked.layer_lines()))
     return 1 if checked.kind == "kept" else 0
