@@ -8,10 +8,9 @@ Layers that see several rows of a record stay with the engine, since the record 
 from __future__ import annotations
 
 import functools
-import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,8 +43,6 @@ _SEED = 0  # of what is drawn in all trials
 _SIZES = (4, 5)
 """Of the lots that are tried: two, since one could be the number of positions by chance."""
 _CLOSE = 1e-3  # relative, of losses
-_TIMED = 32  # records by which the slowdown is measured, whatever the lot holds
-_REPEATS = 4  # of a loss that the engine seems to change
 _CHANGED = "it changes what the network computes"
 
 _SEPARATE = (
@@ -141,25 +138,6 @@ class EngineTrial:
                 return limit
         return limits[0] if limits else None
 
-    def slowdown(self, batch: Any, most: int | None) -> float | None:
-        """How much longer records take one by one than in one plain step; None: it cannot be measured.
-
-        Args:
-            batch: Of a lot; of its size, which is private, nothing is told.
-            most: Records that fit into memory; None: any number.
-        """
-        rows = count_records(batch)
-        if not rows or isinstance(batch, SeparateRecords):
-            return None
-        size = min(_TIMED, most or _TIMED)
-        with self._without_traces(), suppress(Exception):
-            several = select(batch, rows, np.resize(np.arange(min(rows, size)), size))
-            single = select(batch, rows, np.arange(1))
-            self._seconds(several)  # the first time takes longer
-            self._seconds(single)
-            return size * self._seconds(single) / self._seconds(several)
-        return None
-
     def _mixing(
         self,
         batch: Any,
@@ -220,29 +198,17 @@ class EngineTrial:
     def _is_lasting(self, plain: Tensor, changed: Tensor, lot: Any, size: int, rewind: Callable[[], None]) -> bool:
         """Whether both losses stay as they are: of a step that is random beyond its seeds nothing can be said."""
         engine = self._engine
-        for _ in range(_REPEATS):
-            rewind()
-            engine.expect(size)
-            if not _are_close(changed, under_tags(engine, self._loss, lot, size, self._index)):
-                return False
-            rewind()
-            engine.discard()
-            engine.recording = False
-            if not _are_close(plain, self._loss(lot)):
-                return False
-        return True
+        rewind()
+        engine.expect(size)
+        if not _are_close(changed, under_tags(engine, self._loss, lot, size, self._index)):
+            return False
+        rewind()
+        engine.discard()
+        engine.recording = False
+        return _are_close(plain, self._loss(lot))
 
     def _loss(self, lot: Any) -> Any:
         return loss_of_step(self._training, lot)
-
-    def _seconds(self, lot: Any) -> float:
-        start = time.perf_counter()
-        loss = self._loss(lot)
-        trainable = [parameter for parameter in self._engine.parameters if parameter.requires_grad]
-        torch.autograd.grad(loss, trainable, allow_unused=True)
-        if self._training.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - start
 
     @contextmanager
     def _without_traces(self) -> Iterator[Callable[[], None]]:

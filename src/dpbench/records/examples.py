@@ -80,7 +80,7 @@ _OBSERVED = (
     "out of memory on {device} within a batch, of which nothing was released; it cannot begin again, since diagnostics "
     "or an audit have seen records of it: set max_physical_batch_size to a number of rows, or leave these out."
 )
-_RECORD_BY_RECORD = "gradients=auto: record by record{times}, since the engine cannot be used: {reason}"
+_RECORD_BY_RECORD = "gradients=auto: record by record, since the engine cannot be used: {reason}"
 _NEITHER = (
     "the engine cannot be used ({reason}), and record by record training_step fails on a batch of one record ({error})"
 )
@@ -173,13 +173,12 @@ class Examples:
         assert self.engine is not None
         return TrainableParameters(self.engine.parameters, self.engine.names)
 
-    def use(self, name: str, reason: str | None = None, slowdown: float | None = None) -> None:
+    def use(self, name: str, reason: str | None = None) -> None:
         """Compute gradients by the method of that name from now on; an engine that refuses the network gives way.
 
         Args:
             name: Of the method.
             reason: Why it takes the place of the engine, which is said in one line; None: it was asked for.
-            slowdown: How much longer a lot takes than one plain step, where that was measured.
 
         Raises:
             UnsupportedModuleError: No method takes the network.
@@ -199,8 +198,7 @@ class Examples:
         self.reason = reason
         self._at_once = engine.at_once or self._most_rows
         if reason is not None:
-            times = "" if slowdown is None else f" (a batch takes about {slowdown:.1f} times as long as one plain step)"
-            self._training.inform(_RECORD_BY_RECORD.format(times=times, reason=reason))
+            self._training.inform(_RECORD_BY_RECORD.format(reason=reason))
 
     @property
     def next_method(self) -> str | None:
@@ -567,7 +565,7 @@ class Examples:
         assert isinstance(engine, PerRecordEngine) and self._run_alone is not None
         run_alone, self._run_alone = self._run_alone, None
         if self.limit is None and self._training.world_size > 1:  # else `use` says so before the next lot
-            self._training.inform(_RECORD_BY_RECORD.format(times="", reason=reason_of(error)))
+            self._training.inform(_RECORD_BY_RECORD.format(reason=reason_of(error)))
         self.limit = self.reason = reason_of(error)
         # In manual optimization the step goes on, with what it has set.
         goes_on = None if self._training.automatic_optimization else PublicState(self._training)

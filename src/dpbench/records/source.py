@@ -187,7 +187,7 @@ class ChosenGradients(Protocol):
     def end_lot(self) -> None:
         """Take note that the update of a lot is made."""
 
-    def use(self, name: str, reason: str | None = None, slowdown: float | None = None) -> None:
+    def use(self, name: str, reason: str | None = None) -> None:
         """Compute gradients by the method of that name from now on, and say why."""
 
 

@@ -404,7 +404,7 @@ class PrivateSession:
                 raise UnsupportedModuleError(f"the engine cannot be used: {limit.reason}. Try gradients='one_by_one'.")
             return
         reason = "another process says so" if limit is None else limit.reason
-        source.use("one_by_one", reason, trial.slowdown(batch, lot.limit))
+        source.use("one_by_one", reason)
         self._begin_anew()
 
     # ------------------------------------------------------------------------------------- one lot
