@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-import traceback
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -27,12 +25,10 @@ from dpbench.callback.lightning_training import LightningTraining
 from dpbench.data.lots import LotLoader
 from dpbench.data.separate_records import SeparateRecords
 from dpbench.data.users import refuse_users
-from dpbench.errors import ConfigurationError, DPBenchError, brief
-from dpbench.files import from_here
+from dpbench.errors import ConfigurationError, brief
 from dpbench.guards.engine_trial import loss_of_step, without_traces
 from dpbench.guards.public_networks import private_part
 from dpbench.options import checked_value
-from dpbench.privacy import record_axis
 from dpbench.privacy.gradients.engine import LossReduction
 from dpbench.privacy.record_axis.mode import Event
 from dpbench.privacy.record_axis.tags import Over, has_plain_memory, is_private, set_tag, tag_of
@@ -53,8 +49,6 @@ _RECORDS = 30
 _MOST_DRAWS = 100  # of batches, for two that are not empty
 _MOST_PLACES = 5
 _SEVERITY = ("kept", "mixed", "reads", "separable")
-_HIDDEN = (Path(torch.__file__).parent, Path(record_axis.__file__).parent)
-"""Folders whose lines are not named: the line that called them is."""
 _HEADLINES = {
     "separable": "records are separable: the engine computes all gradients of a batch together",
     "mixed": "records are mixed, so that training takes them one by one:",
@@ -94,7 +88,7 @@ class StepCheck:
         if self.kind == "unchecked":
             return self.reason
         lines = [_HEADLINES[self.kind]]
-        lines += [f"  {_line_of(event)}" for event in self.events[:_MOST_PLACES]]
+        lines += [f"  {event}" for event in self.events[:_MOST_PLACES]]
         if any(event.reason.startswith(_COUNTS) for event in self.events):
             lines.append(f"  {_BY_VALUES}")
         return "\n".join(lines)
@@ -123,7 +117,7 @@ def check(
             and loggers. None: one without any settings.
 
     Raises:
-        ConfigurationError: The step fails, or a private training would not begin.
+        ConfigurationError: A private training would not begin.
 
     Example:
         >>> print(dpbench.check(module, loader))  # doctest: +SKIP
@@ -247,8 +241,7 @@ class _OneCheck(pl.Callback):
         # The first records, from the beginning again where there are fewer.
         batch = select(batch, rows, np.resize(np.arange(rows), _RECORDS * rows_of_record))
         step = functools.partial(loss_of_step, training)
-        with _failures_explained():
-            loss, verdict = watch(step, batch, _RECORDS, part, rows_of_record, self._over)
+        loss, verdict = watch(step, batch, _RECORDS, part, rows_of_record, self._over)
         if not isinstance(loss, Tensor):
             raise ConfigurationError("training_step returns no loss for a batch that is not empty: always return it.")
         if has_plain_memory(loss) and not is_private(tag_of(loss)):
@@ -295,27 +288,3 @@ def _first_batches(loader: Iterable[Any]) -> Iterator[Any]:
     """Batches of one epoch after the other, a limited number."""
     epochs = itertools.repeat(loader, _MOST_DRAWS)
     return itertools.islice(itertools.chain.from_iterable(epochs), _MOST_DRAWS)
-
-
-@contextmanager
-def _failures_explained() -> Iterator[None]:
-    """Say where a step fails, without the words of its error, which may tell of records."""
-    try:
-        yield
-    except DPBenchError:
-        raise
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if not any(Path(frame.filename).is_relative_to(folder) for folder in _HIDDEN)]
-        where = f"{from_here(Path(own[-1].filename))}:{own[-1].lineno}"
-        raise ConfigurationError(
-            f"training_step ends in a {type(error).__name__} ({where}): correct it first; a training shows all of it."
-        ) from error
-
-
-def _line_of(event: Event) -> str:
-    """Place, operator and reason of an event, as far as they are known."""
-    operator = f" ({event.operator})" if event.operator else ""
-    if not event.place.line:
-        return f"{event.reason}{operator}"
-    return f"{from_here(Path(event.place.file))}:{event.place.line}{operator}: {event.reason}"
