@@ -108,7 +108,7 @@ class PrivateLoop:
                 self._one_lot(next(batches))
                 is_last = releases.num_releases == self._steps or releases.budget.exhausted
                 if is_last or releases.num_releases % EVERY == 0:
-                    refuse_diverged(self._training.module, self._training.optimizers, releases)
+                    refuse_diverged(self._training.module, releases)
                 yield releases.num_releases
             if releases.num_releases < self._steps:
                 self._training.warn(

@@ -414,7 +414,7 @@ def _log(trainer: pl.Trainer, releases: ReleaseEngine, epsilon: float | None) ->
         releases: The releases so far.
         epsilon: Their epsilon; None where this point has none.
     """
-    refuse_diverged(trainer.lightning_module, trainer.optimizers, releases)
+    refuse_diverged(trainer.lightning_module, releases)
     recipe = releases.recipe
     values: dict[str, float] = {}
     if epsilon is not None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from dpbench.errors import Diverged
 from dpbench.privacy.mechanism.mechanism import Mechanism
@@ -56,45 +54,27 @@ class LotsWithoutGradients:
 
 def refuse_diverged(
     module: nn.Module,
-    optimizers: Iterable[Optimizer],
     releases: ReleaseEngine,
 ) -> None:
-    """Stop a training whose released weights, or the optimizers' states, are not finite or absurdly large.
+    """Stop a training whose released weights are not finite or absurdly large.
 
-    Both are functions of releases, so that to stop by them releases nothing.
+    They are functions of releases, so that to stop by them releases nothing.
 
     Args:
         module: Its trainable parameters.
-        optimizers: Of the training.
         releases: What was spent.
 
     Raises:
         Diverged: Says what was spent, where that is recorded, and what to do.
     """
     weights = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    name = _first_beyond(weights, LARGEST_WEIGHT)
+    name = _first_diverged(weights)
     if name is not None:
         raise Diverged(f"the released weights have diverged ({name}), {_spent(releases)}")
-    name = _first_beyond(_states(optimizers), float("inf"))
-    if name is not None:
-        raise Diverged(f"the optimizer's state has diverged ({name}), {_spent(releases)}")
 
 
-def _states(optimizers: Iterable[Optimizer]) -> dict[str, Tensor]:
-    """States of optimizers that have an entry for each of a parameter's, such as momentum."""
-    states = {}
-    for optimizer in optimizers:
-        for p, state in optimizer.state.items():
-            if not isinstance(p, Tensor) or not isinstance(state, dict):
-                continue
-            for key, value in state.items():
-                if isinstance(value, Tensor) and value.shape == p.shape:
-                    states[f"{key} of a parameter of shape {tuple(p.shape)}"] = value
-    return states
-
-
-def _first_beyond(tensors: Mapping[str, Tensor], largest: float) -> str | None:
-    """Name of the first floating tensor with an entry that is not finite, or beyond a number."""
+def _first_diverged(tensors: Mapping[str, Tensor]) -> str | None:
+    """Name of the first floating tensor with an entry that is not finite, or absurdly large."""
     floating: dict[str, Tensor] = {}
     for name, x in tensors.items():
         if x.is_floating_point() and x.numel():
@@ -103,10 +83,9 @@ def _first_beyond(tensors: Mapping[str, Tensor], largest: float) -> str | None:
         return None
     norms: Sequence[Tensor] = torch._foreach_norm(list(floating.values()), float("inf"))
     device = norms[0].device
-    doubles = [norm.double().to(device) for norm in norms]
-    values = torch.stack(doubles).tolist()
+    values = torch.stack([norm.double().to(device) for norm in norms]).tolist()
     for name, value in zip(floating, values, strict=True):
-        if not math.isfinite(value) or value > largest:
+        if not value <= LARGEST_WEIGHT:
             return name
     return None
 
