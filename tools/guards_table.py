@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpbench.guards import EVERY_TRAINING, LIGHTNING, LOOP, Guard
+from dpbench.guards import EVERY_TRAINING, LIGHTNING, Guard
 from dpbench.reports.markdown import markdown_rows
 
 _MOMENTS = {
@@ -24,7 +24,7 @@ def page() -> str:
     """A row for each guard, in the order in which they look."""
     rows = [["guard", "what it prevents", "looks at", "trainings"]]
     for guard in every_guard():
-        moments = [_MOMENTS[moment] for moment in guard.moments() if moment in _MOMENTS]
+        moments = [_MOMENTS[moment] for moment in looks_at(guard) if moment in _MOMENTS]
         distinct = dict.fromkeys(moments or [_WHERE_SOURCE_ASKS])
         rows.append([guard.name, guard.prevents, ", ".join(distinct), _trainings(guard)])
     return markdown_rows(rows, text=4)
@@ -32,10 +32,17 @@ def page() -> str:
 
 def every_guard() -> list[type[Guard]]:
     """Each guard of a list once."""
-    return list(dict.fromkeys([*LIGHTNING, *LOOP]))
+    return list(LIGHTNING)
+
+
+def looks_at(guard: type[Guard]) -> list[str]:
+    """Names of the moments at which a guard looks."""
+    moments = []
+    for name, default in vars(Guard).items():
+        if name.startswith("on_") and getattr(guard, name) is not default:
+            moments.append(name.removeprefix("on_"))
+    return moments
 
 
 def _trainings(guard: type[Guard]) -> str:
-    if guard in EVERY_TRAINING:
-        return "all"
-    return "Lightning" if guard in LIGHTNING else "`PrivateLoop`"
+    return "all" if guard in EVERY_TRAINING else "Lightning"

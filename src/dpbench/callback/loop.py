@@ -23,7 +23,7 @@ from dpbench.callback.lines import log_line
 from dpbench.callback.strategy import PrivateStrategy
 from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError
-from dpbench.guards import LOOP, earlier_fits
+from dpbench.guards import EVERY_TRAINING, earlier_fits
 from dpbench.guards.divergence import EVERY, refuse_diverged
 from dpbench.guards.lots import require_lot_loader
 from dpbench.guards.precision import refuse_precision
@@ -81,7 +81,7 @@ class PrivateLoop:
         self._steps = checked_value(PositiveInt, steps, "steps")
         self._loader = require_lot_loader(loader)
         self._training = LoopTraining(model, loss, optimizer)
-        self._session = strategy.session(LOOP)
+        self._session = strategy.session(EVERY_TRAINING)
         self._nonprivate = nonprivate
 
     def epsilon(self, accountant: str | None = None) -> float:
@@ -187,8 +187,8 @@ class ModelWithLoss(nn.Module):
         super().__init__()
         self.model = model
         self._loss = loss
-        self._held: list[Any] = []
         # Settings of every LightningModule, which this once was: keys of seeded loops cover them, and its name below.
+        self._held: list[Any] = []
         self.allow_zero_length_dataloader_with_multiple_devices = False
         self.prepare_data_per_node = True
 
@@ -196,10 +196,6 @@ class ModelWithLoss(nn.Module):
     def loss(self) -> Any:
         """The loss function."""
         return self._loss
-
-    def hold(self, values: list[Any]) -> None:
-        """Make values that the loss function can reach a part of this module, and of its state."""
-        self._held = values
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         """The loss of a batch."""

@@ -9,12 +9,11 @@ from dpbench.guards._trainer_settings import TrainerSettings
 from dpbench.guards.choices import Choices
 from dpbench.guards.earlier_fits import EarlierFits
 from dpbench.guards.guard import Guard
-from dpbench.guards.loss_function import LossState
 from dpbench.guards.lots import DrawnLots
 from dpbench.guards.parameters import Parameters
 from dpbench.guards.public_networks import PublicNetworks
 
-__all__ = ["EVERY_TRAINING", "LIGHTNING", "LOOP", "Guard"]
+__all__ = ["EVERY_TRAINING", "LIGHTNING", "Guard"]
 
 EVERY_TRAINING: tuple[type[Guard], ...] = (
     Parameters,
@@ -27,10 +26,7 @@ EVERY_TRAINING: tuple[type[Guard], ...] = (
     ReleasedGradients,
     EarlierFits,
 )
-"""Of every private training, in the order in which they look."""
+"""Of every private training, a plain loop's too, in the order in which they look."""
 
 LIGHTNING: tuple[type[Guard], ...] = (Choices, TrainerSettings, *EVERY_TRAINING)
 """Of a Trainer's training."""
-
-LOOP: tuple[type[Guard], ...] = (LossState, *EVERY_TRAINING)
-"""Of a plain loop's training."""

@@ -110,15 +110,6 @@ class Guard:
     def on_end(self) -> None:
         """The training is over, perhaps by an error, perhaps before it was attached."""
 
-    @classmethod
-    def moments(cls) -> list[str]:
-        """Names of the moments at which it looks."""
-        moments = []
-        for name, default in vars(Guard).items():
-            if name.startswith("on_") and getattr(cls, name) is not default:
-                moments.append(name.removeprefix("on_"))
-        return moments
-
 
 class LightningGuard(Guard):
     """A guard of trainings that a Lightning Trainer drives."""

@@ -213,7 +213,8 @@ class StepState:
             held = [value for value in vars(x).values() if isinstance(value, (FunctionType, *_HOLDERS))]
             return (*x.__bases__, *held)
         defaults = (*(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values())
-        return (*defaults, *map(self._keep_cell, x.__closure__ or ()), *self._keep_globals(x))
+        cells = map(self._keep_cell, x.__closure__ or ())
+        return (*self._keep_dict(x.__dict__).values(), *defaults, *cells, *self._keep_globals(x))
 
     def _keep_numbers(self, x: Any) -> None:
         """Remember numbers and arrays among attributes of an object that is not looked into."""
