@@ -31,13 +31,12 @@ from dpbench.privacy.record_axis.host import watched
 from dpbench.privacy.record_axis.tags import Over
 from dpbench.privacy.record_axis.verdict import judge, new_axis
 from dpbench.records.count import count_records
-from dpbench.records.grouping import counted_from_zero, places_of_index
 from dpbench.records.physical_batches import select
 from dpbench.records.step_state import StepState
 from dpbench.records.stopped_step import output_of, stopped
 from dpbench.records.tagging import tagged, under_tags
 from dpbench.records.training import Training, gathered_alone, loss_of, nothing, replaced_methods
-from dpbench.records.watched_step import even_rows, refusal
+from dpbench.records.watched_step import refusal
 
 _SEED = 0  # of what is drawn in all trials
 _SIZES = (4, 5)
@@ -99,20 +98,21 @@ class EngineTrial:
         self._index = index
         with isolate_rng():
             seed_global_generators([_SEED], self._training.device)
-            return self._limit_of(batch, rows, record_of, index)
+            return self._limit_of(batch, rows, record_of is None)
 
-    def _limit_of(
-        self,
-        batch: Any,
-        rows: int,
-        record_of: NDArray[np.int64] | None,
-        index: RecordOfRow | None,
-    ) -> Limit | None:
+    def _limit_of(self, batch: Any, rows: int, is_padded: bool) -> Limit | None:
+        """Why the engine cannot be used.
+
+        Args:
+            batch: A lot.
+            rows: Number of its rows.
+            is_padded: True if an executor may pad such lots, which are not judged then.
+        """
         engine = self._engine
-        if isinstance(engine, PerRecordEngine):
-            reason = self._mixing(batch, rows, record_of, index, engine)
+        if isinstance(engine, PerRecordEngine) and is_padded:
+            reason = self._mixing(batch, rows, engine)
             if reason is not None:
-                return Limit(reason, is_refused=False)  # not every executor has each batch judged
+                return Limit(reason, is_refused=False)
         limit = self._limit(batch, rows)
         if limit is None or not isinstance(engine, PerRecordEngine) or engine.needs_tags:
             return limit
@@ -138,28 +138,15 @@ class EngineTrial:
                 return limit
         return limits[0] if limits else None
 
-    def _mixing(
-        self,
-        batch: Any,
-        rows: int,
-        record_of: NDArray[np.int64] | None,
-        index: RecordOfRow | None,
-        engine: PerRecordEngine,
-    ) -> str | None:
+    def _mixing(self, batch: Any, rows: int, engine: PerRecordEngine) -> str | None:
         """Why records are not separable in the step, as its tags say; None: they are."""
-        chosen = _index(rows, _SIZES[0])
-        if record_of is not None:
-            chosen = np.flatnonzero(np.isin(record_of, np.unique(record_of)[: _SIZES[0]]))
-            record_of = record_of[chosen]
-        lot = select(batch, rows, chosen)
-        if record_of is not None and index is not None:
-            lot = counted_from_zero(lot, places_of_index(batch, rows, index), record_of)
-        rows_of_record = even_rows(record_of, len(chosen))
-        axis = new_axis(len(chosen) // rows_of_record)
+        size = _SIZES[0]
+        lot = select(batch, rows, _index(rows, size))
+        axis = new_axis(size)
         with self._without_traces():
             try:
                 with watched(axis), axis:
-                    loss = self._loss(tagged(axis, lot, rows_of_record, index))
+                    loss = self._loss(tagged(axis, lot))
             except Exception:
                 return None  # its own step says what is wrong
             if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:

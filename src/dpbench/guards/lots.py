@@ -57,7 +57,7 @@ def require_lot_loader(loader: object) -> LotLoader:
             "the batches of the training data loader are drawn by code that is not dpbench's (a subclass of Lots, or a "
             "replaced method), so no epsilon holds for them: use LotLoader.poisson or LotLoader.from_dataloader."
         )
-    if type(loader).__iter__ is not LotLoader.__iter__ or "__iter__" in vars(loader):
+    if type(loader).__iter__ is not LotLoader.__iter__:
         raise ConfigurationError(
             f"{type(loader).__name__} overrides __iter__, which cannot be checked: a batch must reach the training as "
             "it was drawn. Transform records in the data set or in a collate_fn."
