@@ -31,15 +31,12 @@ class EarlierFits(Guard):
     name = "earlier fits"
     prevents = "a trained model continues with a ledger or checkpoint that does not cover its earlier training"
 
-    _is_attached = False
-
     def __init__(self, session: Any) -> None:
         super().__init__(session)
         self._trained: list[nn.Parameter] = []
 
     def on_attach(self) -> None:
         """From now on there may be releases."""
-        self._is_attached = True
         self._trained += self.session.trained.parameters
 
     def on_change(self) -> None:
@@ -48,10 +45,9 @@ class EarlierFits(Guard):
 
     def on_end(self) -> None:
         """Remember the ledger, with the parameters."""
-        if self._is_attached:
+        if self._trained:
             releases = self.session.releases
             note_training(self.session.training.module, releases.budget, releases.num_releases, self._trained)
-            self._is_attached = False
             self._trained = []
 
 
