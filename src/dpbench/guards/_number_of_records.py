@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,16 +44,8 @@ _DEPENDS = (
 _UNKNOWN = "whether gradients depend on the number of records in a batch could not be checked: {reason}."
 
 
-class _Run(NamedTuple):
-    """Gradients of the records of one run.
-
-    Attributes:
-        norms: Of each row, shape (rows,).
-        sums: Of the rows of the first half, one of each parameter.
-    """
-
-    norms: Tensor
-    sums: list[Tensor]
+_Run = tuple[Tensor, Tensor]
+"""Norms of the gradients of the first half's rows, shape (rows,), and their sum, flat over all parameters."""
 
 
 class NumberOfRecords(Guard):
@@ -151,9 +143,10 @@ class _StepAgain:
         self._step = step
         self._batch = batch
         self._rows = count_records(batch)
+        # Rows of the first piece that the step would be given.
+        self._count = self._rows if lot.limit is None else cuts(self._rows, lot.limit, lot.record_of)[0]
         record_of = np.arange(self._rows) if lot.record_of is None else lot.record_of
-        self._piece = _rows_at_once(record_of, lot)
-        self._record_of = record_of[self._piece]
+        self._record_of = record_of[: self._count]
         names = np.unique(self._record_of)
         self.unknown: str | None = None
         self.records = len(names)
@@ -170,20 +163,20 @@ class _StepAgain:
         engine = self._engine
         recording = engine.recording
         # A loss may be the mean over records, of which some have more rows than others.
-        rows_of_half = half * self.records / (self.records // 2 * len(self._piece))
+        rows_of_half = half * self.records / (self.records // 2 * self._count)
         try:
             with without_traces(self._training) as state:
-                whole = self._run(len(self._piece), _SEEDS[0])
+                whole = self._run(self._count, _SEEDS[0])
                 state.restore()
                 part = self._run(half, _SEEDS[0])
                 if whole is None or part is None:
                     return None
-                change = min(_change(whole, part, half, scale) for scale in (1.0, 1 / rows_of_half))
+                change = min(_change(whole, part, scale) for scale in (1.0, 1 / rows_of_half))
                 if not change > tolerance:
                     return None
                 state.restore()
-                other = self._run(len(self._piece), _SEEDS[1])
-                if other is None or _change(whole, other, half) > tolerance:
+                other = self._run(self._count, _SEEDS[1])
+                if other is None or _change(whole, other) > tolerance:
                     self.unknown = "training_step draws numbers of which it is not known which record they are for"
                     return None
                 return change
@@ -197,7 +190,7 @@ class _StepAgain:
     def _run(self, count: int, seed: int) -> _Run | None:
         """The gradients of the first rows; None without a loss."""
         training = self._training
-        rows = select(self._batch, self._rows, self._piece[:count])
+        rows = select(self._batch, self._rows, np.arange(count))
         if self._index:
             rows = counted_from_zero(rows, self._index, self._record_of[:count])
         self._engine.expect(count)
@@ -209,7 +202,13 @@ class _StepAgain:
             if loss is None or not loss.requires_grad:
                 return None
             with torch.no_grad(), torch.autocast(training.device.type, enabled=False):
-                return _run(self._engine.backward(loss, count), count, self._half)
+                gradients = self._engine.backward(loss, count)
+                squares = torch.stack([gradient.squared_norms().double() for gradient in gradients])
+                norms = squares.sum(0).sqrt()
+                weights = torch.zeros(count, device=norms.device)
+                weights[: self._half] = 1
+                sums = [gradient.weighted_sum(weights).double().flatten() for gradient in gradients]
+                return norms[: self._half], torch.cat(sums)
 
 
 class _SharedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -265,37 +264,20 @@ def _uncompiled() -> Iterator[None]:
         yield
 
 
-def _run(gradients: Sequence[Any], count: int, half: int) -> _Run:
-    squares = torch.stack([gradient.squared_norms().double() for gradient in gradients])
-    norms = squares.sum(0).sqrt()
-    weights = torch.zeros(count, device=norms.device)
-    weights[:half] = 1
-    return _Run(norms, [gradient.weighted_sum(weights).double() for gradient in gradients])
-
-
-def _change(whole: _Run, other: _Run, half: int, scale: float = 1.0) -> float:
+def _change(whole: _Run, other: _Run, scale: float = 1.0) -> float:
     """Median over records of the change of a norm, or the change of their sum, if that is larger by a lot.
 
     Args:
         whole: The run of the whole batch.
         other: Another run.
-        half: Number of rows that are compared.
         scale: A factor of the other run's gradients.
     """
-    norms = whole.norms[:half]
-    sizes = norms.clamp(min=1e-12)
-    if not bool(norms.isfinite().all()) or not bool(other.norms[:half].isfinite().all()):
+    norms, total = whole
+    other_norms, other_total = other
+    if not bool(norms.isfinite().all()) or not bool(other_norms.isfinite().all()):
         return 0.0  # nothing can be said of them
-    of_norms = float(((scale * other.norms[:half] - norms).abs() / sizes).median())
-    squares = [(a - scale * b).square().sum() for a, b in zip(whole.sums, other.sums, strict=True)]
-    of_sum = float(torch.stack(squares).sum().sqrt() / sizes.sum())
+    sizes = norms.clamp(min=1e-12)
+    of_norms = float(((scale * other_norms - norms).abs() / sizes).median())
+    of_sum = float((total - scale * other_total).norm() / sizes.sum())
     # A single activation that rounding moves across its kink changes a sum, and no median.
     return max(of_norms, of_sum / 10)
-
-
-def _rows_at_once(record_of: Any, lot: Lot) -> Any:
-    """Rows of the first piece that the step would be given."""
-    if lot.limit is None:
-        return np.arange(len(record_of))
-    first, *_ = cuts(len(record_of), lot.limit, lot.record_of) or [len(record_of)]
-    return np.arange(first)
