@@ -40,6 +40,7 @@ from dpbench.records.physical_batches import select
 from dpbench.records.source import RecordSource
 from dpbench.records.tagging import watch
 from dpbench.records.users import Users
+from dpbench.records.watched_step import even_rows
 
 Kind = Literal["separable", "mixed", "reads", "kept", "unchecked"]
 
@@ -66,7 +67,6 @@ _BY_VALUES = (
 _USERS = "not checked: users are trained one by one"
 _OTHER_SOURCE = "not checked: {source} computes the gradient of each record itself"
 _SEPARATE = "not checked: records cannot be rows of one batch, and training takes them one by one"
-_UNEQUAL = "not checked: records have different numbers of rows, of which the check knows nothing"
 _WITHOUT_RECORDS = "not checked: the first loss that training_step differentiates depends on no record"
 
 
@@ -233,11 +233,12 @@ class _OneCheck(pl.Callback):
             return StepCheck("unchecked", reason=_SEPARATE)
         batch = training.to_device(batch)
         rows = count_records(batch)
-        rows_of_record = _rows_of_record(training, loader, batch, rows)
-        if rows_of_record is None:
-            return StepCheck("unchecked", reason=_UNEQUAL)
         if not rows:
             return None
+        record_of = None
+        if isinstance(loader, LotLoader):
+            record_of = rows_of_lot(loader, loader.lots.position - 1, training, batch, rows)
+        rows_of_record = even_rows(record_of, rows)
         # The first records, from the beginning again where there are fewer.
         batch = select(batch, rows, np.resize(np.arange(rows), _RECORDS * rows_of_record))
         step = functools.partial(loss_of_step, training)
@@ -247,17 +248,6 @@ class _OneCheck(pl.Callback):
         if has_plain_memory(loss) and not is_private(tag_of(loss)):
             return StepCheck("unchecked", reason=_WITHOUT_RECORDS)
         return verdict
-
-
-def _rows_of_record(training: LightningTraining, loader: Any, batch: Any, rows: int) -> int | None:
-    """Number of rows of each record; None if they differ."""
-    if not isinstance(loader, LotLoader):
-        return 1
-    record_of = rows_of_lot(loader, loader.lots.position - 1, training, batch, rows)
-    if record_of is None or not rows:
-        return 1
-    counts = np.bincount(record_of)
-    return int(counts[0]) if (counts == counts[0]).all() else None
 
 
 @contextmanager
