@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dpbench import PrivateLoop
 from dpbench.errors import ConfigurationError
 from dpbench.optimizers import DPAdam, NoiseAware, NoiseStds
-from dpbench.strategies import DPSGD, ClipOnly, DiscretizedDPSGD, NoiseOnly, NonPrivate, PrivateStrategy, VectorGroups
+from dpbench.strategies import DPSGD, ClipOnly, NoiseOnly, NonPrivate, PrivateStrategy, VectorGroups
 from tests.strategies.worlds import Classifier, Known, loader_of, pictures, trainer_for, weights_of
 
 
@@ -309,12 +309,6 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
     trained(tmp_path / "parts", make, private(), 3)
     resumed = trained(tmp_path / "parts", make, private(), 6, ckpt_path=tmp_path / "parts" / "last.ckpt")
     assert torch.equal(resumed, whole)
-
-
-def test_error_correction_is_warned_of(tmp_path: Path) -> None:
-    strategy = DiscretizedDPSGD(noise_multiplier=1.0, delta=1e-3, seed=0)
-    with pytest.warns(UserWarning, match="DPAdam expects all of the noise .* leave out correction_threshold"):
-        trained(tmp_path, lambda params: DPAdam(params, lr=0.01), strategy, 2)
 
 
 def test_known_gradients_of_zero_move_by_the_floor(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -538,11 +538,3 @@ def test_what_is_shown_may_not_change_the_model(tmp_path: Path) -> None:
 
 def plain_loss(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
-
-
-def test_a_loop_that_is_left_early_compares_with_its_plan(tmp_path: Path) -> None:
-    strategy = DPSGD(target_epsilon=2.0, delta=1e-3, ledger=str(tmp_path / "l"))
-    model = network()
-    loop = PrivateLoop(model, torch.optim.Adam(model.parameters()), loader(), strategy, loss, 9)
-    with pytest.warns(UserWarning, match=r"4 of 9 planned releases were made: .* For 4, noise_multiplier=.* enough"):
-        assert next(islice(loop, 3, None)) == 4

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
@@ -126,81 +123,3 @@ def test_a_part_of_ones_own_and_the_option_for_it_contradict() -> None:
     Own(noise_multiplier=1.0)
     with pytest.raises(ConfigurationError, match="Own already has its own transform"):
         Own(noise_multiplier=1.0, discretization_threshold=0.1)
-
-
-# ------------------------------------------------------------------------------------- planned and made
-
-
-class StopAt(pl.Callback):
-    observes_only = True
-
-    def __init__(self, step: int, error: type[BaseException] | None = None) -> None:
-        self.step, self.error = step, error
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        if trainer.global_step == self.step:
-            trainer.save_checkpoint(f"{trainer.default_root_dir}/mid.ckpt")
-            trainer.should_stop = True
-            if self.error is not None:
-                raise self.error("an error of another kind")
-
-
-def planned_lines(folder: Path, strategy: DPSGD, *more: pl.Callback, steps: int = 8, **options: Any) -> list[str]:
-    """What a training says of its plan."""
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        trainer_for(folder, strategy, steps, more=list(more)).fit(Classifier(), loader_of(pictures()), **options)
-    return [line for line in (str(warning.message) for warning in said) if "planned" in line]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        pytest.param({"accountant": "pld"}, marks=pytest.mark.long),
-        pytest.param({"noise_schedule": "linear:0.5"}, marks=pytest.mark.long),
-        {"after": "first/ledger.jsonl", "target_epsilon": 4.0},
-    ],
-    ids=["rdp", "pld", "schedule", "stage"],
-)
-def test_what_noise_would_have_been_enough(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    def strategy() -> DPSGD:
-        return DPSGD(**{"target_epsilon": 2.0, "delta": 1e-3, "seed": 0, **options})
-
-    if "after" in options:
-        fit(tmp_path / "first", Classifier(), noise_multiplier=2.0)
-    early = strategy()
-    (line,) = planned_lines(tmp_path / "early", early, StopAt(3))
-    epsilon = early.epsilon(options.get("accountant", "rdp"))
-    assert line.startswith(f"3 of 8 planned releases were made: epsilon is {epsilon:.4g} of target_epsilon=")
-    match = re.search("noise_multiplier=([0-9.]+) would have been enough instead of (.*)\\.", line)
-    assert match is not None
-    enough, planned = map(float, match.groups())
-    assert planned == pytest.approx(early.noise_multiplier, rel=1e-3)
-    if "noise_schedule" in options:  # which goes further down within three steps of three than within three of eight
-        assert enough < planned
-        return
-    short = strategy()
-    assert planned_lines(tmp_path / "short", short, steps=3) == []
-    assert enough == pytest.approx(short.noise_multiplier, rel=1e-3)
-
-
-def test_who_hears_nothing_of_a_plan(tmp_path: Path) -> None:
-    """A given noise, a training of full length, and one that was interrupted and is resumed."""
-    target: dict[str, Any] = {"target_epsilon": 2.0, "delta": 1e-3, "seed": 0}
-    assert planned_lines(tmp_path / "given", DPSGD(noise_multiplier=1.0, delta=1e-3), StopAt(3)) == []
-    assert planned_lines(tmp_path / "both", DPSGD(noise_multiplier=9.0, **target), StopAt(3)) == []
-    assert planned_lines(tmp_path / "whole", DPSGD(**target)) == []
-    with pytest.raises(RuntimeError, match="another kind"):
-        planned_lines(tmp_path / "crash", DPSGD(**target), StopAt(3, RuntimeError))
-    resume: dict[str, Any] = {"ckpt_path": tmp_path / "crash/mid.ckpt", "weights_only": False}
-    (line,) = planned_lines(tmp_path / "crash", DPSGD(**target), StopAt(5), **resume)
-    assert line.startswith("5 of 8 planned")
-    # The noise was computed for eight.
-    (line,) = planned_lines(tmp_path / "crash", DPSGD(**target), steps=6, **resume)
-    assert line.startswith("6 of 8 planned")
-    assert planned_lines(tmp_path / "crash", DPSGD(**target), **resume) == []

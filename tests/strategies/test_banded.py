@@ -129,7 +129,6 @@ def test_a_plain_loop(tmp_path: Path) -> None:
     assert plan is not None and plan.noise.process == "banded"
 
 
-@pytest.mark.filterwarnings("ignore:records take turns in 4 groups")
 def test_groups_without_a_seed_are_not_drawn_again_within_a_round(tmp_path: Path) -> None:
     """With independent noise too: the rest of a round is free only where its groups are those of its beginning."""
 
@@ -280,11 +279,10 @@ def test_a_plain_loop_that_is_started_again_on_other_data_draws_other_noise(tmp_
     assert sources[0] == sources[1] != sources[2]
 
 
-def test_cyclic_lots_without_banded_noise_are_said(tmp_path: Path) -> None:
+def test_cyclic_lots_without_banded_noise(tmp_path: Path) -> None:
     fit(tmp_path / "one", strategy_of())
     assert read_ledger(tmp_path / "one/ledger.jsonl").header.plan.sampling.kind == "poisson"
-    with pytest.warns(UserWarning, match="records take turns in 4 groups"):
-        fit(tmp_path / "four", strategy_of(), lots=loader(4))
+    fit(tmp_path / "four", strategy_of(), lots=loader(4))
     assert read_ledger(tmp_path / "four/ledger.jsonl").damage is None
 
 

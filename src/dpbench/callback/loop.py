@@ -115,9 +115,6 @@ class PrivateLoop:
                     f"stopped after {releases.num_releases} of {self._steps} steps: one more would cost more than the "
                     "budget."
                 )
-        except GeneratorExit:  # the loop was left
-            self._session.conclude()
-            raise
         finally:
             self._session.end()
 

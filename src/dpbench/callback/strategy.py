@@ -309,7 +309,7 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
         self._session.refuse_skipped_lot()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log the last epsilon beside the last accuracy, and compare the releases with the plan."""
+        """Log the last epsilon beside the last accuracy."""
         if trainer.global_step and not self.releases:
             raise ConfigurationError(
                 f"training has made {trainer.global_step} steps, none of them private: hooks of the private strategy "
@@ -317,8 +317,6 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
             )
         epsilon = self._releases.budget.epsilon_here() if self.private else None
         _log(trainer, self._releases, epsilon)
-        if not trainer.interrupted:  # else it is to be resumed
-            self._session.conclude()
 
     # ------------------------------------------------------------------------------------- checkpoints
 

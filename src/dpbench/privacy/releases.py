@@ -86,7 +86,6 @@ class ReleaseEngine:
     Attributes:
         num_releases: So far.
         noise_multiplier: Given, or found once a training has begun.
-        planned_releases: Number for which the noise was computed; None where it was given.
         phase: Of the ledger: how often the run was taken up again with other settings.
         observers: Called with every piece of a lot: private data, for diagnostics.
         watchers: Called with the mechanism and this process's sums before noise; for references without privacy only.
@@ -116,7 +115,6 @@ class ReleaseEngine:
         self.phase = 0
         self.noise_multiplier = noise_multiplier
         self._given_noise = noise_multiplier
-        self.planned_releases: int | None = None
         self.observers: list[Observer] = []
         self.watchers: list[Callable[[Mechanism], object]] = []
         self.memory: dict[str, Any] = {}  # of a checkpoint
@@ -154,7 +152,6 @@ class ReleaseEngine:
         self.num_releases = 0
         self.memory = {}
         self.noise_multiplier = self._given_noise
-        self.planned_releases = None
         self.first_weights = None
 
     def join(self, processes: Processes, key: int | None = None) -> None:
@@ -310,7 +307,6 @@ class ReleaseEngine:
         self.budget.read_earlier(self.processes)
         if self.noise_multiplier is None:
             self.noise_multiplier = self.budget.calibrated(plan, horizon)
-            self.planned_releases = int(horizon.total_steps)
         # At a multiplier of 1 first, since what solves for it asks the plan how the cost moves with it.
         plan = replace(plan, noise=self._make_noise(self.noise_multiplier, noise_factors))
         if self.canaries is not None:
@@ -629,7 +625,6 @@ class ReleaseEngine:
             "private": self.recipe.private,
             "releases": self.num_releases,
             "noise_multiplier": self.noise_multiplier,
-            "planned_releases": self.planned_releases,
         }
         if self._mechanism is not None:
             state |= self._mechanism.state_dict()
@@ -648,5 +643,3 @@ class ReleaseEngine:
         self.first_weights = state.get("first_weights")
         self.budget.load_state_dict(state)
         self.noise_multiplier = self.noise_multiplier or state["noise_multiplier"]
-        if self._given_noise is None:
-            self.planned_releases = state.get("planned_releases")

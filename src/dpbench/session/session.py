@@ -30,6 +30,7 @@ from dpbench.guards.parameters import parameters_of
 from dpbench.guards.public_networks import private_part
 from dpbench.optimizers import NoiseAware, NoiseStds
 from dpbench.privacy.accounting.composition import doubts_about
+from dpbench.privacy.accounting.stated_plan import own_process
 from dpbench.privacy.budget import ENDLESS, TrainingLength
 from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.privacy.events import effective_noise_multiplier
@@ -51,13 +52,6 @@ from dpbench.records.source import (
 from dpbench.records.training import Training, TrainingStep
 from dpbench.records.watched_hooks import apart
 from dpbench.session._canaries import leave_scores, let_canaries_in
-from dpbench.session._doubts import (
-    doubt_about_correction,
-    doubt_about_length,
-    doubt_about_noise,
-    doubt_about_statistics,
-    doubt_about_turns,
-)
 from dpbench.session.executor import Executor, SessionParts
 from dpbench.session.executors import keyed_by
 
@@ -66,6 +60,10 @@ _SEPARATE_BY_NOW = (
     "gradients='one_by_one': several processes cannot switch to it during a run."
 )
 _MOST_SAID = 5  # changes of what is trained; the ledger has all of them
+_OWN_NOISE = (
+    "the noise is drawn by {process}, which is not dpbench's: nothing checks that its noise has the stated multiplier, "
+    "on which epsilon depends (CONTRIBUTING.md: what every mechanism must show)."
+)
 # Verdicts of processes on the engine; the largest one counts.
 _UNKNOWN = 0
 _KNOWN = 1
@@ -266,11 +264,10 @@ class PrivateSession:
             release = releases.mechanism.training_plan.event(self._first_release)
             z = effective_noise_multiplier(release.queries)
             for doubt in doubts_about(self._delta, z, sampling.population, sampling.unit):
-                self._warn(doubt)
-        self._warn(doubt_about_statistics(releases.mechanism.plan))
-        self._warn(doubt_about_noise(releases.mechanism.training_plan.noise))
-        self._warn(doubt_about_correction(releases.recipe, self.optimizer))
-        self._warn(doubt_about_turns(releases.mechanism.training_plan))
+                self.training.warn(doubt)
+        process = own_process(releases.mechanism.training_plan.noise.to_dict())
+        if process is not None:
+            self.training.warn(_OWN_NOISE.format(process=process))
         # Lot t belongs to release t; the key of the lots is known with the plan only.
         lots.start_at(releases.num_releases, releases.lot_key, lot_key)
         _follow_noise(self.optimizer, self._noise_of_gradients)
@@ -282,10 +279,6 @@ class PrivateSession:
         """Standard deviation of the noise on the gradients that were released last, by parameter."""
         stds = self.releases.mechanism.gradient_stds
         return dict(zip(self.trained.parameters, stds, strict=True))
-
-    def _warn(self, doubt: str | None) -> None:
-        if doubt is not None:
-            self.training.warn(doubt)
 
     def _first_groups(self, memory: Mapping[str, Any]) -> tuple[VectorGroup, ...]:
         """The partition of the parameters with the bounds of the first release, the same on all processes.
@@ -525,10 +518,6 @@ class PrivateSession:
             )
 
     # ------------------------------------------------------------------------------------- end
-
-    def conclude(self) -> None:
-        """Compare a training that makes no further release with its plan; before `end`."""
-        self._warn(doubt_about_length(self.releases))
 
     def end(self) -> None:
         """Give module and lots back as they were, also after an error."""
