@@ -203,7 +203,7 @@ def classifier_trained(executor: Executor, device: str, folder: Path, callback: 
     images = torch.randn(600, 1, 28, 28, generator=generator)
     labels = torch.randint(10, (600,), generator=generator)
     strategy = DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, delta=1e-4, seed=1)
-    strategy._session._executor = executor
+    strategy._session._executor_on = lambda device: executor
     trainer = pl.Trainer(
         max_steps=REPEATED // 2,
         max_epochs=-1,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -15,10 +14,12 @@ from dpbench.errors import ConfigurationError
 from dpbench.graphs.executor import Graphs
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import check_own_randomness, read_ledger
-from dpbench.session.executor import REFERENCE, Executor, SessionParts
+from dpbench.session.executor import REFERENCE, Executor
 from dpbench.session.executors import executor_of, keyed_by
 from dpbench.strategies import DPSGD
 from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for, weights_of
+
+CPU = torch.device("cpu")
 
 
 class Other(Executor):
@@ -39,7 +40,7 @@ def test_two_executors_share_no_noise(tmp_path: Path, monkeypatch: pytest.Monkey
     first, weights = trained(tmp_path / "first")
     torch.manual_seed(0)
     again, same_weights = trained(tmp_path / "again", "eager")
-    monkeypatch.setattr("dpbench.callback.strategy.executor_of", lambda name: Other())
+    monkeypatch.setattr("dpbench.session.session.executor_of", lambda name, device: Other())
     torch.manual_seed(0)
     other, other_weights = trained(tmp_path / "other")
     assert torch.equal(weights, same_weights) and not torch.equal(weights, other_weights)
@@ -51,21 +52,16 @@ def test_two_executors_share_no_noise(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_reference_has_the_keys_of_the_seed() -> None:
-    assert keyed_by(5, executor_of("auto")) == keyed_by(5, executor_of("eager")) == 5
+    assert keyed_by(5, executor_of("auto", CPU)) == keyed_by(5, executor_of("eager", CPU)) == 5
     assert keyed_by(5, Other()) not in (None, 5)
     assert keyed_by(5, Other()) != keyed_by(6, Other())
 
 
 @pytest.mark.parametrize(("device", "name"), [("cpu", REFERENCE), ("cuda", f"graph, {Graphs.name}")])
 def test_auto_takes_graphs_on_a_gpu(device: str, name: str) -> None:
-    module = torch.nn.Linear(1, 1)
-    training: Any = SimpleNamespace(device=torch.device(device), module=module, inform=print)
-    nothing: Any = None
-    executor = executor_of("auto")
-    executor.attach(SessionParts(training, nothing, nothing, torch.optim.SGD(module.parameters())))
+    executor = executor_of("auto", torch.device(device))
     assert executor.name == name
     assert (keyed_by(5, executor) == 5) is (device == "cpu")
-    executor.detach()
 
 
 def test_an_unknown_executor() -> None:
@@ -75,7 +71,7 @@ def test_an_unknown_executor() -> None:
 
 def test_graphs_take_no_options() -> None:
     with pytest.raises(ConfigurationError, match="executor=graph takes no options, such as '4'"):
-        executor_of("graph:4")
+        executor_of("graph:4", CPU)
 
 
 def plugged(monkeypatch: pytest.MonkeyPatch, make: Callable[[str], Any]) -> None:
@@ -87,13 +83,13 @@ def plugged(monkeypatch: pytest.MonkeyPatch, make: Callable[[str], Any]) -> None
 def test_an_executor_of_a_plug_in_has_keys_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that does not say a name, or says that of the reference."""
     plugged(monkeypatch, lambda options: Executor())
-    keys = {keyed_by(5, executor_of(name)) for name in ("eager", "mine", "mine:2", "mine:3")}
+    keys = {keyed_by(5, executor_of(name, CPU)) for name in ("eager", "mine", "mine:2", "mine:3")}
     assert len(keys) == 4
     with pytest.raises(ConfigurationError, match="known are auto, eager, mine"):
-        executor_of("other:2")
+        executor_of("other:2", CPU)
 
 
 def test_a_plug_in_without_an_executor(monkeypatch: pytest.MonkeyPatch) -> None:
     plugged(monkeypatch, lambda options: None)
     with pytest.raises(ConfigurationError, match="must return an Executor, not None"):
-        executor_of("mine")
+        executor_of("mine", CPU)

@@ -101,7 +101,7 @@ def fit(
         nn.init.normal_(parameter, std=0.3)
     with monkeypatch.context() as patch:
         if executor is not None:
-            patch.setattr("dpbench.callback.strategy.executor_of", lambda name: executor)
+            patch.setattr("dpbench.session.session.executor_of", lambda name, device: executor)
         strategy = make(noise_multiplier=z, delta=1e-3, seed=3, ledger=str(folder / "ledger.jsonl"), **options)
     fitted = trainer_for(folder, strategy, steps, **(trainer or {}))
     fitted.fit(module, lots or loader(), ckpt_path=start, weights_only=False)
@@ -526,7 +526,7 @@ class Repeating(DPSGD):
 
     def session(self, guards: Any) -> Any:
         session = super().session(guards)
-        session._executor = Recorder()
+        session._executor_on = lambda device: Recorder()
         return session
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

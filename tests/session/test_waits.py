@@ -68,7 +68,7 @@ def waits_of_steps(
     monkeypatch.setattr(kernels, "suits", lambda *tensors: False)
     numbers = noise.normal_numbers
     monkeypatch.setattr(noise, "normal_numbers", lambda size, draw: numbers(size, draw, counts_tail=False))
-    monkeypatch.setattr("dpbench.callback.strategy.executor_of", lambda name: executor())
+    monkeypatch.setattr("dpbench.session.session.executor_of", lambda name, device: executor())
     waits = Waits()
     strategy = DPSGD(noise_multiplier=0.5, delta=1e-3, seed=3, ledger=str(folder / "ledger.jsonl"))
     trainer = trainer_for(folder, strategy, STEPS, **trainer_options)

@@ -39,7 +39,6 @@ from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.releases import Observer, ReleaseEngine
 from dpbench.records.source import ChosenGradients, InPieces
 from dpbench.records.users import Users
-from dpbench.session.executors import executor_of
 from dpbench.session.session import PrivateSession
 
 _NO_RELEASE = (
@@ -122,7 +121,7 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
             guards,
             self.audit,
             self.delta,
-            executor_of(self.executor),
+            self.executor,
         )
 
     @property

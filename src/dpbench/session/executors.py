@@ -6,60 +6,22 @@ name of the executor is part of the keys of noise, lots and replays (`keyed_by`)
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.metadata import entry_points
 
-from torch import Tensor
+import torch
 
 from dpbench.canonical import digest_of
 from dpbench.errors import ConfigurationError
 from dpbench.options import shown
-from dpbench.records.training import TrainingStep
-from dpbench.session.executor import REFERENCE, Executor, SessionParts
+from dpbench.session.executor import REFERENCE, Executor
 
 _PLUGINS = "dpbench.executors"
 """Group of entry points: a name, and a function of what follows its colon (`NAME:OPTIONS`) that returns an executor."""
+_AUTO = "auto"
 _ON_GPU = "graph"
 
 
-class Auto(Executor):
-    """The executor "graph" on a GPU, where there is one, and eager elsewhere."""
-
-    def __init__(self) -> None:
-        self._chosen = Executor()
-        self.name = self._chosen.name
-
-    def attach(self, parts: SessionParts) -> None:
-        """Choose by where the module is."""
-        super().attach(parts)
-        is_on_gpu = parts.training.device.type == "cuda" and _ON_GPU in entry_points(group=_PLUGINS).names
-        self._chosen = executor_of(_ON_GPU if is_on_gpu else REFERENCE)
-        self.name = self._chosen.name
-        self._chosen.attach(parts)
-
-    def detach(self) -> None:
-        """Have the chosen one let go."""
-        super().detach()
-        self._chosen.detach()
-
-    def own_step(self, own: TrainingStep) -> TrainingStep:
-        """As the chosen one."""
-        return self._chosen.own_step(own)
-
-    def step(self, step: TrainingStep) -> TrainingStep:
-        """As the chosen one."""
-        return self._chosen.step(step)
-
-    def backward(self, backward: Callable[..., None]) -> Callable[..., None]:
-        """As the chosen one."""
-        return self._chosen.backward(backward)
-
-    def release(self) -> list[Tensor]:
-        """As the chosen one."""
-        return self._chosen.release()
-
-
-def executor_of(name: str) -> Executor:
+def executor_of(name: str, device: torch.device) -> Executor:
     """The executor of a name.
 
     Guarantee: an executor of an entry point has keys of its own for each NAME:OPTIONS, whatever its class is called. It
@@ -68,14 +30,17 @@ def executor_of(name: str) -> Executor:
     Args:
         name: "auto" (graphs on a GPU), "eager", or NAME:OPTIONS of an entry point, such as "graph".
 
+        device: The module's device.
+
     Raises:
         ConfigurationError: There is none, or the plug-in returns something else.
     """
-    executors: dict[str, Callable[[], Executor]] = {"auto": Auto, REFERENCE: Executor}
-    if name in executors:
-        return executors[name]()
-    kind, _, options = name.partition(":")
     plugins = entry_points(group=_PLUGINS)
+    if name == _AUTO:
+        name = _ON_GPU if device.type == "cuda" and _ON_GPU in plugins.names else REFERENCE
+    if name == REFERENCE:
+        return Executor()
+    kind, _, options = name.partition(":")
     for entry in plugins.select(name=kind):
         executor = entry.load()(options)
         if not isinstance(executor, Executor):
@@ -84,7 +49,7 @@ def executor_of(name: str) -> Executor:
             )
         executor.name = f"{name}, {executor.name}"
         return executor
-    known = [*executors, *sorted(plugins.names)]
+    known = [_AUTO, REFERENCE, *sorted(plugins.names)]
     raise ConfigurationError(f"unknown executor {name!r}; known are {', '.join(known)}.")
 
 

@@ -52,8 +52,8 @@ from dpbench.records.source import (
 from dpbench.records.training import Training, TrainingStep
 from dpbench.records.watched_hooks import apart
 from dpbench.session._canaries import leave_scores, let_canaries_in
-from dpbench.session.executor import Executor, SessionParts
-from dpbench.session.executors import keyed_by
+from dpbench.session.executor import SessionParts
+from dpbench.session.executors import executor_of, keyed_by
 
 _SEPARATE_BY_NOW = (
     "the records of this batch cannot be rows of one batch, unlike those of earlier batches. Set "
@@ -79,7 +79,7 @@ class PrivateSession:
         guards: What is looked at, in this order.
         audit: Canaries that join the lots, or None.
         delta: δ of the guarantee.
-        executor: Carries out the arithmetic.
+        executor: The name of what carries out the arithmetic, see `executor_of`.
 
     Attributes:
         releases: Makes the sums of a lot private.
@@ -97,7 +97,7 @@ class PrivateSession:
         guards: Sequence[type[Guard]],
         audit: GradientCanaries | None,
         delta: float,
-        executor: Executor,
+        executor: str,
     ) -> None:
         self.releases = releases
         self.source = source
@@ -107,7 +107,8 @@ class PrivateSession:
         self._guard_types = guards
         self._audit = audit
         self._delta = delta
-        self._executor = executor
+        self._executor_on = functools.partial(executor_of, executor)
+        self._executor = self._executor_on(torch.device("cpu"))  # refuses an unknown name at once
         self._training: Training | None = None
         self._part: nn.Module | None = None
         self._trained: TrainableParameters | None = None
@@ -191,6 +192,7 @@ class PrivateSession:
         self._optimizer = private_optimizer(training.optimizers, trained.parameters, name)
         self._trained = trained
         own_step = training.own_step
+        self._executor = self._executor_on(training.device)
         self._attach_executor()
         training.mount(self._step_of(own_step), self._wrapped_backward())
         for guard in self.guards:
