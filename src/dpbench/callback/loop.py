@@ -1,7 +1,7 @@
 """Private training by a plain loop: the same records, releases and ledger as in a Lightning Trainer, without one.
 
-The loop draws each lot itself and shows none of it, except to a function that is called `nonprivate`. The session,
-which a Trainer drives likewise, defines what a record is and what is checked of lots.
+The loop draws each lot itself and shows none of it. The session, which a Trainer drives likewise, defines what a record
+is and what is checked of lots.
 """
 
 from __future__ import annotations
@@ -51,8 +51,6 @@ class PrivateLoop:
         loss: Function of the model and a batch. A record's gradient must be a function of that record alone; some
             lots are run again in parts to find out, so that the function may be called more often than once a lot.
         steps: Number of lots; fewer if the budget is spent before.
-        nonprivate: For debugging: called after each update with its number, the batch, and its loss (of the last piece,
-            where `max_physical_batch_size` cuts it). No epsilon covers what it sees.
 
     Raises:
         ConfigurationError: Something does not go with private training, or needs a Lightning Trainer.
@@ -72,17 +70,13 @@ class PrivateLoop:
         strategy: PrivateStrategy,
         loss: Loss,
         steps: int,
-        nonprivate: Callable[[int, Any, Tensor], object] | None = None,
     ) -> None:
         _refuse_other_kinds(model, optimizer, strategy)
-        if nonprivate is not None and not callable(nonprivate):
-            raise ConfigurationError(f"nonprivate must be a function of (step, batch, loss), not {nonprivate!r}.")
         self._strategy = strategy
         self._steps = checked_value(PositiveInt, steps, "steps")
         self._loader = require_lot_loader(loader)
         self._training = LoopTraining(model, loss, optimizer)
         self._session = strategy.session(EVERY_TRAINING)
-        self._nonprivate = nonprivate
 
     def epsilon(self, accountant: str | None = None) -> float:
         """Epsilon of everything released so far, at the strategy's δ and by its accountant unless another is named.
@@ -143,11 +137,6 @@ class PrivateLoop:
             )
         session.begin(ALONE, key, ledger, TrainingLength(self._steps), {}, key_of)
         strategy.take_solution()
-        if self._nonprivate is not None:
-            training.warn(
-                "nonprivate=... sees batches and losses that no epsilon covers: for debugging, never for a model that "
-                "is published or chosen by them."
-            )
 
     def _one_lot(self, batch: Any) -> None:
         """One lot, one release, one update."""
@@ -155,21 +144,13 @@ class PrivateLoop:
         training = self._training
         batch = move_data_to_device(batch, training.device)
         session.open(batch, rank=0)
-        loss = training.gradients(batch, session.releases.num_releases)
+        training.gradients(batch, session.releases.num_releases)
         session.release()
         training.optimizer.step()
         for function in training.after_lot:
             function()
         session.close()
         self._strategy.note_unused_lot()
-        if self._nonprivate is not None:  # last, when the lot can no longer be changed or left out by what it shows
-            before = run_key.weights_digest(training.module)
-            self._nonprivate(session.releases.num_releases, batch, loss)
-            if run_key.weights_digest(training.module) != before:
-                raise ConfigurationError(
-                    "nonprivate=... has changed the model, which may hold records now that no epsilon covers: it may "
-                    "look, not write."
-                )
 
 
 class ModelWithLoss(nn.Module):
@@ -240,11 +221,8 @@ class LoopTraining(Training):
         """Log a line, as a Trainer does."""
         log_line(text)
 
-    def gradients(self, batch: Any, number: int) -> Tensor:
+    def gradients(self, batch: Any, number: int) -> None:
         """Run the step and its backward pass on the open lot, in the modes of the beginning.
-
-        Returns:
-            The loss, which no epsilon covers.
 
         Raises:
             ConfigurationError: The loss function gives no loss that can be differentiated.
@@ -267,7 +245,6 @@ class LoopTraining(Training):
                     "run the loop in torch.inference_mode()."
                 )
             self._backward(loss)
-        return loss.detach()
 
 
 def _refuse_other_kinds(model: object, optimizer: object, strategy: object) -> None:
