@@ -221,7 +221,7 @@ def test_entries_of_a_batch_that_are_no_records(tmp_path: Path) -> None:
     def loader(expanded: bool) -> LotLoader:
         return LotLoader.poisson(data(40), 20, collate_fn=lambda records: with_mask(records, expanded))
 
-    with pytest.raises(ConfigurationError, match=r"batch\['mask'\] has the shape \(5, 6\): .*register_buffer"):
+    with pytest.raises(ConfigurationError, match=r"the shapes .*\(5, 6\).*: .*register_buffer"):
         train(tmp_path / "shared", Module(plain(), masked), loader(False), gradients="engine")
     train(tmp_path / "auto", Module(plain(), masked), loader(False))
     train(tmp_path / "rows", Module(plain(), masked), loader(True), gradients="engine")
@@ -250,7 +250,7 @@ def test_records_of_several_lengths(tmp_path: Path) -> None:
     def loader(collate_fn: Any) -> LotLoader:
         return LotLoader.poisson(data(40), 20, collate_fn=collate_fn)
 
-    with pytest.raises(ConfigurationError, match=r"batch\[0\]\[0\] has the shape .*pad_sequence"):
+    with pytest.raises(ConfigurationError, match=r"have the shapes .*pad_sequence"):
         train(tmp_path / "ragged", Module(plain(), cross_entropy), loader(ragged), gradients="engine")
     train(tmp_path / "padded", Module(plain(), cross_entropy), loader(padded), gradients="engine")
 

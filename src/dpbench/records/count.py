@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
+from torch.utils._pytree import tree_leaves
 
 from dpbench.data.separate_records import SeparateRecords
 from dpbench.data.trees import unopened
 from dpbench.errors import ConfigurationError
 
-_SHOWN = 4
 _ALONE = 'in automatic optimization without microbatches, gradients="auto" takes each record as a batch of its own'
 
 
@@ -23,15 +22,22 @@ def count_records(batch: Any) -> int:
     """
     if isinstance(batch, SeparateRecords):
         return len(batch)
-    sizes = set()
+    shapes = {}
     for leaf in tree_leaves(batch):
         if isinstance(leaf, Tensor) and leaf.dim():
-            sizes.add(leaf.shape[0])
-    if not sizes:
+            shapes[leaf.shape[0]] = tuple(leaf.shape)
+    if not shapes:
         raise ConfigurationError(_without_rows(batch))
-    if len(sizes) > 1:
-        raise ConfigurationError(_of_several_sizes(batch))
-    return int(sizes.pop())
+    if len(shapes) > 1:
+        listed = ", ".join(map(str, shapes.values()))
+        raise ConfigurationError(
+            f"dimension 0 of each tensor of a batch must be its records, but its tensors have the shapes {listed}: put "
+            "what all records share (a mask, class weights, positions) into the module (register_buffer), or repeat it "
+            "for each record (mask.expand(len(records), *mask.shape)); pad records of several lengths to one tensor "
+            f"(torch.nn.utils.rnn.pad_sequence); {_ALONE}."
+        )
+    (rows,) = shapes
+    return int(rows)
 
 
 def _without_rows(batch: Any) -> str:
@@ -48,30 +54,3 @@ def _without_rows(batch: Any) -> str:
         f"the batch holds no tensor with a row for each record (it holds {types}): let the collate_fn make tensors of "
         "arrays (torch.from_numpy) and of texts (a tokenizer), or put torch.arange(len(records)) beside the texts."
     )
-
-
-def _of_several_sizes(batch: Any) -> str:
-    """The line about a batch with tensors of several first dimensions, of which one entry each is named."""
-    entry_of_size: dict[int, str] = {}
-    for name, leaf in _entries(batch):
-        if isinstance(leaf, Tensor) and leaf.dim():
-            entry_of_size.setdefault(leaf.shape[0], f"{name} has the shape {tuple(leaf.shape)}")
-    entries = list(entry_of_size.values())
-    few = ", ".join(entries[:_SHOWN])
-    if len(entries) > _SHOWN:
-        few += f", ... ({len(entries)} sizes in all)"
-    return (
-        f"dimension 0 of each tensor of a batch must be its records, but {few}: put what all records share (a mask, "
-        "class weights, positions) into the module (register_buffer), or repeat it for each record "
-        "(mask.expand(len(records), *mask.shape)); pad records of several lengths to one tensor "
-        f"(torch.nn.utils.rnn.pad_sequence); {_ALONE}."
-    )
-
-
-def _entries(batch: Any) -> list[tuple[str, Any]]:
-    """Leaves of a batch, each with how it is reached."""
-    try:
-        entries, _ = tree_flatten_with_path(batch)
-    except ValueError:  # dataclasses and encodings, of whose parts torch's trees know no names
-        return [(f"tensor {place}", leaf) for place, leaf in enumerate(tree_leaves(batch))]
-    return [(f"batch{keystr(path)}", leaf) for path, leaf in entries]

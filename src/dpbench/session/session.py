@@ -59,7 +59,6 @@ _SEPARATE_BY_NOW = (
     "the records of this batch cannot be rows of one batch, unlike those of earlier batches. Set "
     "gradients='one_by_one': several processes cannot switch to it during a run."
 )
-_MOST_SAID = 5  # changes of what is trained; the ledger has all of them
 _OWN_NOISE = (
     "the noise is drawn by {process}, which is not dpbench's: nothing checks that its noise has the stated multiplier, "
     "on which epsilon depends (CONTRIBUTING.md: what every mechanism must show)."
@@ -115,7 +114,6 @@ class PrivateSession:
         self._optimizer: Optimizer | None = None
         self._loader: LotLoader | None = None
         self._trainable: list[int] = []
-        self._changes = 0
         self._horizon = ENDLESS
         self._first_release = 0
         self._uses_lots = False
@@ -339,14 +337,6 @@ class PrivateSession:
             self.loader.lots.source,
         )
         self._trainable = trainable
-        self._changes += 1
-        if self._changes > _MOST_SAID:
-            return
-        size = sum(trained.sizes)
-        training.inform(
-            f"from release {releases.num_releases} on {len(trained.names)} tensors of {size:,} numbers are trained "
-            f"(phase {releases.phase} of the ledger)."
-        )
 
     def _attach_executor(self) -> None:
         self._executor.attach(SessionParts(self.training, self.releases, self.source, self.optimizer))
