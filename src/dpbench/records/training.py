@@ -8,7 +8,8 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol
+from inspect import Parameter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,13 +26,6 @@ _ABSENT = object()
 
 class NotRepeatable(Exception):
     """A step cannot be repeated as kernels; the text ends a sentence that begins with "because"."""
-
-
-class LocalBatches(Protocol):
-    """Moves the batches of local training to the device."""
-
-    def on_device(self, batch: Any) -> Any:
-        """A batch of examples, where the module is."""
 
 
 class Training(ABC):
@@ -105,8 +99,8 @@ class Training(ABC):
         """A batch, where the module is."""
         return batch
 
-    def local_batches(self) -> LocalBatches:
-        """How the batches of local training come to the device.
+    def local_batches(self) -> Callable[[Any], Any]:
+        """A function that moves a batch of local training to the device.
 
         Raises:
             ConfigurationError: The driver knows no local training.
@@ -115,8 +109,9 @@ class Training(ABC):
 
     def index_of_step(self) -> tuple[int, ...]:
         """Arguments of `own_step` after the batch, where it is called outside of the driver's loop."""
-        names = inspect.signature(self.own_step).parameters
-        return (0,) if "batch_idx" in names else ()
+        parameters = inspect.signature(self.own_step).parameters.values()
+        takes_more = any(parameter.kind is Parameter.VAR_POSITIONAL for parameter in parameters)
+        return (0,) if takes_more or len(parameters) > 1 else ()
 
     def largest(self, count: int) -> int:
         """The largest of the counts of all processes."""

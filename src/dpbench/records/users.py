@@ -109,7 +109,7 @@ class Users:
         """Find the parameters that local training moves."""
         self._training = training
         self._releases = releases
-        self._batches = training.local_batches()
+        self._on_device = training.local_batches()
         trainable = {name: p for name, p in part.named_parameters() if p.requires_grad}
         if not trainable:
             raise ConfigurationError("the model has no trainable parameters.")
@@ -150,7 +150,7 @@ class Users:
         )
         with kept_randomness(device), self._logs.silent():
             for number in range(_ON_NOISE):
-                batch = self._batches.on_device(noise_batch(training, size, generator))
+                batch = self._on_device(noise_batch(training, size, generator))
                 seed_global_generators((Stream.NOISE_BATCH, number), device)
                 steps = self.local.steps(size, torch.Generator().manual_seed(number))
                 with training.autocast(), self._client.weights():
@@ -252,7 +252,7 @@ class Users:
     def _steps(self, user: int, generator: torch.Generator) -> Iterable[Any]:
         assert self._dataset is not None
         for positions in self.local.steps(len(self._dataset.rows(user)), generator):
-            yield self._batches.on_device(self._dataset.batch(user, positions))
+            yield self._on_device(self._dataset.batch(user, positions))
 
 
 def _gradients_of(updates: Sequence[Tensor]) -> InstantiatedGradients:
