@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from dpbench.privacy.record_axis.verdict import Verdict
-from dpbench.records.tagging import watch
+from tests.support.watched_steps import watch
 
 Batch = Any
 Step = Callable[["Steps", Batch], Any]
