@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from dpbench.data.octaves import is_checked
 from dpbench.errors import ConfigurationError
-from dpbench.graphs.inputs import Inputs, Padding, fill, kinds
+from dpbench.graphs.inputs import Padding, fill, inputs_of, kinds
 from dpbench.graphs.recordings import (
     Call,
     Draws,
@@ -114,7 +114,6 @@ class Graphs(Executor):
     def _forget(self) -> None:
         """Begin as before any training."""
         self._recordings: dict[Any, Recording] = {}
-        self._inputs = Inputs()
         self._paddings: dict[int, Padding] = {}
         self._total: Tensor | None = None  # of the open lot: flat, of parameters and statistics
         self._all_finite: Tensor | None = None  # whether each of its records' gradients is
@@ -357,7 +356,6 @@ class Graphs(Executor):
         """
         self._is_eager = True
         self._recordings.clear()
-        self._inputs.clear()
         say = self.training.warn if is_wrong else self.training.inform
         say(_EAGER.format(reason=reason))
 
@@ -371,7 +369,7 @@ class Graphs(Executor):
         if self._total is None:  # before anything is recorded
             self._total = torch.zeros_like(self.releases.mechanism.total)
             self._all_finite = torch.ones((), dtype=torch.bool, device=self.training.device)
-        inputs = self._inputs.of(lot.leaves, lot.padding.rows)
+        inputs = inputs_of(lot.leaves, lot.padding.rows)
 
         def compute() -> Outcome:
             outcome = self._sums(lot, inputs)
@@ -387,7 +385,7 @@ class Graphs(Executor):
             NotRepeatable: The step is not made of kernels alone.
         """
         device = self.training.device
-        inputs = self._inputs.of(lot.leaves, lot.padding.rows)
+        inputs = inputs_of(lot.leaves, lot.padding.rows)
         fill(inputs, lot.leaves)
         lot.padding.count(lot.rows)
         lot = lot._replace(leaves=inputs)  # a recording holds no memory of the batch that it was made of

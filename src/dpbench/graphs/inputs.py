@@ -35,33 +35,19 @@ class Padding:
         return self._positions < self.counted
 
 
-class Inputs:
-    """Memory for the tensors of batches; batches of all sizes share it."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[Any, Tensor] = {}
-
-    def clear(self) -> None:
-        """Let go of it."""
-        self._buffers.clear()
-
-    def of(self, leaves: Sequence[Tensor], rows: int) -> list[Tensor]:
-        """Memory for batches like this one of up to `rows` rows, that many in all."""
-        inputs = []
-        for position, leaf in enumerate(leaves):
-            key = (position, *_kind(leaf))
-            buffer = self._buffers.get(key)
-            if buffer is None or (leaf.dim() and len(buffer) < rows):  # a recording keeps the memory that it has
-                shape = (rows, *leaf.shape[1:]) if leaf.dim() else ()
-                buffer = torch.empty(shape, dtype=leaf.dtype, device=leaf.device).to(memory_format=_layout(leaf))
-                self._buffers[key] = buffer
-            inputs.append(buffer[:rows] if leaf.dim() else buffer)
-        return inputs
+def inputs_of(leaves: Sequence[Tensor], rows: int) -> list[Tensor]:
+    """Memory for batches like this one, of `rows` rows."""
+    inputs = []
+    for leaf in leaves:
+        shape = (rows, *leaf.shape[1:]) if leaf.dim() else ()
+        memory = torch.empty(shape, dtype=leaf.dtype, device=leaf.device)
+        inputs.append(memory.to(memory_format=_layout(leaf)))
+    return inputs
 
 
 def kinds(leaves: Sequence[Tensor]) -> tuple[Any, ...]:
     """What batches of one network have in common, whatever their size."""
-    return tuple(_kind(leaf) for leaf in leaves)
+    return tuple((leaf.dim(), leaf.shape[1:], leaf.dtype, _layout(leaf)) for leaf in leaves)
 
 
 def fill(inputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
@@ -81,10 +67,6 @@ def fill(inputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
         buffer[:rows].copy_(leaf)
         if rows < len(buffer):
             buffer[rows:].copy_(leaf[:1].expand(len(buffer) - rows, *leaf.shape[1:]))
-
-
-def _kind(leaf: Tensor) -> tuple[Any, ...]:
-    return leaf.dim(), leaf.shape[1:], leaf.dtype, _layout(leaf)
 
 
 def _layout(leaf: Tensor) -> torch.memory_format:
