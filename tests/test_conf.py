@@ -76,10 +76,10 @@ def test_groups() -> None:
     assert set(GROUPS["model"]) == {
         *("conv_gan", "densenet40", "mlp", "mlp_gan", "mnist_cnn", "none", "scattering_cnn", "small_alexnet", "two_nn"),
         *("autoencoder", "char_lstm", "emnist_cnn", "resnet18_gn", "tag_regression", "word_lstm"),
-        *("regression_mlp", "text_classifier", "text_encoder", "unet", "vit", "wide_resnet"),
+        *("regression_mlp", "text_classifier", "text_encoder", "vit", "wide_resnet"),
     }
     assert set(GROUPS["module"]) == {
-        *("classifier", "gan", "next_token", "reconstruction", "regression", "segmentation", "tags"),
+        *("classifier", "gan", "next_token", "reconstruction", "regression", "tags"),
     }
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpbench.models import RegressionMLP, TextClassifier, UNet
+from dpbench.models import RegressionMLP, TextClassifier
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from tests.support.reference import mean_square, reference_gradients, relative_error
 
@@ -20,7 +20,6 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Tensor, tuple[int, ...]]] = {
         torch.tensor([[1, 2, 2, 8], [3, 0, 0, 0], [0, 0, 0, 0], [4, 4, 4, 0]]),
         (3,),
     ),
-    "unet": (lambda: UNet((2, 8, 4), 3, 8, 2), torch.rand(4, 2, 8, 4), (3, 8, 4)),
 }
 
 
@@ -49,7 +48,6 @@ def test_per_record_gradients(name: str) -> None:
 
 
 def test_sizes() -> None:
-    assert sum(p.numel() for p in UNet((3, 32, 32), 2).parameters()) == 117_698
     padded = TextClassifier(9, 3)
     torch.testing.assert_close(padded(torch.tensor([[1, 2]])), padded(torch.tensor([[1, 2, 0, 0]])))
 
@@ -59,9 +57,6 @@ def test_sizes() -> None:
     [
         (lambda: RegressionMLP((3,), 1, [0]), "model.hidden must hold widths from 1 on"),
         (lambda: TextClassifier(9, 3, embedding=0), "text_classifier needs embedding from 1 on, not 0"),
-        (lambda: UNet((1, 8, 6), 3), "unet needs images whose sides are multiples of 4"),
-        (lambda: UNet((1, 8, 8), 3, width=6), "model.width must be a multiple of 4, not 6"),
-        (lambda: UNet((1, 8, 8), 3, depth=0), "unet needs depth from 1 on, not 0"),
     ],
 )
 def test_sizes_that_do_not_fit(make: Callable[[], nn.Module], says: str) -> None:

@@ -23,9 +23,8 @@ from dpbench.models import (
     RegressionMLP,
     TagRegression,
     TextClassifier,
-    UNet,
 )
-from dpbench.modules import ImageClassifier, NextToken, Reconstruction, Regression, Segmentation, TagPredictor
+from dpbench.modules import ImageClassifier, NextToken, Reconstruction, Regression, TagPredictor
 from dpbench.strategies import DPSGD, NonPrivate
 from tests.strategies.worlds import loader_of, trainer_for, weights_of
 
@@ -69,14 +68,6 @@ def table(rows: int = 6) -> tuple[Tensor, Tensor]:
     return torch.rand(rows, 5, generator=generator), torch.rand(rows, 2, generator=generator)
 
 
-def masked(rows: int = 6) -> tuple[Tensor, Tensor]:
-    """Images and their masks; of the last one no pixel counts."""
-    generator = torch.Generator().manual_seed(4)
-    masks = torch.randint(3, (rows, 4, 4), generator=generator)
-    masks[-1] = 2
-    return torch.rand(rows, 1, 4, 4, generator=generator), masks
-
-
 def labeled_texts(rows: int = 6) -> tuple[Tensor, Tensor]:
     return sequences(rows)[0], torch.arange(rows) % 3
 
@@ -103,7 +94,6 @@ MODULES: dict[str, tuple[Callable[[], pl.LightningModule], Callable[..., tuple[T
     "classifier": (lambda: ImageClassifier(MLP((1, 4, 4), 3, [5]), SGD, 3), images),
     "texts": (lambda: ImageClassifier(TextClassifier(TOKENS, 3, 4, 5), SGD, 3), labeled_texts),
     "regression": (lambda: Regression(RegressionMLP((5,), 2, [4]), SGD, 2), table),
-    "segmentation": (lambda: Segmentation(UNet((1, 4, 4), 3, 4, 1), SGD, 3, ignored=2), masked),
 }
 
 
@@ -244,23 +234,6 @@ def test_squared_error_of_targets_by_hand() -> None:
     assert empty["record_metrics"]["loss"]().shape == (0,)
     with pytest.raises(ConfigurationError, match="makes 3 numbers for 1 targets of a record: .*model=regression_mlp"):
         stepping(Regression(MLP((5,), 3), SGD, 1)).training_step(batch, 0)
-
-
-def test_intersection_over_union_by_hand() -> None:
-    masks = torch.tensor([[[0, 0], [1, 1]], [[0, 2], [1, 1]]])
-    labels = torch.tensor([[[0, 1], [1, 1]], [[0, 0], [0, 1]]])
-    logits = F.one_hot(labels, 3).permute(0, 3, 1, 2).float()
-    batch = torch.zeros(2, 1, 2, 2), masks
-    module = stepping(Segmentation(Given(logits), SGD, 3, ignored=2))
-    step = module.training_step(batch, 0)
-    torch.testing.assert_close(step["record_metrics"]["accuracy"](), torch.tensor([3 / 4, 2 / 3]))
-    by_hand = F.cross_entropy(logits, masks, reduction="none")
-    expected = torch.stack([by_hand[0].mean(), by_hand[1][masks[1] != 2].mean()])
-    torch.testing.assert_close(step["record_metrics"]["loss"](), expected)
-    module.measure(module.test_mean_iou, batch)
-    assert float(module.test_mean_iou.compute()) == pytest.approx((2 / 4 + 3 / 5) / 2)
-    with pytest.raises(ConfigurationError, match=r"makes \(2, 3\) for masks \(2, 2, 2\): .*model=unet"):
-        stepping(Segmentation(MLP((1, 2, 2), 3), SGD, 3)).training_step(batch, 0)
 
 
 def test_losses_of_a_batch_added_up() -> None:

@@ -225,12 +225,6 @@ def test_targets_of_tables(tmp_path: Path) -> None:
         features = [["x"], target if isinstance(target, str) else list(target)]
         data = load("table", tmp_path, path="t.csv", features=features)
         assert data.model_options == {"input_shape": (1,), **provides}
-    masks = [np.eye(4, dtype=np.int64) * 2] * 3
-    pixels = [np.ones((4, 4)).tolist()] * 3
-    nested = pd.DataFrame({"user": list("abc"), "pixels": pixels, "mask": [mask.tolist() for mask in masks]})
-    nested.to_parquet(tmp_path / "m.parquet")
-    data = load("user_table", tmp_path, path="m.parquet", images="gray", features=["pixels", "mask"])
-    assert data.model_options == {"input_shape": (1, 4, 4), "num_classes": 3}
 
 
 def test_labeled_texts(tmp_path: Path) -> None:

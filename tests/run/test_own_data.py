@@ -8,10 +8,9 @@ import inspect
 import json
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
-from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
+from sklearn.datasets import load_breast_cancer, load_diabetes
 
 from tests.support.cli import dpbench
 
@@ -74,21 +73,3 @@ def test_texts(tmp_path: Path) -> None:
         *("trainer.max_steps=150", "optimizer.lr=4", "data.options.held_out=0.2"),
     )
     assert metrics["test/accuracy"] > 0.7
-
-
-@pytest.mark.slow
-def test_segmentation(tmp_path: Path) -> None:
-    """Which pixels of a noisy digit are ink."""
-    pytest.importorskip("pyarrow")
-    images = load_digits().images[:400]
-    noisy = images / 16 + np.random.default_rng(0).normal(0, 0.2, images.shape)
-    masks = (images > 8).astype(np.int64)
-    columns = {"pixels": [image.astype(np.float32).tolist() for image in noisy], "ink": [m.tolist() for m in masks]}
-    pd.DataFrame(columns).to_parquet(tmp_path / "digits.parquet")
-    metrics = measured(
-        tmp_path,
-        *("data=table", "data.options.path=digits.parquet", "data.options.images=gray"),
-        *("data.options.features=[pixels, ink]", "model=unet", "model.width=4", "model.depth=1", "module=segmentation"),
-        "trainer.max_steps=40",
-    )
-    assert metrics["test/mean_iou"] > 0.6

@@ -11,7 +11,6 @@ from dpbench.models.scattering_cnn import ScatteringCNN
 from dpbench.models.small_alexnet import SmallAlexNet
 from dpbench.models.text_classifier import TextClassifier
 from dpbench.models.trainable import LoRA, merge_adapters, merged_state, train_only
-from dpbench.models.unet import UNet
 from dpbench.models.wide_resnet import WideResNet
 
 __all__ = [
@@ -31,7 +30,6 @@ __all__ = [
     "TagRegression",
     "TextClassifier",
     "TextEncoder",
-    "UNet",
     "VisionTransformer",
     "WideResNet",
     "WordLSTM",

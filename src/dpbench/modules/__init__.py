@@ -5,7 +5,6 @@ from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.modules.next_token import NextToken
 from dpbench.modules.reconstruction import Reconstruction
 from dpbench.modules.regression import Regression
-from dpbench.modules.segmentation import Segmentation
 from dpbench.modules.tag_predictor import TagPredictor
 
 __all__ = [
@@ -14,6 +13,5 @@ __all__ = [
     "NextToken",
     "Reconstruction",
     "Regression",
-    "Segmentation",
     "TagPredictor",
 ]

@@ -270,8 +270,7 @@ def _model_options(train: Dataset[Any], test: Dataset[Any], options: TableOption
     if len(train.tensors) < 2:
         return determined
     targets = train.tensors[1]
-    is_mask = inputs.dim() == 4 and targets.shape[1:] == inputs.shape[2:]
-    is_label = targets.dtype == torch.int64 and (targets.dim() == 1 or is_mask)
+    is_label = targets.dtype == torch.int64 and targets.dim() == 1
     # A table's whole numbers may be classes, or an amount to be predicted: the module decides.
     may_be_amount = inputs.dim() == 2 and options.text is None
     if targets.dim() <= 2 and (may_be_amount or targets.is_floating_point()):
