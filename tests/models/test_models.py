@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
+from dpbench.errors import ConfigurationError
 from dpbench.models import (
     MLP,
     MNISTCNN,
+    Autoencoder,
+    CharLSTM,
+    ConvGAN,
     DenseNet,
     ScatteringCNN,
     SmallAlexNet,
@@ -17,6 +23,7 @@ from dpbench.models import (
     WideResNet,
 )
 from dpbench.models.small_alexnet import CenterCrop, LocalResponseNorm
+from dpbench.options import check_options
 
 MODELS = [MNISTCNN, MLP, SmallAlexNet, DenseNet, ScatteringCNN, WideResNet]
 
@@ -46,8 +53,6 @@ def test_wide_resnets() -> None:
     assert len(convolutions) == 16  # 13 in the depth, where the output layer counts as another, and 3 of shortcuts
     for options, message in (
         ({"depth": 17}, "depth = 6·n"),
-        ({"width": 0}, "width ≥ 1"),
-        ({"groups": 3}, "groups that divide the 16"),
         ({"initialization": "keras"}, "published or torch"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -114,8 +119,24 @@ def test_scattering_cnn() -> None:
     assert count(ScatteringCNN((243, 8, 8), 10)) == (243 * 9 + 1) * 64 + (64 * 9 + 1) * 64 + 64 * 16 * 10 + 10
     with pytest.raises(ValueError, match="at least 2×2"):
         ScatteringCNN((81, 1, 1), 10)
-    with pytest.raises(ValueError, match="model.channels must be at least 1"):
-        ScatteringCNN((81, 7, 7), 10, channels=0)
+
+
+@pytest.mark.parametrize(
+    ("network", "options", "says"),
+    [
+        (Autoencoder, {"hidden": []}, "model.hidden must be widths from 1 on"),
+        (CharLSTM, {"layers": 101}, "model.layers must be a whole number from 1 to 100"),
+        (ConvGAN, {"width": 12}, "model.width must be a width that 8 divides"),
+        (DenseNet, {"compression": 2.0}, "model.compression must be a number above 0, at most 1"),
+        (MLP, {"hidden": [0]}, "a list in which each is a whole number from 1 on"),
+        (ScatteringCNN, {"channels": 0}, "model.channels must be a whole number from 1 on"),
+        (SmallAlexNet, {"crop": 7}, "model.crop must be a whole number from 8 on"),
+        (WideResNet, {"groups": 3}, "model.groups must be 1, 2, 4, 8 or 16"),
+    ],
+)
+def test_sizes_are_those_of_annotations(network: type[nn.Module], options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        check_options(network, options, "model")
 
 
 @pytest.mark.parametrize("model", [MNISTCNN, SmallAlexNet, DenseNet])

@@ -50,15 +50,3 @@ def test_per_record_gradients(name: str) -> None:
 def test_sizes() -> None:
     padded = TextClassifier(9, 3)
     torch.testing.assert_close(padded(torch.tensor([[1, 2]])), padded(torch.tensor([[1, 2, 0, 0]])))
-
-
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda: RegressionMLP((3,), 1, [0]), "model.hidden must hold widths from 1 on"),
-        (lambda: TextClassifier(9, 3, embedding=0), "text_classifier needs embedding from 1 on, not 0"),
-    ],
-)
-def test_sizes_that_do_not_fit(make: Callable[[], nn.Module], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        make()

@@ -44,7 +44,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("trainer.max_steps=1e30", "trainer.max_steps must be a positive whole number"),
         ("seed=1.5", "seed must be a whole number from 0 on"),
         ("data.val_size=1.5", "data.val_size must be a whole number"),
-        ("model.hidden=[1.5]", "model.hidden must be a whole number, or a list"),
+        ("model.hidden=[1.5]", "model.hidden must be a whole number from 1 on, or a list"),
         ("seed=99999999999999999999999", "seed must be a whole number from 0 on (below 2^32)"),
     ],
     "intervals": [
@@ -55,7 +55,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("diagnostics.every_n_steps=0", "diagnostics.every_n_steps must be a whole number from 1 on"),
         ("data.eval_batch_size=0", "data.eval_batch_size must be a whole number from 1 on"),
         ("data.image_size=0", "data.image_size must be a whole number of pixels from 1"),
-        ("model.hidden=[0]", "model.hidden must hold widths from 1 on"),
+        ("model.hidden=[0]", "a list in which each is a whole number from 1 on, not [0]"),
         ("trainer.max_steps=-1", "no stopping criterion"),
         ("+trainer.limit_train_batches=0", "trainer.limit_train_batches must be a number above 0"),
         ("~trainer.max_steps", "no stopping criterion"),

@@ -272,7 +272,7 @@ def test_bad_input(run: Path, tmp_path: Path) -> None:
     [
         (["data.features=scattering"], "keep data.features=null"),
         (["module.generator_batch_size=2.5"], "generator_batch_size"),
-        (["model.noise_size=0"], "noise_size must be"),
+        (["model.noise_size=0"], "noise_size must be a whole number from 1 on"),
         (["model=mnist_cnn"], "needs a generator and a discriminator"),
         (["module=classifier"], "there is no key module.discriminator_steps"),
         (["data.scale=standard"], "leave data.scale=symmetric"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from dpbench.models.shapes import require
+from dpbench.models.shapes import Size, require
 
 
 def _norm_relu(channels: int, growth: int) -> list[nn.Module]:
@@ -68,8 +70,8 @@ class DenseNet(nn.Sequential):
         input_shape: tuple[int, int, int],
         num_classes: int,
         depth: int = 40,
-        growth: int = 10,
-        compression: float = 0.5,
+        growth: Size = 10,
+        compression: Annotated[float, Field(gt=0, le=1), "a number above 0, at most 1"] = 0.5,
     ) -> None:
         require(
             min(input_shape[1:]) >= 4,
@@ -80,8 +82,6 @@ class DenseNet(nn.Sequential):
         per_block, remainder = divmod(depth - 4, 3)
         if remainder or not 1 <= per_block <= 1000:
             raise ValueError(f"densenet40 needs depth = 3·n + 4 with n from 1 to 1000, not {depth}.")
-        if growth < 1 or not 0 < compression <= 1:
-            raise ValueError(f"densenet40 needs growth ≥ 1 and 0 < compression ≤ 1, not {growth} and {compression}.")
         channels = 2 * growth
         layers: list[nn.Module] = [nn.Conv2d(input_shape[0], channels, 3, padding=1, bias=False)]
         for block in range(3):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dpbench.models.shapes import check_sizes, require
+from dpbench.models.shapes import Size, require
 
 
 def _check_heads(name: str, width: int, heads: int) -> None:
@@ -25,7 +25,7 @@ class VisionTransformer(nn.Module):
         heads: Number of heads of the attention.
 
     Raises:
-        ValueError: A size is below 1, or sizes do not divide one another.
+        ValueError: Sizes do not divide one another.
 
     Shape:
         (N, channels, side, side) → (N, num_classes).
@@ -35,15 +35,14 @@ class VisionTransformer(nn.Module):
         self,
         input_shape: tuple[int, int, int],
         num_classes: int,
-        patch_size: int = 16,
-        width: int = 384,
-        depth: int = 12,
-        heads: int = 6,
+        patch_size: Size = 16,
+        width: Size = 384,
+        depth: Size = 12,
+        heads: Size = 6,
     ) -> None:
         from torchvision.models import vision_transformer  # late: it takes a second
 
         super().__init__()
-        check_sizes("vit", patch_size=patch_size, width=width, depth=depth, heads=heads)
         _check_heads("vit", width, heads)
         channels, height, side = input_shape
         require(
@@ -85,7 +84,7 @@ class TextEncoder(nn.Module):
         most_tokens: Of a text.
 
     Raises:
-        ValueError: A size is below 1, or the heads do not divide the width.
+        ValueError: The heads do not divide the width.
 
     Shape:
         Tokens (N, T) → logits (N, num_classes).
@@ -95,20 +94,12 @@ class TextEncoder(nn.Module):
         self,
         vocabulary_size: int,
         num_classes: int,
-        width: int = 768,
-        depth: int = 12,
-        heads: int = 12,
-        most_tokens: int = 512,
+        width: Size = 768,
+        depth: Size = 12,
+        heads: Size = 12,
+        most_tokens: Size = 512,
     ) -> None:
         super().__init__()
-        check_sizes(
-            "text_encoder",
-            num_classes=num_classes,
-            width=width,
-            depth=depth,
-            heads=heads,
-            most_tokens=most_tokens,
-        )
         _check_heads("text_encoder", width, heads)
         self.words = nn.Embedding(vocabulary_size, width)
         self.places = nn.Embedding(most_tokens, width)

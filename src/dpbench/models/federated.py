@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import Annotated
 
+from pydantic import Field
 from torch import Tensor, nn
 
 from dpbench.models.initialization import draw_as_published, is_published
-from dpbench.models.shapes import check_sizes, require
+from dpbench.models.shapes import Size, require
 
-_MOST_LAYERS = 100
+Widths = Annotated[list[Size] | tuple[Size, ...], Field(min_length=1), "widths from 1 on, such as [1000, 30]"]
+Layers = Annotated[int, Field(ge=1, le=100), "a whole number from 1 to 100"]
 
 
 class EMNISTCNN(nn.Sequential):
@@ -77,7 +80,7 @@ class Autoencoder(nn.Sequential):
         initialization: "published" (Glorot normal) or "torch".
 
     Raises:
-        ValueError: A width is below 1, there is none, or there is no such initialization.
+        ValueError: There is no such initialization.
 
     Shape:
         (N, channels, height, width) → pixels in (0, 1), (N, channels · height · width).
@@ -86,11 +89,9 @@ class Autoencoder(nn.Sequential):
     def __init__(
         self,
         input_shape: tuple[int, int, int],
-        hidden: tuple[int, ...] | list[int] = (1000, 500, 250, 30),
+        hidden: Widths = (1000, 500, 250, 30),
         initialization: str = "published",
     ) -> None:
-        if not hidden or any(width < 1 for width in hidden):
-            raise ValueError(f"model.hidden must hold widths from 1 on, at least that of the code, not {list(hidden)}.")
         pixels = math.prod(input_shape)
         widths = [pixels, *hidden, *reversed(hidden[:-1]), pixels]
         layers: list[nn.Module] = [nn.Flatten()]
@@ -124,7 +125,7 @@ class CharLSTM(nn.Module):
         initialization: "published" (Keras', as in the task's program) or "torch".
 
     Raises:
-        ValueError: A size is below 1, there are too many layers, or there is no such initialization.
+        ValueError: There is no such initialization.
 
     Shape:
         Characters (N, T), int64 → logits (N, T, vocabulary_size).
@@ -133,21 +134,12 @@ class CharLSTM(nn.Module):
     def __init__(
         self,
         vocabulary_size: int,
-        embedding: int = 8,
-        hidden: int = 256,
-        layers: int = 2,
+        embedding: Size = 8,
+        hidden: Size = 256,
+        layers: Layers = 2,
         initialization: str = "published",
     ) -> None:
         super().__init__()
-        check_sizes(
-            "char_lstm",
-            vocabulary_size=vocabulary_size,
-            embedding=embedding,
-            hidden=hidden,
-            layers=layers,
-        )
-        if layers > _MOST_LAYERS:
-            raise ValueError(f"char_lstm needs at most {_MOST_LAYERS} layers, not {layers}.")
         self.embedding = nn.Embedding(vocabulary_size, embedding, padding_idx=0)
         self.lstm = lstm_with_one_bias(embedding, hidden, layers)
         self.output = nn.Linear(hidden, vocabulary_size)
@@ -180,7 +172,7 @@ class WordLSTM(nn.Module):
         initialization: "published" (Keras', as in the task's program) or "torch".
 
     Raises:
-        ValueError: A size is below 1, or there is no such initialization.
+        ValueError: There is no such initialization.
 
     Shape:
         Words (N, T), int64 → logits (N, T, vocabulary_size).
@@ -189,17 +181,11 @@ class WordLSTM(nn.Module):
     def __init__(
         self,
         vocabulary_size: int,
-        embedding: int = 96,
-        hidden: int = 670,
+        embedding: Size = 96,
+        hidden: Size = 670,
         initialization: str = "published",
     ) -> None:
         super().__init__()
-        check_sizes(
-            "word_lstm",
-            vocabulary_size=vocabulary_size,
-            embedding=embedding,
-            hidden=hidden,
-        )
         self.embedding = nn.Embedding(vocabulary_size, embedding, padding_idx=0)
         self.lstm = lstm_with_one_bias(embedding, hidden)
         self.projection = nn.Linear(hidden, embedding)
@@ -248,7 +234,7 @@ class TagRegression(nn.Linear):
         initialization: "published" (Glorot normal) or "torch".
 
     Raises:
-        ValueError: A size is below 1, or there is no such initialization.
+        ValueError: There is no such initialization.
 
     Shape:
         (N, num_features) → logits (N, num_tags).
@@ -260,7 +246,6 @@ class TagRegression(nn.Linear):
         num_tags: int,
         initialization: str = "published",
     ) -> None:
-        check_sizes("tag_regression", num_features=num_features, num_tags=num_tags)
         super().__init__(num_features, num_tags)
         if is_published(initialization):
             draw_as_published(self)

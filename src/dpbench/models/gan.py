@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
-from dpbench.models.shapes import require
+from dpbench.models.shapes import Size, require
 
 _SLOPE = 0.2
 _APPENDIX_EPS = 0.8  # of BatchNorm in the paper's appendix
@@ -168,11 +170,6 @@ class ConvDiscriminator(nn.Module):
         return _verdict(self.layers(images), labels)
 
 
-def _check_noise(size: int) -> None:
-    if not isinstance(size, int) or size < 1:
-        raise ValueError(f"noise_size must be a whole number from 1 on, not {size}.")
-
-
 class MLPGAN(nn.Module):
     """The fully connected pair of pyvacy_2019.
 
@@ -188,10 +185,9 @@ class MLPGAN(nn.Module):
         input_shape: tuple[int, int, int],
         num_classes: int,
         conditional: bool = False,
-        noise_size: int = 100,
+        noise_size: Size = 100,
     ) -> None:
         super().__init__()
-        _check_noise(noise_size)
         classes = num_classes if conditional else 0
         self.generator = MLPGenerator(input_shape, classes, noise_size)
         self.discriminator = MLPDiscriminator(input_shape, classes)
@@ -213,11 +209,10 @@ class ConvGAN(nn.Module):
         input_shape: tuple[int, int, int],
         num_classes: int,
         conditional: bool = True,
-        noise_size: int = 100,
-        width: int = 16,
+        noise_size: Size = 100,
+        width: Annotated[int, Field(ge=8, multiple_of=8), "a width that 8 divides"] = 16,
     ) -> None:
         super().__init__()
-        _check_noise(noise_size)
         sides = input_shape[1:]
         require(
             all(side % 4 == 0 and side >= 4 for side in sides),
@@ -225,8 +220,6 @@ class ConvGAN(nn.Module):
             input_shape,
             "sides that 4 divides",
         )
-        if not isinstance(width, int) or width < 8 or width % 8:
-            raise ValueError(f"conv_gan needs a width that 8 divides, not {width}.")
         classes = num_classes if conditional else 0
         self.generator = ConvGenerator(input_shape, classes, noise_size, width)
         self.discriminator = ConvDiscriminator(input_shape, classes, width)

@@ -8,6 +8,10 @@ from itertools import pairwise
 
 from torch import nn
 
+from dpbench.models.shapes import Size
+
+Widths = list[Size] | tuple[Size, ...]
+
 
 def _layers(
     input_shape: tuple[int, ...],
@@ -16,8 +20,6 @@ def _layers(
     activation: Callable[[], nn.Module],
 ) -> list[nn.Module]:
     """Fully connected layers with an activation between them."""
-    if any(width < 1 for width in hidden):
-        raise ValueError(f"model.hidden must hold widths from 1 on, not {list(hidden)}.")
     widths = [math.prod(input_shape), *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
     for n_in, n_out in pairwise(widths):
@@ -43,7 +45,7 @@ class MLP(nn.Sequential):
         self,
         input_shape: tuple[int, ...],
         num_classes: int,
-        hidden: tuple[int, ...] | list[int] | int = (1000,),
+        hidden: Widths | Size = (1000,),
     ) -> None:
         if isinstance(hidden, int):
             hidden = [hidden]
@@ -61,9 +63,6 @@ class RegressionMLP(nn.Sequential):
         num_targets: Numbers to predict for each record.
         hidden: Width of each hidden layer; none: a linear regression.
 
-    Raises:
-        ValueError: A width is below 1.
-
     Shape:
         (N, *input_shape) → (N, num_targets).
     """
@@ -72,6 +71,6 @@ class RegressionMLP(nn.Sequential):
         self,
         input_shape: tuple[int, ...],
         num_targets: int,
-        hidden: tuple[int, ...] | list[int] = (32, 32),
+        hidden: Widths = (32, 32),
     ) -> None:
         super().__init__(*_layers(input_shape, hidden, num_targets, nn.Tanh))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from dpbench.models.shapes import require
+from dpbench.models.shapes import Size, require
 
 
 class ScatteringCNN(nn.Sequential):
@@ -26,7 +26,7 @@ class ScatteringCNN(nn.Sequential):
         channels: Output channels of both convolutions.
 
     Raises:
-        ValueError: The grid is too small, or there are no channels.
+        ValueError: The grid is too small.
 
     Shape:
         (N, features, height, width) → (N, num_classes).
@@ -36,7 +36,7 @@ class ScatteringCNN(nn.Sequential):
         self,
         input_shape: tuple[int, int, int],
         num_classes: int,
-        channels: int = 64,
+        channels: Size = 64,
     ) -> None:
         features, height, width = input_shape
         require(
@@ -45,8 +45,6 @@ class ScatteringCNN(nn.Sequential):
             input_shape,
             "features on a grid of at least 2×2",
         )
-        if channels < 1:
-            raise ValueError(f"model.channels must be at least 1, not {channels}.")
         super().__init__(
             nn.Conv2d(features, channels, 3, padding=1),
             nn.Tanh(),

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
+
+Size = Annotated[int, Field(ge=1), "a whole number from 1 on"]
+"""A width, a depth, or a number of heads."""
+
 
 def conv_output(
     size: int,
@@ -23,10 +30,3 @@ def require(
     if not condition:
         size = "×".join(str(n) for n in input_shape)
         raise ValueError(f"{model} needs {needs}, not {size}: choose another model or set data.image_size.")
-
-
-def check_sizes(model: str, **sizes: int) -> None:
-    """Raise ValueError with the model's name unless all of its sizes are whole numbers from 1 on."""
-    for name, size in sizes.items():
-        if not isinstance(size, int) or size < 1:
-            raise ValueError(f"{model} needs {name} from 1 on, not {size}.")

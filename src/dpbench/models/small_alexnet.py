@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from dpbench.models.shapes import require
+from dpbench.models.shapes import Size, require
 
 
 class _BandedNormalization(torch.autograd.Function):
@@ -131,12 +132,10 @@ class SmallAlexNet(nn.Sequential):
         self,
         input_shape: tuple[int, int, int],
         num_classes: int,
-        channels: int = 64,
-        crop: int = 28,
+        channels: Size = 64,
+        crop: Annotated[int, Field(ge=8), "a whole number from 8 on"] = 28,
     ) -> None:
         in_channels, height, width = input_shape
-        if channels < 1 or crop < 8:
-            raise ValueError(f"small_alexnet needs channels ≥ 1 and crop ≥ 8, not {channels} and {crop}.")
         require(
             min(height, width) >= 8,
             "small_alexnet",

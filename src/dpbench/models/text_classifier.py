@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from dpbench.models.shapes import check_sizes
+from dpbench.models.shapes import Size
 
 
 class TextClassifier(nn.Module):
@@ -16,9 +16,6 @@ class TextClassifier(nn.Module):
         embedding: Numbers for each word.
         hidden: Width of the hidden layer.
 
-    Raises:
-        ValueError: A size is below 1.
-
     Shape:
         Tokens (N, T), padded with 0 → logits (N, num_classes).
     """
@@ -27,11 +24,10 @@ class TextClassifier(nn.Module):
         self,
         vocabulary_size: int,
         num_classes: int,
-        embedding: int = 16,
-        hidden: int = 32,
+        embedding: Size = 16,
+        hidden: Size = 32,
     ) -> None:
         super().__init__()
-        check_sizes("text_classifier", num_classes=num_classes, embedding=embedding, hidden=hidden)
         self.embedding = nn.Embedding(vocabulary_size, embedding, padding_idx=0)
         self.layers = nn.Sequential(
             nn.Linear(embedding, hidden),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from dpbench.models.initialization import is_published, lecun_normal_
-from dpbench.models.shapes import require
+from dpbench.models.shapes import Size, require
 
 _EPS = 1e-4  # of the standardization in the authors' program
 
@@ -129,8 +131,8 @@ class WideResNet(nn.Sequential):
         input_shape: tuple[int, int, int],
         num_classes: int,
         depth: int = 16,
-        width: int = 4,
-        groups: int = 16,
+        width: Size = 4,
+        groups: Literal[1, 2, 4, 8, 16] = 16,
         initialization: str = "published",
     ) -> None:
         require(
@@ -142,11 +144,6 @@ class WideResNet(nn.Sequential):
         per_stage, remainder = divmod(depth - 4, 6)
         if remainder or not 1 <= per_stage <= 1000:
             raise ValueError(f"wide_resnet needs depth = 6·n + 4 with n from 1 to 1000, not {depth}.")
-        if width < 1 or groups < 1 or 16 % groups:
-            raise ValueError(
-                f"wide_resnet needs width ≥ 1 and groups that divide the 16 channels of its first layer, not {width} "
-                f"and {groups}."
-            )
         n_in = 16
         layers: list[nn.Module] = [_convolution(input_shape[0], n_in, 3)]
         for stage in range(3):

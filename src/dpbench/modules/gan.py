@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, Protocol, get_args
+from typing import Annotated, Any, Literal, Protocol, get_args
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import MeanMetric
 
 from dpbench.errors import ConfigurationError
 from dpbench.modules.image_generator import ImageGenerator
+from dpbench.options import Positive, PositiveInt
 
 Loss = Literal["standard", "wasserstein"]
+Share = Annotated[float, Field(gt=0, lt=1), "a number between 0 and 1"]
+# BatchNorm takes two rows or more.
+Rows = Annotated[int, Field(ge=2), "a whole number from 2 on"]
 _METRICS = ("gan/generator_loss", "gan/discriminator_accuracy")
 
 
@@ -55,7 +60,7 @@ class GAN(ImageGenerator):
 
     Raises:
         ConfigurationError: The model is no pair.
-        ValueError: A value is out of range.
+        ValueError: There is no such loss, options contradict each other, or an optimizer is missing.
     """
 
     private_module = "discriminator"
@@ -75,12 +80,12 @@ class GAN(ImageGenerator):
         *,
         generator_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
         loss: Loss = "standard",
-        weight_bound: float = 0.01,
-        discriminator_steps: int = 1,
-        discriminator_accuracy: float | None = None,
-        longest_wait: int = 200,
-        generator_steps: int = 1,
-        generator_batch_size: int = 128,
+        weight_bound: Positive = 0.01,
+        discriminator_steps: PositiveInt = 1,
+        discriminator_accuracy: Share | None = None,
+        longest_wait: PositiveInt = 200,
+        generator_steps: PositiveInt = 1,
+        generator_batch_size: Rows = 128,
     ) -> None:
         if not hasattr(model, "generator"):
             raise ConfigurationError("module=gan needs a generator and a discriminator: add model=mlp_gan or conv_gan.")
@@ -88,18 +93,10 @@ class GAN(ImageGenerator):
             raise ValueError("a GAN has two learning rates, and no schedule: leave schedule=constant.")
         if loss not in get_args(Loss):
             raise ValueError(f"loss must be {' or '.join(get_args(Loss))}, not {loss!r}.")
-        if discriminator_accuracy is not None and not 0 < discriminator_accuracy < 1:
-            raise ValueError(f"discriminator_accuracy must lie between 0 and 1, not {discriminator_accuracy}.")
         if discriminator_accuracy is not None and loss == "wasserstein":
             raise ValueError("discriminator_accuracy needs loss=standard: a Wasserstein critic has no threshold.")
         if not callable(generator_optimizer):
             raise ValueError("generator_optimizer is missing: such as torch.optim.Adam with _partial_: true.")
-        if not isinstance(weight_bound, int | float) or weight_bound <= 0:
-            raise ValueError(f"weight_bound must be a positive number, not {weight_bound}.")
-        _require_whole("discriminator_steps", discriminator_steps, 1)
-        _require_whole("generator_steps", generator_steps, 1)
-        _require_whole("generator_batch_size", generator_batch_size, 2)  # BatchNorm takes two rows or more
-        _require_whole("longest_wait", longest_wait, 1 if discriminator_accuracy is None else discriminator_steps)
         super().__init__(model.generator, num_classes)
         self.automatic_optimization = False
         self.discriminator = model.discriminator
@@ -229,8 +226,3 @@ class GAN(ImageGenerator):
 
     def _trained_of_discriminator(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.discriminator.parameters() if parameter.requires_grad]
-
-
-def _require_whole(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number from {least} on, not {value}.")
