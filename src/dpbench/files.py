@@ -20,11 +20,10 @@ _TORN = re.compile(r"\..+\.\d+")  # as `replacing` names them
 def replacing(path: Path) -> Iterator[Path]:
     """A name beside `path` for a new file or folder, which takes its place when the block ends without an error.
 
-    Whatever stops the process, there is the old one or the new one, whole. (Two folders cannot be exchanged at once: a
-    process that is killed between two renames leaves the old one under a hidden name.)
+    Whatever stops the process, there is the old one or the new one, whole. A folder that is replaced must be empty.
 
     Args:
-        path: Of the file or folder; it need not exist, its parent must.
+        path: Path of the file or folder; it need not exist, its parent must.
 
     Raises:
         OSError: It cannot be written; what was there is still there.
@@ -33,27 +32,13 @@ def replacing(path: Path) -> Iterator[Path]:
     _remove(new)
     try:
         yield new
-        if new.is_dir() and path.is_dir():
-            _exchange_folder(path, new)
-        else:
-            os.replace(new, path)
+        os.replace(new, path)
     except OSError as error:
         if error.filename in (None, str(new)):  # a full disk names no file, and nobody has heard of the new one
             error.filename, error.filename2 = str(path), None
         raise
     finally:
         _remove(new)
-
-
-def _exchange_folder(path: Path, new: Path) -> None:
-    old = new.with_name(f"{new.name}.old")
-    path.replace(old)
-    try:
-        new.replace(path)
-    except BaseException:
-        old.replace(path)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _remove(path: Path) -> None:

@@ -111,8 +111,9 @@ def test_seeded_noise_is_said(runs: Path, tmp_path: Path, capsys: pytest.Capture
 def test_a_card_tells_of_the_sweep(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number, name in enumerate(("secure", "seeded")):
         shutil.copytree(runs / name, tmp_path / "sweep" / str(number))
-    words = ["export", str(tmp_path / "sweep" / "0"), "--out", str(tmp_path / "model"), "--force"]
+    words = ["export", str(tmp_path / "sweep" / "0"), "--out", str(tmp_path / "model")]
     assert main(words) == 0
+    shutil.rmtree(tmp_path / "model")
     assert "of a sweep" not in capsys.readouterr().out
     (tmp_path / "sweep" / "multirun.yaml").touch()
     assert main(words) == 0
@@ -164,9 +165,8 @@ def test_a_folder_of_somebody_else_stays(runs: Path, tmp_path: Path, capsys: pyt
     out.mkdir()
     (out / "thesis.tex").touch()
     assert main(words) == 1 and "is not empty" in capsys.readouterr().err
-    assert main([*words, "--force"]) == 1 and "holds no exported model" in capsys.readouterr().err
     (out / "thesis.tex").unlink()
-    assert main(words) == 0 and main(words) == 1 and main([*words, "--force"]) == 0
+    assert main(words) == 0 and main(words) == 1
     assert main(["export", str(tmp_path), "--out", str(tmp_path / "x")]) == 1
     assert "holds no run of dpbench" in capsys.readouterr().err
 

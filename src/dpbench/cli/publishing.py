@@ -43,7 +43,6 @@ def _add_export(commands: Commands) -> None:
     add("folder", type=place, metavar="RUN", help="folder of a run")
     add("--out", type=place, required=True, metavar="FOLDER", help="folder for the model and its card")
     add("--insecure", action="store_true", help="export even if the noise is seeded (strategy.secure=false)")
-    add("--force", action="store_true", help="replace the exported model in FOLDER")
     add_config_dir(parser)
     add_trust(parser)
 
@@ -52,7 +51,7 @@ def _export(options: argparse.Namespace) -> Answer:
     from dpbench.export.folder import export
 
     with own_code(options, options.folder):
-        return Answer(export(options.folder, options.out, options.insecure, options.force, options.trust))
+        return Answer(export(options.folder, options.out, options.insecure, options.trust))
 
 
 def _add_sample(commands: Commands) -> None:
@@ -62,13 +61,6 @@ def _add_sample(commands: Commands) -> None:
     add("--num-samples", type=int, required=True, metavar="N", help="number of images")
     add("--out", type=place, required=True, metavar="FOLDER", help="folder for the images and their card")
     add("--seed", type=int, default=0, help="seed of the generator's noise (default: 0)")
-    add(
-        "--format",
-        choices=["npz", "folder"],
-        default="npz",
-        help="npz (default), or a folder of PNGs for each class",
-    )
-    add("--force", action="store_true", help="replace the synthetic data set in FOLDER")
     add_config_dir(parser)
     add_trust(parser)
 
@@ -82,8 +74,6 @@ def _sample(options: argparse.Namespace) -> Answer:
             options.num_samples,
             options.out,
             options.seed,
-            options.format,
-            options.force,
             options.trust,
         )
     return Answer(text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,7 +27,6 @@ from dpbench.templates import render
 WEIGHTS = "model.safetensors"
 BUILD = "config.json"
 FACTS = "privacy.json"
-_CONTENTS = re.compile(r"model\.safetensors|config\.json|privacy\.json|ledger\.jsonl|README\.md")
 _OF_A_SWEEP = "multirun.yaml"  # Hydra writes it into the folder of a sweep, beside those of its runs
 _FOREIGN = "loading these weights requires the code that defines it."
 _INPUTS = ("name", "scale", "image_size", "features", "prior_sha256")
@@ -44,7 +42,7 @@ _IN_FRONT = (
 )
 
 
-def export(run: Path, out: Path, insecure: bool = False, force: bool = False, trust: bool = False) -> str:
+def export(run: Path, out: Path, insecure: bool = False, trust: bool = False) -> str:
     """Write the weights of a run, how to build its network, its ledger and its card.
 
     Nothing else of the checkpoint is in it: no state of an optimizer, of random numbers, of metrics or of an audit.
@@ -53,7 +51,6 @@ def export(run: Path, out: Path, insecure: bool = False, force: bool = False, tr
         run: Folder of a run.
         out: Folder, which appears when it is complete.
         insecure: Export also where the noise came from a seed.
-        force: Replace the exported model in `out`.
         trust: Whether the checkpoint may hold objects, see `read_checkpoint`.
 
     Returns:
@@ -63,7 +60,7 @@ def export(run: Path, out: Path, insecure: bool = False, force: bool = False, tr
         ConfigurationError: There is no model, its checkpoint holds objects and is not trusted, its ledger is not
             intact, its audit speaks against it, its noise came from a seed, `out` is not empty, or cannot be written.
     """
-    out = resolve_out(out, force, FACTS, _CONTENTS, "exported model")
+    out = resolve_out(out)
     folder = RunFolder(run)
     network = load_network(folder, trust)
     if (network.config.get("data") or {}).get("membership") is not None:

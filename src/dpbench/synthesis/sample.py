@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from dpbench.errors import ConfigurationError
@@ -30,10 +28,8 @@ from dpbench.runs.provenance import commit, config_hash
 from dpbench.runs.record import doubt, has_canaries, privacy_of, read_result
 from dpbench.templates import render
 
-Format = Literal["npz", "folder"]
 IMAGES = "images.npz"
 CARD = "privacy.json"
-_CONTENTS = re.compile(r"images\.npz|privacy\.json|README\.md|(\d+|unlabelled)(/\d{7,}\.png)?")
 _IMAGES_AT_ONCE = 1000
 _MOST_IMAGES = 10_000_000
 
@@ -43,11 +39,9 @@ def sample(
     number: int,
     out: Path,
     seed: int = 0,
-    form: Format = "npz",
-    force: bool = False,
     trust: bool = False,
 ) -> str:
-    """Write a synthetic data set.
+    """Write a synthetic data set: images.npz, with uint8 images (N, H, W, C) and labels (N,), and its card.
 
     Sampling is post-processing of what the discriminator released: it costs nothing, however often it is done.
 
@@ -56,9 +50,6 @@ def sample(
         number: Of images.
         out: Folder, which appears when it is complete.
         seed: Of the noise.
-        form: "npz" (images.npz: uint8 images (N, H, W, C), labels (N,)) or "folder" (PNGs in a folder for each class,
-            for `torchvision.datasets.ImageFolder`).
-        force: Replace the synthetic data set in `out`.
         trust: Whether the checkpoint may hold objects, see `read_checkpoint`.
 
     Returns:
@@ -68,18 +59,15 @@ def sample(
         ConfigurationError: There is no generator, its checkpoint holds objects and is not trusted, its ledger is not
             intact, its audit speaks against it, `out` is not empty, or cannot be written.
     """
-    out = resolve_out(out, force, CARD, _CONTENTS, "synthetic data set")
+    out = resolve_out(out)
     folder = RunFolder(run)
     trained = load_gan(folder, trust)
     card = _card(folder, trained, number, seed)
     images, labels = make(trained.module, number, seed)
     with new_contents(out) as new:
-        if form == "npz":
-            _write_npz(new, images, labels)
-        else:
-            _write_folder(new, images, labels)
+        _write_npz(new, images, labels)
         (new / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
-        (new / "README.md").write_text(_readme(card, form), encoding="utf-8")
+        (new / "README.md").write_text(_readme(card), encoding="utf-8")
     return f"{number} images in {out}: {guarantee(card)}"
 
 
@@ -88,16 +76,6 @@ def _write_npz(folder: Path, images: Tensor, labels: Tensor | None) -> None:
     if labels is not None:
         arrays["labels"] = labels.numpy()
     np.savez_compressed(folder / IMAGES, **arrays)
-
-
-def _write_folder(folder: Path, images: Tensor, labels: Tensor | None) -> None:
-    pixels = images.permute(0, 2, 3, 1).numpy()
-    if pixels.shape[-1] == 1:  # Pillow knows gray images without channels only
-        pixels = pixels.squeeze(-1)
-    for number, image in enumerate(pixels):
-        name = "unlabelled" if labels is None else str(int(labels[number]))
-        (folder / name).mkdir(exist_ok=True)
-        Image.fromarray(image).save(folder / name / f"{number:07}.png")
 
 
 def _card(run: RunFolder, trained: SavedModule, number: int, seed: int) -> dict[str, Any]:
@@ -168,12 +146,11 @@ def guarantee(card: Mapping[str, Any]) -> str:
     return f"{stated} at δ = {card['delta']:g}, unit: {card['unit']}, {relation}"
 
 
-def _readme(card: Mapping[str, Any], form: Format) -> str:
-    npz = f"`{IMAGES}` (images, uint8, N×H×W×C; labels)"
+def _readme(card: Mapping[str, Any]) -> str:
     return render(
         "data_card.md",
         card=card,
-        contents=npz if form == "npz" else "PNGs, a folder for each class",
+        images_file=IMAGES,
         guarantee=guarantee(card),
         membership=membership_text(card["membership"]),
         card_file=CARD,
@@ -244,35 +221,16 @@ def new_contents(out: Path) -> Iterator[Path]:
         raise ConfigurationError(f"--out {out} cannot be written: {error.strerror}.") from error
 
 
-def resolve_out(out: Path, force: bool, card: str, contents: re.Pattern[str], kind: str) -> Path:
-    """Resolve links, and refuse a folder that holds something that nobody asked to replace.
-
-    Args:
-        out: The folder; it need not exist.
-        force: Whether what is there, if it is of the same kind, is replaced.
-        card: The file by which one of that kind is known.
-        contents: Names of files that it may have.
-        kind: What it is called.
+def resolve_out(out: Path) -> Path:
+    """Resolve the links of a new folder's path.
 
     Raises:
-        ConfigurationError: It holds something else, or `force` was not given, or its links lead nowhere.
+        ConfigurationError: Something is there, or links lead nowhere.
     """
     try:
         out = out.resolve()
     except (RuntimeError, OSError) as error:  # a loop of links
         raise ConfigurationError(f"{out} cannot be written: {error}.") from error
-    if not out.exists():
-        return out
-    if not out.is_dir():
-        raise ConfigurationError(f"{out} is a file: --out takes a folder.")
-    if not any(out.iterdir()):
-        return out
-    if not force:
-        raise ConfigurationError(f"{out} is not empty: choose another folder, or replace it with --force.")
-    if not (out / card).is_file():
-        raise ConfigurationError(f"{out} holds no {kind}, and --force replaces nothing else.")
-    for path in out.rglob("*"):
-        name = path.relative_to(out).as_posix()
-        if not contents.fullmatch(name):
-            raise ConfigurationError(f"{out} also holds {name}, and --force replaces {kind}s only: move it.")
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ConfigurationError(f"{out} is not empty: choose another folder, or remove it.")
     return out
