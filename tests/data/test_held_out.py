@@ -147,8 +147,6 @@ def test_the_split_of_before_is_an_option(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda _: ImageDataModule("digits", split="random"), "data.split must be hash or permutation, not 'random'"),
-        (lambda _: UserDataModule("digits_users", split="random"), "data.split must be hash or permutation"),
         (lambda _: split_off(images(20), 20), "data.val_size=20 leaves nothing of 20 training records"),
         (lambda _: split_off(twins(50), 1), "data.val_size=1 holds out no example of 50 training records: .* raise it"),
         (lambda folder: module(table(folder, USERS[:2])), "held_out=0.1 holds none of the 2 users .* another share"),

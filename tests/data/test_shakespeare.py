@@ -161,7 +161,7 @@ def test_characters_by_role(tmp_path: Path) -> None:
     inputs, targets = data.train.batch(1, [0, 1])
     assert read(inputs[0]) == "<A little " and read(targets[0]) == "A little m"
     assert read(inputs[1]) == "ore than k"  # the first of a piece is nobody's target, as in TFF
-    assert data.held_out == "rows" and data.model_options == {"vocabulary_size": 90}
+    assert data.model_options == {"vocabulary_size": 90}
     assert data.test_users is not None and data.test_users.names == data.train.names
     assert read(data.test_users.batch(1, [0])[0][0]) == "<Not so, m"
     assert data.noise_batch is not None

@@ -24,7 +24,7 @@ def tiny() -> Iterator[str]:
     def load(root: Path, download: bool, rows: int = 3) -> UserData:
         examples = Rows(torch.arange(6.0 * rows), torch.arange(6 * rows) % 2)
         users = UserDataset(examples, np.repeat(np.arange(6), rows))
-        return UserData(users, Rows(torch.zeros(4), torch.zeros(4)), "rows", {"num_tags": 2}, attribution="by Ann")
+        return UserData(users, Rows(torch.zeros(4), torch.zeros(4)), {"num_tags": 2}, attribution="by Ann")
 
     yield "tiny"
     del USER_SOURCES["tiny"]
@@ -104,8 +104,7 @@ def test_attribution_is_said(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None
         ({"options": {"alpha": float("nan")}}, "data.options.alpha must be a number above 0, at most 1e6, not nan"),
         ({"options": {"alpha": 0}}, "data.options.alpha must be a number above 0"),
         ({"unit": "person"}, "data.unit must be user or example, not 'person'"),
-        ({"eval_batch_size": 0}, "data.eval_batch_size must be positive"),
-        ({"val_users": -1}, "data.val_users at least 0"),
+        ({"val_users": -1}, "data.val_users=-1 holds out no example"),
     ],
 )
 def test_bad_input_is_one_clear_line(given: dict[str, Any], message: str) -> None:

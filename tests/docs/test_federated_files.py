@@ -67,7 +67,7 @@ def same_users(data: UserData) -> None:
         owned = [i for i, owner in enumerate(OWNERS) if owner == name]
         assert labels[order].tolist() == owned
         np.testing.assert_allclose(images[order].flatten(1), IMAGES[owned], rtol=1e-6)
-    assert data.held_out == "rows" and data.test_users is not None and data.test_users.names == ["bob"]
+    assert data.test_users is not None and data.test_users.names == ["bob"]
     assert data.model_options == {"input_shape": (1, 28, 28), "num_classes": 62}
 
 

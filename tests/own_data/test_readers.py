@@ -43,7 +43,7 @@ def table(**columns: Any) -> pd.DataFrame:
 
 def test_texts() -> None:
     spoken = table(user="ham", snippets=["To be", "or not", "to be"])
-    assert UserDataset.from_frame(spoken).batch(0, [0, 2]) == [("To be", "to be")]
+    assert read_frame(spoken).batch(0, [0, 2]) == [("To be", "to be")]
     characters = read_frame(spoken, text="characters", sequence_length=9)
     assert isinstance(characters.examples, Sequences)
     assert characters.batch(0, [0])[0].tolist() == [[88, *range_of("To be"), 89, 0, 0]]
@@ -163,7 +163,7 @@ def test_every_format_is_a_data_set_of_a_name(tmp_path: Path) -> None:
     frame()[OWNERS.index("bob") :][:1].to_parquet(tmp_path / "test.parquet")
     options = {"user": "writer", "features": PLAIN, "test_path": "test.parquet", "num_classes": 12}
     data = load("user_table", tmp_path, path="d.parquet", **options)
-    assert data.held_out == "rows" and data.model_options == {"input_shape": (1, 2, 2), "num_classes": 12}
+    assert data.model_options == {"input_shape": (1, 2, 2), "num_classes": 12}
     assert data.test_users is not None and data.test_users.names == ["bob"]
     same_users(data.train)
     frame().to_parquet(tmp_path / "t.parquet")
@@ -171,7 +171,7 @@ def test_every_format_is_a_data_set_of_a_name(tmp_path: Path) -> None:
     data = load("user_table", tmp_path, path="t.csv", features=[["x", "y"], "label"])
     assert data.model_options == {"input_shape": (2,), "num_classes": 3, "num_targets": 1}
     data = load("user_table", tmp_path, path=str(tmp_path / "t.parquet"), user="writer", held_out=0.3)
-    assert data.held_out == "users" and len(data.train) == 2 and data.test_users is not None
+    assert len(data.train) == 2 and data.test_users is not None
     assert not set(data.train.names) & set(data.test_users.names)
     assert len(data.test) == data.test_users.sizes.sum() == 7 - data.train.sizes.sum()  # type: ignore[arg-type]
     table(user=list("aabbcc"), text="abc").to_csv(tmp_path / "texts.csv", index=False)
@@ -326,7 +326,7 @@ def photos(tmp_path: Path) -> Path:
 def test_a_folder_of_images(photos: Path) -> None:
     options = {"path": str(photos), "image_size": 8, "held_out": 0.3}
     data = load_user_data("image_folder", photos, False, options)
-    assert data.model_options == {"input_shape": (3, 8, 8), "num_classes": 2} and data.held_out == "users"
+    assert data.model_options == {"input_shape": (3, 8, 8), "num_classes": 2}
     assert data.test_users is not None and len(data.train) + len(data.test_users) == 10
     image, label = data.train.examples[0]
     assert image.shape == (3, 8, 8) and image.min() >= 0 and image.max() <= 1 and label in (0, 1)

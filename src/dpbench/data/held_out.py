@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from hashlib import blake2b
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-
-from dpbench.errors import ConfigurationError
 
 Split = Literal["hash", "permutation"]
 Positions = NDArray[np.int64]
@@ -20,12 +18,6 @@ _KEY = b"dpbench: who is held out"  # public, and the same for every run, so tha
 _MEMBERSHIP_KEY = b"dpbench: membership "
 _PERMUTATION_SEED = 0
 _BITS = 64
-
-
-def check_split(split: str) -> None:
-    """Raise ConfigurationError for a word that names no way to choose who is held out."""
-    if split not in get_args(Split):
-        raise ConfigurationError(f"data.split must be hash or permutation, not {split!r}.")
 
 
 def parted(

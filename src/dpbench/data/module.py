@@ -15,7 +15,7 @@ from pytorch_lightning.utilities import rank_zero_info
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from dpbench.data.collation import Collation, RecordOfRow
-from dpbench.data.held_out import Split, check_split, membership_coins, parted
+from dpbench.data.held_out import Split, membership_coins, parted
 from dpbench.data.lots import LotLoader, Lots, check_scheme_of_members, make_sampling
 from dpbench.data.records import count_of
 from dpbench.data.sources import data_root
@@ -64,9 +64,6 @@ class LotDataModule(pl.LightningDataModule, Generic[ExamplesT]):
     Attributes:
         name: Of the data set.
         unit: What a lot is drawn of.
-
-    Raises:
-        ConfigurationError: An option is out of range.
     """
 
     name: str
@@ -88,9 +85,6 @@ class LotDataModule(pl.LightningDataModule, Generic[ExamplesT]):
         membership: Membership | None = None,
     ) -> None:
         super().__init__()
-        check_split(split)
-        if eval_batch_size < 1 or val_count < 0:
-            raise ConfigurationError(f"data.eval_batch_size must be positive and data.{self._val_option} at least 0.")
         self.root = data_root(root)
         self._expected_batch_size = expected_batch_size
         self._sampling_kind = "poisson" if sampling is None else sampling

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.utils.data import Dataset
@@ -24,8 +24,7 @@ class UserData:
     Attributes:
         train: Users that cohorts are drawn from. Examples that are augmented have an attribute `plain`: the same ones
             as they are for an evaluation.
-        test: Test examples, of `held_out`.
-        held_out: Whether these are of other "users", or other "rows" of the training users.
+        test: Test examples.
         model_options: What the data set provides to a model and a module: `input_shape` and `num_classes` of labeled
             images; `num_targets` of numbers to be predicted; `vocabulary_size` of sequences; `num_features` and
             `num_tags` of tagged texts.
@@ -37,7 +36,6 @@ class UserData:
 
     train: UserDataset
     test: Dataset[Any]
-    held_out: Literal["users", "rows"]
     model_options: Mapping[str, Any]
     val: Dataset[Any] | None = None
     test_users: UserDataset | None = None

@@ -6,7 +6,6 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from importlib.metadata import entry_points
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -99,25 +98,6 @@ class UserDataset(Dataset[Cohort]):
         users = cls(ConcatDataset(with_examples), np.repeat(numbers, sizes), numbers, **options)
         users.names = list(datasets)
         return users
-
-    @classmethod
-    def from_frame(cls, frame: Any, user: str | None = "user", **options: Any) -> UserDataset:
-        """Make users of an open table of pandas, of which a row is an example.
-
-        Args:
-            frame: The table, a `pandas.DataFrame`.
-            user: Column with the user of each row; None: each row is that of a user with no other one.
-            **options: Options of the reader (entry point `dpbench.frames`), such as
-                `features=[["age", "height"], "label"]`.
-
-        Raises:
-            ConfigurationError: No reader of tables is installed, or options contradict each other.
-            DataError: A row has no user, or another shape than the first; a column is missing.
-        """
-        for entry in entry_points(group="dpbench.frames"):
-            users: UserDataset = entry.load()(frame, user, **options)
-            return users
-        raise ConfigurationError("no reader of tables is installed (entry point dpbench.frames).")
 
     def __len__(self) -> int:
         return len(self.names)

@@ -203,7 +203,6 @@ def _user_data(
     return UserData(
         train=train,
         test=test,
-        held_out="users" if set(train.names).isdisjoint(test_users.names) else "rows",
         model_options=provided(train.examples, test),
         test_users=test_users,
     )

@@ -66,7 +66,6 @@ def load_tags(
     return UserData(
         train=train,
         test=test,
-        held_out="users",
         model_options={"num_features": num_features, "num_tags": height},
         test_users=test_users,
         noise_batch=partial(tag_noise, num_features=num_features, num_tags=height),

@@ -141,7 +141,6 @@ def load_digits(
     return UserData(
         train=UserDataset(train, user_of, range(users)),
         test=test,
-        held_out="rows",
         **image_options(train, spec),
     )
 
@@ -276,7 +275,6 @@ def _cifar(
     return UserData(
         train=UserDataset(CroppedImages(train, crop, augment), user_of[dealt], range(users)),
         test=CroppedImages(test, crop, False),
-        held_out="rows",
         model_options={"input_shape": (3, crop, crop), "num_classes": num_classes},
         noise_batch=partial(
             labeled_noise,

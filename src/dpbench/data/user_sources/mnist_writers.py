@@ -71,7 +71,6 @@ def load_mnist_writers(
     return UserData(
         train=train,
         test=test.examples,
-        held_out="users",
         test_users=test,
         **image_options(train.examples, spec, scale, make_features, image_size),  # type: ignore[arg-type]
     )

@@ -92,7 +92,6 @@ def load_noise(
         train=UserDataset(train, np.repeat(np.arange(users), records_per_user)),
         val=_images(plain, None, scale),
         test=_images(marked, None, scale),
-        held_out="users",
         **image_options(train, _SPEC, scale),
     )
 

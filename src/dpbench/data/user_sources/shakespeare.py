@@ -129,7 +129,6 @@ def _user_data(
     return UserData(
         train=_sequences(train_speeches, encode),
         test=test.examples,
-        held_out="rows",
         model_options={"vocabulary_size": vocabulary_size},
         test_users=test,
         noise_batch=partial(token_noise, length=length, vocabulary_size=vocabulary_size),
