@@ -13,10 +13,9 @@ from dpbench.data.texts import (
     CHARACTERS,
     Sequences,
     character_sequences,
-    most_frequent,
     read_vocabulary,
-    sentences,
     word_sequences,
+    words,
 )
 from dpbench.data.user_data import UserData, load_user_data
 from dpbench.data.user_sources import shakespeare
@@ -89,10 +88,6 @@ def test_speeches_of_three_layouts(tmp_path: Path) -> None:
         "THE TRAGEDY OF HAMLET: HAMLET": ["A little more than kin. And less than kind.", "Not so, my lord."],
         "THE COMEDY OF ERRORS: AEGEON": ["Yet this my comfort when your words are done,", "A heavier task."],
     }
-    assert [line for line in shakespeare.poems(lines) if line] == [
-        "From fairest creatures we desire increase,",
-        "Even as the sun with purple-coloured face",
-    ]
 
 
 def test_the_first_nine_tenths_are_for_training() -> None:
@@ -120,10 +115,7 @@ def test_characters_are_those_of_tensorflow_federated() -> None:
 
 
 def test_sentences_of_words() -> None:
-    found = sentences("Who’s there? Nay, answer ME.  Long live the king!")
-    assert found[0] == ["who's", "there", "?"] and found[1] == ["nay", ",", "answer", "me", "."]
-    assert most_frequent(["b", "a", "b", "c"] for _ in range(2)) == ["b", "a", "c"]
-    assert most_frequent([["b", "a", "b", "c"]], 2) == ["b", "a"]
+    assert words("Who’s there? ANSWER me.") == ["who's", "there", "?", "answer", "me", "."]
     tokens = word_sequences([["a", "b"], ["a", "x", "b", "a", "a"], ["b", "b", "b"]], ["a", "b"], length=4)
     pad, oov, bos, eos = 0, 10_001, 10_002, 10_003
     assert tokens.tolist() == [[bos, 1, 2, eos, pad], [bos, 1, oov, 2, 1], [bos, 2, 2, 2, eos]]
@@ -169,20 +161,6 @@ def test_characters_by_role(tmp_path: Path) -> None:
     assert noise.shape == after.shape == (3, 10) and noise.min() >= 1 and noise.max() < 90
 
 
-def test_words_by_role_from_a_vocabulary_that_no_user_speaks(tmp_path: Path) -> None:
-    data = load(book_at(tmp_path), "shakespeare_words", sequence_length=5)
-    assert data.model_options == {"vocabulary_size": 10_004}
-    known = ["increase", "the", "as"]
-    inputs, _ = data.train.batch(1, [0, 1])
-    assert inputs.shape == (2, 5) and (inputs[:, 0] == 10_002).all()
-    assert (inputs[:, 1:] == 10_001).all(), known  # Hamlet's words are in no poem of this book
-    own = load(tmp_path, "shakespeare_words", sequence_length=5, vocabulary="speeches")
-    assert (own.train.batch(1, [0, 1])[0][:, 1:] <= 10_000).all()
-    (tmp_path / "words").write_text("little\n")
-    given = load(tmp_path, "shakespeare_words", vocabulary=str(tmp_path / "words"))
-    assert given.train.batch(1, [0])[0][0, :4].tolist() == [10_002, 10_001, 1, 10_001]
-
-
 def test_clear_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no .*pg100\.txt: get Project Gutenberg's e-book number 100 .* put it there"):
         load(tmp_path, "shakespeare_roles")
@@ -190,7 +168,7 @@ def test_clear_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="lacks the work THE COMEDY OF ERRORS: it is cut short or another book"):
         load(book_at(tmp_path, short), "shakespeare_roles")
     with pytest.raises(DataError, match=r"lacks the line \*\*\* START"):
-        load(book_at(tmp_path, "<html>404</html>"), "shakespeare_words")
+        load(book_at(tmp_path, "<html>404</html>"), "shakespeare_roles")
     with pytest.raises(DataError, match="no speeches were found"):
         load(book_at(tmp_path, BOOK.replace(". ", " ").replace("HAMLET.\n", "")), "shakespeare_roles")
     (tmp_path / "shakespeare" / "pg100.txt").write_bytes(b"\xff\xfe\x00")
@@ -217,8 +195,6 @@ def test_the_real_book(data_folder: Path) -> None:
     ("name", "options", "users", "examples", "unknown"),
     [  # the facts' 62,343 and 8,822 sequences counted bytes: a curly quote is three
         ("shakespeare_roles", {}, 1147, (62_196, 8_805), (0, 1e-5)),
-        ("shakespeare_words", {}, 1147, (54_990, 8_161), (0.05, 0.15)),
-        ("shakespeare_words", {"vocabulary": "speeches"}, 1147, (54_990, 8_161), (0.005, 0.05)),
     ],
 )
 def test_the_real_counts(

@@ -30,7 +30,6 @@ PLAIN = str.maketrans("‘’“”—–", "''\"\"--")
 """Typographic signs as the keyboard's, which vocabularies have."""
 _NOT_LATIN = re.compile(r"[^\x00-\xff]")
 _WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*|\d+|[^\w\s]")
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 
 class Sequences(InBatches):
@@ -86,25 +85,9 @@ def words(text: str) -> list[str]:
     return _WORD.findall(text.translate(PLAIN).lower())
 
 
-def sentences(text: str) -> list[list[str]]:
-    """Split a text into the words of each sentence, which ends with a full stop, question mark or exclamation mark."""
-    return [sentence for sentence in map(words, _SENTENCE_END.split(text.strip())) if sentence]
-
-
 def by_frequency(counts: Mapping[str, int]) -> list[str]:
     """The most frequent first; those of equal frequency in the order of the alphabet."""
     return sorted(counts, key=lambda word: (-counts[word], word))
-
-
-def most_frequent(texts: Iterable[Iterable[str]], size: int = WORDS) -> list[str]:
-    """The most frequent words, those of equal frequency in the order of the alphabet.
-
-    This is a statistic of its texts that no noise was added to: take it from texts that are public.
-    """
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(text)
-    return by_frequency(counts)[:size]
 
 
 def read_vocabulary(path: Path, size: int = WORDS) -> list[str]:

@@ -1,4 +1,4 @@
-"""`shakespeare_roles` and `shakespeare_words`: the next character, and the next word, of roles in Shakespeare's plays.
+"""`shakespeare_roles`: the next character that a role in Shakespeare's plays says.
 
 The texts are Project Gutenberg's complete works (e-book 100). A user is a role of a play, from all 38 plays in the
 three layouts that the edition of 2018 prints them in; names are taken as printed. (LEAF's rule, Caldas et al. 2018,
@@ -8,29 +8,17 @@ from which TensorFlow Federated's users come, knows one layout, and makes one us
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 
 from dpbench.data.noise import token_noise
-from dpbench.data.sources import find_file
-from dpbench.data.texts import (
-    CHARACTER_TOKENS,
-    WORDS,
-    Sequences,
-    character_sequences,
-    most_frequent,
-    read_vocabulary,
-    sentences,
-    word_sequences,
-    words,
-)
+from dpbench.data.texts import CHARACTER_TOKENS, Sequences, character_sequences
 from dpbench.data.user_data import UserData, by_users
 from dpbench.data.users import UserDataset
 from dpbench.errors import DataError
@@ -39,8 +27,6 @@ Length = Annotated[int, Field(ge=1, le=10_000), "a whole number of tokens from 1
 Split = Literal["roles"]
 Speeches = dict[str, list[str]]
 """Of each user, in their order."""
-Tokens = tuple[NDArray[Any], NDArray[np.int64]]
-"""Sequences, and the number of sequences of each text."""
 
 FILE = Path("shakespeare") / "pg100.txt"
 TRAIN_SHARE = 0.9
@@ -69,81 +55,22 @@ def load_characters(root: Path, download: bool, split: Split = "roles", sequence
         split: "roles": a user is a role of a play, with two or more speeches.
         sequence_length: Characters of a sequence.
     """
-    speeches = speeches_of_roles(read_book(root))
-    encode = partial(character_sequences, length=sequence_length)
-    return _user_data(speeches, encode, CHARACTER_TOKENS, sequence_length)
-
-
-@by_users("shakespeare_words")
-def load_words(
-    root: Path,
-    download: bool,
-    split: Split = "roles",
-    sequence_length: Length = 20,
-    vocabulary: str = "poems",
-) -> UserData:
-    """Next word prediction: 1,147 roles, 54,990 training sentences, 8,161 for tests.
-
-    The tokens are those of TensorFlow Federated's Stack Overflow next word prediction
-    (`dpbench.data.texts.word_sequences`): 10,004 numbers, whatever the vocabulary holds.
-
-    Args:
-        root: Folder of the data sets; the book is `shakespeare/pg100.txt` in it.
-        download: Not used: the book has to be there.
-        split: As for `shakespeare_roles`.
-        sequence_length: Words of a sentence; longer ones are cut.
-        vocabulary: "poems": all 7,189 words of the sonnets and the long poems, which no user speaks: it says nothing of
-            the users, and covers 90 % of their words. "speeches": the 10,000 most frequent words of the training
-            speeches, 97 % of them. These are computed from the data that are to be protected, without noise: the
-            ledger's epsilon holds only for those who take the vocabulary as public, as the papers do with theirs. Else
-            the path of a file of words.
-    """
-    lines = read_book(root)
-    speeches = speeches_of_roles(lines)
-    if vocabulary == "poems":
-        word_list = most_frequent(map(words, poems(lines)))
-    elif vocabulary == "speeches":
-        train, _ = train_test(speeches)
-        word_list = most_frequent(map(words, _flat(train)))
-    else:
-        word_list = read_vocabulary(find_file(root, vocabulary))
-
-    def encode(texts: Sequence[str]) -> Tokens:
-        of_texts = [sentences(text) for text in texts]
-        every = [sentence for of_text in of_texts for sentence in of_text]
-        counts = np.array(list(map(len, of_texts)), dtype=np.int64)
-        return word_sequences(every, word_list, sequence_length), counts
-
-    return _user_data(speeches, encode, WORDS + 4, sequence_length)
-
-
-def _user_data(
-    speeches: Speeches,
-    encode: Callable[[Sequence[str]], Tokens],
-    vocabulary_size: int,
-    length: int,
-) -> UserData:
-    """Training and test sequences of users, by their speeches."""
-    train_speeches, test_speeches = train_test(speeches)
-    test = _sequences(test_speeches, encode)
+    train, test = train_test(speeches_of_roles(read_book(root)))
+    test_users = _sequences(test, sequence_length)
     return UserData(
-        train=_sequences(train_speeches, encode),
-        test=test.examples,
-        model_options={"vocabulary_size": vocabulary_size},
-        test_users=test,
-        noise_batch=partial(token_noise, length=length, vocabulary_size=vocabulary_size),
+        train=_sequences(train, sequence_length),
+        test=test_users.examples,
+        model_options={"vocabulary_size": CHARACTER_TOKENS},
+        test_users=test_users,
+        noise_batch=partial(token_noise, length=sequence_length, vocabulary_size=CHARACTER_TOKENS),
     )
 
 
-def _sequences(speeches: Mapping[str, Sequence[str]], encode: Callable[[Sequence[str]], Tokens]) -> UserDataset:
-    tokens, counts = encode(_flat(speeches))
+def _sequences(speeches: Speeches, length: int) -> UserDataset:
+    tokens, counts = character_sequences([speech for texts in speeches.values() for speech in texts], length)
     names = list(speeches)
     speakers = np.repeat(names, [len(texts) for texts in speeches.values()])
     return UserDataset(Sequences(torch.from_numpy(tokens)), np.repeat(speakers, counts), names)
-
-
-def _flat(speeches: Mapping[str, Sequence[str]]) -> list[str]:
-    return [speech for texts in speeches.values() for speech in texts]
 
 
 def train_test(speeches: Speeches) -> tuple[Speeches, Speeches]:
@@ -217,11 +144,6 @@ def _same_letters(title: str, line: str) -> bool:
 
 def _letters(line: str) -> str:
     return re.sub(r"[^A-Z0-9 ]", "", line.upper()).strip()
-
-
-def poems(lines: list[str]) -> list[str]:
-    """Lines of the works that no role speaks: the sonnets and the long poems."""
-    return [line for title, work in works(lines).items() if _is_poem(title) for line in work[1:]]
 
 
 def _is_poem(title: str) -> bool:
