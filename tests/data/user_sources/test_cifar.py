@@ -168,14 +168,3 @@ def test_damaged_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     (folder / "train").write_bytes((folder / "train").read_bytes()[:-100])
     with pytest.raises(DataError, match="CIFAR100 in .* is incomplete or damaged"):
         load(tmp_path)
-
-
-@pytest.mark.long
-def test_real_cifar10(data_folder: Path) -> None:
-    data = UserDataModule("cifar10_users", root=str(data_folder), expected_batch_size=50, download=False)
-    assert len(data.users) == 500 and data.users.sizes.tolist() == [100] * 500
-    labels = data.users.examples.labels.numpy()  # type: ignore[attr-defined]
-    assert np.bincount(labels).tolist() == [5000] * 10
-    largest = [np.bincount(labels[data.users.rows(user)]).max() for user in range(500)]
-    assert np.mean(largest) > 60  # of 100: few classes a user
-    assert sum(len(y) for _, y in data.test_dataloader()) == 10_000

@@ -1,4 +1,4 @@
-"""Data sets dealt to users who never were: `digits_users`, `cifar10_users` and `cifar100_users`.
+"""Data sets dealt to users who never were: `digits_users` and `cifar100_users`.
 
 Who has which examples is seeded, public, and as uneven as wanted.
 """
@@ -189,32 +189,6 @@ class CroppedImages(InBatches):
         return Collated((standardized(pixels).permute(0, 3, 1, 2), self.labels[index]))
 
 
-@by_users("cifar10_users")
-def load_cifar10(
-    root: Path,
-    download: bool,
-    users: Users = 500,
-    alpha: Concentration = 0.1,
-    seed: Count = 0,
-    crop: Crop = 24,
-    augment: Flag = True,
-) -> UserData:
-    """CIFAR-10 dealt to users of equal size whose classes differ (Dirichlet, Hsu et al. 2019); test: CIFAR-10's own.
-
-    Args:
-        root: Folder of the data sets.
-        download: Whether torchvision may download it.
-        users: Number of users; each has 50,000 / `users` images, rounded down.
-        alpha: Concentration of a user's classes; small: few classes each.
-        seed: Of the allocation, which is public.
-        crop: Side of the crops, see `CroppedImages`.
-        augment: Whether training crops lie anywhere and are mirrored.
-    """
-    train = SOURCES["cifar10"].load(root, "train", download)
-    test = SOURCES["cifar10"].load(root, "test", download)
-    return _cifar(train, test, 10, users, crop, augment, alpha=alpha, rng=np.random.default_rng([2021, seed]))
-
-
 @by_users("cifar100_users")
 def load_cifar100(
     root: Path,
@@ -242,36 +216,16 @@ def load_cifar100(
     """
     train = SOURCES["cifar100"].load(root, "train", download)
     test = SOURCES["cifar100"].load(root, "test", download)
-    coarse = _coarse_of_fine(root / "cifar-100-python" / "train", train.labels.numpy())
-    rng = np.random.default_rng([2021, seed])
-    return _cifar(train, test, 100, users, crop, augment, alpha=alpha, rng=rng, coarse=coarse, beta=beta)
-
-
-def _coarse_of_fine(path: Path, labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The coarse class of each fine one, from the archive, whose md5 sum torchvision has checked."""
-    entry: dict[str, Any] = pickle.loads(path.read_bytes(), encoding="latin1")
-    coarse = np.zeros(labels.max() + 1, dtype=np.int64)
-    coarse[labels] = entry["coarse_labels"]
-    return coarse
-
-
-def _cifar(
-    train: Images,
-    test: Images,
-    num_classes: int,
-    users: int,
-    crop: int,
-    augment: bool,
-    **allocation: Any,
-) -> UserData:
-    """Deal images to users of equal size."""
-    size = len(train.labels) // users
+    labels = train.labels.numpy()
+    size = len(labels) // users
     if not size:
-        raise _too_many_users(len(train.labels), users)
-    user_of = allocate(train.labels.numpy(), np.full(users, size), **allocation)
+        raise _too_many_users(len(labels), users)
+    coarse = _coarse_of_fine(root / "cifar-100-python" / "train", labels)
+    user_of = allocate(labels, np.full(users, size), alpha, np.random.default_rng([2021, seed]), coarse, beta)
     dealt = np.flatnonzero(user_of >= 0)
     if len(dealt) < len(user_of):
         train = Images(train.pixels[dealt], train.labels[dealt])
+    num_classes = SOURCES["cifar100"].num_classes
     return UserData(
         train=UserDataset(CroppedImages(train, crop, augment), user_of[dealt], range(users)),
         test=CroppedImages(test, crop, False),
@@ -284,3 +238,11 @@ def _cifar(
             as_bytes=True,
         ),
     )
+
+
+def _coarse_of_fine(path: Path, labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The coarse class of each fine one, from the archive, whose md5 sum torchvision has checked."""
+    entry: dict[str, Any] = pickle.loads(path.read_bytes(), encoding="latin1")
+    coarse = np.zeros(labels.max() + 1, dtype=np.int64)
+    coarse[labels] = entry["coarse_labels"]
+    return coarse
