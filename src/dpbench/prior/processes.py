@@ -71,7 +71,7 @@ def shader_images(count: int, side: int, generator: torch.Generator) -> Tensor:
     return _toned(_colored(colors * 1.5), generator)
 
 
-def dead_leaves(count: int, side: int, generator: torch.Generator, textures: Tensor | None = None) -> Tensor:
+def dead_leaves(count: int, side: int, generator: torch.Generator, textures: Tensor) -> Tensor:
     """Ellipses, rectangles and diamonds that cover one another, with radii of density r^-3, each of its own color.
 
     Args:
@@ -79,13 +79,11 @@ def dead_leaves(count: int, side: int, generator: torch.Generator, textures: Ten
         side: Of an image, in pixels.
         generator: Gives all random numbers, on the device of the images.
         textures: (count, 3, side, side) in [0, 1]: what leaves show beside their color, each to an extent of its own,
-            and what they leave uncovered; None: shaders.
+            and what they leave uncovered.
 
     Returns:
         (count, 3, side, side) in [0, 1].
     """
-    if textures is None:
-        textures = shader_images(count, side, generator)
     x, y = _grid(side, generator.device)
     x, y = x[:1], y[:, :1]
     smallest = (3.0 + 9.0 * _uniform(generator, count, 1)) / side
@@ -127,12 +125,7 @@ def mixed_images(count: int, side: int, generator: torch.Generator) -> Tensor:
 
     Returns:
         (count, 3, side, side) in [0, 1].
-
-    Raises:
-        ValueError: `count` is no multiple of four.
     """
-    if count % 4:
-        raise ValueError(f"count must be a multiple of four, not {count}.")
     noise = noise_images(count // 4, side, generator)
     shaders = shader_images(count // 4, side, generator)
     plain = torch.cat([noise, shaders])
