@@ -15,15 +15,10 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from hydra import compose, initialize_config_dir
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf
 
 from dpbench.errors import ConfigurationError, DPBenchError, Interrupted, WorkerDied
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.run._resume import prepare_folder
-from dpbench.run.processes import run_in_processes
-from dpbench.run.search_path import conf_dir
 from dpbench.run.train import train
 from dpbench.runs.folder import Run, RunFolder
 from tests.support.processes import TWO, config_of
@@ -112,15 +107,6 @@ def test_an_error_of_another_process_comes_out_as_it_was(tmp_path: Path, error: 
     with pytest.raises(type(error), match=str(error.args[-1])) as caught:
         train(config_of(*TWO), tmp_path / "run", [Raises(error)])
     assert caught.value.args == error.args
-
-
-def test_a_configuration_that_was_composed_before_is_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no folder, so no log either; a notebook composes one and trains."""
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        cfg = compose("config", return_hydra_config=True)
-    monkeypatch.setattr(HydraConfig.instance(), "cfg", OmegaConf.masked_copy(cfg, ["hydra"]))
-    process = run_in_processes(os.getpid, 2, "ddp_fork", RunFolder(tmp_path))
-    assert process != os.getpid()
 
 
 def test_the_evaluation_runs_on_one_process_at_the_last_step(whole: Path, tmp_path: Path) -> None:

@@ -80,6 +80,10 @@ _PositiveNumber = Annotated[int | float, Field(gt=0)]
 _TRAINER_OPTIONS: dict[str, Any] = {
     "max_steps": _Limit,
     "max_epochs": _Limit | None,
+    "devices": Annotated[
+        Literal["auto", -1] | PositiveInt | list[int],
+        "a whole number from 1 on, a list of the numbers of GPUs, or auto for all of them",
+    ],
     "log_every_n_steps": PositiveInt,
     "check_val_every_n_epoch": PositiveInt | None,
     "val_check_interval": Annotated[

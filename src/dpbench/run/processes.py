@@ -268,14 +268,12 @@ def processes_to_start(trainer: Mapping[str, Any]) -> int:
     """Number of processes that a trainer's options ask for on this machine; 1 where they are started already."""
     if launched_process() is not None:
         return 1
-    devices = _devices(trainer)
+    devices = trainer.get("devices", 1)
     if devices in ("auto", -1):
         import torch
 
         on_gpu = trainer.get("accelerator", "auto") in ("auto", "gpu", "cuda")
         return max(1, torch.cuda.device_count()) if on_gpu else 1
-    if isinstance(devices, str):  # such as "0,1"
-        return len([device for device in devices.split(",") if device.strip()])
     if isinstance(devices, list):
         return len(devices)
     return devices if isinstance(devices, int) else 1
@@ -311,7 +309,7 @@ def run_in_processes(run: Callable[[], T], count: int, strategy: str | None, fol
         mailbox = Path(name)
         # A Ctrl-C reaches every process of a terminal: those that are started here ignore it until they train.
         with handled_by(signal.SIG_IGN):
-            arguments = (count, mailbox, run, _hydra_settings())
+            arguments = (count, mailbox, run)
             context: Any = start_processes(_run_as, arguments, count, join=False, start_method=method)  # type: ignore[no-untyped-call]
 
         def pass_on(number: int, frame: FrameType | None) -> None:
@@ -346,19 +344,7 @@ def _mailbox() -> Path | None:
     return None if name is None else Path(name)
 
 
-def _hydra_settings() -> Any:
-    """Hydra's configuration of the job at hand, as plain data; None where there is none."""
-    from hydra.core.hydra_config import HydraConfig
-    from omegaconf import OmegaConf
-
-    # In a worker of joblib its nodes are of classes that can be pickled once only.
-    hydra: Any = HydraConfig.instance().cfg
-    # Only a job has a folder, and so a log; this process may have composed a configuration for something else before.
-    is_job = hydra is not None and not OmegaConf.is_missing(hydra.hydra.runtime, "output_dir")
-    return OmegaConf.to_container(hydra, resolve=False) if is_job else None
-
-
-def _run_as(rank: int, count: int, mailbox: Path, run: Callable[[], Any], hydra: Any) -> None:
+def _run_as(rank: int, count: int, mailbox: Path, run: Callable[[], Any]) -> None:
     """Run as a started process: become one like torchrun's, run, and report."""
     for number in SIGNALS:
         if number != signal.SIGINT and not stops_nothing(number):
@@ -384,8 +370,6 @@ def _run_as(rank: int, count: int, mailbox: Path, run: Callable[[], Any], hydra:
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, available_cores() // count))
     try:
-        if hydra is not None:
-            _take_over_hydra(hydra)
         _report(mailbox / f"{rank}.result", run())
     except Exception as error:
         error.add_note(f"in process {rank} of {count}:\n{traceback.format_exc()}")
@@ -393,18 +377,6 @@ def _run_as(rank: int, count: int, mailbox: Path, run: Callable[[], Any], hydra:
         sys.exit(1)
     finally:
         leave_group()
-
-
-def _take_over_hydra(settings: Any) -> None:
-    """Give this process the settings and the log that Hydra has made in its parent."""
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.core.utils import configure_log, setup_globals
-    from omegaconf import OmegaConf
-
-    setup_globals()
-    cfg = OmegaConf.create(settings)
-    HydraConfig.instance().cfg = cfg
-    configure_log(cfg.hydra.job_logging, cfg.hydra.verbose)
 
 
 def _report(path: Path, value: Any) -> None:
@@ -478,21 +450,13 @@ def check_processes(trainer: Mapping[str, Any]) -> None:
             f"trainer.strategy={shown(strategy)} cannot be used from the command line, where processes are spawned: "
             "remove it, or take ddp_spawn (trainer=ddp_cpu, trainer=ddp_gpu)."
         )
-    devices = _devices(trainer)
+    devices = trainer.get("devices", 1)
     cores = available_cores()
     limit = max(2, cores)  # two fit anywhere, to try how it goes
     accelerator = trainer.get("accelerator", "auto")
     on_cpu = accelerator == "cpu" or (accelerator == "auto" and not torch.cuda.is_available())
-    if on_cpu and type(devices) is int and not 1 <= devices <= limit:
+    if on_cpu and type(devices) is int and devices > limit:
         raise ConfigurationError(
-            f"trainer.devices must lie between 1 and {limit} on this machine's {cores} processor core(s), not "
-            f"{devices}."
+            f"trainer.devices={devices} is more than this machine's {cores} processor core(s) take: choose at most "
+            f"{limit}."
         )
-
-
-def _devices(trainer: Mapping[str, Any]) -> Any:
-    """Number of devices, or their names: a number may come as a word."""
-    devices = trainer.get("devices", 1)
-    if isinstance(devices, str) and devices.strip().lstrip("-").isdecimal():
-        return int(devices)
-    return devices
