@@ -21,7 +21,6 @@ from dpbench.run import _objective as objective
 from dpbench.run import command_line
 from dpbench.run.build import build_trainer, module_for, plain
 from dpbench.run.processes import processes_to_start
-from dpbench.run.search_path import conf_dir
 from tests.support.cli import FEW
 from tests.support.configs import composed
 
@@ -125,7 +124,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("data=[digits,mnist]", "data takes one name, not ['digits', 'mnist']"),
         ("run=5", "run is a group of settings (run.KEY=VALUE), not 5"),
         ("=5", "takes one name, not 5"),
-        ("experiment=nasr/foo", "there is no experiment=nasr/foo. Known: adaptive_quantile"),
+        ("experiment=nasr/foo", "there is no experiment/nasr=foo. Known: audit, demo"),
     ],
     "processes": [
         ("trainer.devices=9999", "trainer.devices=9999 is more than this machine's"),
@@ -413,7 +412,7 @@ def test_an_extra_that_is_missing_is_told_with_its_installation(monkeypatch: pyt
         monkeypatch.setattr(command_line, "find_spec", lambda name, there=installed: name if there else None)
         error = MissingConfigException("", "hydra/sweeper/optuna", [])
         line = command_line.CommandLine.parse([])
-        assert re.search(message, command_line.explain(error, line, conf_dir()))
+        assert re.search(message, command_line.explain(error, line))
 
 
 @pytest.mark.parametrize(
@@ -430,7 +429,7 @@ def test_a_launcher_that_is_missing_is_called_as_in_the_command(
     monkeypatch.setattr(command_line, "find_spec", lambda name: None)
     error = MissingConfigException("", f"hydra/launcher/{of_hydra}", [])
     line = command_line.CommandLine.parse(["-m", f"launcher={choice}"])
-    told = command_line.explain(error, line, conf_dir())
+    told = command_line.explain(error, line)
     assert told.startswith(f"launcher={choice} is not installed: pip install ") and told.endswith(end)
 
 

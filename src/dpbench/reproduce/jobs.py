@@ -220,7 +220,7 @@ def table_jobs(
                 line = CommandLine.parse([*named, *words])
                 composed.append(without_hydra(loader.load_configuration("config", list(words), RunMode.RUN)))
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigurationError(f"{cell_name}: {explain(error, line, conf)}") from error
+        raise ConfigurationError(f"{cell_name}: {explain(error, line)}") from error
     jobs = []
     with imports_from(None if config_dir is None else code_folder(config_dir)):
         for seed in table.seeds:

@@ -25,8 +25,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 from dpbench.errors import ConfigurationError
 from dpbench.options import did_you_mean, shown
 from dpbench.run._hydra_internals import ConfigLoaderImpl, Hydra, create_automatic_config_search_path, get_args_parser
-from dpbench.run.search_path import groups_of, installing, plugin_dirs
-from dpbench.runs.command import key_of
+from dpbench.run.search_path import installing
 
 _QUESTIONS = ("help", "hydra_help", "cfg", "info", "shell_completion")
 _WITHOUT_EFFECT = ("experimental_rerun", "config_path", "package")
@@ -107,18 +106,17 @@ def _refuse_flag(message: str) -> NoReturn:
     raise ConfigurationError(f"{message} (see dpbench train --help).")
 
 
-def explain(error: Exception, line: CommandLine, conf: Path) -> str:
+def explain(error: Exception, line: CommandLine) -> str:
     """One line on what Hydra could not compose, with the nearest name that exists.
 
     Args:
         error: The error of Hydra, OmegaConf or YAML.
         line: The command line.
-        conf: Folder of the configuration.
     """
     if isinstance(error, MissingConfigException) and error.options is not None:
-        return _unknown_choice(error, line, conf)
+        return _unknown_choice(error, line)
     if isinstance(error.__cause__, ConfigAttributeError | ConfigKeyError):
-        return _unknown_key(error.__cause__, line)
+        return _unknown_key(error.__cause__)
     texts = [str(error)]
     if error.__cause__ is not None and str(error.__cause__) not in texts[0]:
         texts.append(str(error.__cause__))
@@ -133,45 +131,29 @@ def explain(error: Exception, line: CommandLine, conf: Path) -> str:
     return message
 
 
-def _unknown_choice(error: MissingConfigException, line: CommandLine, conf: Path) -> str:
-    """One line on an unknown name, with those of Hydra's own groups and of the user's folders."""
+def _unknown_choice(error: MissingConfigException, line: CommandLine) -> str:
+    """One line on an unknown name, with those that Hydra knows."""
     path = str(error.missing_cfg_file)
     for beginning, (extra, setting, plugin) in _EXTRAS.items():
         if path.startswith(beginning) and find_spec(plugin) is None:
             word = next((word for word in line.overrides if word.startswith(setting)), setting)  # submitit_local, too
             return f"{word} is not installed: {installing(extra)}."
-    added = [] if line.flags.config_dir is None else [Path(line.flags.config_dir)]
-    groups = groups_of(conf, *plugin_dirs(), *added)
-    # A name may have slashes of its own.
-    group = next((group for group in groups if path.startswith(f"{group}/")), path.rpartition("/")[0])
-    choice = path.removeprefix(f"{group}/")
-    names = sorted({*(error.options or ()), *groups.get(group, [])})
-    setting = f"{group}=" if group else ""
-    hint = did_you_mean(choice, names, setting)
-    return f"there is no {setting or 'configuration '}{choice}.{hint} Known: {', '.join(names) or 'none'}."
+    group, _, choice = path.rpartition("/")
+    names = error.options or ()
+    hint = did_you_mean(choice, names, f"{group}=")
+    return f"there is no {group}={choice}.{hint} Known: {', '.join(names) or 'none'}."
 
 
-def _unknown_key(error: ConfigAttributeError | ConfigKeyError, line: CommandLine) -> str:
+def _unknown_key(error: ConfigAttributeError | ConfigKeyError) -> str:
     """One line on an unknown key, with those of its group."""
-    # OmegaConf ends at the first part that is missing.
-    words = [key_of(word) for word in line.overrides if f"{key_of(word)}.".startswith(f"{error.full_key}.")]
-    key = max([str(error.full_key), *words], key=len)
-    group, _, option = str(error.full_key).rpartition(".")
+    key = str(error.full_key)
+    group, _, option = key.rpartition(".")
     node: Any = error.parent_node
     names = [str(name) for name in node if name not in ("_target_", "_partial_", "hydra")]
-    hint = did_you_mean(option, names, f"{group}.") if group else _similar_setting(key, node)
+    hint = did_you_mean(option, names, f"{group}." if group else "")
+    for name in names:
+        if isinstance(node[name], DictConfig) and key in node[name]:  # a key without its group
+            hint = f" Did you mean {name}.{key}?"
     if group == "trainer" and not hint:
         hint = f" Another argument of Lightning's Trainer is added by a plus: +{key}=..."
     return f"there is no key {key}.{hint} Known: {', '.join(names) or 'none, it has no options'}."
-
-
-def _similar_setting(key: str, cfg: DictConfig) -> str:
-    """The setting that a key without a group, or with an unknown one, may stand for."""
-    settings = [str(name) for name in cfg if name != "hydra"]
-    for group in list(settings):
-        if isinstance(cfg[group], DictConfig):
-            settings += [f"{group}.{option}" for option in cfg[group]]
-    for setting in settings:
-        if setting.endswith(f".{key}"):
-            return f" Did you mean {setting}?"
-    return did_you_mean(key, settings) or did_you_mean(key, map(str, cfg.get("strategy") or ()), "strategy.")

@@ -81,7 +81,7 @@ def launch(
     _refuse_processes(line.flags.multirun)
     if line.is_question:
         use_plugins()
-        with _errors_explained(line, conf):
+        with _errors_explained(line):
             _answer(line, conf, name)
         return
     if folder is not None:
@@ -109,7 +109,7 @@ def _code_folder(line: CommandLine) -> Path | None:
 def _composed(line: CommandLine, conf: Path, name: str) -> Iterator[Command]:
     """Compose a command, and keep Hydra and the user's own code at hand inside."""
     use_plugins()
-    with _errors_explained(line, conf), imports_from(_code_folder(line)), line.loader(conf) as loader:
+    with _errors_explained(line), imports_from(_code_folder(line)), line.loader(conf) as loader:
         with together():
             command = compose(line, loader, name)
         yield command
@@ -158,12 +158,12 @@ def with_one_run(words: Sequence[str], task: Callable[[DictConfig], T]) -> T:
 
 
 @contextmanager
-def _errors_explained(line: CommandLine, conf: Path) -> Iterator[None]:
+def _errors_explained(line: CommandLine) -> Iterator[None]:
     """Say in one line what Hydra or OmegaConf could not compose."""
     try:
         yield
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        raise ConfigurationError(explain(error, line, conf)) from error
+        raise ConfigurationError(explain(error, line)) from error
 
 
 def resume(folder: Path, words: Sequence[str], task: Task) -> None:
