@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from dpbench.errors import ConfigurationError
+from dpbench.options import Decay, NonNegative, Positive, check_options
 
 NoiseStds = Callable[[], Mapping[Tensor, float]]
 """Gives the standard deviation of the noise on each coordinate of a parameter's present gradient."""
@@ -61,11 +60,11 @@ class DPAdam(Optimizer):
     def __init__(
         self,
         params: Iterable[Any],
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        floor: float = 0.1,
+        lr: NonNegative = 1e-3,
+        betas: tuple[Decay, Decay] = (0.9, 0.999),
+        eps: NonNegative = 1e-8,
+        weight_decay: NonNegative = 0.0,
+        floor: Positive = 0.1,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -77,7 +76,7 @@ class DPAdam(Optimizer):
         self._noise_stds: NoiseStds | None = None
         super().__init__(params, defaults)
         for group in self.param_groups:
-            _check(group)
+            check_options(DPAdam, {name: group[name] for name in defaults})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Copies and pickles of an optimizer hold what torch knows of it.
@@ -135,19 +134,3 @@ class DPAdam(Optimizer):
         bias2 = 1 - beta2 ** state["step"]
         denominator = (squares.sqrt() / bias2**0.5).add_(group["eps"])
         parameter.addcdiv_(mean, denominator, value=-float(group["lr"]) / bias1)
-
-
-def _check(group: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError for options of a parameter group that are out of range."""
-    for name in ("lr", "eps", "weight_decay"):
-        if not 0 <= float(group[name]) < math.inf:
-            raise ConfigurationError(f"{name} of DPAdam must be a number from 0 on, not {float(group[name])}.")
-    beta1, beta2 = group["betas"]
-    if not (0 <= beta1 < 1 and 0 <= beta2 < 1):
-        raise ConfigurationError(f"betas of DPAdam must be two numbers from 0 to below 1, not {beta1} and {beta2}.")
-    floor = float(group["floor"])
-    if not 0 < floor < math.inf:
-        raise ConfigurationError(
-            f"floor of DPAdam must be a positive number, not {floor}: coordinates with little more than noise would be "
-            "divided by zero."
-        )

@@ -30,6 +30,7 @@ Positive = Annotated[float, Field(gt=0), "a positive number"]
 NonNegative = Annotated[float, Field(ge=0), "a number from 0 on"]
 PositiveInt = Annotated[int, Field(ge=1), "a whole number from 1 on"]
 Count = Annotated[int, Field(ge=0), "a whole number from 0 on"]
+Decay = Annotated[float, Field(ge=0, lt=1), "a number from 0 to below 1"]
 Seed = Annotated[int, Field(ge=0, lt=2**32), "a whole number from 0 on (below 2^32)"]
 
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)

@@ -24,6 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from dpbench.errors import ClassNotFound, ConfigurationError, brief
 from dpbench.options import (
+    Decay,
     NonNegative,
     Positive,
     PositiveInt,
@@ -67,7 +68,6 @@ Tag = Annotated[str, Field(min_length=1, max_length=64), "a word of at most 64 l
 Duration = Annotated[str, AfterValidator(_is_duration), "a duration such as 45m, 2h30m, 1d12h or 1-12:00:00"]
 Metric = Annotated[str, Field(pattern=r"^[\w-]+(/[\w.-]+)+$"), "the name of a metric, such as val/accuracy"]
 RunPath = Annotated[str, Field(min_length=1), "the folder of a run"]
-Decay = Annotated[float, Field(ge=0, lt=1), "a number from 0 to below 1"]
 TrainableParts = Annotated[
     str,
     Field(pattern=r"^(last_layer|bias|lora:[1-9]\d*)(\+(last_layer|bias|lora:[1-9]\d*))*$"),
