@@ -33,19 +33,7 @@ class Answer:
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Reports wrong usage in one line.
-
-    Attributes:
-        epilog: The end of the help, or a function that returns it where that needs slow imports.
-    """
-
-    epilog: Any
-
-    def format_help(self) -> str:
-        """Return the help."""
-        if callable(self.epilog):
-            self.epilog = self.epilog()
-        return super().format_help()
+    """Reports wrong usage in one line."""
 
     def error(self, message: str) -> NoReturn:
         """Exit with status 2."""
@@ -161,12 +149,6 @@ def place(word: str) -> Path:
     return Path(word)
 
 
-def text(word: str) -> str:
-    """Read a word that is not empty."""
-    place(word)
-    return word
-
-
 def folder(word: str) -> Path:
     """Read the path of a folder that exists or can be made."""
     path = place(word)
@@ -177,26 +159,18 @@ def folder(word: str) -> Path:
 
 def file(word: str) -> Path:
     """Read the path of a file that can be written."""
-    return _file(word)
+    path = place(word)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{path} is a folder")
+    return _writable(path)
 
 
 def png(word: str) -> Path:
     """Read the path of a picture that can be written."""
-    return _file(word, ".png")
-
-
-def html(word: str) -> Path:
-    """Read the path of a page that can be written."""
-    return _file(word, ".html")
-
-
-def _file(word: str, suffix: str | None = None) -> Path:
-    path = place(word)
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(f"{path} is a folder")
-    if suffix is not None and path.suffix != suffix:
-        raise argparse.ArgumentTypeError(f"{path} should end in {suffix}")
-    return _writable(path)
+    path = file(word)
+    if path.suffix != ".png":
+        raise argparse.ArgumentTypeError(f"{path} should end in .png")
+    return path
 
 
 def _writable(path: Path) -> Path:

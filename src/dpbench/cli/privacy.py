@@ -8,7 +8,6 @@ import sys
 from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
-from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Any
 
 from dpbench.cli import attacking, train
@@ -30,8 +29,7 @@ if TYPE_CHECKING:
     from dpbench.reports.audit import AuditReport
 
 _ACCOUNT = """\
-accountants (--accountant NAME[,NAME...] or all) and the sampling that each covers:
-{accountants}
+--accountant NAME[,NAME...] or all: docs/epsilon.md lists accountants and the sampling that each covers.
 Poisson sampling is accounted for with one record added or removed, batches of a fixed size with one replaced.
 
 examples:
@@ -84,11 +82,11 @@ def add_parsers(commands: Commands) -> None:
 
 def _add_account(commands: Commands) -> None:
     summary = "Recompute epsilon of runs and sweeps from their ledgers."
-    parser = add_command(commands, "account", summary, _account, epilog=_account_epilog)
+    parser = add_command(commands, "account", summary, _account, epilog=_ACCOUNT)
     add = parser.add_argument
     add_runs(parser, "folder of a run or a sweep, or a ledger")
     add("--delta", type=float, help="delta (default: the run's own)")
-    add("--accountant", default="rdp", metavar="NAME", help="see below (default: rdp)")
+    add("--accountant", default="rdp", metavar="NAME", help="rdp (default), pld or others, see below")
     add(
         "--nominal",
         action="store_true",
@@ -119,18 +117,6 @@ def _add_account(commands: Commands) -> None:
         help="count only the first N releases of each run",
     )
     add_json(parser)
-
-
-def _account_epilog() -> str:
-    from dpbench.privacy.accounting.accountants import ACCOUNTANTS
-
-    width = max(map(len, ACCOUNTANTS)) + 4
-    wrapper = TextWrapper(width=100, subsequent_indent=" " * width, break_on_hyphens=False)
-    entries = []
-    for name, accountant in ACCOUNTANTS.items():
-        samplings = " or ".join(accountant.samplings).replace("_", " ")
-        entries.append(wrapper.fill(f"{'  ' + name:<{width}}{accountant.title}; {samplings}"))
-    return _ACCOUNT.format(accountants="\n".join(entries))
 
 
 def _account(options: argparse.Namespace) -> Answer:

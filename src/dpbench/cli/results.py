@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpbench.cli.arguments import Answer, Commands, add_command, add_json, add_runs, html, note, png
+from dpbench.cli.arguments import Answer, Commands, add_command, add_json, add_runs, file, note, png
 from dpbench.errors import ConfigurationError
 
 _TABLE = """\
@@ -129,7 +129,7 @@ def _add_report(commands: Commands) -> None:
     add_runs(parser, "folders of runs or sweeps")
     parser.add_argument(
         "--out",
-        type=html,
+        type=file,
         metavar="HTML",
         default=Path("report.html"),
         help="default: report.html",
