@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -97,12 +97,10 @@ def plugin_dirs() -> tuple[Path, ...]:
     """Configuration folders of the installed packages that have an entry point in the group "dpbench.conf".
 
     Raises:
-        ConfigurationError: One of them names no folder, or has a file that dpbench or another one has too.
+        ConfigurationError: One of them names no folder.
     """
     points = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: (point.name, point.value))
-    folders = {point.name: _folder_of(point) for point in points}
-    _refuse_twins({"dpbench": conf_dir(), **folders})
-    return tuple(folders.values())
+    return tuple(map(_folder_of, points))
 
 
 def _folder_of(point: EntryPoint) -> Path:
@@ -119,18 +117,6 @@ def _folder_of(point: EntryPoint) -> Path:
             "uninstall it."
         )
     return Path(places[0])
-
-
-def _refuse_twins(folders: Mapping[str, Path]) -> None:
-    owners: dict[Path, str] = {}
-    for owner, folder in folders.items():
-        for path in folder.glob("*/**/*.yaml"):
-            choice = path.relative_to(folder)
-            if choice in owners and choice.parts[0] not in _NO_CHOICES:
-                raise ConfigurationError(
-                    f"{owners[choice]} and the plug-in {owner} both have {choice}: rename that of the plug-in."
-                )
-            owners[choice] = owner
 
 
 class PluginSearchPath(SearchPathPlugin):
