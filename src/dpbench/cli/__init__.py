@@ -15,7 +15,7 @@ from contextlib import redirect_stdout
 from importlib.metadata import entry_points
 
 from dpbench import __version__
-from dpbench.cli import check, completion, experiments, new, privacy, publishing, results, train
+from dpbench.cli import check, experiments, new, privacy, publishing, results, train
 from dpbench.cli.arguments import Answer, Commands, OneLineParser, print_json
 from dpbench.errors import DPBenchError, Interrupted, ReportedByAnotherRank, brief
 from dpbench.run.processes import is_first
@@ -27,7 +27,6 @@ _GROUPS = {
     "results": results.add_parsers,
     "models and synthetic data": publishing.add_parsers,
     "packages of your own": new.add_parsers,
-    "shell": completion.add_parsers,
 }
 _PLUGINS = "dpbench.commands"
 """Group of entry points: functions that add a command to the subparsers, without slow imports."""
@@ -64,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         # What this process starts (workers, jobs of a queue) looks for no modules in the working directory, either.
         os.environ.setdefault("PYTHONSAFEPATH", "1")
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks, see `dpbench completion`
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks for the words of a TAB
         import argcomplete
 
         argcomplete.autocomplete(parser())

@@ -100,6 +100,28 @@ def add_config_dir(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_overrides(parser: argparse.ArgumentParser, help: str) -> None:
+    """Add words that Hydra reads; a shell completes them."""
+    action = parser.add_argument("words", nargs="*", default=[], metavar="KEY=VALUE", help=help)
+    action.completer = _overrides  # type: ignore[attr-defined]  # where argcomplete looks
+
+
+def _overrides(prefix: str, **_: Any) -> list[str]:
+    """The choices GROUP=NAME that a shell offers.
+
+    Hydra's own completion composes the configuration at each TAB, which takes seconds.
+
+    Args:
+        prefix: Start of the word that is completed.
+    """
+    from dpbench.run.search_path import conf_dir, groups_of, plugin_dirs
+
+    words = []
+    for group, names in groups_of(conf_dir(), *plugin_dirs()).items():
+        words += [f"{group}={name}" for name in names]
+    return words
+
+
 @contextmanager
 def own_code(options: argparse.Namespace, run: Path) -> Iterator[None]:
     """Let classes be imported from beside the --config-dir of a command, and say where one is missing.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from dpbench.cli.arguments import Commands, add_command
-from dpbench.cli.completion import add_overrides
+from dpbench.cli.arguments import Commands, add_command, add_overrides
 
 _HELP = """\
 usage: dpbench check [GROUP=NAME ...] [KEY=VALUE ...]

@@ -15,12 +15,12 @@ from dpbench.cli.arguments import (
     Commands,
     add_command,
     add_config_dir,
+    add_overrides,
     add_trust,
     folder,
     own_code,
     place,
 )
-from dpbench.cli.completion import add_overrides
 from dpbench.errors import ConfigurationError
 
 if TYPE_CHECKING:

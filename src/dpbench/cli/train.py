@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from dpbench.cli.arguments import Commands, add_command
-from dpbench.cli.completion import add_overrides
+from dpbench.cli.arguments import Commands, add_command, add_overrides
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

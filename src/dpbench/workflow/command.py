@@ -6,8 +6,7 @@ import argparse
 import math
 from pathlib import Path
 
-from dpbench.cli.arguments import Answer, Commands, add_command
-from dpbench.cli.completion import add_overrides
+from dpbench.cli.arguments import Answer, Commands, add_command, add_overrides
 from dpbench.cli.experiments import add_output, refuse_idle_replacement
 from dpbench.errors import ConfigurationError
 
