@@ -7,14 +7,12 @@ be published with a model that is meant to be private.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytorch_lightning as pl
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dpbench.callback.lightning_training import LightningTraining
@@ -62,7 +60,7 @@ class GradientDiagnostics(pl.Callback):
         if trainer.world_size > 1:
             raise ConfigurationError("diagnostics see the records of one process only: train with one process.")
         if self._folder is not None and self._folder.gradient_histogram.exists():  # a resumed run goes on counting
-            self._counts = _read_counts(self._folder.gradient_histogram)
+            self._counts = np.array(read_csv(self._folder.gradient_histogram, ["count"])["count"], dtype=float)
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         self._strategy = next((callback for callback in callbacks if isinstance(callback, PrivateStrategy)), None)
         if self._strategy is None:
@@ -147,10 +145,3 @@ class GradientDiagnostics(pl.Callback):
     def on_save_checkpoint(self, *_: Any) -> None:
         """Write the histogram beside the checkpoint, never into it: checkpoints are what people publish."""
         self._write()
-
-
-def _read_counts(histogram: Path) -> NDArray[np.float64]:
-    counts = read_csv(histogram, ["count"])["count"].to_numpy(dtype=float).copy()
-    if len(counts) != len(EDGES) - 1:
-        raise ConfigurationError(f"{histogram} is damaged: delete it to count again.")
-    return counts

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +137,6 @@ def _require_extendable(run: Run) -> None:
     folder = run.folder
     record = read_result(folder)
     steps = record["steps"]
-    trainer = run.config["trainer"]
     damage = record["privacy"].get("damage")
     if damage is not None:
         raise ConfigurationError(f"{folder}: {damage}. Restore the ledger, or train a new run.")
@@ -158,7 +156,7 @@ def _require_extendable(run: Run) -> None:
         )
     if not folder.checkpoint.exists():
         raise ConfigurationError(f"{folder} has no checkpoint to continue from: train a new run.")
-    if -1 < _limit(trainer, "max_steps") <= steps:
+    if -1 < run.config["trainer"].get("max_steps", -1) <= steps:
         raise ConfigurationError(f"{folder} has made {steps} steps: raise trainer.max_steps.")
     schedule = run.config.get("schedule") or {}
     for name, value in schedule.items():
@@ -170,11 +168,6 @@ def _require_extendable(run: Run) -> None:
                 stacklevel=2,
             )
             break
-
-
-def _limit(trainer: Mapping[str, Any], name: str) -> int:
-    value = trainer.get(name)
-    return -1 if value is None else int(value)
 
 
 def _differences(first: Any, second: Any, key: str = "") -> list[str]:
