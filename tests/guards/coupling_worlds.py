@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from dpbench.privacy.record_axis.verdict import Verdict
-from tests.support.watched_steps import watch
+from dpbench.records.tagging import watch
 
 Batch = Any
 Step = Callable[["Steps", Batch], Any]

@@ -15,10 +15,10 @@ from torch.nn import functional as F
 from dpbench.errors import CarriedRecordsError, UnsupportedModuleError
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.gradients.engine import PerRecordEngine
+from dpbench.records.tagging import watch
 from dpbench.strategies import DPSGD
 from tests.strategies.worlds import loader_of, trainer_for, update, weights_of
 from tests.support.one_by_one import data, used
-from tests.support.watched_steps import watch
 
 LATE = 1  # of six batches, the second: the probe looks at the first, the third and the fourth
 LATER = 4

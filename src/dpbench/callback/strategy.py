@@ -158,6 +158,11 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
         """The mechanism that turns lots into releases; a ConfigurationError if nothing was trained in this process."""
         return self._releases.mechanism
 
+    @property
+    def remaining_steps(self) -> int | None:
+        """Steps that target_epsilon still allows, at most the planned ones; None without a target."""
+        return self._releases.budget.remaining
+
     def epsilon(self, accountant: str | None = None) -> float:
         """Epsilon of all that the run (by its ledger; a new one begins at zero) released; infinite without privacy.
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dpbench.data.trees import know_as_tree, unopened
@@ -18,11 +19,12 @@ from dpbench.privacy.record_axis.tags import (
     UNKNOWN,
     Axis,
     Mixed,
+    Over,
     covers_storage,
     has_plain_memory,
     set_tag,
 )
-from dpbench.privacy.record_axis.verdict import new_axis
+from dpbench.privacy.record_axis.verdict import LayerPlaces, Verdict, judge, new_axis
 
 _COLLATE = "let the collate_fn return tensors in dictionaries, lists, tuples or dataclasses"
 
@@ -109,3 +111,33 @@ def _tagged_tensor(axis: RecordAxis, t: Tensor, inner: int) -> Tensor:
     else:
         set_tag(t, Mixed(axis.batch, UNKNOWN, "", "the batch has rows that are no records"))
     return t
+
+
+def watch(
+    step: Callable[[Any], Any],
+    batch: Any,
+    records: int,
+    module: nn.Module,
+    rows_of_record: int = 1,
+    over: Over = Over.MEAN,
+) -> tuple[Any, Verdict]:
+    """Run a training step on a batch, and judge it.
+
+    Args:
+        step: Batch → loss.
+        batch: As for `tagged`.
+        records: Number of records, R.
+        module: The network.
+        rows_of_record: Neighboring rows that belong to one record.
+        over: The loss is declared to be a mean, or a sum, over the records.
+
+    Returns:
+        What the step returned, and the verdict.
+    """
+    axis = new_axis(records)
+    layers = LayerPlaces(axis, module)
+    batch = tagged(axis, batch, rows_of_record)
+    with layers.recorded(), watched(axis), axis:
+        output = step(batch)
+    with torch.no_grad():
+        return output, judge(axis, output, layers, over)

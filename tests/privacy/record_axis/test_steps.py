@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.dlpack import to_dlpack
 
 from dpbench.privacy.record_axis.verdict import Verdict
-from tests.support.watched_steps import watch
+from dpbench.records.tagging import watch
 
 R = 4
 T = 6
