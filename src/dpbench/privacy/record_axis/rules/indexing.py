@@ -195,7 +195,8 @@ def _counts(index: Tensor, records: int) -> bool:
 def _rows_of_places(call: Call, x: Tensor, entries: list[_Entry]) -> Axis | None:
     """The rows of public memory, one for each record and all alike, that arange(R) indexes."""
     for entry in entries:
-        if x.shape[entry.dim] == call.records and not call.has_records(entry.value) and _counts(entry.value, call.records):
+        has_rows = x.shape[entry.dim] == call.records
+        if has_rows and not call.has_records(entry.value) and _counts(entry.value, call.records):
             axis = Axis(entry.dim)
             call.require_exchangeable(x, entry.dim, axis)
             return axis
