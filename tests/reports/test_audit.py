@@ -143,9 +143,9 @@ def continued(run: Path) -> None:
     ("spoil", "words"),
     [
         (shutil.rmtree, "No such directory; name a run"),
-        (lambda run: (run / FILE_NAME).unlink(), "has no audit.json: .*audit=gradient_canaries"),
-        (without_scores, "has no audit.json: name the folder of one run that was trained with canaries"),
-        (lambda run: [path.unlink() for path in run.iterdir()], "has no audit.json: name the folder of one run"),
+        (lambda run: (run / FILE_NAME).unlink(), "trained without canaries.*audit=gradient_canaries"),
+        (without_scores, "trained with canaries, but .*audit.json is missing: restore a copy"),
+        (lambda run: [path.unlink() for path in run.iterdir()], "holds no run: train one"),
         (lambda run: (run / FILE_NAME).write_text("{"), "audit.json is damaged: train again"),
         (lambda run: (run / FILE_NAME).write_text("[1]"), "audit.json is damaged"),
         (changed(lambda data: data.update(schema=9)), "has schema 9, .* reads schemas up to 4"),
@@ -184,7 +184,7 @@ def test_what_is_left_out_is_told(run: Path, capsys: pytest.CaptureFixture[str])
 
 def test_a_sweep_and_a_confidence_out_of_range_are_one_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["audit", str(run.parent)]) == 1
-    assert "name the folder of one run" in capsys.readouterr().err
+    assert "holds several runs" in capsys.readouterr().err
     for word in ("0", "1", "1.5", "nan"):
         assert main(["audit", str(run), "--confidence", word]) == 1
         assert "confidence must lie strictly between 0 and 1" in capsys.readouterr().err

@@ -14,6 +14,7 @@ import yaml
 from dpbench.cli import main
 from dpbench.errors import ConfigurationError
 from dpbench.reports.groups import GroupTable, grouped, keys_of
+from dpbench.reports.run_table import RunTable
 
 ACCURACY, RDP = "test accuracy (%)", "epsilon (RDP)"
 
@@ -155,3 +156,17 @@ def test_a_run_that_stands_twice_counts_once(tmp_path: Path) -> None:
     for name in ("d", "e"):  # whose noise is drawn anew each time
         finished(tmp_path / name, 0.3, 0, 0.9, config={"strategy": {"secure": True}})
     assert [row["n"] for row in cells(grouped([tmp_path], ["optimizer.lr"]))] == ["2", "2"]
+
+
+def test_the_best_by_validation_is_named(tmp_path: Path) -> None:
+    for lr, seed, accuracy in ((0.1, 0, 0.5), (0.1, 1, 0.7), (0.2, 0, 0.8), (0.2, 1, 0.6)):
+        metrics = {"val/accuracy": accuracy, "test/accuracy": 0.9}
+        finished(tmp_path / f"{lr}-{seed}", lr, seed, 0.9, metrics=metrics)
+    groups = grouped([tmp_path], ["optimizer.lr"])
+    assert [row["validation accuracy (%)"] for row in cells(groups)] == ["60.00 ± 14.14", "70.00 ± 14.14"]
+    assert f"Best by val/accuracy: {tmp_path / '0.2-0'} (80.00 %)." in groups.notes
+    losses = {0.1: 0.5, 0.2: 0.9}
+    for lr, loss in losses.items():
+        finished(tmp_path / f"loss/{lr}", lr, 0, 0.9, metrics={"val/loss": loss, "test/accuracy": 0.9})
+    (note,) = RunTable.read([tmp_path / "loss"]).best_note()
+    assert note == f"Best by val/loss: {tmp_path / 'loss/0.1'} (0.5)."  # less is better

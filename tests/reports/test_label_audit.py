@@ -73,7 +73,7 @@ def edited(name: str, old: str, new: str) -> Callable[[Path], Any]:
         (edited(RunFolder.config, "train_size: 300", "train_size: 301"), "records and the data set holds 301"),
         (lambda run: (run / RunFolder.ledger).unlink(), "has no ledger: without privacy"),
         (edited(RunFolder.ledger, '"number":39.*\n', ""), "ledger.jsonl: "),
-        (edited(RunFolder.config, "name: random_noise", "name: digits"), "has no audit.json"),
+        (edited(RunFolder.config, "name: random_noise", "name: digits"), "trained without canaries"),
         (edited(RunFolder.result, '"steps": 40', '"steps": 39'), "went on from 39 to 40 steps"),
     ],
 )

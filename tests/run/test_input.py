@@ -320,6 +320,7 @@ def test_priors_need_a_threshold(threshold: str, capsys: pytest.CaptureFixture[s
         ("reproduce nowhere.yaml", "nowhere.yaml is not there: name a definition"),
         pytest.param(f"resume {__file__}", "test_input.py is a file: name the folder of a run", id="resume a file"),
         pytest.param(f"train hydra.run.dir={__file__}", "test_input.py: a file is in the way", id="train in a file"),
+        ("reproduce gradient_compression/table1 --status launcher=foo", "there is no launcher=foo. Known: "),
     ],
 )
 def test_other_commands(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

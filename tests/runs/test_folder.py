@@ -38,6 +38,21 @@ def test_numbers_in_names_are_sorted_by_their_size(tmp_path: Path) -> None:
     assert [run.path.name for run in finished_runs_below([tmp_path])] == ["0-run", "1-run", "2-run", "10-run"]
 
 
+@pytest.mark.parametrize("name", ["config.yaml", "ledger.jsonl", "checkpoints/last.ckpt", "curves.png"])
+def test_a_folder_with_a_name_of_a_file(name: str, tmp_path: Path) -> None:
+    RunFolder(tmp_path).refuse_misplaced()
+    (tmp_path / name).mkdir(parents=True)
+    with pytest.raises(ConfigurationError, match=f"{name} is a folder, and a run has a file there: move it away"):
+        RunFolder(tmp_path).refuse_misplaced()
+
+
+@pytest.mark.parametrize("name", ["checkpoints", ".hydra", "wandb"])
+def test_a_file_with_a_name_of_a_folder(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(ConfigurationError, match=f"{name} is a file, and a run has a folder there: move it away"):
+        RunFolder(tmp_path).refuse_misplaced()
+
+
 def test_a_run_that_may_not_be_read_is_not_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "closed").mkdir()
     scan = os.scandir

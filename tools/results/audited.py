@@ -26,7 +26,7 @@ from dpbench.reports.audit import audit_run, read_scores
 from dpbench.reports.markdown import markdown_rows
 from dpbench.reproduce._results import RUNS, with_choices
 from dpbench.reproduce.jobs import Job, status, sweep, table_jobs, value_at
-from dpbench.reproduce.reproduction import Part
+from dpbench.reproduce.reproduction import Part, refuse_unknown_choices
 from dpbench.reproduce.tables import Table, Variant, read_table
 from dpbench.runs.numbers import ABSENT, MOST_AUDITED, epsilon_text
 from dpbench.runs.readers import read_csv
@@ -95,6 +95,7 @@ def audit_tables(name: str, part: Part, out: Path, runs: Path, keep: bool = Fals
             are more rows than verdicts that hold together.
         Interrupted: A signal stopped it; finished runs stay.
     """
+    refuse_unknown_choices((*part.sweep, *part.trainer))
     folder = out / FOLDER
     tables = _tables(name, out)
     # Of all tables before the first of them trains: what is refused costs no hours.

@@ -128,6 +128,9 @@ class AttackSummary:
         audited: Lower limit of ε by the same guesses.
         level: Probability that a claim which is true is called VIOLATED.
         worst_records: Those that are most exposed, the worst first.
+
+    Raises:
+        ValueError: A curve has another number of points than there are false positive rates.
     """
 
     setting: str
@@ -146,6 +149,15 @@ class AttackSummary:
     audited: float | None
     level: float | None
     worst_records: tuple[ExposedRecord, ...]
+
+    def __post_init__(self) -> None:
+        curves = [attack.curve for attack in self.attacks]
+        if self.allowed is not None:
+            curves.append(self.allowed.curve)
+        if self.audited_curve is not None:
+            curves.append(self.audited_curve)
+        if {len(curve) for curve in curves} != {len(self.fpr)}:
+            raise ValueError("a curve has another number of points than fpr")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, which `read_attack` reads."""

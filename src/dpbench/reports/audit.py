@@ -222,9 +222,15 @@ def read_scores(run: RunFolder) -> tuple[Scores, Seal, dict[str, int]]:
 
 
 def _no_scores(run: RunFolder) -> str:
-    if run.begun and not run.finished:
-        return f"{run} has not ended: what canaries saw is written last; `{run.command('resume')}` goes on."
-    return f"{run} has no {RunFolder.audit}: name the folder of one run that was trained with canaries, `{_HOW}`."
+    if any(run.path.rglob(f"*/{RunFolder.audit}")):
+        return f"{run} holds several runs: name one that has an {RunFolder.audit}."
+    if not (run.begun or run.trained or run.finished):
+        return f"{run} holds no run: train one, `{_HOW}`, and name its folder."
+    if not (run.begun and "GradientCanaries" in run.config.read_text(encoding="utf-8", errors="replace")):
+        return f"{run} was trained without canaries, so there is nothing to audit: train again, `{_HOW}`."
+    if not run.finished:
+        return f"{run} has not ended: what its canaries saw is written last; `{run.command('resume')}` goes on."
+    return f"{run} was trained with canaries, but {run.audit} is missing: restore a copy, or train again, `{_HOW}`."
 
 
 def _ledger_of(run: RunFolder, seal: Seal) -> Ledger:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,6 @@ from typing import Any
 import pandas as pd
 
 from dpbench.errors import ConfigurationError
-from dpbench.options import did_you_mean
 from dpbench.reports.markdown import markdown_rows
 from dpbench.reports.run_rows import CODE, MISSING, RunRow, flat, keys_of_any, without_seeds
 from dpbench.reports.run_table import APART, TIME, RunTable, json_records, outcome_means, outcome_texts
@@ -107,7 +107,7 @@ def group_by(table: RunTable, keys: Sequence[str]) -> GroupTable:
     differing = _differing_within(table, groups, keys)
     if differing:
         notes.append(f"Runs of one row differ in more than their seed: in {', '.join(differing)}.")
-    return GroupTable(tuple(keys), pd.DataFrame(lines), rows, [*notes, *repeats])
+    return GroupTable(tuple(keys), pd.DataFrame(lines), rows, [*notes, *table.best_note(), *repeats])
 
 
 def _require_keys(table: RunTable, keys: Sequence[str]) -> None:
@@ -118,7 +118,9 @@ def _require_keys(table: RunTable, keys: Sequence[str]) -> None:
         names: set[str] = set()
         for row in table.rows:
             names.update(flat(row.record["config"]), row.choices)
-        raise ConfigurationError(f"no run has a key {key}.{did_you_mean(key, names)}")
+        near = difflib.get_close_matches(key, names, 1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise ConfigurationError(f"no run has a key {key}.{hint}")
 
 
 def _groups(table: RunTable, outcomes: pd.DataFrame, keys: Sequence[str]) -> list[list[int]]:

@@ -35,6 +35,7 @@ from dpbench.reports.run_rows import (
     without_seeds,
 )
 from dpbench.runs.folder import RunFolder, finished_runs_below
+from dpbench.runs.metrics_log import better_direction
 from dpbench.runs.numbers import ABSENT, epsilon_text, mean_text, metric_text, range_text
 from dpbench.runs.record import (
     MEASURED,
@@ -220,14 +221,37 @@ class RunTable:
                 names[key.removesuffix("._target_")] = [ABSENT if value is None else value for value in values]
         return pd.DataFrame(names).astype(object)
 
+    @cached_property
+    def validated(self) -> tuple[str, pd.Series[float]] | None:
+        """The metric on validation data by which a best run is chosen, and its value of each run; None without one.
+
+        That is the objective of a sweep if it is such a metric, else the accuracy, else the first that says whether
+        more or less is better.
+        """
+        metrics = pd.DataFrame([dict(row.metrics) for row in self.rows]).astype(float)
+        objectives = {(row.record.get("config") or {}).get("objective") for row in self.rows}
+        names = [*(objectives if len(objectives) == 1 else ()), "val/accuracy", *sorted(map(str, metrics))]
+        for name in names:
+            if name in metrics and better_direction(name) is not None and metrics[name].notna().any():
+                return name, metrics[name]
+        return None
+
+    def best_note(self) -> list[str]:
+        """One line that names the run that is best by validation; none of fewer than two, or of equal ones."""
+        if self.validated is None or self.validated[1].nunique() < 2:
+            return []
+        name, values = self.validated
+        row = self.rows[int(values.argmax() if better_direction(name) == "max" else values.argmin())]
+        return [f"Best by {name}: {row.folder or row.name} ({metric_text(name, row.metrics[name])})."]
+
     def to_markdown(self, folders: bool = False) -> str:
-        """The frame, with rounded figures and doubts beside each epsilon."""
+        """The frame, with rounded figures and doubts beside each epsilon; below it, which run is best by validation."""
         names = self._names(folders)
         rows = [[*map(str, names), *map(str, self.outcomes)]]
         for number in range(len(names)):
             figures = outcome_texts(self.outcomes.iloc[[number]])
             rows.append([*map(str, names.iloc[number]), *figures])
-        return markdown_rows(rows)
+        return "\n\n".join([markdown_rows(rows), *self.best_note()])
 
     def to_csv(self, folders: bool = False) -> str:
         """The frame, unrounded."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from dpbench.reproduce._results import (
 from dpbench.reproduce._summary import markdown
 from dpbench.reproduce.jobs import status, sweep, table_jobs
 from dpbench.reproduce.tables import read_table
+from dpbench.run.search_path import conf_dir, groups_of, plugin_dirs
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ def reproduce_table(
         Interrupted: A signal stopped it; finished runs stay.
     """
     table = with_choices(read_table(name, config_dir), out, config_dir)
+    refuse_unknown_choices((*part.sweep, *part.trainer), config_dir)
     folder = out / table.folder
     selected = table.selected(part.rows, part.columns, part.seeds)
     cells = [(row.name, column.name) for row, column in selected.cells]
@@ -140,3 +142,13 @@ def full_disk_explained(runs: Path, out: Path) -> Iterator[None]:
         raise ConfigurationError(
             f"no space is left for {runs} or {out}. Finished runs are kept: free some, and call the same command again."
         ) from error
+
+
+def refuse_unknown_choices(words: Sequence[str], config_dir: Path | None = None) -> None:
+    """Raise ConfigurationError where a word names a launcher or a trainer that there is not."""
+    own = [] if config_dir is None else [config_dir]
+    groups = groups_of(conf_dir(), *plugin_dirs(), *own)
+    for word in words:
+        group, _, choice = word.partition("=")
+        if group in ("launcher", "trainer") and choice not in groups[group]:
+            raise ConfigurationError(f"there is no {word}. Known: {', '.join(groups[group])}.")

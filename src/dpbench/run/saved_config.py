@@ -60,6 +60,7 @@ def read_config(folder: RunFolder) -> dict[str, Any]:
     path = folder.config
     if folder.path.is_file():
         raise ConfigurationError(f"{folder} is a file: name the folder of a run.")
+    folder.refuse_misplaced()
     if not path.is_file():
         raise ConfigurationError(f"{folder} holds no run of dpbench ({path} is missing).")
     try:

@@ -56,8 +56,9 @@ def locked(folder: RunFolder) -> Iterator[None]:
     If the run is refused or stopped before it has trained, what this process wrote is taken away again.
 
     Raises:
-        ConfigurationError: Another process trains in it, or it cannot be written.
+        ConfigurationError: Another process trains in it, it cannot be written, or other things have its files' names.
     """
+    folder.refuse_misplaced()
     lock = _lock(folder)
     before = {path.name for path in folder.path.iterdir()} - {RunFolder.lock}
     try:

@@ -26,10 +26,12 @@ class _Entry:
 
     Args:
         name: Relative to the run's folder, with slashes.
+        is_folder: Whether it is a folder.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, is_folder: bool = False) -> None:
         self._name = name
+        self.is_folder = is_folder
 
     @overload
     def __get__(self, folder: None, owner: type[RunFolder]) -> str: ...
@@ -73,15 +75,15 @@ class RunFolder:
     path: Path
 
     config = _Entry("config.yaml")
-    hydra = _Entry(".hydra")
+    hydra = _Entry(".hydra", is_folder=True)
     log = _Entry("train.log")
     lock = _Entry(".lock")
     job = _Entry(".job")
-    wandb = _Entry("wandb")
+    wandb = _Entry("wandb", is_folder=True)
     loggers = _Entry("loggers.json")
     ledger = _Entry(FILE_NAME)
     metrics = _Entry("metrics.csv")
-    checkpoints = _Entry("checkpoints")
+    checkpoints = _Entry("checkpoints", is_folder=True)
     checkpoint = _Entry("checkpoints/last.ckpt")
     checkpoint_metrics = _Entry("checkpoints/metrics.json")
     result = _Entry("result.json")
@@ -91,7 +93,7 @@ class RunFolder:
     audit_picture = _Entry("audit.png")
     curves = _Entry("curves.png")
     samples = _Entry("samples.png")
-    samples_by_step = _Entry("samples")
+    samples_by_step = _Entry("samples", is_folder=True)
     gradient_histogram = _Entry("nonprivate_gradient_histogram.csv")
     diagnostics = _Entry("nonprivate_diagnostics.png")
     exposure = _Entry("nonprivate_exposure.csv")
@@ -122,6 +124,16 @@ class RunFolder:
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, yaml.YAMLError):
             pass  # a run without the file, or a damaged one, which is not needed
         return None
+
+    def refuse_misplaced(self) -> None:
+        """Raise ConfigurationError where a folder has the name of one of the run's files, or the other way round."""
+        for entry in vars(type(self)).values():
+            if not isinstance(entry, _Entry):
+                continue
+            path = entry.__get__(self, type(self))
+            if path.exists() and path.is_dir() != entry.is_folder:
+                kinds = "file, and a run has a folder" if entry.is_folder else "folder, and a run has a file"
+                raise ConfigurationError(f"{path} is a {kinds} there: move it away.")
 
     @property
     def finished(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dpbench.reproduce.jobs import Job, status, sweep, table_jobs
-from dpbench.reproduce.reproduction import full_disk_explained
+from dpbench.reproduce.reproduction import full_disk_explained, refuse_unknown_choices
 from dpbench.workflow.plan import AUDITED, NO_PRIVACY, make_plan
 from dpbench.workflow.results import (
     POWER,
@@ -48,6 +48,7 @@ def run_workflow(
         DPBenchError: The options are of no training that it knows, a launcher is unknown, files are damaged, or a
             signal stopped it; finished runs stay.
     """
+    refuse_unknown_choices((*launcher, *words))
     plan = make_plan(words, noise_multipliers)
     table = plan.on_noise()
     folder = out / table.folder
