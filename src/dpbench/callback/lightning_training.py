@@ -24,7 +24,7 @@ from dpbench.guards.packages import overrides
 from dpbench.guards.withheld_loss import records_withheld, without_loss
 from dpbench.privacy.processes import Processes
 from dpbench.records.training import ReplacedMethods, Training, TrainingStep
-from dpbench.records.watched_hooks import watched_hook
+from dpbench.records.watched_hooks import look_on, transfer
 
 _LIBRARIES = ("pytorch_lightning.", "lightning.", "dpbench.")  # whose hooks see no record
 _TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -132,12 +132,12 @@ class LightningTraining(Training):
             for name in _TRANSFERS:
                 hook = getattr(owner, name)
                 if not hook.__module__.startswith(_LIBRARIES):
-                    hook = self._watched(partial(watched_hook, name, hook), hook)
+                    hook = self._watched(partial(transfer, name, hook), hook)
                 methods.replace(name, _on_batches(hook))
             self._hooks.append(methods)
         start = self.module.on_train_batch_start
         if not start.__module__.startswith(_LIBRARIES):
-            watched = partial(watched_hook, "on_train_batch_start", start)
+            watched = partial(look_on, "on_train_batch_start", start, self)
             self._methods.replace("on_train_batch_start", self._watched(watched, start))
 
     def _watched(self, watched: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:

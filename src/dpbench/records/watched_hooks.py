@@ -16,7 +16,9 @@ from dpbench.privacy.record_axis.host import watched
 from dpbench.privacy.record_axis.mode import RecordAxis
 from dpbench.privacy.record_axis.tags import Axis, Mixed, covers_storage, has_plain_memory
 from dpbench.privacy.record_axis.verdict import new_axis
+from dpbench.records.step_state import PublicState
 from dpbench.records.tagging import tagged
+from dpbench.records.training import Training
 
 _MIXES = (
     "{name} mixes the records of a batch before training_step ({place}), so clipping does not bound the influence of "
@@ -28,14 +30,12 @@ _READS = (
 )
 
 
-def watched_hook(name: str, hook: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
-    """What a hook returns that is given a batch, with each record in its own rows.
-
-    An attribute that is made of records is refused once the loss depends on it.
+def transfer(name: str, hook: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """The batch as a hook returns it, with each record in its own rows.
 
     Args:
         name: The hook's name.
-        hook: The hook, which takes a batch; it may change it, or return another.
+        hook: The hook, which takes a batch and returns another.
         batch: A batch with records in dimension 0.
         *args: Further arguments of the hook.
         **kwargs: Further arguments of the hook.
@@ -47,16 +47,51 @@ def watched_hook(name: str, hook: Callable[..., Any], batch: Any, *args: Any, **
     if rows < 2:
         return hook(batch, *args, **kwargs)
     axis = new_axis(rows)
-    for leaf in tree_leaves(batch):
-        if isinstance(leaf, Tensor) and has_plain_memory(leaf) and not covers_storage(leaf):
-            leaf.data = leaf.clone()  # the batch is the hook's: the tensor itself moves out of others' memory
-    tagged(axis, batch)
+    batch = tagged(axis, batch)
     before = len(axis.reads)  # what lies in the batch itself is judged in the step
     with watched(axis), axis:
-        returned = hook(batch, *args, **kwargs)
+        transferred = hook(batch, *args, **kwargs)
     if len(axis.reads) > before:
         raise UnsupportedModuleError(_READS.format(name=name, event=axis.reads[before]))
-    _refuse_mixed(axis, name, (batch, returned))
+    _refuse_mixed(axis, name, transferred)
+    return transferred
+
+
+def look_on(name: str, hook: Callable[..., Any], training: Training, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """What a hook returns that may change the batch in place, or set attributes.
+
+    An attribute that is made of records is refused once the loss depends on it. What the hook changes in attributes
+    after it has read a value of records is put back.
+
+    Args:
+        name: The hook's name.
+        hook: The hook, which takes a batch.
+        training: The training whose module has the hook.
+        batch: A batch with records in dimension 0.
+        *args: Further arguments of the hook.
+        **kwargs: Further arguments of the hook.
+
+    Raises:
+        UnsupportedModuleError: The hook combines records in the batch.
+    """
+    rows = _rows(batch)
+    if rows < 2:
+        return hook(batch, *args, **kwargs)
+    axis = new_axis(rows)
+    states: list[PublicState] = []
+    axis.before_first_read = lambda: states.append(PublicState(training))
+    for leaf in tree_leaves(batch):
+        if isinstance(leaf, Tensor) and has_plain_memory(leaf) and leaf.dim():
+            if not covers_storage(leaf):
+                leaf.data = (
+                    leaf.clone()
+                )  # the batch is the hook's, so that the tensor itself moves out of others' memory
+            axis.tag(leaf, Axis(0, 1, 1))
+    with watched(axis), axis:
+        returned = hook(batch, *args, **kwargs)
+    for state in states:
+        state.put_back()
+    _refuse_mixed(axis, name, batch)
     return returned
 
 
