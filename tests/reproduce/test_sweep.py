@@ -15,12 +15,14 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from submitit.core.utils import FailedJobError
 
 from dpbench.cli import main
 from dpbench.cli.experiments import part_of
 from dpbench.errors import ConfigurationError
 from dpbench.reproduce.jobs import Job, run_job, table_jobs
 from dpbench.reproduce.tables import read_table
+from dpbench.run.jobs import _submitit_error
 from tests.reproduce.digits_table import edited
 from tests.support.cli import dpbench_in_a_process, start
 
@@ -203,10 +205,21 @@ def test_another_launcher_gives_the_same_figures(definition: Path, tmp_path: Pat
         assert one[name]["metrics"]["test/accuracy"] == pytest.approx(two[name]["metrics"]["test/accuracy"], abs=0.01)
 
 
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (FailedJobError("sbatch: error: a\nsbatch: fatal: b"), "launcher=submitit: sbatch: fatal: b."),
+        (FailedJobError("Job (task=0) failed during processing with trace:\n-----\nx\n-----"), "with trace."),
+    ],
+)
+def test_what_submitit_says_is_one_line(error: RuntimeError, cause: str) -> None:
+    assert str(_submitit_error(error)).endswith(cause)
+
+
 def test_a_table_needs_the_scheduler_of_its_launcher(
     definition: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     words = ["reproduce", str(definition), "launcher=submitit", "rows=short", "seeds=1"]
     assert main([*words, "--runs", str(tmp_path / "runs")]) == 1
-    assert "dpbench: error: launcher=submitit: Could not detect" in capsys.readouterr().err
+    assert "launcher=submitit needs Slurm (srun): here, take launcher=submitit_local." in capsys.readouterr().err

@@ -46,6 +46,12 @@ def results(folder: str) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(Path(folder).glob("*/result.json"))]
 
 
+def contents(folder: str) -> dict[Path, bytes]:
+    """All files but those of wandb, whose service writes when it likes."""
+    found = [path for path in Path(folder).rglob("*") if path.is_file() and "wandb" not in path.parts]
+    return {path: path.read_bytes() for path in found}
+
+
 def test_a_grid_ends_with_its_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "-m", *FEW, "optimizer.lr=0.1,1", "seed=3,4", "hydra.sweep.dir=grid"]) == 0
     shown = capsys.readouterr().out
@@ -184,6 +190,10 @@ def test_optuna(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0] == HEAD.replace("optimizer.lr |", "optimizer.lr | strategy.max_grad_norm |")
     assert [line[:2] for line in lines[1:6]] == ["| ", "| ", "| ", "| ", ""]  # three trials, and no more
     assert "Choosing one of these 3 runs" in shown and "(dpbench account trials)" in shown
+    before = contents("trials")
+    assert main(sweep) == 1
+    assert "trials holds runs of another sweep" in capsys.readouterr().err
+    assert contents("trials") == before
     with sqlite3.connect("study.db") as study:  # which goes on in another folder
         assert main([*sweep, "hydra.sweep.dir=more", "hydra.sweeper.n_trials=1"]) == 0
         assert study.execute("select count(*) from trials").fetchone() == (4,)

@@ -6,6 +6,8 @@ Nothing is started and no folder is made before every job of a command has been 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +27,7 @@ from omegaconf import DictConfig, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from dpbench.errors import ConfigurationError, DPBenchError, Interrupted, brief
+from dpbench.errors import ConfigurationError, DPBenchError, Interrupted
 from dpbench.run._command import Command, compose
 from dpbench.run._hydra_internals import Callbacks
 from dpbench.run._signals import SweepInterrupted, end_with, hand_back
@@ -34,6 +36,7 @@ from dpbench.run.hydra_folder import (
     claim_run_folder,
     claim_sweep_folder,
     has_workers,
+    is_named_by_time,
     quoted,
 )
 from dpbench.run.processes import launched_process, together
@@ -230,7 +233,8 @@ def _check(command: Command) -> list[list[str]]:
         _check_run(command.cfg)
         return []
     if optimizes(settings):
-        config = _check_run(command.cfg)
+        _refuse_other_sweep(settings)
+        config = _check_run(_job(command, command.first_trial(), 0))
         direction = settings.sweeper.get("direction")
         refuse_choice(config, getattr(direction, "name", direction))
         return []
@@ -254,6 +258,17 @@ def _job(command: Command, words: Sequence[str], number: int) -> DictConfig:
         job.hydra.job.id = f"{job.hydra.job.name}_{number}"
     HydraConfig.instance().set_config(job)
     return job
+
+
+def _refuse_other_sweep(settings: DictConfig) -> None:
+    """Refuse a sweeper that chooses in the folder of another sweep."""
+    folder = Path(str(settings.sweep.dir))
+    # One that is named by the time will be a new one.
+    if not is_named_by_time(settings, "sweep") and next(folder.rglob(RunFolder.lock), None) is not None:
+        raise ConfigurationError(
+            f"{folder} holds runs of another sweep, and what that one chose would be written over: name another folder "
+            "(hydra.sweep.dir)."
+        )
 
 
 def _check_run(cfg: DictConfig) -> dict[str, Any]:
@@ -320,6 +335,7 @@ def _run_sweep(
             failures.append(error)  # the others of the sweep go on, and this one is told in the end
             return None
 
+    _require_scheduler(cfg.hydra.launcher)
     configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
     sweep = _begin(command, jobs) if jobs is not None else None
     callbacks = Callbacks(cfg)
@@ -340,9 +356,9 @@ def _run_sweep(
             raise
         stop = error
     except (RuntimeError, ValueError) as error:
-        if "submitit" not in str(cfg.hydra.launcher["_target_"]):
+        if not type(error).__module__.startswith("submitit."):
             raise
-        stop = ConfigurationError(f"launcher=submitit: {brief(error)}")
+        stop = _submitit_error(error)
     if afterwards is not None and sweep is not None:
         afterwards(sweep)
     if stop is not None:
@@ -406,3 +422,16 @@ def _leave_sweep(error: DPBenchError | OSError, settings: Any, in_parent: bool) 
         raise error
     if isinstance(error, Interrupted) and stops_all:
         raise SweepInterrupted(error) from error
+
+
+def _require_scheduler(launcher: DictConfig) -> None:
+    if str(launcher["_target_"]).endswith("SlurmLauncher") and shutil.which("srun") is None:
+        raise ConfigurationError("launcher=submitit needs Slurm (srun): here, take launcher=submitit_local.")
+
+
+def _submitit_error(error: RuntimeError | ValueError) -> ConfigurationError:
+    """Shorten submitit's error to one line: Slurm's last word, or the first line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    of_slurm = [line for line in lines if re.search("error: |fatal: ", line)]
+    cause = [*lines[:1], *of_slurm][-1]
+    return ConfigurationError(f"launcher=submitit: {cause.rstrip('.:')}.")

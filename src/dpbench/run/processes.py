@@ -435,6 +435,8 @@ def check_processes(trainer: Mapping[str, Any]) -> None:
     Raises:
         ConfigurationError: Names the option and the remedy.
     """
+    import torch
+
     from dpbench.options import shown
 
     if trainer.get("num_nodes", 1) > 1 and launched_process() is None:
@@ -447,4 +449,14 @@ def check_processes(trainer: Mapping[str, Any]) -> None:
         raise ConfigurationError(
             f"trainer.strategy={shown(strategy)} cannot be used from the command line, where processes are spawned: "
             "remove it, or take ddp_spawn (trainer=ddp_cpu, trainer=ddp_gpu)."
+        )
+    devices = trainer.get("devices", 1)
+    cores = available_cores()
+    limit = max(2, cores)  # two fit anywhere, to try how it goes
+    accelerator = trainer.get("accelerator", "auto")
+    on_cpu = accelerator == "cpu" or (accelerator == "auto" and not torch.cuda.is_available())
+    if on_cpu and type(devices) is int and devices > limit:
+        raise ConfigurationError(
+            f"trainer.devices={devices} is more than this machine's {cores} processor core(s) take: choose at most "
+            f"{limit}."
         )
