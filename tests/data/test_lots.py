@@ -167,11 +167,11 @@ def test_from_dataloader_keeps_its_parts() -> None:
 @pytest.mark.parametrize(
     ("sampler", "message"),
     [
-        (SequentialSampler(range(10)), "SequentialSampler does not draw each record"),
-        (RandomSampler(range(20)), "RandomSampler does not draw each record"),
-        (RandomSampler(DATA, replacement=True), "RandomSampler does not draw each record"),
-        (RandomSampler(DATA, num_samples=5), "RandomSampler does not draw each record"),
-        (type("Mine", (SequentialSampler,), {"__iter__": lambda self: iter([0, 0])})(DATA), "Mine does not draw each"),
+        (SequentialSampler(range(10)), "from something else of length 10"),
+        (RandomSampler(range(20)), "from something else of length 20"),
+        (RandomSampler(DATA, replacement=True), "with replacement"),
+        (RandomSampler(DATA, num_samples=5), "num_samples"),
+        (type("Mine", (SequentialSampler,), {"__iter__": lambda self: iter([0, 0])})(DATA), "draws by a Mine"),
     ],
 )
 def test_loaders_that_draw_otherwise_are_refused(sampler: Any, message: str) -> None:
@@ -196,8 +196,8 @@ def test_seeds_that_are_none(seed: Any) -> None:
 
 def test_the_size_of_lots_does_not_change_in_silence() -> None:
     loader = LotLoader.poisson(TensorDataset(torch.zeros(10, 1)), 5)
-    with pytest.raises(AttributeError, match="expected_batch_size"):
-        loader.expected_batch_size = 8  # type: ignore[misc]
+    with pytest.raises(ConfigurationError, match="cannot change once the LotLoader is made.*expected_batch_size_sch"):
+        loader.expected_batch_size = 8
     assert loader.expected_batch_size == 5
 
 

@@ -37,13 +37,14 @@ from dpbench.privacy.randomness import (
     seed_global_generators,
     source_of,
 )
-from dpbench.privacy.sampling import Positions, Sampling, find_scheme
+from dpbench.privacy.sampling import Positions, Sampling, SeparatedSampling, find_scheme
 
 _FIXED_BY_LOTS = ("batch_size", "shuffle", "sampler", "drop_last", "batch_sampler")
 """Options of a DataLoader that would say otherwise how records are drawn."""
 _COPIED = ("collate_fn", "num_workers", "pin_memory", "persistent_workers", "timeout", "worker_init_fn")
 _COPIED_WITH_WORKERS = ("prefetch_factor", "multiprocessing_context")
 _END = object()  # of an epoch
+_REMEMBERED = 64  # more than worker processes draw ahead
 _LIGHTNING = ("pytorch_lightning", "lightning.pytorch")
 _TRAINING_LOOPS = tuple(f"{package}.loops.fit_loop" for package in _LIGHTNING)
 _EVALUATION_LOOPS = tuple(f"{package}.loops.evaluation_loop" for package in _LIGHTNING)
@@ -115,6 +116,7 @@ class Lots(TorchSampler[list[int]]):
         self._has_kept_key = False
         self._drawn: tuple[tuple[int, int, int], Sequence[Positions]] | None = None
         self._groups: tuple[tuple[int, int, int], NDArray[Any]] | None = None
+        self._shares: dict[tuple[int, ...], RankShare] = {}
 
     @property
     def sampling(self) -> Sampling:
@@ -209,6 +211,7 @@ class Lots(TorchSampler[list[int]]):
         self._groups = None
         if run is not None and self.seed is not None:
             self._key = int.from_bytes(digest_of((self.seed, run))[:16], "big")
+        self._shares.clear()
 
     def share(
         self,
@@ -216,12 +219,25 @@ class Lots(TorchSampler[list[int]]):
         rank: int,
         world: int,
     ) -> RankShare:
-        """Part of lot `step` that one rank takes.
+        """Part of lot `step` that one rank takes; the last ones are remembered, since they are asked for again.
 
         Returns:
             Positions of its records; and with microbatches the one that each belongs to, in ascending order (a
             microbatch lies on one rank as a whole), else None.
         """
+        key = (step, rank, world, self.phase, self.microbatches, id(self.work), self.added, id(self.size_factors))
+        if key not in self._shares:
+            if len(self._shares) >= _REMEMBERED:
+                self._shares.pop(next(iter(self._shares)))
+            self._shares[key] = self._share(step, rank, world)
+        return self._shares[key]
+
+    def _share(
+        self,
+        step: int,
+        rank: int,
+        world: int,
+    ) -> RankShare:
         lot = self.lot(step)
         if self.work is not None and world > 1:
             return dealt(lot, self.work[lot], rank, world), None
@@ -396,6 +412,13 @@ class LotLoader(DataLoader[Any]):
         """Mean number of records in a lot."""
         return self.lots.expected_batch_size
 
+    @expected_batch_size.setter
+    def expected_batch_size(self, size: float) -> None:
+        raise ConfigurationError(
+            "expected_batch_size cannot change once the LotLoader is made, because epsilon depends on it: let it move "
+            f"over the steps by expected_batch_size_schedule, or make a new loader with expected_batch_size={size!r}."
+        )
+
     @classmethod
     def poisson(
         cls,
@@ -446,6 +469,30 @@ class LotLoader(DataLoader[Any]):
         sampling = make_sampling("cyclic_poisson", count_of(dataset), expected_batch_size, unit)
         if cycle_length is not None:
             sampling = sampling.in_groups(cycle_length)
+        return cls(dataset, Lots(sampling, seed), **options)
+
+    @classmethod
+    def min_separation(
+        cls,
+        dataset: Dataset[Any],
+        min_separation: int,
+        max_participations: int | None = None,
+        seed: int | None = None,
+        unit: str | None = None,
+        **options: Any,
+    ) -> LotLoader:
+        """Batches in which a record takes part once in `min_separation` steps, for good: nothing is amplified.
+
+        Args:
+            dataset: Map-style data set, such as one of users.
+            min_separation: Steps from one participation of a record to the next.
+            max_participations: Most of a record; a longer training is refused. None: as many as it is long.
+            seed: Reproduces who takes part when; None takes the operating system's entropy.
+            unit: As for `poisson`.
+            **options: Further options of this class and of `torch.utils.data.DataLoader`.
+        """
+        unit = unit or str(getattr(dataset, "unit", "example"))
+        sampling = SeparatedSampling(count_of(dataset), min_separation, max_participations, unit=unit)
         return cls(dataset, Lots(sampling, seed), **options)
 
     @classmethod
@@ -657,17 +704,21 @@ def dealt(
 
 def _refuse_other_draws(loader: DataLoader[Any]) -> None:
     sampler: Any = loader.sampler
-    draws_each_once = (
-        type(sampler) in (RandomSampler, SequentialSampler)
-        and sampler.data_source is loader.dataset
-        and not getattr(sampler, "replacement", False)
-        and len(sampler) == count_of(loader.dataset)
-    )
-    if not draws_each_once:
+    if type(sampler) not in (RandomSampler, SequentialSampler):
         raise ConfigurationError(
-            f"the data loader's {type(sampler).__name__} does not draw each record of its data set once an epoch, as "
-            "Poisson sampling does on average: wrap the records that it may draw in a torch.utils.data.Subset, and use "
-            "LotLoader.poisson(dataset, expected_batch_size)."
+            f"the data loader draws by a {type(sampler).__name__}; wrap the records that it may draw in a "
+            "torch.utils.data.Subset, and use LotLoader.poisson."
+        )
+    if sampler.data_source is not loader.dataset:
+        raise ConfigurationError(
+            f"the sampler of the data loader ({type(sampler).__name__}) does not draw from its data set but from "
+            f"something else of length {len(sampler.data_source)}, so that batches would hold other records: wrap the "
+            "records that it may draw in a torch.utils.data.Subset, and use LotLoader.poisson."
+        )
+    if getattr(sampler, "replacement", False) or len(sampler) != count_of(loader.dataset):
+        raise ConfigurationError(
+            "the data loader's RandomSampler draws with replacement, or another number of records (num_samples) than "
+            "the data set has; Poisson sampling does neither: use LotLoader.poisson(dataset, expected_batch_size)."
         )
 
 
