@@ -81,15 +81,6 @@ def test_metrics(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[s
             MetricsCSV(RunFolder(path.parent)).check()
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"a,b\n1,2\n"])
-@pytest.mark.parametrize("name", ["runs.csv", "curves.csv"])
-def test_tables_of_results(content: bytes, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = "row,column,seed,words,metric,value,seconds,epsilon_rdp,epsilon_pld\nr,c,0,a=1,test/accuracy,1,1,1,1\n"
-    (tmp_path / "runs.csv").write_text(line)
-    (tmp_path / name).write_bytes(content)
-    one_line(capsys, tmp_path / name, "compare", tmp_path, "--plot", tmp_path / "p.png")
-
-
 def unfinished(run: Path, *words: str) -> None:
     (run / "checkpoints").mkdir(parents=True)
     cfg = composed("logger=none", "run.name=x", "run.group=x", *words)

@@ -35,18 +35,32 @@ def index_select(call: Call) -> Axis:
 
 @rule("index_fill index_copy index_add")
 def index_write(call: Call) -> Axis:
-    """Writes or adds to rows along one dimension, at public places."""
-    x = call["self"]
+    """Writes or adds to rows along one dimension, at public places; or adds each record's rows to a row of its own."""
+    x, index = call["self"], call["index"]
+    dim = call["dim"] % max(x.dim(), 1)
     source = call["source"] if call.has("source") else call["value"]
-    call.require_public(call["index"])
-    if isinstance(source, Tensor) and source.dim():
-        axis = call.common_axis(x, source)
-    else:
+    call.require_public(index)
+    if not (isinstance(source, Tensor) and source.dim()):
         call.require_public(source)
         axis = call.common_axis(x)
-    if axis.dim == call["dim"] % max(x.dim(), 1):
+    elif call.operator.plain_name == "index_add" and _is_sum_of_rows(call, x, index, call.axis(source), dim):
+        return Axis(dim)
+    else:
+        axis = call.common_axis(x, source)
+    if axis.dim == dim:
         raise Mixes("writes to records that an index picks")
     return axis
+
+
+def _is_sum_of_rows(call: Call, x: Tensor, index: Tensor, axis: Axis | None, dim: int) -> bool:
+    """True if the neighboring rows of each record are added to its own row."""
+    if axis is None or axis.dim != dim or axis.outer > 1 or x.shape[dim] != call.records:
+        return False
+    records = torch.arange(call.records, device=index.device).repeat_interleave(axis.inner)
+    if not torch.equal(index.long(), records):
+        return False
+    call.require_along(x, Axis(dim))
+    return True
 
 
 @rule("_embedding_bag _embedding_bag_forward_only")
