@@ -84,7 +84,7 @@ class TableOptions:
         options = {name: getattr(self, name) for name in names}
         if self.vocabulary:
             options["vocabulary"] = read_vocabulary(find_file(root, self.vocabulary))
-        return options
+        return {**options, "texts": False}
 
 
 @dataclass(frozen=True)
@@ -258,16 +258,17 @@ def _model_options(train: Dataset[Any], test: Dataset[Any], options: TableOption
     if isinstance(train, Sequences):
         # Characters are stored as bytes, words in two bytes or more.
         return {"vocabulary_size": CHARACTER_TOKENS if train.tokens.dtype == torch.uint8 else WORDS + 4}
-    assert isinstance(train, Rows)
-    inputs, *further = train.tensors
+    if not isinstance(train, Rows):
+        return {}
+    inputs = train.tensors[0]
     determined: dict[str, Any] = {}
     if options.text == "labels":
         determined["vocabulary_size"] = WORDS + 4
     elif inputs.dim() > 1:  # networks take no single number
         determined["input_shape"] = tuple(inputs.shape[1:])
-    if not further:
+    if len(train.tensors) < 2:
         return determined
-    targets = further[0]
+    targets = train.tensors[1]
     is_label = targets.dtype == torch.int64 and targets.dim() == 1
     # A table's whole numbers may be classes, or an amount to be predicted: the module decides.
     may_be_amount = inputs.dim() == 2 and options.text is None

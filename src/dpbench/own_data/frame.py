@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from dpbench.data.texts import Sequences, character_sequences, word_sequences
@@ -25,11 +26,29 @@ Features = Sequence[str | Sequence[str]] | Mapping[str, Sequence[int] | None] | 
 """Features in the order of an example's parts: columns, lists of columns, or columns with the shape of a cell."""
 
 
+class Columns(Dataset[Any]):
+    """Features side by side, some of which are texts.
+
+    Args:
+        *columns: All of one length; an item has an entry for each.
+    """
+
+    def __init__(self, *columns: Tensor | list[str]) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def __getitem__(self, position: int) -> tuple[Any, ...]:
+        return tuple(column[position] for column in self.columns)
+
+
 def read_frame(
     frame: pd.DataFrame,
     user: str | None = "user",
     features: Features = None,
     ranges: Mapping[str, Sequence[float]] | None = None,
+    texts: bool = True,
     classes: Sequence[str] | None = None,
     images: Literal["channels_first", "channels_last", "gray"] | None = None,
     text: Literal["characters", "words", "labels"] | None = None,
@@ -48,13 +67,14 @@ def read_frame(
             the table. A list among the names puts columns of numbers together: [["age", "height"], "label"] makes
             inputs (2,), float32, and a target.
         ranges: Least and largest value of columns; what lies beyond is clipped, and the range becomes [-1, 1].
+        texts: Whether a column may hold texts where `text` is None.
         classes: Words of the last feature, in the order of the numbers that it gets.
         images: Layout of the first feature, which is images, with the channels in dimension "channels_first" or
             "channels_last", or without that dimension ("gray"): float32 (C, H, W); whole numbers are divided by 255.
-        text: What is made of texts; None: there are none. "characters" and "words" make sequences of the first
-            feature, with their targets (`dpbench.data.texts`); other features are left out. Words are parted by
-            blanks. With "labels" the last feature is a label, those before it texts as people write them: numbers of
-            words (`dpbench.own_data.texts.labeled_words`).
+        text: What is made of texts. "characters" and "words" make sequences of the first feature, with their targets
+            (`dpbench.data.texts`); other features are left out. Words are parted by blanks. With "labels" the last
+            feature is a label, those before it texts as people write them: numbers of words
+            (`dpbench.own_data.texts.labeled_words`).
         sequence_length: Tokens of a sequence; None: 80 characters, 20 words, 100 words with labels.
         vocabulary: Words, the most frequent first. With labels None is possible, too.
         where: Name of the table, for errors.
@@ -85,7 +105,7 @@ def read_frame(
     for feature in features:
         if isinstance(feature, str):
             column = _column(frame, feature, where)
-            if isinstance(column, list) and text is None:
+            if isinstance(column, list) and not texts and text is None:
                 raise _not_numeric(frame, feature, where)
             shape = features[feature] if isinstance(features, Mapping) else None
             columns[feature] = _typed(column, shape, f"{where}: feature {feature!r}")
@@ -114,6 +134,8 @@ def _examples(
         return _sequences(parts[0], subjects[0], vocabulary if text == "words" else None, length)
     if images is not None:
         parts[0] = _images(parts[0], images, subjects[0])
+    if any(isinstance(part, list) for part in parts):
+        return Columns(*(part if isinstance(part, list) else torch.tensor(part) for part in parts))
     return Rows(*map(torch.tensor, parts))
 
 
