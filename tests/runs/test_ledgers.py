@@ -175,8 +175,7 @@ def test_an_epsilon_without_its_ledger_is_marked(tmp_path: Path) -> None:
     damage = read_result(RunFolder(tmp_path))["privacy"]["damage"]
     assert damage == "ledger.jsonl is missing, of which result.json tells"
     assert (
-        RunTable.read([tmp_path]).frame()["ledger"][0] == damage
-        and "not intact" in RunTable.read([tmp_path]).compare()
+        RunTable.read([tmp_path]).frame()["ledger"][0] == damage and "not intact" in RunTable.read([tmp_path]).compare()
     )
 
 

@@ -65,7 +65,7 @@ def claim_sweep_folder(config: DictConfig, swept: Sequence[str]) -> Path:
         OSError: It cannot be made.
     """
     words = [f"++hydra.callbacks.folders.swept=[{','.join(map(quoted, swept))}]"]
-    by_time = _is_named_by_time(config.hydra, "sweep")
+    by_time = is_named_by_time(config.hydra, "sweep")
     folder = _claim(config, "sweep")
     if by_time:  # a name of the user's may be another one in each job
         words.append(f"hydra.sweep.dir={quoted(folder)}")
@@ -106,7 +106,7 @@ def _claim(config: DictConfig, kind: str) -> Path:
     if not name.strip():
         raise ConfigurationError(f"hydra.{kind}.dir must be the path of a folder, not {name!r}.")
     folder = Path(name)
-    if not _is_named_by_time(config.hydra, kind):
+    if not is_named_by_time(config.hydra, kind):
         keep_existing(folder)
         return folder
     folder = make_new(folder)
@@ -115,7 +115,7 @@ def _claim(config: DictConfig, kind: str) -> Path:
     return folder
 
 
-def _is_named_by_time(hydra: DictConfig, kind: str) -> bool:
+def is_named_by_time(hydra: DictConfig, kind: str) -> bool:
     """Tell whether the folder of a "run" or a "sweep" has the time in its name, so that another one will do."""
     template: Any = OmegaConf.to_container(hydra[kind], resolve=False)
     return "${now:" in str(template["dir"])
