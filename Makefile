@@ -10,7 +10,7 @@ PEERS ?= .venv-peers
 PAGE = OMP_NUM_THREADS=1 $(BIN)/python -m tools.pages $@ # writes the page that has the target's name
 
 .DEFAULT_GOAL := help
-.PHONY: help demo tracking test test-slow test-long test-cluster test-plugins results combinations layers zoo audits attacks claims-attacked notebooks guards map strategies adaptive bench bench-quick bench-users crash two-processes golden site site-check check types lint format clean
+.PHONY: help demo tracking test test-slow test-long test-cluster test-plugins results queue combinations layers zoo audits attacks claims-attacked notebooks guards map strategies adaptive bench bench-quick bench-users crash two-processes golden site site-check check types lint format clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -101,6 +101,10 @@ tracking: $(VENV)/.ready ## Bounds that track quantiles of known data: results/a
 results: $(VENV)/.ready ## Tables, figures and pages again from the committed runs
 	$(BIN)/python -m tools.results.refresh
 	$(BIN)/python -m tools.correlated_gain results
+
+queue: $(VENV)/.ready ## Make the tables of results/queue.txt, one run after another at low priority (days; in a clone that nobody edits)
+	grep -v '^#' results/queue.txt | while read -r table; do \
+	  OMP_NUM_THREADS=1 nice -n 19 $(BIN)/dpbench reproduce "$$table" --replace || exit 1; done
 
 SLOW = $(shell grep -rl "mark.slow" tests --include="*.py") # to collect all the others takes a minute
 

@@ -173,7 +173,7 @@ def test_another_table_looks_up_what_was_best(tuning: Table, tmp_path: Path) -> 
     assert f"Chosen in [{tuning.name}]" in page and "| z = 1 | C = 1, z = 1, rate 3 | C = 0.1, z = 1, rate 3 |" in page
     head, low, high = cells(table, measured)
     assert head[5:7] == ["best bound − C = 0.1", "C = 0.1 − best bound"]
-    assert low[5:7] == ["+10.00 [± 0.00]", "-10.00 [± 0.00]"] and high[5:7] == ["–", "–"]
+    assert low[5:7] == ["+10.00 [± 0.00, Holm ± 0.00]", "-10.00 [± 0.00, Holm ± 0.00]"] and high[5:7] == ["–", "–"]
 
 
 def test_a_cell_without_candidates_keeps_its_own_words(tuning: Table, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from scipy.stats import t, ttest_1samp
 
 from dpbench.errors import ConfigurationError
 from dpbench.reproduce import _pictures as pictures
@@ -93,7 +94,7 @@ def test_cells_show_mean_spread_and_paired_difference(definition: Path) -> None:
     line = summary(table, measured).iloc[0]
     assert line["mean"] == pytest.approx(82) and line["sd"] == pytest.approx(8**0.5)
     assert line["half"] == pytest.approx(12.706 * 8**0.5 / 2**0.5, rel=1e-3)  # Student's t, one degree of freedom
-    gap = differences(table, measured, table.difference[0]).loc["short"]
+    gap = differences(table, measured).loc["private", "plain", "short"]
     assert gap["mean"] == pytest.approx(-9) and gap["n"] == 2  # seed 2 has no partner
     head, short, long = cells(table, measured)
     assert short[:7] == ["3 steps", "82.00 ± 2.83", "2", "90.0 ± 0.1", "64.00 ± 46.78", "3", "95.0"]
@@ -104,6 +105,25 @@ def test_cells_show_mean_spread_and_paired_difference(definition: Path) -> None:
     assert cells(table, measured)[1][-2:] == ["1.250", "1.125 / –"]
     assert r"\toprule" in latex(table, measured) and "–" not in latex(table, measured)
     assert markdown(table, measured).count("\n") == 3
+
+
+def test_differences_are_tested_together(definition: Path) -> None:
+    """By Holm's method: the larger one is told from zero at half the level, then the smaller one at all of it."""
+    table = read_table(str(definition))
+    values = {}
+    for row, gain in (("short", 0.2), ("long", 0.1)):
+        for seed in range(4):
+            values[row, "plain", seed] = 0.5
+            values[row, "private", seed] = 0.5 + gain + 0.02 * (seed % 2)
+    frame = differences(table, runs(values)).loc["private", "plain"]
+    p_values = ttest_1samp([[20, 22, 20, 22], [10, 12, 10, 12]], 0, axis=1).pvalue
+    assert frame.loc["short", "holm"] == pytest.approx(t.ppf(1 - 0.05 / 4, 3) * frame.loc["short", "sd"] / 2)
+    assert frame.loc["long", "holm"] == pytest.approx(frame.loc["long", "half"]) and max(p_values) < 0.05
+    assert "+21.00 [± 1.84, Holm ± 2.41]" in markdown(table, runs(values))
+    for seed in range(4):  # which is not told from zero: then none after it is
+        values["short", "private", seed] = 0.5 + 0.1 * (seed - 1)
+    frame = differences(table, runs(values)).loc["private", "plain"]
+    assert (frame["holm"] > frame["half"] - 1e-9).all() and frame.loc["short", "holm"] > frame.loc["short", "mean"]
 
 
 def test_means_over_the_last_evaluations(definition: Path, tmp_path: Path) -> None:

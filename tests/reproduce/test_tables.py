@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pandas as pd
@@ -11,6 +12,7 @@ from omegaconf import OmegaConf
 
 from dpbench.cli.experiments import part_of
 from dpbench.errors import ConfigurationError
+from dpbench.reproduce import reproduction
 from dpbench.reproduce._outputs import write_outputs
 from dpbench.reproduce._results import earlier_runs, finished_runs, with_choices
 from dpbench.reproduce.jobs import table_jobs
@@ -234,3 +236,19 @@ def test_later_words_are_those_of_runs_and_not_of_their_results(tmp_path: Path) 
     assert "data.split=permutation" not in table.words_of(table.rows[0], table.columns[0])
     results = Path(__file__).parents[2] / "results" / table.folder
     assert len(earlier_runs(table, results).runs)
+
+
+@pytest.mark.parametrize(
+    ("state", "is_refused"),
+    [("abc", False), ("abc+changes", True), (None, False)],
+)
+def test_results_of_the_checkout_are_made_by_committed_code(
+    state: str | None,
+    is_refused: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(reproduction, "commit", lambda: state)
+    reproduction.refuse_changed_code(tmp_path)
+    with pytest.raises(ConfigurationError, match="made by committed code") if is_refused else nullcontext():
+        reproduction.refuse_changed_code(Path(__file__).parents[2] / "results")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from scipy import special
 
 from dpbench.reports.markdown import markdown_rows
@@ -23,7 +26,8 @@ _EPSILONS = {
 }
 _ALWAYS = "epsilon_rdp"  # shown; the others where there is one
 _FIGURES = [*_EPSILONS, NOMINAL, "seconds", "value"]
-_SPREAD = ["n", "mean", "sd", "half"]
+_LEVEL = 0.05
+"""Of the tests of all differences of a table together."""
 
 Columns = list[list[str]]
 """Columns of a table as text, each with its heading first."""
@@ -72,24 +76,38 @@ def _with_interval(spread: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(half=frame["sd"] * quantile / frame["n"] ** 0.5)
 
 
-def differences(table: Table, runs: pd.DataFrame, pair: tuple[str, str]) -> pd.DataFrame:
-    """Compare two columns over the seeds that both have.
+def differences(table: Table, runs: pd.DataFrame) -> pd.DataFrame:
+    """Compare pairs of columns over the seeds that both have.
 
     Returns:
-        A frame with n, mean, sd and half of the paired difference for each row (the index) that has one.
+        A frame with n, mean, sd and half of the paired difference for each pair and row (the index) that has one: half
+        of the 95 % interval of its mean, and holm, half of the interval by which all are told from zero together (Holm
+        1979).
     """
-    if runs.empty:
-        return pd.DataFrame(columns=_SPREAD, dtype=float)
-    first, second = pair
-    values = runs.pivot_table(
-        index=["row", "seed"],
-        columns="column",
-        values="value",
-    )
-    values = values.reindex(columns=list(pair))
-    gaps = (values[first] - values[second]).dropna()
-    gaps *= table.measure.scale
-    return _with_interval(gaps.groupby("row").agg(["count", "mean", "std"]))
+    values = runs.pivot_table(index=["row", "seed"], columns="column", values="value")
+    values = values.reindex(columns=[column.name for column in table.columns])
+    spreads = {}
+    for first, second in table.difference:
+        gaps = (values[first] - values[second]).dropna() * table.measure.scale
+        spreads[first, second] = gaps.groupby("row").agg(["count", "mean", "std"])
+    frame = _with_interval(pd.concat(spreads))
+    degrees = frame["n"] - 1
+    errors = frame["sd"] / frame["n"] ** 0.5
+    p_values = 2 * special.stdtr(degrees, -(frame["mean"].abs() / errors))
+    levels = _holm_levels(p_values.to_numpy())
+    return frame.assign(holm=errors * special.stdtrit(degrees, 1 - levels / 2))
+
+
+def _holm_levels(p_values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Level at which each of several differences is tested, so that all together are at 5 %; NaN is no test."""
+    tests = np.isfinite(p_values).sum()
+    order = np.argsort(p_values)
+    steps = _LEVEL / np.maximum(tests - np.arange(len(order)), 1)
+    is_kept = ~(p_values[order] <= steps)
+    levels = np.empty(len(order))
+    # From the first on that is not told from zero, none is.
+    levels[order] = np.minimum(steps, steps[is_kept.argmax()] if is_kept.any() else 1)
+    return levels
 
 
 def cells(table: Table, runs: pd.DataFrame) -> list[list[str]]:
@@ -135,20 +153,26 @@ def _gaps(table: Table, runs: pd.DataFrame, with_interval: bool) -> Columns:
     text = table.measure.text
     labels = {column.name: column.label for column in table.columns}
     columns = []
+    if not table.difference or runs.empty:
+        return [[_heading(labels, *pair), *[ABSENT] * len(table.rows)] for pair in table.difference]
+    compared = differences(table, runs)
+    are_several = len(compared) > 1
     for first, second in table.difference:
-        gaps = differences(table, runs, (first, second))
-        gaps = gaps.reindex([row.name for row in table.rows])
-        # A part of a table may have lost a column that the whole compares.
-        heading = f"{labels.get(first, first)} − {labels.get(second, second)}"
+        gaps = compared.reindex([(first, second, row.name) for row in table.rows])
+        texts = _texts(table, gaps["mean"], gaps["sd"], sign="+")
         if with_interval:
             texts = []
-            for mean, half in zip(gaps["mean"], gaps["half"], strict=True):
-                interval = "" if pd.isna(half) else f" [± {text(half)}]"
+            for mean, half, holm in zip(gaps["mean"], gaps["half"], gaps["holm"], strict=True):
+                together = f", Holm ± {text(holm)}" if are_several else ""
+                interval = "" if pd.isna(half) else f" [± {text(half)}{together}]"
                 texts.append(text(mean, sign="+") + interval)
-        else:
-            texts = _texts(table, gaps["mean"], gaps["sd"], sign="+")
+        heading = _heading(labels, first, second)
         columns.append([heading, *texts])
     return columns
+
+
+def _heading(labels: Mapping[str, str], first: str, second: str) -> str:
+    return f"{labels.get(first, first)} − {labels.get(second, second)}"
 
 
 def _epsilons(table: Table, lines: pd.DataFrame) -> Columns:

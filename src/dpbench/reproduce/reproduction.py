@@ -26,6 +26,7 @@ from dpbench.reproduce._summary import markdown
 from dpbench.reproduce.jobs import status, sweep, table_jobs
 from dpbench.reproduce.tables import read_table
 from dpbench.run.search_path import conf_dir, groups_of, plugin_dirs
+from dpbench.runs.provenance import commit
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,8 @@ def reproduce_table(
     jobs = [job for job in all_jobs if (job.row, job.column) in cells and job.seed in selected.seeds]
     earlier = earlier_runs(table, folder) if existing == "keep" else EarlierRuns()
     missing = earlier.without(jobs)
+    if not only_status:
+        refuse_changed_code(out)
     with full_disk_explained(runs, out):
         if not only_status:
             sweep(missing, part.sweep)
@@ -125,6 +128,15 @@ def reproduce_table(
         logged = earlier.logged_with(collect(table, best_jobs), fresh, best_runs)
         write_outputs(table, finished, logged, folder)
     return "\n".join([*text, f"written to {folder}"]), succeeded
+
+
+def refuse_changed_code(out: Path) -> None:
+    """Raise ConfigurationError where `results/` of the checkout would be made by code that no commit holds."""
+    is_of_checkout = out.resolve() == conf_dir().parent / "results"
+    if is_of_checkout and str(commit()).endswith("+changes"):
+        raise ConfigurationError(
+            "results/ is made by committed code, but src or conf has changes: commit them, or write elsewhere (--out)."
+        )
 
 
 @contextmanager

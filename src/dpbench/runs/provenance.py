@@ -75,7 +75,7 @@ def fingerprint(config: dict[str, Any]) -> str:
 
 @cache
 def commit() -> str | None:
-    """Commit of the checkout as it is found first, with "+changes" where it is not clean; None outside a checkout."""
+    """Commit of the checkout as it is found first; None outside of one. "+changes": its src or conf has others."""
     folder = Path(__file__).parent
 
     def git(*arguments: str) -> str:
@@ -86,7 +86,7 @@ def commit() -> str | None:
     try:
         if not git("ls-files", str(Path(__file__).name)):
             return None  # installed somewhere below another project's checkout
-        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "-uno") else "")
+        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--", ":/src", ":/conf") else "")
     except (OSError, subprocess.CalledProcessError):
         return None
 
