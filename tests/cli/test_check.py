@@ -159,6 +159,15 @@ def test_records_of_several_rows() -> None:
     assert dpbench.check(module, unequal).kind == "separable"
 
 
+def test_a_network_that_the_engine_does_not_know() -> None:
+    """Records are separable all the same; the reason is the one that a training gives."""
+    module = Steps(nn.LSTM(3, 4, proj_size=2), lambda m, b: m.net(b[0].reshape(-1, 2, 3))[0].mean())
+    module.net.batch_first = True
+    checked = dpbench.check(module, dpbench.LotLoader.poisson(numbers(), 8))
+    assert checked.kind == "limited" and "proj_size" in checked.reason
+    assert str(checked).startswith("the engine cannot be used, so that training takes records one by one:\n  LSTM is")
+
+
 def test_a_verdict_by_values_says_so() -> None:
     """Where targets are ignored, a mean counts what counts in the batch."""
 

@@ -171,7 +171,7 @@ def padded_right(records: list[Any]) -> Any:
     }
 
 
-@pytest.mark.parametrize("collate", [padded, padded_left, padded_right])
+@pytest.mark.parametrize("collate", [padded, padded_right])
 def test_texts_are_padded_as_the_collate_fn_does(collate: Callable[[list[Any]], Any]) -> None:
     one = loader(Texts(), collate)
     for step, batch in enumerate(lots_of(one)):
@@ -179,6 +179,20 @@ def test_texts_are_padded_as_the_collate_fn_does(collate: Callable[[list[Any]], 
         assert list(batch) == list(expected)
         assert all(map(torch.equal, leaves_of(batch), leaves_of(expected)))
         assert batch.get("text") == expected.get("text")
+
+
+def test_texts_that_are_padded_on_the_left_are_batches_of_their_own() -> None:
+    """Else they would have other positions where a longer one is beside them."""
+    one = loader(Texts(), padded_left)
+    with pytest.raises(
+        ConfigurationError, match="pads otherwise than with one number at the end.*padding_side='right'"
+    ):
+        lots_of(one)
+    one.prepare_collation(may_separate=True)
+    for step, lot in enumerate(lots_of(one)):
+        assert isinstance(lot, SeparateRecords)
+        for position, batch in zip(one.lots.lot(step).tolist(), lot, strict=True):
+            assert torch.equal(batch["tokens"], Texts()[position]["tokens"][None])
 
 
 def test_texts_that_are_sorted_stay_in_their_order() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from dpbench.privacy.record_axis.verdict import Verdict
-from dpbench.records.tagging import watch
+from tests.support.verdicts import verdict_of_step
 
 Batch = Any
 Step = Callable[["Steps", Batch], Any]
@@ -40,11 +40,9 @@ def verdicts(
     seen = []
     for batch, count in zip(batches, records, strict=True):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            output, verdict = watch(lambda b: module.training_step(b, 0), batch, count, module, rows_of_record)
+            optimizer.zero_grad()
+            _, verdict = verdict_of_step(lambda b: module.training_step(b, 0), batch, count, module, rows_of_record)
         seen.append(verdict)
-        loss = output["loss"] if isinstance(output, dict) else output
-        optimizer.zero_grad()
-        loss.backward()
         nn.utils.clip_grad_norm_(module.parameters(), 1.0)
         optimizer.step()
         module.lots += 1

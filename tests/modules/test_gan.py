@@ -12,6 +12,7 @@ import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils.data import TensorDataset, default_collate
 
 from dpbench.data.lots import LotLoader, Lots, make_sampling
@@ -282,9 +283,9 @@ class OneOptimizer(GAN):
 @pytest.mark.parametrize(
     ("mutant", "words"),
     [
-        (Peeks, "depends on the private records"),
+        (Peeks, "not finite.*hidden"),
         (DetachedPeeks, "not finite.*hidden"),
-        (Encodes, "private records enter Sequential"),
+        (Encodes, "Sequential.* ran with gradients before the release"),
         (GeneratorFirst, "before the release of the batch"),
         (RawStep, "before the release of the batch"),
         (NoNamedPart, "has 2 optimizers.*private_module"),
@@ -295,13 +296,14 @@ class OneOptimizer(GAN):
 def test_what_would_break_the_guarantee_is_refused(tmp_path: Path, mutant: type[GAN], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         fit(tmp_path, gan(mutant))
+    assert not _get_current_function_mode_stack()
 
 
 @pytest.mark.parametrize(
     "options", [{"discriminator_steps": 3}, {"discriminator_accuracy": 0.99, "longest_wait": 4}], ids=str
 )
 def test_the_first_step_of_the_generator_is_checked_whenever_it_comes(tmp_path: Path, options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match="depends on the private records"):
+    with pytest.raises(ConfigurationError, match="not finite.*hidden"):
         fit(tmp_path, gan(Peeks, **options))
 
 
@@ -354,6 +356,59 @@ class PeeksAtSize(GAN):
 
     def generator_loss(self, on_fake: Tensor) -> Tensor:
         return super().generator_loss(on_fake[: self.records.size(0)])
+
+
+class MatchesFeatures(GAN):
+    """A broken mutant: the generator's loss is scaled by what the discriminator says of records."""
+
+    def discriminator_loss(self, on_records: Tensor, on_fake: Tensor) -> Tensor:
+        self.level = on_records.detach().mean()
+        return super().discriminator_loss(on_records, on_fake)
+
+    def generator_loss(self, on_fake: Tensor) -> Tensor:
+        return super().generator_loss(on_fake) * self.level
+
+
+class MatchesNumbers(MatchesFeatures):
+    """A broken mutant: the same by a number of Python's."""
+
+    def discriminator_loss(self, on_records: Tensor, on_fake: Tensor) -> Tensor:
+        loss = super().discriminator_loss(on_records, on_fake)
+        self.level = self.level.item()  # type: ignore[assignment]
+        return loss
+
+
+class MatchesLater(GAN):
+    """A broken mutant: the same by a number that is computed between the backward pass and the release."""
+
+    def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        super().manual_backward(loss, *args, **kwargs)
+        if not hasattr(self, "level"):
+            self.level = 0.5 * float(loss.detach() * 2)
+
+    def generator_loss(self, on_fake: Tensor) -> Tensor:
+        return super().generator_loss(on_fake) * self.level
+
+
+class MatchesWhatIsLogged(GAN):
+    """A broken mutant: a loss is logged after the release, and read again."""
+
+    def discriminator_loss(self, on_records: Tensor, on_fake: Tensor) -> Tensor:
+        self.shown = super().discriminator_loss(on_records, on_fake)
+        return self.shown
+
+    def generator_loss(self, on_fake: Tensor) -> Tensor:
+        self.log("nonprivate/shown", self.shown)
+        logged = self.trainer.callback_metrics.get("nonprivate/shown", torch.ones(()))
+        return super().generator_loss(on_fake) * logged
+
+
+class Logs(MatchesWhatIsLogged):
+    """Its loss is logged after the release, as in tutorials."""
+
+    def generator_loss(self, on_fake: Tensor) -> Tensor:
+        self.log_dict({"nonprivate/shown": self.shown}, prog_bar=True)
+        return GAN.generator_loss(self, on_fake)
 
 
 class EarlyBackward(GAN):
@@ -462,11 +517,15 @@ class OwnOptimizer(GAN):
     ("mutant", "words"),
     [
         (PeeksAtLabels, "not finite.*hidden"),
-        (PeeksAtViews, "depends on|not finite.*hidden"),
+        (PeeksAtViews, "uses a tensor that it has computed of private records"),
         (PeeksAtSize, "not finite.*hidden"),
+        (MatchesFeatures, "uses a tensor that it has computed of private records.*no feature matching"),
+        (MatchesNumbers, "reads values of records before their release: .*test_gan.py.*self.log"),
+        (MatchesLater, "reads values of records before their release"),
+        (MatchesWhatIsLogged, "uses a tensor that it has computed of private records"),
         (EarlyBackward, "gradients of generator.*before the release"),
         (LateStatistics, "changes encoder"),
-        (KeywordEncodes, "private records enter Sequential"),
+        (KeywordEncodes, "Sequential.* ran with gradients before the release"),
         (TrainModeGenerator, "record by record training_step fails"),
         (OwnOptimizer, "before the release of the batch"),
         (AsInTutorials, "ran with gradients before the release.*no_grad"),
@@ -478,6 +537,12 @@ class OwnOptimizer(GAN):
 def test_records_are_out_of_reach_of_other_networks(tmp_path: Path, mutant: type[GAN], words: str) -> None:
     with pytest.raises((ConfigurationError, UnsupportedModuleError), match=words):
         fit(tmp_path, gan(mutant))
+    assert not _get_current_function_mode_stack()
+
+
+def test_losses_may_be_logged_after_the_release(tmp_path: Path) -> None:
+    trainer = fit(tmp_path, gan(Logs))
+    assert trainer.callback_metrics["nonprivate/shown"] > 0
 
 
 def test_a_network_that_is_saved_in_mid_run_takes_no_record_with_it(tmp_path: Path) -> None:
@@ -538,7 +603,7 @@ def test_batch_norm_in_the_discriminator_is_refused(tmp_path: Path) -> None:
 def test_private_statistics_outside_of_the_generator_are_refused(tmp_path: Path) -> None:
     class Keeps(GAN):
         def discriminator_loss(self, on_records: Tensor, on_fake: Tensor) -> Tensor:
-            self.steps_since_generator.fill_(int(on_records.sum() > 0))
+            self.steps_since_generator.copy_(on_records.detach().sum() > 0)
             return super().discriminator_loss(on_records, on_fake)
 
     with pytest.raises(UnsupportedModuleError, match="changes steps_since_generator"):

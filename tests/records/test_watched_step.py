@@ -14,11 +14,10 @@ from torch.nn import functional as F
 
 from dpbench.errors import CarriedRecordsError, UnsupportedModuleError
 from dpbench.privacy.accounting.ledger import read_ledger
-from dpbench.privacy.gradients.engine import PerRecordEngine
-from dpbench.records.tagging import watch
 from dpbench.strategies import DPSGD
 from tests.strategies.worlds import loader_of, trainer_for, update, weights_of
 from tests.support.one_by_one import data, used
+from tests.support.verdicts import verdict_of_step
 
 LATE = 1  # of six batches, the second: the probe looks at the first, the third and the fourth
 LATER = 4
@@ -158,15 +157,12 @@ def test_a_training_that_goes_on_from_there_makes_the_same_sums(tmp_path: Path) 
 def test_a_single_record_cannot_be_mixed() -> None:
     """Within an LSTM of the engine's own, which writes to parts of memory; sorting and sums included."""
     net = nn.GRU(3, 4, batch_first=True)
-    engine = PerRecordEngine(net)
-    engine.expect(1)
 
     def step(x: Tensor) -> Tensor:
         hidden = net(x)[0]
         return (hidden.sort(0).values - hidden.mean(0)).exp().mean()
 
-    _, verdict = watch(step, torch.randn(1, 5, 3), 1, net)
-    engine.close()
+    _, verdict = verdict_of_step(step, torch.randn(1, 5, 3), 1, net)
     assert verdict.is_separable
 
 

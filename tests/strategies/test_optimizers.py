@@ -11,6 +11,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.overrides import _get_current_function_mode_stack
 
 from dpbench import PrivateLoop
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
@@ -175,6 +176,7 @@ def test_in_the_private_step_of_several_networks_too(tmp_path: Path) -> None:
     module = Healthy()
     before = module.other.weight.detach().clone()
     assert fit(tmp_path / "public", module).releases == 4 and not torch.equal(module.other.weight, before)
+    assert not _get_current_function_mode_stack()
 
 
 READINGS: dict[str, Callable[[Any], Any]] = {

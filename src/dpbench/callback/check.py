@@ -10,7 +10,7 @@ import functools
 import itertools
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,18 +18,20 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
+from numpy.typing import NDArray
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor
 
 from dpbench.callback.lightning_training import LightningTraining
+from dpbench.data.collation import RecordOfRow
 from dpbench.data.lots import LotLoader
 from dpbench.data.separate_records import SeparateRecords
 from dpbench.data.users import refuse_users
-from dpbench.errors import ConfigurationError, brief
-from dpbench.guards.engine_trial import loss_of_step, without_traces
+from dpbench.errors import ConfigurationError, UnsupportedModuleError, brief
+from dpbench.guards.engine_trial import EngineTrial, loss_of_step, without_traces
 from dpbench.guards.public_networks import private_part
 from dpbench.options import checked_value
-from dpbench.privacy.gradients.engine import LossReduction
+from dpbench.privacy.gradients.engine import LossReduction, PerRecordEngine
 from dpbench.privacy.record_axis.mode import Event
 from dpbench.privacy.record_axis.tags import Over, has_plain_memory, is_private, set_tag, tag_of
 from dpbench.privacy.record_axis.verdict import Verdict
@@ -42,7 +44,7 @@ from dpbench.records.tagging import watch
 from dpbench.records.users import Users
 from dpbench.records.watched_step import even_rows
 
-Kind = Literal["separable", "mixed", "reads", "kept", "unchecked"]
+Kind = Literal["separable", "limited", "mixed", "reads", "kept", "unchecked"]
 
 _BATCHES = 2  # the second shows what is kept of the first
 _RECORDS = 30
@@ -52,6 +54,7 @@ _MOST_PLACES = 5
 _SEVERITY = ("kept", "mixed", "reads", "separable")
 _HEADLINES = {
     "separable": "records are separable: the engine computes all gradients of a batch together",
+    "limited": "the engine cannot be used, so that training takes records one by one:",
     "mixed": "records are mixed, so that training takes them one by one:",
     "reads": (
         "records are separable in this batch, but values of them are read into Python, where the step may choose by "
@@ -75,9 +78,10 @@ class StepCheck:
     """The verdict on a training step.
 
     Attributes:
-        kind: "separable", "mixed", "reads" or "kept", as for `Verdict`; or "unchecked".
+        kind: "separable", "mixed", "reads" or "kept", as for `Verdict`; "limited": records are separable, and the
+            engine does not know the network; or "unchecked".
         events: The lines that are the reason, most telling first.
-        reason: The reason of "unchecked", in words.
+        reason: The reason of "limited" and "unchecked", in words.
     """
 
     kind: Kind
@@ -88,7 +92,7 @@ class StepCheck:
         if self.kind == "unchecked":
             return self.reason
         lines = [_HEADLINES[self.kind]]
-        lines += [f"  {event}" for event in self.events[:_MOST_PLACES]]
+        lines += [f"  {reason}" for reason in self.events[:_MOST_PLACES] or [self.reason] if reason]
         if any(event.reason.startswith(_COUNTS) for event in self.events):
             lines.append(f"  {_BY_VALUES}")
         return "\n".join(lines)
@@ -238,16 +242,39 @@ class _OneCheck(pl.Callback):
         record_of = None
         if isinstance(loader, LotLoader):
             record_of = rows_of_lot(loader, loader.lots.position - 1, training, batch, rows)
+        index = loader.record_of_row if isinstance(loader, LotLoader) else None
         rows_of_record = even_rows(record_of, rows)
         # The first records, from the beginning again where there are fewer.
         batch = select(batch, rows, np.resize(np.arange(rows), _RECORDS * rows_of_record))
         step = functools.partial(loss_of_step, training)
-        loss, verdict = watch(step, batch, _RECORDS, part, rows_of_record, self._over)
+        loss, verdict = watch(step, batch, _RECORDS, rows_of_record, self._over, index)
         if not isinstance(loss, Tensor):
             raise ConfigurationError("training_step returns no loss for a batch that is not empty: always return it.")
         if has_plain_memory(loss) and not is_private(tag_of(loss)):
             return StepCheck("unchecked", reason=_WITHOUT_RECORDS)
+        if verdict.is_separable:
+            reason = _limit(training, part, self._over.value, batch, record_of, index)
+            if reason is not None:
+                return StepCheck("limited", reason=reason)
         return verdict
+
+
+def _limit(
+    training: LightningTraining,
+    part: torch.nn.Module,
+    loss_reduction: LossReduction,
+    batch: Any,
+    record_of: NDArray[np.int64] | None,
+    index: RecordOfRow | None,
+) -> str | None:
+    """Why the engine cannot be used for records that are separable; None: it can."""
+    try:
+        engine = PerRecordEngine(part, loss_reduction)
+    except UnsupportedModuleError as error:
+        return str(error)
+    with closing(engine):
+        limit = EngineTrial(training, engine).limit(batch, record_of, index)
+    return None if limit is None else limit.reason
 
 
 @contextmanager

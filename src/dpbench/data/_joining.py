@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,21 +13,9 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from dpbench.data.trees import know_as_tree
 
-
-class Padding(NamedTuple):
-    """How a `collate_fn` brings tensors of several sizes to one size.
-
-    Attributes:
-        is_left: True if the padding comes before a record's own numbers.
-        value: The number that is added.
-    """
-
-    is_left: bool
-    value: float
-
-
-AskForPadding = Callable[[int, Sequence[Tensor]], Padding | None]
-"""(position of a leaf in the batch, the tensors of all records) → their padding, or None if it is not known."""
+AskForPadding = Callable[[int, Sequence[Tensor]], float | None]
+"""(position of a leaf in the batch, the tensors of all records) → the number that is added at their ends, or None if it
+is not known."""
 
 
 def opened(batch: Any) -> tuple[list[Any], Any]:
@@ -99,22 +87,21 @@ def _joined_rows(place: int, column: Sequence[Any], ask_for_padding: AskForPaddi
     return torch.cat(list(column))
 
 
-def padded(one: Tensor, shape: Sequence[int], padding: Padding) -> Tensor:
+def padded(one: Tensor, shape: Sequence[int], value: float) -> Tensor:
     """A record's rows, brought to a larger shape.
 
     Args:
         one: (rows, *sizes).
         shape: Sizes that are wanted, without that of the rows.
-        padding: How they are padded.
+        value: The number that is added at the ends.
     """
     amounts: list[int] = []
     for size, wanted in zip(reversed(one.shape[1:]), reversed(shape), strict=True):
-        missing = wanted - size
-        amounts += [missing, 0] if padding.is_left else [0, missing]
-    return F.pad(one, amounts, value=padding.value)
+        amounts += [0, wanted - size]
+    return F.pad(one, amounts, value=value)
 
 
-def paddings_between(own: Any, pair: Any) -> dict[int, Padding]:
+def paddings_between(own: Any, pair: Any) -> dict[int, float]:
     """Find the paddings that bring the rows of one batch to the sizes of another batch, whose last rows they are.
 
     Args:
@@ -122,37 +109,25 @@ def paddings_between(own: Any, pair: Any) -> dict[int, Padding]:
         pair: The batch of a larger record and that one.
 
     Returns:
-        Place of a leaf → its padding, for tensors that are padded with one number at one end.
+        Place of a leaf → the number, for tensors that are padded with one number at the end. Padding before a record's
+        own numbers would move them where another record is larger.
     """
     leaves, structure = opened(own)
     others, other_structure = opened(pair)
+    paddings: dict[int, float] = {}
     if structure != other_structure:
-        return {}
-    sides: dict[int, list[Padding]] = {}
+        return paddings
     for place, (leaf, other) in enumerate(zip(leaves, others, strict=True)):
-        if isinstance(leaf, Tensor) and leaf.dim() and other.dim() == leaf.dim() and other.shape[1:] != leaf.shape[1:]:
-            sides[place] = _paddings(leaf, other[-len(leaf) :])
-    # A mask of zeros that is padded with zeros shows no side: it has that of the others.
-    known = {sides[place][0].is_left for place in sides if len(sides[place]) == 1}
-    chosen = {}
-    for place, paddings in sides.items():
-        possible = [one for one in paddings if len(paddings) == 1 or known == {one.is_left}]
-        if possible:
-            chosen[place] = possible[0]
-    return chosen
-
-
-def _paddings(own: Tensor, row: Tensor) -> list[Padding]:
-    """The paddings that make rows in a larger batch of a record's own numbers."""
-    if any(size > wanted for size, wanted in zip(own.shape, row.shape, strict=True)):
-        return []
-    possible = []
-    for is_left in (False, True):
-        is_own = padded(torch.ones_like(own, dtype=torch.bool), row.shape[1:], Padding(is_left, False))
+        if not isinstance(leaf, Tensor) or not leaf.dim() or other.dim() != leaf.dim():
+            continue
+        row = other[-len(leaf) :]
+        if row.shape == leaf.shape or any(size > wanted for size, wanted in zip(leaf.shape, row.shape, strict=True)):
+            continue
+        is_own = padded(torch.ones_like(leaf, dtype=torch.bool), row.shape[1:], False)
         rest = row[~is_own]
-        if len(rest) and torch.equal(row[is_own], own.flatten()) and bool((rest == rest[0]).all()):
-            possible.append(Padding(is_left, rest[0].item()))
-    return possible
+        if len(rest) and torch.equal(row[is_own], leaf.flatten()) and bool((rest == rest[0]).all()):
+            paddings[place] = rest[0].item()
+    return paddings
 
 
 def made_up(record: Any, text: str) -> Any:

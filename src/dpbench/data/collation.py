@@ -62,7 +62,7 @@ class Collation:
         self._calls = 0
         if is_private:
             self._is_private = True
-            self._paddings: dict[int, joining.Padding] = {}
+            self._paddings: dict[int, float] = {}
 
     @property
     def is_custom(self) -> bool:
@@ -113,12 +113,13 @@ class Collation:
         batch = self._collate(records)
         if self._rows is not None or set(joining.sizes_of(batch)) == {len(records)}:
             closed = unopened(batch)
-            cause = "the collate_fn gives what all records share, or does not pad with one number at one end"
+            cause = "the collate_fn gives what all records share, or pads otherwise than with one number at the end"
             if closed is not None:
                 cause = f"the batch contains a {closed}, whose tensors cannot be found"
             raise ConfigurationError(
                 f"the rows of a batch cannot be made of one record each: {cause}. Let the collate_fn build each row "
-                "from one record alone, in tensors, and pad with torch.nn.utils.rnn.pad_sequence."
+                "from one record alone, in tensors, and pad at the end "
+                "(torch.nn.utils.rnn.pad_sequence, padding_side='right')."
             )
         return batch  # which has no rows
 
@@ -157,7 +158,7 @@ class Collation:
     def _joined(self, records: list[Any], batches: list[Any]) -> Any:
         """The batch of all records' rows; None if they make none."""
 
-        def ask_for_padding(place: int, column: Sequence[Tensor]) -> joining.Padding | None:
+        def ask_for_padding(place: int, column: Sequence[Tensor]) -> float | None:
             if place not in self._paddings:
                 sizes = [one.shape[1:].numel() for one in column]
                 self._learn_paddings(records[int(np.argmax(sizes))], records[int(np.argmin(sizes))])

@@ -2,7 +2,6 @@
 
 from dpbench.guards._module_writes import Writes
 from dpbench.guards._number_of_records import NumberOfRecords
-from dpbench.guards._padding import Padding
 from dpbench.guards._released_gradients import ReleasedGradients
 from dpbench.guards._saved_records import SavedRecords
 from dpbench.guards._trainer_settings import TrainerSettings
@@ -20,7 +19,6 @@ EVERY_TRAINING: tuple[type[Guard], ...] = (
     DrawnLots,
     SavedRecords,
     NumberOfRecords,
-    Padding,
     PublicNetworks,  # before `Writes`, which looks once the lot is back in its place
     Writes,
     ReleasedGradients,

@@ -27,14 +27,12 @@ from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.gradients.method import GradientMethod
 from dpbench.privacy.gradients.validation import reason_of
 from dpbench.privacy.randomness import seed_global_generators
-from dpbench.privacy.record_axis.host import watched
 from dpbench.privacy.record_axis.tags import Over
-from dpbench.privacy.record_axis.verdict import judge, new_axis
 from dpbench.records.count import count_records
 from dpbench.records.physical_batches import select
 from dpbench.records.step_state import StepState
 from dpbench.records.stopped_step import output_of, stopped
-from dpbench.records.tagging import tagged, under_tags
+from dpbench.records.tagging import under_tags, watch
 from dpbench.records.training import Training, gathered_alone, loss_of, nothing, replaced_methods
 from dpbench.records.watched_step import refusal
 
@@ -142,16 +140,13 @@ class EngineTrial:
         """Why records are not separable in the step, as its tags say; None: they are."""
         size = _SIZES[0]
         lot = select(batch, rows, _index(rows, size))
-        axis = new_axis(size)
         with self._without_traces():
             try:
-                with watched(axis), axis:
-                    loss = self._loss(tagged(axis, lot))
+                loss, verdict = watch(self._loss, lot, size, over=Over(engine.loss_reduction))
             except Exception:
                 return None  # its own step says what is wrong
             if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
                 return None
-            verdict = judge(axis, loss, None, Over(engine.loss_reduction))
         if verdict.kind in ("mixed", "reads"):
             return reason_of(refusal(verdict))
         return None

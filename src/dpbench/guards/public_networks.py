@@ -11,7 +11,20 @@ from torch.utils.hooks import RemovableHandle
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.guards._hidden_records import LotRecords
 from dpbench.guards.guard import Guard
+from dpbench.guards.withheld_loss import RecordsWithheld
+from dpbench.privacy.record_axis.host import axis_of_step
+from dpbench.records.source import ChosenGradients
 from dpbench.records.training import Training
+
+_READS = (
+    "training_step reads values of records before their release: {event}. What it does for the other networks may "
+    "depend on them, without noise: leave numbers in tensors, and give what is to be shown to self.log."
+)
+_AFTER_RELEASE = (
+    "after the release of a batch, training_step uses a tensor that it has computed of private records ({function}): "
+    "it is exact, and the other networks would learn from it without noise. Compute their losses from noise and the "
+    "released network alone (no feature matching against real records); self.log takes what is to be shown."
+)
 
 State = dict[str, tuple[Tensor, int]]
 """Name of a tensor → the tensor, and how often it was written to."""
@@ -64,7 +77,7 @@ class PublicNetworks(Guard):
 
     def __init__(self, session: Any) -> None:
         super().__init__(session)
-        self._unchecked = True
+        self._withheld = RecordsWithheld(_AFTER_RELEASE)
         self._hooks: list[RemovableHandle] = []
         self._lot: LotRecords | None = None
         self._gradients: State = {}
@@ -80,6 +93,8 @@ class PublicNetworks(Guard):
     def on_attach(self) -> None:
         """Watch the passes of public networks."""
         if self.has_public_networks:
+            if not isinstance(self.session.source, ChosenGradients):
+                raise ConfigurationError(f"private_module needs records=examples, not {self.session.source!r}.")
             for module in self._public():
                 self._hooks.append(module.register_forward_pre_hook(self._before_public, with_kwargs=True))
 
@@ -87,32 +102,42 @@ class PublicNetworks(Guard):
         """Give the lot memory of its own."""
         self._gradients = public_gradients(self.session.training.module, self.session.part)
         if self.has_public_networks:
-            self._lot = LotRecords(batch, watched=self._unchecked)
+            self._lot = LotRecords(batch)
+            self._withheld.open(looks=False)
 
     def on_release(self) -> None:
         """Hide the records.
 
         Raises:
+            ConfigurationError: Python knows a value of records.
             UnsupportedModuleError: A gradient of another network has changed since the lot was drawn.
         """
+        axis = axis_of_step()
+        if self.has_public_networks and axis is not None and axis.reads:
+            raise ConfigurationError(_READS.format(event=axis.reads[0]))
         gradients = public_gradients(self.session.training.module, self.session.part)
         _refuse_early_gradients(self._gradients, gradients)
         if self._lot is not None:
             self._lot.hide()
 
+    def on_released(self) -> None:
+        """Withhold the records from what follows."""
+        self._withheld.looks = self.has_public_networks
+
     def on_public_loss(self, loss: Tensor) -> None:
-        """Raise ConfigurationError where a loss after a release depends on the records."""
+        """Raise ConfigurationError where a loss after a release is not finite, perhaps by hidden records."""
         if self._lot is not None:
-            self._lot.refuse_dependence(loss)
-            self._unchecked = False
+            self._lot.refuse_hidden(loss)
 
     def on_stepped(self) -> None:
         """Give the batch back as it was, for hooks that see it later."""
+        self._withheld.close()
         if self.session.released:  # else it is refused: no release was made
             self._show()
 
     def on_end(self) -> None:
         """The module's passes are no longer watched."""
+        self._withheld.close()
         self._show()
         while self._hooks:
             self._hooks.pop().remove()
@@ -128,15 +153,13 @@ class PublicNetworks(Guard):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        if self._lot is not None and not self.session.released:
-            self._lot.refuse_passage(module, (args, kwargs))
-            if torch.is_grad_enabled():
-                raise ConfigurationError(
-                    f"{type(module).__name__}, part of a network that is not private, ran with gradients before the "
-                    "release of the batch: its images would be as many as the records, which is private, and perhaps "
-                    "of their classes. Make images for the private step under torch.no_grad(), and train on new ones "
-                    "after the release, of a fixed number and of uniform classes."
-                )
+        if self._lot is not None and not self.session.released and torch.is_grad_enabled():
+            raise ConfigurationError(
+                f"{type(module).__name__}, part of a network that is not private, ran with gradients before the "
+                "release of the batch: its images would be as many as the records, which is private, and perhaps "
+                "of their classes. Make images for the private step under torch.no_grad(), and train on new ones "
+                "after the release, of a fixed number and of uniform classes."
+            )
 
     def _public(self) -> list[nn.Module]:
         """Networks, and parts of networks, that are trained and see no private record."""

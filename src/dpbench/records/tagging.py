@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dpbench.data.trees import know_as_tree, unopened
@@ -24,7 +23,7 @@ from dpbench.privacy.record_axis.tags import (
     has_plain_memory,
     set_tag,
 )
-from dpbench.privacy.record_axis.verdict import LayerPlaces, Verdict, judge, new_axis
+from dpbench.privacy.record_axis.verdict import Verdict, judge, new_axis
 
 _COLLATE = "let the collate_fn return tensors in dictionaries, lists, tuples or dataclasses"
 
@@ -117,27 +116,25 @@ def watch(
     step: Callable[[Any], Any],
     batch: Any,
     records: int,
-    module: nn.Module,
     rows_of_record: int = 1,
     over: Over = Over.MEAN,
+    index: object = None,
 ) -> tuple[Any, Verdict]:
-    """Run a training step on a batch, and judge it.
+    """Run a training step on a batch, and judge its loss.
 
     Args:
         step: Batch → loss.
         batch: As for `tagged`.
         records: Number of records, R.
-        module: The network.
         rows_of_record: Neighboring rows that belong to one record.
         over: The loss is declared to be a mean, or a sum, over the records.
+        index: See `tagged`.
 
     Returns:
-        What the step returned, and the verdict.
+        The output of the step, and the verdict.
     """
     axis = new_axis(records)
-    layers = LayerPlaces(axis, module)
-    batch = tagged(axis, batch, rows_of_record)
-    with layers.recorded(), watched(axis), axis:
+    batch = tagged(axis, batch, rows_of_record, index)
+    with watched(axis), axis:
         output = step(batch)
-    with torch.no_grad():
-        return output, judge(axis, output, layers, over)
+    return output, judge(axis, output, over)

@@ -236,7 +236,7 @@ class WatchedStep:
             return None
         returned, self._loss = self._loss, None
         loss = loss if returned is None else returned  # in manual optimization the step has not returned yet
-        return axis, judge(axis, loss, None, over)
+        return axis, judge(axis, loss, over)
 
     def _keep_state(self) -> None:
         if self._state is None and self._training is not None:

@@ -40,6 +40,7 @@ from dpbench.privacy.mechanism.clipping import VectorGroup
 from dpbench.privacy.mechanism.mechanism import mean_norms
 from dpbench.privacy.processes import Processes
 from dpbench.privacy.randomness import Stream, keyed_generator, keyed_seed, seed_global_generators
+from dpbench.privacy.record_axis.host import axis_of_step
 from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
 from dpbench.records.piece_sizes import is_out_of_memory
 from dpbench.records.source import (
@@ -455,6 +456,7 @@ class PrivateSession:
                 return
             with self._out_of_memory_explained():
                 inner(loss, *arguments, **options)
+            self._look_at_step(self.part is not self.training.module)
 
         return backward
 
@@ -483,6 +485,7 @@ class PrivateSession:
             raise ConfigurationError(SECOND_RELEASE)
         self.releases.budget.refuse_overdraft()
         self.source.close_lot()
+        self._look_at_step(False)
         for guard in self.guards:
             guard.on_release()
         self.is_open = False
@@ -493,6 +496,12 @@ class PrivateSession:
         self.released = True
         for guard in self.guards:
             guard.on_released()
+
+    def _look_at_step(self, looks: bool) -> None:
+        """Have the record axis look at what the step does, up to the release, where other networks follow it."""
+        axis = axis_of_step()
+        if axis is not None:
+            axis.is_over = not looks
 
     def close(self) -> None:
         """End a lot whose update is made."""
@@ -515,7 +524,7 @@ class PrivateSession:
     def end(self) -> None:
         """Give module and lots back as they were, also after an error."""
         releases = self.releases
-        for guard in self.guards:
+        for guard in reversed(self.guards):  # modes of torch end with the innermost
             guard.on_end()
         self.guards = []
         if self._optimizer is not None:

@@ -2,6 +2,6 @@
 
 from dpbench.privacy.record_axis.mode import Event, RecordAxis
 from dpbench.privacy.record_axis.tags import Axis, Over
-from dpbench.privacy.record_axis.verdict import LayerPlaces, Verdict, judge, new_axis
+from dpbench.privacy.record_axis.verdict import Verdict, judge, new_axis
 
-__all__ = ["Axis", "Event", "LayerPlaces", "Over", "RecordAxis", "Verdict", "judge", "new_axis"]
+__all__ = ["Axis", "Event", "Over", "RecordAxis", "Verdict", "judge", "new_axis"]

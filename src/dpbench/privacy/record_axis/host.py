@@ -119,8 +119,13 @@ class _Replacements:
 
 def running_axis() -> RecordAxis | None:
     """The mode of the step that runs in this thread, if it is looked at."""
-    axis = _axes.running[-1] if _axes.running else None
+    axis = axis_of_step()
     return None if axis is None or axis.is_over else axis
+
+
+def axis_of_step() -> RecordAxis | None:
+    """The mode of the step that runs in this thread, also where it is no longer looked at."""
+    return _axes.running[-1] if _axes.running else None
 
 
 @contextmanager

@@ -146,7 +146,7 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def place_of(self, t: Tensor) -> Axis | int | Tag | None:
         """The axis of a tensor's records; 0 for the only record; None if public; else its tag."""
-        if not has_plain_memory(t):
+        if not has_plain_memory(t) or torch._C._functorch.is_functorch_wrapped_tensor(t):
             return Mixed(self.batch, calling_line(), "", "a tensor without rows in its memory")
         tag = tag_of(t)
         if tag is None or not is_private(tag):

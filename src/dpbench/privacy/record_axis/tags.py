@@ -9,19 +9,16 @@ from __future__ import annotations
 import os
 import sys
 from enum import Enum
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 _ATTRIBUTE = "_dpbench_records"
-_HIDDEN = tuple(
-    folder + os.sep
-    for folder in (
-        os.path.dirname(torch.__file__),
-        os.path.dirname(os.path.abspath(__file__)),
-    )
-)
+_PACKAGE = Path(os.path.abspath(__file__)).parents[2]
+_FOLDERS = (Path(torch.__file__).parent, _PACKAGE / "privacy", _PACKAGE / "guards")
+_HIDDEN = tuple(f"{folder}{os.sep}" for folder in _FOLDERS)
 """Folders whose lines are not named: the line that called them is."""
 
 
