@@ -156,6 +156,11 @@ def _one_line_errors(command: Callable[[], int]) -> int:
         return error.status
     except DPBenchError as error:
         print(f"dpbench: error: {error}", file=sys.stderr)
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        if package == "dpbench":
+            raise
+        print(f"dpbench: error: this command needs {package}, which is not installed: pip install it.", file=sys.stderr)
     except KeyboardInterrupt:
         print("dpbench: interrupted.", file=sys.stderr)
         return 130
