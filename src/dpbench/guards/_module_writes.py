@@ -13,7 +13,6 @@ from dpbench.guards._saved import Saved
 from dpbench.guards.guard import Guard
 from dpbench.guards.optimizer_steps import OptimizerSteps
 from dpbench.guards.withheld_loss import records_withheld
-from dpbench.records.source import require
 
 _BEFORE_RELEASE = (
     "the forward pass changes {names} (or a hook that sees the batch does), which would be saved with the model "
@@ -58,12 +57,13 @@ class Writes(Guard):
         "values computed from records are kept in buffers, hyperparameters or optimizer states and saved without noise"
     )
 
+    _steps: OptimizerSteps
+
     def __init__(self, session: Any) -> None:
         super().__init__(session)
         self._lots = 0
         self._before: Saved | None = None  # as of when the lot was drawn
         self._updated: Saved | None = None  # as of its update
-        self._steps: OptimizerSteps | None = None
         self._loader: LotLoader | None = None
 
     # ------------------------------------------------------------------------------------- moments
@@ -80,7 +80,7 @@ class Writes(Guard):
 
     def on_change(self) -> None:
         """Allow the optimizer to move the new parameters."""
-        require(self._steps).follow(self.session.trained.parameters)
+        self._steps.follow(self.session.trained.parameters)
         self.remember()
 
     def on_begin(self) -> None:
@@ -90,7 +90,7 @@ class Writes(Guard):
 
     def on_open(self, batch: Any) -> None:
         """Begin a lot, whose update is still to come."""
-        require(self._steps).open_lot()
+        self._steps.open_lot()
         self._updated = None
         if self._before is None:
             self.remember()
@@ -101,18 +101,18 @@ class Writes(Guard):
             self.refuse_before_release()
         elif self.session.released and self.has_public_networks:
             self._note_update()
-            require(self._steps).close_lot()
+            self._steps.close_lot()
 
     def on_release(self) -> None:
         """Nothing of the module may have kept anything of the records."""
-        require(self._steps).release_lot()
+        self._steps.release_lot()
         self.refuse_before_release()
 
     def on_end(self) -> None:
         """Nothing is watched any longer."""
-        if self._steps is not None:
-            self._steps.close()
-            self._steps = None
+        steps = vars(self).pop("_steps", None)
+        if steps is not None:  # else the training was refused before
+            steps.close()
         if self._loader is not None:
             self._loader.before_lot = None
             self._loader = None
@@ -151,7 +151,7 @@ class Writes(Guard):
 
     def accept_values(self) -> None:
         """Accept options that were set since the update, by code in whose sight no record was."""
-        require(self._steps).end_step()
+        self._steps.end_step()
         if self._updated is not None:
             self._updated.accept_options()
 

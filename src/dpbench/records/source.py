@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -27,8 +27,6 @@ from dpbench.privacy.mechanism.mechanism import Merge
 from dpbench.privacy.processes import Processes
 from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
 from dpbench.records.training import Training, TrainingStep
-
-T = TypeVar("T")
 
 SECOND_RELEASE = (
     "the optimizer stepped twice on one batch, but only one release was accounted for: draw a new batch for each step "
@@ -249,17 +247,6 @@ class RepeatableSums(Protocol):
         Raises:
             ConfigurationError: They were added before.
         """
-
-
-def require(part: T | None) -> T:
-    """Unwrap what an earlier hook should have set.
-
-    Raises:
-        ConfigurationError: That hook did not run.
-    """
-    require_hook(part is not None)
-    assert part is not None
-    return part
 
 
 def require_hook(has_run: bool) -> None:

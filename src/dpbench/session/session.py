@@ -14,7 +14,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +48,6 @@ from dpbench.records.source import (
     ChosenGradients,
     InPieces,
     RecordSource,
-    require,
     require_hook,
 )
 from dpbench.records.training import Training, TrainingStep
@@ -65,6 +64,7 @@ _OWN_NOISE = (
     "the noise is drawn by {process}, which is not dpbench's: nothing checks that its noise has the stated multiplier, "
     "on which epsilon depends (CONTRIBUTING.md: what every mechanism must show)."
 )
+_OF_TRAININGS = frozenset(["training", "part", "trained", "optimizer", "loader"])
 # Verdicts of processes on the engine; the largest one counts.
 _UNKNOWN = 0
 _KNOWN = 1
@@ -86,10 +86,21 @@ class PrivateSession:
         releases: Makes the sums of a lot private.
         source: Turns lots into per-record gradients.
         guards: Of the present training.
+        training: What is trained, and who drives it; from `check` on, as the others a ConfigurationError before.
+        part: The module, or the part of it that sees private records; from `attach` to `end`.
+        trained: Parameters to which gradients are released; from `attach` to `end`.
+        optimizer: Updates them; from `attach` to `end`.
+        loader: Draws the lots; from `acquire` on.
         is_admitted: Whether a training was checked, and nothing of it refused.
         is_open: Whether a lot was opened that is not released yet.
         released: Whether the present lot was released.
     """
+
+    training: Training
+    part: nn.Module
+    trained: TrainableParameters
+    optimizer: Optimizer
+    loader: LotLoader
 
     def __init__(
         self,
@@ -110,11 +121,6 @@ class PrivateSession:
         self._delta = delta
         self._executor_on = functools.partial(executor_of, executor)
         self._executor = self._executor_on(torch.device("cpu"))  # refuses an unknown name at once
-        self._training: Training | None = None
-        self._part: nn.Module | None = None
-        self._trained: TrainableParameters | None = None
-        self._optimizer: Optimizer | None = None
-        self._loader: LotLoader | None = None
         self._trainable: list[int] = []
         self._horizon = ENDLESS
         self._first_release = 0
@@ -123,40 +129,21 @@ class PrivateSession:
 
     # ------------------------------------------------------------------------------------- what is trained
 
-    @property
-    def training(self) -> Training:
-        """What is trained, and who drives it; a ConfigurationError before `check`."""
-        return require(self._training)
+    if not TYPE_CHECKING:
 
-    @property
-    def part(self) -> nn.Module:
-        """The module, or the part of it that sees private records; a ConfigurationError before `attach`."""
-        return require(self._part)
-
-    @property
-    def trained(self) -> TrainableParameters:
-        """Parameters to which gradients are released; a ConfigurationError before `attach`."""
-        return require(self._trained)
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """Updates them; a ConfigurationError before `attach`."""
-        return require(self._optimizer)
-
-    @property
-    def loader(self) -> LotLoader:
-        """Draws the lots; a ConfigurationError before `acquire`."""
-        return require(self._loader)
+        def __getattr__(self, name: str) -> Any:
+            require_hook(name not in _OF_TRAININGS)
+            raise AttributeError(name)
 
     @property
     def is_attached(self) -> bool:
         """Whether `attach` ran, and `end` did not."""
-        return self._trained is not None
+        return "trained" in vars(self)
 
     @property
     def has_lots(self) -> bool:
         """Whether `acquire` ran for this training."""
-        return self._loader is not None
+        return "loader" in vars(self)
 
     # ------------------------------------------------------------------------------------- begin
 
@@ -166,12 +153,11 @@ class PrivateSession:
         Raises:
             ConfigurationError: Names a setting and the remedy.
         """
-        self._trained = None
-        self._loader = None
+        self._forget("trained", "loader")
         self.is_open = False
         self.released = False
         self.is_admitted = False
-        self._training = training
+        self.training = training
         self.guards = [guard_type(self) for guard_type in self._guard_types]
         for guard in self.guards:
             guard.on_check()
@@ -186,11 +172,11 @@ class PrivateSession:
         """
         require_hook(self.is_admitted)
         training = self.training
-        part = self._part = private_part(training)
+        part = self.part = private_part(training)
         trained = self.source.attach(training, part, self.releases)
         name = "" if part is training.module else str(training.module.private_module)
-        self._optimizer = private_optimizer(training.optimizers, trained.parameters, name)
-        self._trained = trained
+        self.optimizer = private_optimizer(training.optimizers, trained.parameters, name)
+        self.trained = trained
         own_step = training.own_step
         self._executor = self._executor_on(training.device)
         self._attach_executor()
@@ -208,7 +194,7 @@ class PrivateSession:
         _ = self.trained
         lot_loader = require_lot_loader(loader)
         lot_loader.lots.acquire()
-        self._loader = lot_loader
+        self.loader = lot_loader
         self._uses_lots = True
         for guard in self.guards:
             guard.on_begin()
@@ -327,7 +313,7 @@ class PrivateSession:
         self.source.detach()
         if isinstance(self.source, ChosenGradients):
             self.source.is_chosen = False  # the engine may know other layers
-        trained = self._trained = self.source.attach(training, self.part, releases)
+        trained = self.trained = self.source.attach(training, self.part, releases)
         self.source.begin(self.loader)
         self._begin_anew()
         completed = self._horizon.completed_steps + releases.num_releases - self._first_release
@@ -510,6 +496,10 @@ class PrivateSession:
         for guard in self.guards:
             guard.on_close()
 
+    def _forget(self, *names: str) -> None:
+        for name in names:
+            vars(self).pop(name, None)
+
     def refuse_skipped_lot(self) -> None:
         """Refuse another lot, or the end of an epoch, where the last lot was not released."""
         if self.is_open:
@@ -527,11 +517,9 @@ class PrivateSession:
         for guard in reversed(self.guards):  # modes of torch end with the innermost
             guard.on_end()
         self.guards = []
-        if self._optimizer is not None:
-            _follow_noise(self._optimizer, None)
-        self._trained = None
-        self._part = None
-        self._optimizer = None
+        if "optimizer" in vars(self):
+            _follow_noise(self.optimizer, None)
+        self._forget("trained", "part", "optimizer")
         self.is_open = False
         if self._uses_lots:  # else they are another training's by now
             self.loader.lots.free()
@@ -539,10 +527,10 @@ class PrivateSession:
         releases.budget.close()
         is_over = releases.num_releases >= self._horizon.total_steps or releases.budget.exhausted
         keys = releases.forget_keys(is_over)
-        if self._training is not None:
-            self._training.restore()
+        if "training" in vars(self):
+            self.training.restore()
             if keys is not None:
-                self._training.warn(
+                self.training.warn(
                     f"the training ended before its last step, and can be resumed: {keys} holds the keys of its noise. "
                     "Delete it before anything of this run is published."
                 )
