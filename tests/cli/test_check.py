@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dpbench
-from dpbench.errors import ConfigurationError
+from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.records.local_training import LocalTraining
 from dpbench.records.users import Users
 from tests.support.cli import TINY
@@ -123,15 +123,39 @@ def numbers(rows: int = 40) -> TensorDataset:
     return TensorDataset(torch.randn(rows, 6, generator=torch.Generator().manual_seed(0)))
 
 
+class Centered(nn.Module):
+    """Subtracts the mean of a batch, and keeps it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean.copy_(x.detach().mean(0))
+        return x - self.mean
+
+
+def test_a_network_that_no_training_begins_with() -> None:
+    module = Steps(nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 1)), lambda m, b: m.net(b[0]).mean())
+    with pytest.raises(UnsupportedModuleError, match="BatchNorm1d.*GroupNorm"):
+        dpbench.check(module, dpbench.LotLoader.poisson(numbers(), 8, seed=0))
+
+
+def test_a_step_in_another_precision() -> None:
+    module = Steps(nn.Linear(6, 1), lambda m, b: m.net(b[0]).mean())
+    trainer = pl.Trainer(precision="bf16-true", accelerator="cpu", logger=False, max_steps=1)
+    assert dpbench.check(module, dpbench.LotLoader.poisson(numbers(), 8, seed=0), trainer=trainer).kind == "separable"
+
+
 @pytest.mark.parametrize("manual", [False, True])
 def test_nothing_of_it_stays(manual: bool) -> None:
-    """Statistics of BatchNorm are of records: written by the first check, they must look public to the second."""
-    module = Steps(nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 1)), lambda m, b: m.net(b[0]).mean(), manual)
+    """Statistics of records that the first check has written must look public to the second."""
+    module = Steps(nn.Sequential(Centered(), nn.Linear(6, 1)), lambda m, b: m.net(b[0]).square().mean(), manual)
     loader = dpbench.LotLoader.poisson(numbers(), 8, seed=0)
     state = copy.deepcopy(module.state_dict())
     random = torch.get_rng_state()
     first = dpbench.check(module, loader)
-    assert first.kind == "mixed" and "normalizes over the batch" in str(first)
+    assert first.kind == "mixed" and "(copy_): records are written to what outlives the step" in str(first)
     assert str(dpbench.check(module, loader)) == str(first)
     assert all(torch.equal(value, state[name]) for name, value in module.state_dict().items())
     assert torch.equal(torch.get_rng_state(), random) and all(p.grad is None for p in module.parameters())

@@ -403,10 +403,47 @@ class MatchesWhatIsLogged(GAN):
         return super().generator_loss(on_fake) * logged
 
 
+class MatchesInAHook(MatchesFeatures):
+    """A broken mutant: a hook scales the generator's gradients by what the discriminator says of records."""
+
+    def generator_loss(self, on_fake: Tensor) -> Tensor:
+        on_fake.register_hook(lambda gradient: gradient * self.level)
+        return GAN.generator_loss(self, on_fake)
+
+
+class MatchesInABackwardPass(MatchesFeatures):
+    """A broken mutant: the same by a function of its own."""
+
+    def generator_loss(self, on_fake: Tensor) -> Tensor:
+        class ByRecords(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Tensor) -> Tensor:
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx: Any, gradient: Tensor) -> Any:
+                return gradient * self.level
+
+        return GAN.generator_loss(self, ByRecords.apply(on_fake))
+
+
+class MatchesCounts(GAN):
+    """A broken mutant: the number of records of a class, by a mask."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.count = len(batch[0][batch[1] == 1])
+        super().training_step(batch, batch_idx)
+
+    def generator_loss(self, on_fake: Tensor) -> Tensor:
+        return super().generator_loss(on_fake) / (1 + self.count)
+
+
 class Logs(MatchesWhatIsLogged):
     """Its loss is logged after the release, as in tutorials."""
 
     def generator_loss(self, on_fake: Tensor) -> Tensor:
+        self.log("nonprivate/detached", self.shown.detach())
+        print(self.shown)
         self.log_dict({"nonprivate/shown": self.shown}, prog_bar=True)
         return GAN.generator_loss(self, on_fake)
 
@@ -517,12 +554,15 @@ class OwnOptimizer(GAN):
     ("mutant", "words"),
     [
         (PeeksAtLabels, "not finite.*hidden"),
-        (PeeksAtViews, "uses a tensor that it has computed of private records"),
+        (PeeksAtViews, "uses what it has computed of private records"),
         (PeeksAtSize, "not finite.*hidden"),
-        (MatchesFeatures, "uses a tensor that it has computed of private records.*no feature matching"),
+        (MatchesFeatures, "uses what it has computed of private records.*no feature matching"),
         (MatchesNumbers, "reads values of records before their release: .*test_gan.py.*self.log"),
         (MatchesLater, "reads values of records before their release"),
-        (MatchesWhatIsLogged, "uses a tensor that it has computed of private records"),
+        (MatchesInAHook, "uses what it has computed of private records: .*test_gan.py"),
+        (MatchesInABackwardPass, "uses what it has computed of private records"),
+        (MatchesCounts, "reads values of records before their release: .*test_gan.py"),
+        (MatchesWhatIsLogged, "uses what it has computed of private records"),
         (EarlyBackward, "gradients of generator.*before the release"),
         (LateStatistics, "changes encoder"),
         (KeywordEncodes, "Sequential.* ran with gradients before the release"),

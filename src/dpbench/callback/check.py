@@ -32,6 +32,7 @@ from dpbench.guards.engine_trial import EngineTrial, loss_of_step, without_trace
 from dpbench.guards.public_networks import private_part
 from dpbench.options import checked_value
 from dpbench.privacy.gradients.engine import LossReduction, PerRecordEngine
+from dpbench.privacy.gradients.one_by_one import OneByOne
 from dpbench.privacy.record_axis.mode import Event
 from dpbench.privacy.record_axis.tags import Over, has_plain_memory, is_private, set_tag, tag_of
 from dpbench.privacy.record_axis.verdict import Verdict
@@ -122,6 +123,7 @@ def check(
 
     Raises:
         ConfigurationError: A private training would not begin.
+        UnsupportedModuleError: A layer keeps statistics of records, or mixes them.
 
     Example:
         >>> print(dpbench.check(module, loader))  # doctest: +SKIP
@@ -201,6 +203,7 @@ class _OneCheck(pl.Callback):
 
     def _result(self, training: LightningTraining, loader: Any) -> StepCheck:
         part = private_part(training)
+        OneByOne(part, self._over.value).close()  # refuses what no training begins with
         verdicts = []
         with _drawing(loader, training.automatic_optimization) as batches, without_traces(training) as state:
             try:
@@ -235,7 +238,7 @@ class _OneCheck(pl.Callback):
         """The verdict on one batch; None if it is empty."""
         if isinstance(batch, SeparateRecords):
             return StepCheck("unchecked", reason=_SEPARATE)
-        batch = training.to_device(batch)
+        batch = training.trainer.precision_plugin.convert_input(training.to_device(batch))
         rows = count_records(batch)
         if not rows:
             return None

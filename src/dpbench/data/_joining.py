@@ -118,7 +118,7 @@ def paddings_between(own: Any, pair: Any) -> dict[int, float]:
     if structure != other_structure:
         return paddings
     for place, (leaf, other) in enumerate(zip(leaves, others, strict=True)):
-        if not isinstance(leaf, Tensor) or not leaf.dim() or other.dim() != leaf.dim():
+        if not isinstance(leaf, Tensor) or not leaf.numel() or not leaf.dim() or other.dim() != leaf.dim():
             continue
         row = other[-len(leaf) :]
         if row.shape == leaf.shape or any(size > wanted for size, wanted in zip(leaf.shape, row.shape, strict=True)):
@@ -130,27 +130,34 @@ def paddings_between(own: Any, pair: Any) -> dict[int, float]:
     return paddings
 
 
-def made_up(record: Any, text: str) -> Any:
+def made_up(record: Any, text: str, first: int) -> Any:
     """A record of the same sizes with numbers and words that say nothing of it.
 
     Args:
         record: Tensors, arrays, numbers and texts in dictionaries, lists and tuples.
         text: The text in place of each text.
+        first: The number with which counts begin in place of several numbers.
 
     Raises:
         TypeError: It holds something else.
     """
     know_as_tree(record)
-    return tree_map(lambda leaf: _made_up(leaf, text), record)
+    return tree_map(lambda leaf: _made_up(leaf, text, first), record, is_leaf=_is_numbers)
 
 
-def _made_up(leaf: Any, text: str) -> Any:
+def _is_numbers(x: Any) -> bool:
+    return isinstance(x, list) and bool(x) and all(type(number) in (int, float) for number in x)
+
+
+def _made_up(leaf: Any, text: str, first: int) -> Any:
+    if _is_numbers(leaf):
+        return [type(number)((place + first) % 100 + 1) for place, number in enumerate(leaf)]
     if isinstance(leaf, Tensor) and not leaf.dim():  # such as a label
         return torch.zeros_like(leaf)
     if isinstance(leaf, Tensor):
-        return (torch.arange(leaf.numel(), device=leaf.device) % 100 + 1).reshape(leaf.shape).to(leaf.dtype)
+        return ((torch.arange(leaf.numel(), device=leaf.device) + first) % 100 + 1).reshape(leaf.shape).to(leaf.dtype)
     if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biuf":
-        return (np.arange(leaf.size) % 100 + 1).reshape(leaf.shape).astype(leaf.dtype)
+        return ((np.arange(leaf.size) + first) % 100 + 1).reshape(leaf.shape).astype(leaf.dtype)
     if isinstance(leaf, str):
         return text
     if leaf is None or isinstance(leaf, bool | int | float):

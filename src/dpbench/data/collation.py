@@ -174,17 +174,24 @@ class Collation:
         return batch
 
     def _learn_paddings(self, large: Any, small: Any) -> None:
-        """See how made-up records of these sizes are padded: the numbers of no record become padding of others."""
-        try:
-            own = joining.made_up(small, _SHORT)
-            other = joining.made_up(large, _LONG)
-        except TypeError:  # such as an image of PIL
-            return
-        with isolate_rng(include_cuda=False):
-            alone = self._together(own)
-            pair = self._together(other, own)
-        if alone is not None and pair is not None:
-            self._paddings |= joining.paddings_between(alone, pair)
+        """See how made-up records of these sizes are padded: the numbers of no record become padding of others.
+
+        Twice, with other numbers: what follows from a record's numbers is no padding.
+        """
+        learned = []
+        for first in (0, 1):
+            try:
+                own = joining.made_up(small, _SHORT, first)
+                other = joining.made_up(large, _LONG, first)
+            except TypeError:  # such as an image of PIL
+                return
+            with isolate_rng(include_cuda=False):
+                alone = self._together(own)
+                pair = self._together(other, own)
+            if alone is None or pair is None:
+                return
+            learned.append(joining.paddings_between(alone, pair))
+        self._paddings |= dict(learned[0].items() & learned[1].items())
 
 
 def _index_of(index: RecordOfRow, batch: Any) -> Any:

@@ -144,7 +144,7 @@ class Writes(Guard):
     def _between_batches(self) -> Iterator[None]:
         """Within, a hook may use what the step has kept of records, to show it, or write; not both."""
         before = self._snapshot()
-        with records_withheld(None) as records:
+        with records_withheld(refuses=False) as records:
             yield
         if records.has_seen:
             _refuse_writes(before, _BETWEEN)

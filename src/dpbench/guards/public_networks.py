@@ -11,7 +11,6 @@ from torch.utils.hooks import RemovableHandle
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.guards._hidden_records import LotRecords
 from dpbench.guards.guard import Guard
-from dpbench.guards.withheld_loss import RecordsWithheld
 from dpbench.privacy.record_axis.host import axis_of_step
 from dpbench.records.source import ChosenGradients
 from dpbench.records.training import Training
@@ -21,9 +20,9 @@ _READS = (
     "depend on them, without noise: leave numbers in tensors, and give what is to be shown to self.log."
 )
 _AFTER_RELEASE = (
-    "after the release of a batch, training_step uses a tensor that it has computed of private records ({function}): "
-    "it is exact, and the other networks would learn from it without noise. Compute their losses from noise and the "
-    "released network alone (no feature matching against real records); self.log takes what is to be shown."
+    "after the release of a batch, training_step uses what it has computed of private records: {event}. It is exact, "
+    "and the other networks would learn from it without noise. Compute their losses from noise and the released "
+    "network alone (no feature matching against real records); give self.log the tensor itself, without item()."
 )
 
 State = dict[str, tuple[Tensor, int]]
@@ -77,7 +76,6 @@ class PublicNetworks(Guard):
 
     def __init__(self, session: Any) -> None:
         super().__init__(session)
-        self._withheld = RecordsWithheld(_AFTER_RELEASE)
         self._hooks: list[RemovableHandle] = []
         self._lot: LotRecords | None = None
         self._gradients: State = {}
@@ -103,7 +101,6 @@ class PublicNetworks(Guard):
         self._gradients = public_gradients(self.session.training.module, self.session.part)
         if self.has_public_networks:
             self._lot = LotRecords(batch)
-            self._withheld.open(looks=False)
 
     def on_release(self) -> None:
         """Hide the records.
@@ -122,7 +119,9 @@ class PublicNetworks(Guard):
 
     def on_released(self) -> None:
         """Withhold the records from what follows."""
-        self._withheld.looks = self.has_public_networks
+        axis = axis_of_step()
+        if self.has_public_networks and axis is not None:
+            axis.refusal = _AFTER_RELEASE
 
     def on_public_loss(self, loss: Tensor) -> None:
         """Raise ConfigurationError where a loss after a release is not finite, perhaps by hidden records."""
@@ -131,13 +130,11 @@ class PublicNetworks(Guard):
 
     def on_stepped(self) -> None:
         """Give the batch back as it was, for hooks that see it later."""
-        self._withheld.close()
         if self.session.released:  # else it is refused: no release was made
             self._show()
 
     def on_end(self) -> None:
         """The module's passes are no longer watched."""
-        self._withheld.close()
         self._show()
         while self._hooks:
             self._hooks.pop().remove()

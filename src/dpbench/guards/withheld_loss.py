@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -13,9 +12,7 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.record_axis.harmless import LOG, harmless_function
-from dpbench.privacy.record_axis.operators import tensors_among
-from dpbench.privacy.record_axis.tags import UNKNOWN, Mixed, has_plain_memory, is_private, set_tag, tag_of
+from dpbench.privacy.record_axis.tags import has_plain_memory, is_private, tag_of
 
 READS_LOSS = (
     "the optimizer reads the loss of a batch, which is exact: step lengths by Polyak (SPS, ALI-G), LBFGS and line "
@@ -62,27 +59,22 @@ class RecordsWithheld(TorchFunctionMode):
     """Refuses functions of tensors that have records in their memory, as tags say: for the time of an update.
 
     Args:
-        message: The error's, of `{function}`; None to let them through.
+        refuses: False to let them through.
 
     Attributes:
         has_seen: True once there was such a function.
-        looks: True while functions are looked at.
     """
 
-    def __init__(self, message: str | None = READS_RECORDS) -> None:
+    def __init__(self, refuses: bool = True) -> None:
         super().__init__()
         self.has_seen = False
-        self.looks = False
         self._is_open = False
-        self._message = message
+        self._looks = False
+        self._refuses = refuses
 
-    def open(self, looks: bool = True) -> None:
-        """Look at functions from now on.
-
-        Args:
-            looks: False: once the attribute is set.
-        """
-        self.looks = looks
+    def open(self) -> None:
+        """Look at functions from now on."""
+        self._looks = True
         if not self._is_open:
             self._is_open = True
             self.__enter__()  # type: ignore[no-untyped-call]
@@ -100,31 +92,21 @@ class RecordsWithheld(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        given = (*args, *(kwargs or {}).values()) if self.looks else ()
-        if not any(map(is_of_records, tensors_among(given, {}))):
-            return func(*args, **(kwargs or {}))
-        function = harmless_function(sys._getframe(1))
-        if function is not None and function.reason == LOG:
-            output = func(*args, **(kwargs or {}))
-            for t in filter(has_plain_memory, tensors_among((output,), {})):
-                set_tag(t, Mixed(-1, UNKNOWN, "log", LOG))  # what is logged may be read again
-            return output
-        self.has_seen = True
-        self.looks = False  # once is enough; after a refusal, the training ends by an error
-        if self._message is not None:
-            raise ConfigurationError(self._message.format(function=getattr(func, "__name__", func)))
+        for x in (*args, *(kwargs or {}).values()) if self._looks else ():
+            for t in x if isinstance(x, (list, tuple)) else (x,):
+                if isinstance(t, Tensor) and has_plain_memory(t) and is_private(tag_of(t)):
+                    self.has_seen = True
+                    self._looks = False  # once is enough; after a refusal, the training ends by an error
+                    if not self._refuses:
+                        break
+                    raise ConfigurationError(READS_RECORDS.format(function=getattr(func, "__name__", func)))
         return func(*args, **(kwargs or {}))
 
 
-def is_of_records(t: Tensor) -> bool:
-    """True if a tensor's memory depends on records, as its tag says; others have no memory to tag."""
-    return has_plain_memory(t) and is_private(tag_of(t))
-
-
 @contextmanager
-def records_withheld(message: str | None = READS_RECORDS) -> Iterator[RecordsWithheld]:
+def records_withheld(refuses: bool = True) -> Iterator[RecordsWithheld]:
     """Within, functions of tensors of records are refused, or noted."""
-    withheld = RecordsWithheld(message)
+    withheld = RecordsWithheld(refuses)
     withheld.open()
     try:
         yield withheld

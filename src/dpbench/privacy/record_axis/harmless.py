@@ -10,6 +10,8 @@ import os
 from types import FrameType
 from typing import NamedTuple
 
+from dpbench.privacy.record_axis.tags import HIDDEN
+
 
 class Function(NamedTuple):
     """A function of a library.
@@ -58,12 +60,16 @@ def harmless_function(frame: FrameType | None) -> Function | None:
     Args:
         frame: The innermost frame.
     """
+    is_of_metric = True  # and of no code that it calls
     for _ in range(_DEPTH):
         if frame is None:
             return None
+        name = frame.f_code.co_filename
+        file = name.replace(os.sep, "/")
         for function in _BY_NAME.get(frame.f_code.co_name, ()):
-            file = frame.f_code.co_filename.replace(os.sep, "/")
-            if file.endswith(function.file) or (function.file.endswith("/") and function.file in file):
+            is_in_file = file.endswith(function.file) or (function.file.endswith("/") and function.file in file)
+            if is_in_file and (is_of_metric or function.reason != _METRIC):
                 return function
+        is_of_metric = is_of_metric and (name.startswith(HIDDEN) or "/torchmetrics/" in file)
         frame = frame.f_back
     return None

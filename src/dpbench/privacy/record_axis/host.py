@@ -120,7 +120,7 @@ class _Replacements:
 def running_axis() -> RecordAxis | None:
     """The mode of the step that runs in this thread, if it is looked at."""
     axis = axis_of_step()
-    return None if axis is None or axis.is_over else axis
+    return None if axis is None or (axis.is_over and axis.refusal is None) else axis
 
 
 def axis_of_step() -> RecordAxis | None:

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils._pytree import tree_leaves
 
+from dpbench.errors import ConfigurationError
 from dpbench.privacy.record_axis import rules as _rules  # noqa: F401  (enters the rules)
 from dpbench.privacy.record_axis.harmless import harmless_function
 from dpbench.privacy.record_axis.operators import Call, Mixes, Operator, Outcome, is_among, tensors_among
@@ -37,6 +38,7 @@ from dpbench.privacy.record_axis.tags import (
     calling_line,
     covers_storage,
     has_plain_memory,
+    is_of_records,
     is_private,
     overlaps_itself,
     rows_of,
@@ -114,6 +116,7 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kept: Values of records of earlier batches that Python got to know.
         has_hooks: True if the step has functions of its own in the backward pass.
         before_first_read: Called once, before Python gets to know a value of records; None: nothing is.
+        refusal: Message of `{event}` for the use of records after the step is over; None: they may be used.
         is_over: True once the loss was judged: a step in manual optimization goes on, and is no longer looked at.
         is_in_backward: True while the gradient of the loss is computed, in which 1/R is the mean's own.
     """
@@ -130,6 +133,7 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.has_hooks = False
         self.is_in_backward = False
         self.is_over = False
+        self.refusal: str | None = None
         self.before_first_read: Callable[[], None] | None = None
         self._quiet = 0
 
@@ -186,6 +190,8 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Take note of a value of records, perhaps of an earlier batch's, that Python gets to know."""
         if self._quiet > 0 or harmless_function(sys._getframe(1)) is not None:
             return
+        if self.refusal is not None:
+            raise ConfigurationError(self.refusal.format(event=Event(calling_line(), name, reason)))
         if reason != SEEDED and self.before_first_read is not None:
             before, self.before_first_read = self.before_first_read, None
             with _disable_current_modes():
@@ -205,19 +211,20 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.is_over:
+        if self.is_over and self.refusal is None:
             return func(*args, **kwargs)
         operator = self._operators.get(func)
         if operator is None:
             if not isinstance(func, torch._ops.OpOverload):
                 return self._unknown(func, args, kwargs)
             operator = self._operators[func] = Operator(func)
+        if self.is_over:
+            return self._withhold(operator, func, args, kwargs)
         if kwargs.get("generator") is not None:
             self._look_at(kwargs["generator"])
         tensors = tensors_among(args, kwargs)
-        for t in tensors:
-            if not has_plain_memory(t):
-                return self._foreign(func, operator, args, kwargs)
+        if not all(map(has_plain_memory, tensors)):
+            return self._foreign(func, operator, args, kwargs)
         if operator.is_view:
             return func(*args, **kwargs)
         call = Call(operator, args, kwargs, tensors, self.batch, self.records)
@@ -233,6 +240,16 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._tag_outputs(call)
                 return output
         make_local(call)
+        return output
+
+    def _withhold(self, operator: Operator, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator that may be given no records; what is only shown is still theirs."""
+        if operator.is_view or not any(map(is_of_records, tensors_among(args, kwargs))):
+            return func(*args, **kwargs)
+        self.note_read(operator.name, "a tensor of records is used")
+        output = func(*args, **kwargs)
+        for t in filter(has_plain_memory, tensors_among((output,), {})):
+            set_tag(t, self.mix(operator.name, "a value that is shown"))
         return output
 
     def _tag_outputs(self, call: Call) -> None:
@@ -305,7 +322,7 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
         operator = call.operator
         if operator.is_like or not (call.axes or inputs.is_lone or totals or mixed):
             return None
-        if operator.reads:
+        if operator.reads or _picks_by_mask(call):
             self.note_read(operator.name, is_kept=any(tag.is_kept for tag in mixed))
             return Mixed(self.batch, calling_line(), operator.name, "a value or a shape that depends on records")
         if self.records == 1:  # nothing can be mixed but with records of earlier batches
@@ -319,7 +336,6 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._of_totals(call, totals)
         if operator.rule is None:
             raise Mixes("an operator without a rule")
-        call.read = self.note_read
         call.is_in_backward = self.is_in_backward
         return operator.rule(call)
 
@@ -474,6 +490,14 @@ class _Inputs:
             self.mixed.append(self._axis.mix(self._call.operator.name, "a part of the batch"))
         else:
             self._call.axes[id(t)] = place
+
+
+def _picks_by_mask(call: Call) -> bool:
+    """True if values of records say how many rows an operator picks."""
+    if call.operator.plain_name not in ("index", "_unsafe_index"):
+        return False
+    indices = zip(call.tensors[1:], call.tags[1:], strict=True)
+    return any(t.dtype in (torch.bool, torch.uint8) and is_private(tag) for t, tag in indices)
 
 
 def _overwritten(call: Call) -> list[Any]:

@@ -156,7 +156,6 @@ class Call:
         axes: id of an input → where it has its records.
         exchangeable: id of a public input → the axis along which it is exchangeable, with its number of records; None
             for each dimension.
-        read: Called with an operator's name and a reason where a rule comes upon a value that Python gets to know.
         is_in_backward: True while the gradient of the loss is computed.
     """
 
@@ -180,7 +179,6 @@ class Call:
         self.records = records
         self.axes: dict[int, Axis] = {}
         self.exchangeable: dict[int, tuple[Axis, int] | None] = {}
-        self.read: Callable[[str, str], None] = _ignore
         self.is_in_backward = False
 
     def __getitem__(self, name: str) -> Any:
@@ -315,10 +313,6 @@ class Call:
                 listed = value if isinstance(value, (list, tuple)) else [value]
                 return [dim % max(t.dim(), 1) for dim in listed]
         return None
-
-
-def _ignore(name: str, reason: str) -> None:
-    """Do nothing."""
 
 
 def is_among(x: object, others: Sequence[object]) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 _ATTRIBUTE = "_dpbench_records"
 _PACKAGE = Path(os.path.abspath(__file__)).parents[2]
 _FOLDERS = (Path(torch.__file__).parent, _PACKAGE / "privacy", _PACKAGE / "guards")
-_HIDDEN = tuple(f"{folder}{os.sep}" for folder in _FOLDERS)
+HIDDEN = tuple(f"{folder}{os.sep}" for folder in _FOLDERS)
 """Folders whose lines are not named: the line that called them is."""
 
 
@@ -66,7 +66,7 @@ def calling_line() -> Place:
     frame = sys._getframe(1)
     while frame.f_back is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(_HIDDEN) and not file.startswith("<"):
+        if not file.startswith(HIDDEN) and not file.startswith("<"):
             break
         frame = frame.f_back
     return Place(frame.f_code.co_filename, frame.f_lineno)
@@ -208,6 +208,11 @@ def has_plain_memory(t: Tensor) -> bool:
 def tag_of(t: Tensor) -> Any:
     """The tag of a tensor's memory, or None."""
     return getattr(t.untyped_storage(), _ATTRIBUTE, None)
+
+
+def is_of_records(t: Tensor) -> bool:
+    """True if a tensor's memory depends on records, as its tag says; others have no memory to tag."""
+    return has_plain_memory(t) and is_private(tag_of(t))
 
 
 def tag_of_storage(storage: torch.UntypedStorage) -> Any:

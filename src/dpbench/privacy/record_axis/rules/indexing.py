@@ -133,7 +133,6 @@ def _entries(call: Call) -> list[_Entry]:
 def _masked(call: Call, x: Tensor, values: Tensor | None, entries: list[_Entry]) -> Axis:
     """A mask with records: one value may be written where it says."""
     if values is None:
-        call.read(call.operator.name, "a shape that a mask decides")
         raise Mixes("rows picked by a mask")
     if len(entries) > 1 or values.numel() != 1 or call.has_records(values) or call["accumulate"]:
         raise Mixes("values written where a mask says")
