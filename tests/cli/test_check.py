@@ -192,6 +192,18 @@ def test_a_network_that_the_engine_does_not_know() -> None:
     assert str(checked).startswith("the engine cannot be used, so that training takes records one by one:\n  LSTM is")
 
 
+def test_what_is_kept_counts_more_than_a_limit_of_the_engine() -> None:
+    def loss(module: Steps, batch: Any) -> Tensor:
+        mean: Tensor = module.net(batch[0].reshape(-1, 2, 3))[0].mean()
+        before = module.__dict__.get("before", 1.0)
+        module.before = mean.detach()
+        return mean * before
+
+    module = Steps(nn.LSTM(3, 4, proj_size=2), loss)
+    module.net.batch_first = True
+    assert dpbench.check(module, dpbench.LotLoader.poisson(numbers(), 8)).kind == "kept"
+
+
 def test_a_verdict_by_values_says_so() -> None:
     """Where targets are ignored, a mean counts what counts in the batch."""
 

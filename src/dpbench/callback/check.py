@@ -35,7 +35,6 @@ from dpbench.privacy.gradients.engine import LossReduction, PerRecordEngine
 from dpbench.privacy.gradients.one_by_one import OneByOne
 from dpbench.privacy.record_axis.mode import Event
 from dpbench.privacy.record_axis.tags import Over, has_plain_memory, is_private, set_tag, tag_of
-from dpbench.privacy.record_axis.verdict import Verdict
 from dpbench.records.count import count_records
 from dpbench.records.examples import Examples
 from dpbench.records.grouping import rows_of_lot
@@ -52,7 +51,7 @@ _RECORDS = 30
 """Records of a batch that go through the step, whatever its size: no message can tell the size of a private batch."""
 _MOST_DRAWS = 100  # of batches, for two that are not empty
 _MOST_PLACES = 5
-_SEVERITY = ("kept", "mixed", "reads", "separable")
+_SEVERITY = ("kept", "mixed", "reads", "limited", "separable")
 _HEADLINES = {
     "separable": "records are separable: the engine computes all gradients of a batch together",
     "limited": "the engine cannot be used, so that training takes records one by one:",
@@ -204,29 +203,28 @@ class _OneCheck(pl.Callback):
     def _result(self, training: LightningTraining, loader: Any) -> StepCheck:
         part = private_part(training)
         OneByOne(part, self._over.value).close()  # refuses what no training begins with
-        verdicts = []
+        checks: list[StepCheck] = []
         with _drawing(loader, training.automatic_optimization) as batches, without_traces(training) as state:
             try:
                 for batch in batches:
                     checked = self._checked(training, part, loader, batch)
-                    if isinstance(checked, StepCheck):
+                    if checked is None:
+                        continue
+                    if checked.kind == "unchecked":
                         return checked
-                    if checked is not None:
-                        verdicts.append(checked)
-                    if len(verdicts) == _BATCHES:
+                    checks.append(checked)
+                    if len(checks) == _BATCHES:
                         break
             finally:
                 for t in state.tensors():
                     if has_plain_memory(t) and tag_of(t) is not None:
                         set_tag(t, None)
-        if not verdicts:
+        if not checks:
             raise ConfigurationError("all batches that were drawn are empty: make batches larger.")
-        kind = min((verdict.kind for verdict in verdicts), key=_SEVERITY.index)
-        events: dict[Event, None] = {}
-        for verdict in verdicts:
-            if verdict.kind == kind:
-                events.update(dict.fromkeys(verdict.events))
-        return StepCheck(kind, tuple(events))
+        kind = min((checked.kind for checked in checks), key=_SEVERITY.index)
+        worst = [checked for checked in checks if checked.kind == kind]
+        events = dict.fromkeys(event for checked in worst for event in checked.events)
+        return StepCheck(kind, tuple(events), worst[0].reason)
 
     def _checked(
         self,
@@ -234,7 +232,7 @@ class _OneCheck(pl.Callback):
         part: torch.nn.Module,
         loader: Any,
         batch: Any,
-    ) -> Verdict | StepCheck | None:
+    ) -> StepCheck | None:
         """The verdict on one batch; None if it is empty."""
         if isinstance(batch, SeparateRecords):
             return StepCheck("unchecked", reason=_SEPARATE)
@@ -255,11 +253,10 @@ class _OneCheck(pl.Callback):
             raise ConfigurationError("training_step returns no loss for a batch that is not empty: always return it.")
         if has_plain_memory(loss) and not is_private(tag_of(loss)):
             return StepCheck("unchecked", reason=_WITHOUT_RECORDS)
+        reason = None
         if verdict.is_separable:
             reason = _limit(training, part, self._over.value, batch, record_of, index)
-            if reason is not None:
-                return StepCheck("limited", reason=reason)
-        return verdict
+        return StepCheck(verdict.kind, verdict.events) if reason is None else StepCheck("limited", reason=reason)
 
 
 def _limit(

@@ -157,7 +157,7 @@ def _one_line_errors(command: Callable[[], int]) -> int:
     except DPBenchError as error:
         print(f"dpbench: error: {error}", file=sys.stderr)
     except ModuleNotFoundError as error:
-        package = str(error.name).partition(".")[0]
+        package = (error.name or "dpbench").partition(".")[0]
         if package == "dpbench":
             raise
         print(f"dpbench: error: this command needs {package}, which is not installed: pip install it.", file=sys.stderr)

@@ -130,34 +130,34 @@ def paddings_between(own: Any, pair: Any) -> dict[int, float]:
     return paddings
 
 
-def made_up(record: Any, text: str, first: int) -> Any:
+def made_up(record: Any, text: str, offset: int) -> Any:
     """A record of the same sizes with numbers and words that say nothing of it.
 
     Args:
         record: Tensors, arrays, numbers and texts in dictionaries, lists and tuples.
         text: The text in place of each text.
-        first: The number with which counts begin in place of several numbers.
+        offset: Offset of the counts that take the place of several numbers.
 
     Raises:
         TypeError: It holds something else.
     """
     know_as_tree(record)
-    return tree_map(lambda leaf: _made_up(leaf, text, first), record, is_leaf=_is_numbers)
+    return tree_map(lambda leaf: _made_up(leaf, text, offset), record, is_leaf=_is_numbers)
 
 
 def _is_numbers(x: Any) -> bool:
     return isinstance(x, list) and bool(x) and all(type(number) in (int, float) for number in x)
 
 
-def _made_up(leaf: Any, text: str, first: int) -> Any:
+def _made_up(leaf: Any, text: str, offset: int) -> Any:
     if _is_numbers(leaf):
-        return [type(number)((place + first) % 100 + 1) for place, number in enumerate(leaf)]
+        return [type(number)((place + offset) % 100 + 1) for place, number in enumerate(leaf)]
     if isinstance(leaf, Tensor) and not leaf.dim():  # such as a label
         return torch.zeros_like(leaf)
     if isinstance(leaf, Tensor):
-        return ((torch.arange(leaf.numel(), device=leaf.device) + first) % 100 + 1).reshape(leaf.shape).to(leaf.dtype)
+        return ((torch.arange(leaf.numel(), device=leaf.device) + offset) % 100 + 1).reshape(leaf.shape).to(leaf.dtype)
     if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biuf":
-        return ((np.arange(leaf.size) + first) % 100 + 1).reshape(leaf.shape).astype(leaf.dtype)
+        return ((np.arange(leaf.size) + offset) % 100 + 1).reshape(leaf.shape).astype(leaf.dtype)
     if isinstance(leaf, str):
         return text
     if leaf is None or isinstance(leaf, bool | int | float):

@@ -178,11 +178,11 @@ class Collation:
 
         Twice, with other numbers: what follows from a record's numbers is no padding.
         """
-        learned = []
-        for first in (0, 1):
+        candidates = []
+        for offset in (0, 1):
             try:
-                own = joining.made_up(small, _SHORT, first)
-                other = joining.made_up(large, _LONG, first)
+                own = joining.made_up(small, _SHORT, offset)
+                other = joining.made_up(large, _LONG, offset)
             except TypeError:  # such as an image of PIL
                 return
             with isolate_rng(include_cuda=False):
@@ -190,8 +190,8 @@ class Collation:
                 pair = self._together(other, own)
             if alone is None or pair is None:
                 return
-            learned.append(joining.paddings_between(alone, pair))
-        self._paddings |= dict(learned[0].items() & learned[1].items())
+            candidates.append(joining.paddings_between(alone, pair))
+        self._paddings |= dict(candidates[0].items() & candidates[1].items())
 
 
 def _index_of(index: RecordOfRow, batch: Any) -> Any:

@@ -92,7 +92,8 @@ class PublicNetworks(Guard):
         """Watch the passes of public networks."""
         if self.has_public_networks:
             if not isinstance(self.session.source, ChosenGradients):
-                raise ConfigurationError(f"private_module needs records=examples, not {self.session.source!r}.")
+                kind = type(self.session.source).__name__
+                raise ConfigurationError(f"private_module needs records=examples, not a {kind}.")
             for module in self._public():
                 self._hooks.append(module.register_forward_pre_hook(self._before_public, with_kwargs=True))
 

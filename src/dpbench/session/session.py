@@ -442,7 +442,8 @@ class PrivateSession:
                 return
             with self._out_of_memory_explained():
                 inner(loss, *arguments, **options)
-            self._look_at_step(self.part is not self.training.module)
+            if self.part is not self.training.module:
+                self._look_at_step(True)
 
         return backward
 

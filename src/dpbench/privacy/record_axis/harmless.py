@@ -29,7 +29,7 @@ class Function(NamedTuple):
 
 _MASK = "a mask of ones is left out: attention with it and without it is the same"
 _CHECK = "arguments are checked, and refused by an error"
-LOG = "a value that is only shown"
+_LOG = "a value that is only shown"
 _METRIC = "values go into states, which are tagged, and come back tagged as mixed (`host`)"
 
 FUNCTIONS = (
@@ -41,10 +41,10 @@ FUNCTIONS = (
     Function("torch/distributions/distribution.py", "__init__", _CHECK),
     Function("torch/distributions/distribution.py", "_validate_sample", _CHECK),
     Function("torch/nn/modules/transformer.py", "_detect_is_causal_mask", _MASK),
-    Function("pytorch_lightning/core/module.py", "log", LOG),
-    Function("pytorch_lightning/core/module.py", "log_dict", LOG),
-    Function("lightning/pytorch/core/module.py", "log", LOG),
-    Function("lightning/pytorch/core/module.py", "log_dict", LOG),
+    Function("pytorch_lightning/core/module.py", "log", _LOG),
+    Function("pytorch_lightning/core/module.py", "log_dict", _LOG),
+    Function("lightning/pytorch/core/module.py", "log", _LOG),
+    Function("lightning/pytorch/core/module.py", "log_dict", _LOG),
     Function("/torchmetrics/", "forward", _METRIC),
     Function("/torchmetrics/", "update", _METRIC),
 )
