@@ -166,6 +166,9 @@ def test_records_of_several_rows() -> None:
     """Two rows of each record lie side by side; a record's rows may be combined, and layers may fold them."""
 
     def loss(module: Steps, batch: Any) -> Tensor:
+        record_of = batch["of"]
+        of_record = torch.zeros(int(record_of[-1]) + 1).index_add(0, record_of, torch.ones(len(record_of)))
+        assert of_record.min() > 0  # numbers of records ascend by one, as in a training
         folded: Tensor = module.net(batch["x"].reshape(-1, 3))
         return folded.mean()
 

@@ -22,6 +22,12 @@ def test_a_correct_run_is_consistent() -> None:
     assert row["measured_mu"] == pytest.approx(row["declared_mu"], rel=0.1)
 
 
+@pytest.mark.parametrize("name", MUTANTS)
+def test_what_is_broken_is_there(name: str) -> None:
+    with MUTANTS[name]():
+        pass
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_broken_run_is_found(name: str) -> None:

@@ -357,7 +357,7 @@ def _rate_of_all() -> Iterator[None]:
         return PoissonSampling(self.population, self.group_rate).draw(rng)
 
     with (
-        mock.patch.object(CyclicPoissonSampling, "_round", property(cost)),
+        mock.patch.object(CyclicPoissonSampling, "round", property(cost)),
         mock.patch.object(CyclicPoissonSampling, "draw", draw),
     ):
         # Divergences are remembered by what a release is.

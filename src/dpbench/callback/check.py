@@ -37,7 +37,7 @@ from dpbench.privacy.record_axis.mode import Event
 from dpbench.privacy.record_axis.tags import Over, has_plain_memory, is_private, set_tag, tag_of
 from dpbench.records.count import count_records
 from dpbench.records.examples import Examples
-from dpbench.records.grouping import rows_of_lot
+from dpbench.records.grouping import counted_from_zero, places_of_index, rows_of_lot
 from dpbench.records.physical_batches import select
 from dpbench.records.source import RecordSource
 from dpbench.records.tagging import watch
@@ -246,7 +246,9 @@ class _OneCheck(pl.Callback):
         index = loader.record_of_row if isinstance(loader, LotLoader) else None
         rows_of_record = even_rows(record_of, rows)
         # The first records, from the beginning again where there are fewer.
+        places = [] if index is None else places_of_index(batch, rows, index)
         batch = select(batch, rows, np.resize(np.arange(rows), _RECORDS * rows_of_record))
+        batch = counted_from_zero(batch, places, np.repeat(np.arange(_RECORDS), rows_of_record))
         step = functools.partial(loss_of_step, training)
         loss, verdict = watch(step, batch, _RECORDS, rows_of_record, self._over, index)
         if not isinstance(loss, Tensor):
