@@ -21,9 +21,9 @@ from benchmarks.plain import SGD, on_device
 from benchmarks.workloads import GPU_WORKLOADS, Workload
 from dpbench.callback.loop import PrivateLoop
 from dpbench.data.lots import LotLoader, Lots
+from dpbench.harness.run.runtime import keep_large_blocks
 from dpbench.privacy.sampling.fixed_size import FixedSizeSampling
 from dpbench.records.watched_step import WatchedStep
-from dpbench.run.runtime import keep_large_blocks
 from dpbench.strategies import DPSGD
 
 WORKLOADS = ("mnist_cnn b256", "mlp b256", "densenet40 b64")

@@ -12,7 +12,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from benchmarks.methods import MALLOC, PURE, REFERENCE, TRITON
 from benchmarks.rows import Row
 from benchmarks.workloads import FOUR
-from dpbench.reports.figures import new_figure, write_figure
+from dpbench.harness.reports.figures import new_figure, write_figure
 
 LABELS = {  # methods in the figure of `make bench`
     REFERENCE: "plain PyTorch",

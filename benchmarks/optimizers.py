@@ -26,9 +26,9 @@ from benchmarks.plain import MakeOptimizer, Step, plain
 from benchmarks.workloads import WORKLOADS, Workload
 from dpbench.code import versions
 from dpbench.files import write_atomically
-from dpbench.run.runtime import keep_large_blocks
-from dpbench.run.search_path import conf_dir
-from dpbench.runs.provenance import commit, hardware
+from dpbench.harness.run.runtime import keep_large_blocks
+from dpbench.harness.run.search_path import conf_dir
+from dpbench.harness.runs.provenance import commit, hardware
 
 OPTIMIZERS = {"sgd": "SGD", "momentum": "momentum", "adam": "Adam", "adagrad": "AdaGrad", "rmsprop": "RMSprop"}
 NETWORKS = {"mlp b256": "MLP 784-1000-10", "mnist_cnn b256": "MNIST CNN"}

@@ -112,9 +112,9 @@ def harness(workload: Workload, name: str, device: str, orders: Orders) -> None:
     """Run `dpbench train` with the strategy: Poisson lots, ledger, metrics, progress bar; obeys orders."""
     from hydra import compose, initialize_config_dir
 
-    from dpbench.run.build import plain
-    from dpbench.run.search_path import conf_dir
-    from dpbench.run.train import train
+    from dpbench.harness.run.build import plain
+    from dpbench.harness.run.search_path import conf_dir
+    from dpbench.harness.run.train import train
 
     words = [
         *workload.harness,

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from benchmarks import worker
 
 _ROOT = Path(__file__).parents[1]
-_PRELOADED = ("benchmarks.ours", "dpbench.run.train", "hydra")
+_PRELOADED = ("benchmarks.ours", "dpbench.harness.run.train", "hydra")
 _PATIENCE = 30.0  # seconds for a process to end by itself
 
 

@@ -18,7 +18,7 @@ from benchmarks.methods import DRAWN, MALLOC
 from benchmarks.workloads import GPU_WORKLOADS, STARTUP
 from dpbench.code import versions
 from dpbench.files import write_atomically
-from dpbench.runs import provenance
+from dpbench.harness.runs import provenance
 
 Row = dict[str, Any]
 

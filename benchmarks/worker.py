@@ -40,8 +40,8 @@ def _steps(pipe: Connection, name: str, device: str, method: str) -> None:
 
     from benchmarks.methods import MALLOC, PURE, TRITON, step_of
     from benchmarks.workloads import GPU_WORKLOADS
+    from dpbench.harness.run.runtime import keep_large_blocks
     from dpbench.privacy import kernels, native
-    from dpbench.run.runtime import keep_large_blocks
 
     torch.set_num_threads(1)  # while others start beside it
     native.select("off" if method.endswith(PURE) else "auto")

@@ -83,7 +83,7 @@ def _logging_as_it_was() -> Iterator[None]:
 
 
 ROOT = Path(__file__).parent
-COMPARED = ("callback/test_loop.py", "modules/", "records/", "strategies/", "run/test_diagnostics.py")
+COMPARED = ("callback/test_loop.py", "modules/", "records/", "strategies/", "harness/run/test_diagnostics.py")
 """Tests of trainings that differ in their objects (a record more, a layer by hand) and are compared by number."""
 
 
@@ -97,7 +97,7 @@ def _one_key(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(ReleaseEngine, "lot_key", None)
 
 
-UNSEEN = ("cli/", "export/", "run/", "runs/", "session/")
+UNSEEN = ("capabilities/export/", "cli/", "harness/run/", "harness/runs/", "session/")
 """Tests in which runs draw their curves, and nobody looks at them."""
 
 

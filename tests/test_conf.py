@@ -16,11 +16,11 @@ from omegaconf import OmegaConf, open_dict
 from dpbench.data import UserDataModule
 from dpbench.data.sources import source_names
 from dpbench.data.user_data import user_source, user_source_names
+from dpbench.harness.reproduce._results import with_choices
+from dpbench.harness.reproduce.tables import read_table
+from dpbench.harness.run.config import TARGETS
+from dpbench.harness.run.search_path import conf_dir
 from dpbench.options import options_of
-from dpbench.reproduce._results import with_choices
-from dpbench.reproduce.tables import read_table
-from dpbench.run.config import TARGETS
-from dpbench.run.search_path import conf_dir
 from dpbench.strategies import PrivateStrategy
 from tests.support.configs import GROUPS, STRATEGIES, composed
 

@@ -20,7 +20,7 @@ _CORE = ("tests/callback/test_strategy.py", "tests/session/test_session.py")
 
 @dataclass(frozen=True)
 class Capability:
-    """A folder of src/dpbench that can be deleted.
+    """A folder of src/dpbench/capabilities that can be deleted.
 
     Attributes:
         words: Names of it that nothing else in src may say.
@@ -32,19 +32,24 @@ class Capability:
 
 
 CAPABILITIES = {
-    "graphs": Capability(r"dpbench\.graphs|\bGraphs\b", ("tests/session/test_graphs.py", "tests/gpu")),
-    "workflow": Capability("workflow", ("tests/workflow",)),
+    "attack": Capability(
+        r"capabilities\.attack|dpbench attack|attack\.png",
+        ("tests/capabilities/attack", "tools/attack_runs.py", "tools/attacked_claims.py"),
+    ),
+    "export": Capability(r"capabilities\.export|dpbench export", ("tests/capabilities/export",)),
+    "graphs": Capability(r"capabilities\.graphs|\bGraphs\b", ("tests/session/test_graphs.py", "tests/gpu")),
+    "workflow": Capability("workflow", ("tests/capabilities/workflow",)),
     "prior": Capability(
-        r"dpbench\.prior|random_prior|random_shapes|pretrain\b",
+        r"capabilities\.prior|random_prior|random_shapes|pretrain\b",
         (
             "conf/data/random_shapes.yaml",
             "conf/table/recipes/random_prior.yaml",
             "conf/table/recipes/random_prior_tuning.yaml",
-            "tests/prior",
+            "tests/capabilities/prior",
         ),
     ),
     "own_data": Capability(
-        r"dpbench\.own_data|user_table|image_folder|stackexchange",
+        r"capabilities\.own_data|user_table|image_folder|stackexchange",
         (
             "conf/data/image_folder.yaml",
             "conf/data/stackexchange_tags.yaml",
@@ -54,11 +59,11 @@ CAPABILITIES = {
             *(f"conf/experiment/adaptive_quantile/{name}.yaml" for name in ("so_lr", "so_nwp", "stackexchange_tags")),
             "conf/table/adaptive_quantile/stackexchange_tags.yaml",
             "conf/table/adaptive_quantile/stackexchange_tags_tuning.yaml",
-            "tests/own_data",
-            "tests/run/test_own_data.py",
+            "tests/capabilities/own_data",
+            "tests/harness/run/test_own_data.py",
         ),
     ),
-    "claims": Capability(r"dpbench\.claims|claims\.toml|reproduce claims", ("tests/claims",)),
+    "claims": Capability(r"capabilities\.claims|claims\.toml|reproduce claims", ("tests/capabilities/claims",)),
 }
 
 
@@ -71,11 +76,11 @@ def copy_without(names: list[str], folder: Path) -> dict[str, str]:
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     for name in names:
-        shutil.rmtree(folder / "src" / "dpbench" / name)
+        shutil.rmtree(folder / "src" / "dpbench" / "capabilities" / name)
         for other in CAPABILITIES[name].others:
             place = folder / other
             shutil.rmtree(place) if place.is_dir() else place.unlink()
-        text, count = re.subn(rf'(?m)^\w+ = "dpbench\.{name}[.:].*\n', "", text)
+        text, count = re.subn(rf'(?m)^\w+ = "dpbench\.capabilities\.{name}[.:].*\n', "", text)
         assert count, f"{name} has no entry point"
     (folder / "pyproject.toml").write_text(text, encoding="utf-8")
     project = tomllib.loads(text)["project"]
@@ -110,7 +115,8 @@ def test_a_capability_can_be_deleted(name: str, tmp_path: Path) -> None:
     ran([str(Path(sys.executable).with_name("lint-imports")), "--no-logo"], tmp_path, environment)
     shown = ran([sys.executable, "-m", "dpbench", "--help"], tmp_path, environment)
     listed = ran([sys.executable, "-m", "dpbench", "reproduce", "list"], tmp_path, environment)
-    assert ("workflow" in shown) is (name != "workflow")
+    for command in ("attack", "export", "workflow"):
+        assert (f"  {command} " in shown) is (name != command)
     assert ("claims" in listed) is (name != "claims")
     assert ("pretrain" in shown) is (name != "prior")
 
@@ -124,5 +130,5 @@ def test_the_core_works_without_any_of_them(tmp_path: Path) -> None:
 
 
 def test_an_import_of_a_capability_is_found(tmp_path: Path) -> None:
-    (tmp_path / "core.py").write_text("from dpbench.graphs.executor import Graphs\n", encoding="utf-8")
+    (tmp_path / "core.py").write_text("from dpbench.capabilities.graphs.executor import Graphs\n", encoding="utf-8")
     assert mentions("graphs", tmp_path) == [str(tmp_path / "core.py")]

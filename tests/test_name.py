@@ -11,7 +11,7 @@ import pytest
 
 import dpbench
 from dpbench.code import versions
-from dpbench.run.search_path import installing
+from dpbench.harness.run.search_path import installing
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -16,8 +16,8 @@ import pytest
 
 from dpbench.code import _source_hash, foreign_code
 from dpbench.errors import ConfigurationError
-from dpbench.run import search_path
-from dpbench.runs.provenance import config_hash, fingerprint
+from dpbench.harness.run import search_path
+from dpbench.harness.runs.provenance import config_hash, fingerprint
 from tests.support.cli import ROOT, dpbench_in_a_process, start, weights
 
 PRIVATE = "0-waves-strategy_radius"
@@ -141,7 +141,7 @@ def test_an_edit_of_its_code_gives_other_noise(tmp_path: Path, monkeypatch: pyte
 
 def test_data_of_others_in_another_folder_get_other_noise() -> None:
     """Our own data sets are the same wherever they lie; those of a plug-in may be other people's."""
-    for target, same in (("dpbench.data.ImageDataModule", True), ("tests.run.test_tasks.Points", False)):
+    for target, same in (("dpbench.data.ImageDataModule", True), ("tests.harness.run.test_tasks.Points", False)):
         one, two = ({"data": {"_target_": target, "root": root}, "trainer": {}, "seed": 0} for root in ("a", "b"))
         assert (fingerprint(one) == fingerprint(two)) is same
         assert (config_hash(one) == config_hash(two)) is same

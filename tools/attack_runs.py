@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dpbench.files import write_json
-from dpbench.reports.figures import new_figure, write_figure
+from dpbench.harness.reports.figures import new_figure, write_figure
 
 RESULTS = Path(__file__).parents[1] / "results" / "attack"
 AUDITS = RESULTS / "audits.json"

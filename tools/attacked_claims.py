@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpbench.attack.attack import FEWEST_RUNS, AttackedSetting, attack_runs
+from dpbench.capabilities.attack.attack import FEWEST_RUNS, AttackedSetting, attack_runs
+from dpbench.capabilities.attack.results import text_of
+from dpbench.capabilities.synthesis.memorization import memorization
+from dpbench.capabilities.synthesis.sample import load_gan, make
 from dpbench.data.images import ImageDataModule
 from dpbench.data.user_module import UserDataModule
 from dpbench.errors import ConfigurationError
 from dpbench.files import write_json
-from dpbench.reports.attacked import text_of
-from dpbench.runs.folder import RunFolder
-from dpbench.synthesis.memorization import memorization
-from dpbench.synthesis.sample import load_gan, make
+from dpbench.harness.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "results" / "attack" / "claims"

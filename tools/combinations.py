@@ -20,12 +20,12 @@ from torch.optim import SGD, Adagrad, Adam, RMSprop
 from dpbench import strategies
 from dpbench.data import ImageDataModule, UserDataModule
 from dpbench.errors import DPBenchError
+from dpbench.harness.reports.markdown import markdown_rows
 from dpbench.models import MLP
 from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.records import LocalTraining, Users
-from dpbench.reports.markdown import markdown_rows
 
 _DELTA = 1e-4
 _STEPS = 2

@@ -23,9 +23,9 @@ from scipy.stats import t as student_t
 from scipy.stats import ttest_1samp
 
 from dpbench.files import write_atomically
+from dpbench.harness.reports.figures import new_figure, write_figure
+from dpbench.harness.reproduce.tables import Table, read_table, table_names
 from dpbench.privacy.accounting.calibration import TrainingSetting, solved
-from dpbench.reports.figures import new_figure, write_figure
-from dpbench.reproduce.tables import Table, read_table, table_names
 from tools.factorization import Floats, coefficients_for, expected_error
 
 _COLORS = ("#3060a8", "#508850", "#c04030", "#806090", "#a07020")

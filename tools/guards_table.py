@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dpbench.guards import EVERY_TRAINING, LIGHTNING, Guard
-from dpbench.reports.markdown import markdown_rows
+from dpbench.harness.reports.markdown import markdown_rows
 
 _MOMENTS = {
     "check": "before the training",

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from dpbench.errors import DPBenchError
+from dpbench.harness.reports.markdown import markdown_rows
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.gradients.layers import INTERCEPTED, rule_of
 from dpbench.records.tagging import under_tags
-from dpbench.reports.markdown import markdown_rows
 
 _RECORDS = 4
 _RULE = "rule"

@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from dpbench.reports.markdown import markdown_rows
+from dpbench.harness.reports.markdown import markdown_rows
 
 ROOT = Path(__file__).parents[1]
 _PRIVACY = "dpbench.privacy"

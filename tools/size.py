@@ -32,8 +32,7 @@ def sizes() -> dict[str, int]:
             continue
         text = (ROOT / path).read_text(encoding="utf-8") if path.suffix in (".py", ".ipynb", ".txt", ".cpp") else ""
         if path.suffix == ".py":
-            room = path.parts[2] if path.parts[:2] == ("src", "dpbench") and len(path.parts) > 3 else path.parts[0]
-            counts[f"nodes: {room}"] += _nodes(text)
+            counts[f"nodes: {_room(path)}"] += _nodes(text)
         elif path.suffix == ".ipynb":
             counts["nodes: notebooks"] += _nodes(_code_of(text))
         elif path.suffix == ".cpp" or path.parts[:3] == ("src", "dpbench", "templates"):
@@ -43,6 +42,14 @@ def sizes() -> dict[str, int]:
     counts["hard dependencies"] = len(dependencies)
     counts["installed MB"] = round(_installed_bytes(dependencies) / 1e6)
     return dict(sorted(counts.items()))
+
+
+def _room(path: Path) -> str:
+    """A folder of the package that holds files, else one of the repository."""
+    *folders, _ = path.parts
+    if folders[:2] != ["src", "dpbench"] or len(folders) < 3:
+        return path.parts[0]
+    return "/".join(folders[2 : 4 if folders[2] in ("harness", "capabilities") else 3])
 
 
 def _nodes(source: str) -> int:
@@ -98,7 +105,7 @@ def main(words: list[str]) -> None:
     committed = {name: int(value) for name, _, value in (line.partition("\t") for line in lines)}
     for name in sorted({*now, *committed}):
         change = now.get(name, 0) - committed.get(name, 0)
-        print(f"{name:28}{now.get(name, 0):9,}{change:+9,}" if change else f"{name:28}{now.get(name, 0):9,}")
+        print(f"{name:32}{now.get(name, 0):9,}{change:+9,}" if change else f"{name:32}{now.get(name, 0):9,}")
     if now["nodes: all"] > committed.get("nodes: all", 0):
         print("There are more nodes than committed: say in the message what paid for them, and write the new sizes.")
 

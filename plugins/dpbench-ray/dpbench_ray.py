@@ -19,8 +19,8 @@ from omegaconf import DictConfig, open_dict
 
 from dpbench.code import code_hash
 from dpbench.errors import ConfigurationError, DPBenchError, brief
-from dpbench.run._resume import RAY_TASK
-from dpbench.run.search_path import installing
+from dpbench.harness.run._resume import RAY_TASK
+from dpbench.harness.run.search_path import installing
 
 _FORWARDED = ("DPBENCH_", "WANDB_", "MLFLOW_")  # variables that jobs have on other nodes too
 _ANSWER = 10.0  # seconds that a cluster has to answer

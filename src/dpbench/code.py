@@ -32,20 +32,28 @@ _KNOWN = {  # by code_hash() and versions()
 _ENTRY_POINTS = entry_points()  # once: each look at what is installed takes 15 ms
 
 
+def room_of(path: str) -> str:
+    """The folder of one subject in which a file of this package lies, or the file that lies in none."""
+    parts = path.split("/")
+    return "/".join(parts[: 2 if parts[0] in ("harness", "capabilities") else 1])
+
+
 def _rooms(*groups: str) -> set[str]:
     """Rooms of this package that entry points name."""
-    entries = [entry for group in groups for entry in _ENTRY_POINTS.select(group=group)]
-    return {entry.module.split(".")[1] for entry in entries if entry.module.startswith("dpbench.")}
+    modules = [entry.module for group in groups for entry in _ENTRY_POINTS.select(group=group)]
+    return {room_of(name.removeprefix("dpbench.").replace(".", "/")) for name in modules if name.startswith("dpbench.")}
 
 
 COMPUTING = (
     "__init__.py", "canonical.py", "code.py", "errors.py", "files.py", "locks.py", "optimizers.py", "options.py",
-    "callback", "data", "guards", "models", "modules", "privacy", "records", "run", "runs", "session", "strategies",
+    "callback", "data", "guards", "models", "modules", "privacy", "records", "session", "strategies",
+    "harness/__init__.py", "harness/run", "harness/runs", "capabilities/__init__.py",
     *_rooms("dpbench.executors", "dpbench.features", "dpbench.images", "dpbench.user_data"),
 )  # fmt: skip
 """What computes inside a run, and imports nothing of the rest: whatever may change a result is hashed."""
 READING = (
-    "__main__.py", "attack", "auditing", "cli", "export", "reports", "reproduce", "synthesis", "templates",
+    "__main__.py", "templates", "cli", "harness/reports", "harness/reproduce",
+    *(f"capabilities/{name}" for name in ("auditing", "synthesis")),
     *(_rooms("dpbench.commands", "dpbench.computed_tables") - {*COMPUTING}),
 )  # fmt: skip
 """What starts runs and reads them: an edit of it changes no result."""
@@ -57,7 +65,7 @@ def code_hash(package: Path = Path(__file__).parent) -> str:
     digest = hashlib.sha256()
     for path in sorted([*package.rglob("*.py"), *package.rglob("*.cpp")]):
         name = path.relative_to(package)
-        if name.parts[0] in COMPUTING:
+        if room_of(name.as_posix()) in COMPUTING:
             digest.update(str(name).encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -79,8 +87,7 @@ def foreign_code(config: Mapping[str, Any]) -> dict[str, str]:
 def _holder(target: str) -> str:
     """The package of a class, or the module of one of our own classes that `code_hash` leaves out."""
     package, _, path = target.partition(".")
-    room = path.partition(".")[0]
-    if package == "dpbench" and room in READING:
+    if package == "dpbench" and room_of(path.replace(".", "/")) in READING:
         return target.rpartition(".")[0]
     return package
 

@@ -77,8 +77,8 @@ ATTACKS: dict[str, Attack] = {
     ),
     "c09_strangers_folder.sh": Attack(
         (
-            "tests/run/test_strangers_folder.py::test_no_command_unpickles_what_a_checkpoint_holds",
-            "tests/run/test_strangers_folder.py::test_no_class_is_imported_from_the_folder",
+            "tests/harness/run/test_strangers_folder.py::test_no_command_unpickles_what_a_checkpoint_holds",
+            "tests/harness/run/test_strangers_folder.py::test_no_class_is_imported_from_the_folder",
         ),
         ("pickle: +dpbench export",),
         ("PICKLE-EXECUTED", "MODULE-IMPORTED"),
@@ -118,7 +118,7 @@ ATTACKS: dict[str, Attack] = {
     "c24_timing.py": Attack(()),  # a text: docs/guarantee.md, and a line at the start of a training by user
     "c25_loop.py": Attack((COUPLED, IN_A_LOOP), ("accepted, epsilon",)),
     "c26_accumulated_noise.py": Attack(  # imports a program that is kept back
-        ("tests/auditing/test_fresh.py::test_each_fault_is_found_by_the_test_that_is_due",),
+        ("tests/capabilities/auditing/test_fresh.py::test_each_fault_is_found_by_the_test_that_is_due",),
     ),
 }
 OTHERS = {"common.py", "remedy_probe.py"}  # parts of programs

@@ -94,20 +94,20 @@ def test_no_seed_of_32_bits_is_left_where_private_records_are_in_sight() -> None
         "privacy/randomness.py",
         "privacy/record_axis/mode.py",  # compared with a step's own generator
         "data/images.py",  # noise images for first bounds
-        "prior/features.py",  # made-up images
-        "prior/pretraining.py",  # and what is trained on them
+        "capabilities/prior/features.py",  # made-up images
+        "capabilities/prior/pretraining.py",  # and what is trained on them
         "data/scattering.py",  # a test image of the transform
         "records/record_gradients.py",  # first bounds, on noise
         "records/step_state.py",  # put back
         "records/users.py",  # first bounds, on noise
-        "reproduce/tracking.py",  # pictures
-        "run/check.py",  # a step that is run and thrown away
-        "synthesis/_fidelity.py",
-        "synthesis/memorization.py",
-        "synthesis/sample.py",  # of a trained generator
-        "synthesis/samples.py",
-        "run/priors.py",  # public data
-        "run/train.py",  # first weights
+        "harness/reproduce/tracking.py",  # pictures
+        "harness/run/check.py",  # a step that is run and thrown away
+        "capabilities/synthesis/_fidelity.py",
+        "capabilities/synthesis/memorization.py",
+        "capabilities/synthesis/sample.py",  # of a trained generator
+        "capabilities/synthesis/samples.py",
+        "harness/run/priors.py",  # public data
+        "harness/run/train.py",  # first weights
     }
 
 

@@ -22,11 +22,11 @@ from dpbench import DPSGD, AdaptiveMeanClipping, AdaptiveQuantileClipping, LotLo
 from dpbench.callback.strategy import PrivateStrategy
 from dpbench.data.lots import Lots, make_sampling
 from dpbench.errors import BudgetExhausted, ConfigurationError, LedgerError, UnsupportedModuleError
+from dpbench.harness.reports.account import AccountingRequest, account
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.budget import Budget
 from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.records.local_training import LocalTraining
-from dpbench.reports.account import AccountingRequest, account
 
 STEPS = 25  # more than an epoch
 

@@ -18,10 +18,10 @@ from dpbench import DPSGD, LotLoader, PrivateLoop
 from dpbench.canonical import digest_of
 from dpbench.data import ImageDataModule
 from dpbench.errors import ConfigurationError
+from dpbench.harness.run.train import train
 from dpbench.models import MLP
 from dpbench.modules import ImageClassifier
 from dpbench.privacy.accounting.ledger import Header, read_ledger
-from dpbench.run.train import train
 from tests.support.processes import config_of
 
 

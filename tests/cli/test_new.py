@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from dpbench.code import _source_hash
-from dpbench.reproduce.jobs import Job, run_job, table_jobs
-from dpbench.reproduce.tables import read_table
+from dpbench.harness.reproduce.jobs import Job, run_job, table_jobs
+from dpbench.harness.reproduce.tables import read_table
 from tests.support.cli import ROOT, dpbench, dpbench_in_a_process
 
 QUICK = ["logger=none", "trainer.max_steps=3"]

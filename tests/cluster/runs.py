@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from dpbench.runs.folder import RunFolder
-from dpbench.runs.record import read_result
+from dpbench.harness.runs.folder import RunFolder
+from dpbench.harness.runs.record import read_result
 from tests.cluster.slurm import wait
 from tests.support import forks
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.cluster.runs import SMALL, alone, begun, command, dpbench, same, steps_of, sweep_is_as_on_one_machine
 from tests.cluster.slurm import wait
-from tests.reproduce.digits_table import TABLE
+from tests.harness.reproduce.digits_table import TABLE
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from tests.cluster.runs import (
     weights_of,
 )
 from tests.cluster.slurm import Slurm, wait
-from tests.reproduce.digits_table import TABLE
+from tests.harness.reproduce.digits_table import TABLE
 
 SUBMITTED = ("launcher=submitit", "hydra.launcher.cpus_per_task=1", "hydra.launcher.partition=low")
 

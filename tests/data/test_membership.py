@@ -13,7 +13,7 @@ import torch
 from dpbench.data import ImageDataModule, Lots, UserDataModule, make_sampling
 from dpbench.data.held_out import image_bytes, membership_coins
 from dpbench.errors import ConfigurationError
-from dpbench.runs.provenance import config_hash, fingerprint
+from dpbench.harness.runs.provenance import config_hash, fingerprint
 
 NAMES = [f"record {number}".encode() for number in range(4000)]
 

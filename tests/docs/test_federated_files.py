@@ -18,9 +18,9 @@ import h5py
 import numpy as np
 import pytest
 
+from dpbench.capabilities.own_data import read_user_table
 from dpbench.data.user_data import USER_SOURCES, UserData, load_user_data, user_source
 from dpbench.errors import ConfigurationError
-from dpbench.own_data import read_user_table
 from tests.support.cli import dpbench_in_a_process
 
 ROOT = Path(__file__).parents[2]

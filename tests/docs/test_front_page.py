@@ -9,9 +9,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dpbench.reproduce._results import RUNS
-from dpbench.reproduce._summary import summary
-from dpbench.reproduce.tables import read_table
+from dpbench.harness.reproduce._results import RUNS
+from dpbench.harness.reproduce._summary import summary
+from dpbench.harness.reproduce.tables import read_table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"

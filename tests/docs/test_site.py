@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dpbench.run.search_path import conf_dir
+from dpbench.harness.run.search_path import conf_dir
 from tools.site import reference
 
 ROOT = Path(__file__).parents[2]

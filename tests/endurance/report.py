@@ -45,7 +45,7 @@ def two_processes_page(folder: Path) -> str:
 
 def _where() -> str:
     from dpbench.code import versions
-    from dpbench.runs.provenance import commit, hardware
+    from dpbench.harness.runs.provenance import commit, hardware
 
     machine, packages = hardware(), versions()
     return (

@@ -25,9 +25,9 @@ def preload() -> None:
     from matplotlib import pyplot  # noqa: F401
 
     import dpbench.cli
-    import dpbench.reports.plots
-    import dpbench.run.train  # noqa: F401
-    from dpbench.run.search_path import conf_dir
+    import dpbench.harness.reports.plots
+    import dpbench.harness.run.train  # noqa: F401
+    from dpbench.harness.run.search_path import conf_dir
 
     with initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
         compose("config", return_hydra_config=True)

@@ -31,8 +31,8 @@ from torch.utils.data import TensorDataset
 from benchmarks.ours import STRATEGIES, mechanism_of
 from benchmarks.plain import on_device
 from benchmarks.workloads import WORKLOADS, Workload
+from dpbench.capabilities.graphs.executor import Graphs
 from dpbench.data.lots import LotLoader, Lots, make_sampling
-from dpbench.graphs.executor import Graphs
 from dpbench.models import MNISTCNN
 from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.privacy.gradients.engine import PerRecordEngine

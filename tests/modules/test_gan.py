@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils.data import TensorDataset, default_collate
 
+from dpbench.capabilities.synthesis.samples import SampleGrid
 from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
+from dpbench.harness.run._checkpoint import LastCheckpoint
+from dpbench.harness.runs.folder import RunFolder
 from dpbench.models import MLPGAN, ConvGAN
 from dpbench.modules import GAN
 from dpbench.privacy.accounting.ledger import read_ledger
-from dpbench.run._checkpoint import LastCheckpoint
-from dpbench.runs.folder import RunFolder
 from dpbench.strategies import (
     DPSGD,
     AdaptiveMeanClipping,
@@ -30,7 +31,6 @@ from dpbench.strategies import (
     DiscretizedDPSGD,
     NonPrivate,
 )
-from dpbench.synthesis.samples import SampleGrid
 from tests.strategies.worlds import loader_of, trainer_for
 from tests.support.gan import CLASSES, SHAPE, fit, flat, gan, images
 

@@ -14,7 +14,7 @@ from dpbench.privacy.accounting.ledger import Header, Ledger, Release, read_ledg
 from dpbench.privacy.accounting.planning import at_population
 from dpbench.privacy.events import Event, SumQuery
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling, TruncatedPoissonSampling
-from tests.runs.test_ledgers import by_result
+from tests.harness.runs.test_ledgers import by_result
 
 
 def ledger_of(sampling: Sampling) -> Ledger:

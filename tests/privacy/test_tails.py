@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from dpbench.harness.reports.account import AccountingRequest, account
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import Header, Release, read_ledger
 from dpbench.privacy.accounting.tails import OLDEST_END, mass_beyond, uncovered_delta, uncovered_mass
 from dpbench.privacy.accounting.writer import LedgerWriter
 from dpbench.privacy.events import NOISE_END, Event, SumQuery
 from dpbench.privacy.sampling import PoissonSampling
-from dpbench.reports.account import AccountingRequest, account
 
 
 def release(population: int, rate: float, z: float) -> Event:

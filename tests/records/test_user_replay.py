@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.data.users import Rows, UserDataset
+from dpbench.harness.runs.folder import RunFolder
+from dpbench.harness.runs.metrics_log import MetricsCSV
 from dpbench.records import LocalTraining, Users
-from dpbench.runs.folder import RunFolder
-from dpbench.runs.metrics_log import MetricsCSV
 from tests.records.test_users import STRATEGIES
 from tests.records.user_worlds import SIZES, WIDTH, Toy, fit, linear, loader_of, make_users, owners
 from tests.strategies.worlds import weights_of

@@ -10,8 +10,8 @@ from unittest import mock
 import pytest
 import torch
 
+from dpbench.capabilities.graphs.executor import Graphs
 from dpbench.errors import ConfigurationError
-from dpbench.graphs.executor import Graphs
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import check_own_randomness, read_ledger
 from dpbench.session.executor import REFERENCE, Executor

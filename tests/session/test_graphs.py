@@ -22,9 +22,9 @@ from torch.utils.data import TensorDataset
 
 from dpbench.callback.lightning_training import LightningTraining
 from dpbench.callback.strategy import PrivateStrategy
+from dpbench.capabilities.graphs.executor import Graphs, fuse
 from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError
-from dpbench.graphs.executor import Graphs, fuse
 from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.modules.reconstruction import Reconstruction
 from dpbench.modules.regression import Regression

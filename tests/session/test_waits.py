@@ -15,9 +15,9 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import CSVLogger
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dpbench.harness.run.progress import RunProgress
 from dpbench.privacy.mechanism import noise
 from dpbench.privacy.native import kernels
-from dpbench.run.progress import RunProgress
 from dpbench.session.executor import Executor
 from dpbench.strategies import DPSGD
 from tests.session.test_graphs import Recorder, classifier, loader
@@ -101,7 +101,7 @@ def test_logs_and_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         "more": [RunProgress(enabled=True)],
     }
     # The bar is shown in its first step and its last one.
-    monkeypatch.setattr("dpbench.run.progress._REFRESH_RUN", 1e6)
+    monkeypatch.setattr("dpbench.harness.run.progress._REFRESH_RUN", 1e6)
     counts = waits_of_steps(tmp_path, monkeypatch, Recorder, **options)
     # Lightning reads what a bar may show in each step, from the first that logs it to the end of the epoch: epsilon
     # alone, which lies on the host.

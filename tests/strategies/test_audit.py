@@ -18,6 +18,7 @@ from dpbench import strategies
 from dpbench.cli import main
 from dpbench.data import ImageDataModule, UserDataModule
 from dpbench.errors import ConfigurationError
+from dpbench.harness.runs.record import is_audited
 from dpbench.locks import open_locked
 from dpbench.models import MLP
 from dpbench.modules.image_classifier import ImageClassifier
@@ -28,7 +29,6 @@ from dpbench.privacy.canaries.scores import Scores, ScoreSums
 from dpbench.privacy.mechanism.noise_process import Noise
 from dpbench.privacy.sampling import TruncatedPoissonSampling
 from dpbench.records import LocalTraining, Users
-from dpbench.runs.record import is_audited
 from tools.combinations import STRATEGIES
 
 Seen = list[tuple[NDArray[np.float64], NDArray[np.bool_], float, float]]

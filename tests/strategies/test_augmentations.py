@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.data.views import ImageOfView
-from dpbench.run._checkpoint import LastCheckpoint
-from dpbench.runs.folder import RunFolder
+from dpbench.harness.run._checkpoint import LastCheckpoint
+from dpbench.harness.runs.folder import RunFolder
 from dpbench.strategies import DPSGD
 from tests.data.test_views import VIEWS, data_of
 from tests.strategies.worlds import Known, trainer_for, weights_of

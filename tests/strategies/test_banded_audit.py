@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from dpbench import DPSGD, Banded
-from dpbench.auditing.audit import AuditResult, Verdict, audit
-from dpbench.auditing.declared import statistics_noise
+from dpbench.capabilities.auditing.audit import AuditResult, Verdict, audit
+from dpbench.capabilities.auditing.declared import statistics_noise
 from dpbench.cli import main
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.ledger import read_ledger

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dpbench import strategies
-from dpbench.auditing.declared import lot_sizes, statistics_noise
+from dpbench.capabilities.auditing.declared import lot_sizes, statistics_noise
 from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.privacy.canaries.probes import Probes
 from dpbench.privacy.canaries.run_probe import is_looked_at

@@ -18,11 +18,11 @@ from torch.utils.data import DataLoader
 
 from dpbench.data.lots import Lots, make_sampling
 from dpbench.errors import ConfigurationError, LedgerError
+from dpbench.harness.runs.folder import RunFolder
+from dpbench.harness.runs.metrics_log import MetricsCSV
 from dpbench.privacy.accounting.composition import ledger_epsilon, microbatch_epsilon
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.events import effective_noise_multiplier
-from dpbench.runs.folder import RunFolder
-from dpbench.runs.metrics_log import MetricsCSV
 from dpbench.strategies import (
     DPSGD,
     AdaptiveMeanClipping,

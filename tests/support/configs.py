@@ -7,7 +7,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
-from dpbench.run.search_path import conf_dir, groups_of
+from dpbench.harness.run.search_path import conf_dir, groups_of
 from dpbench.strategies import PrivateStrategy
 
 GROUPS = groups_of(conf_dir())

@@ -28,12 +28,12 @@ import numpy as np
 ROOT = Path(__file__).parents[2]
 IMPORTED = (
     "dpbench.cli.train",
-    "dpbench.export",
-    "dpbench.reports.end_of_run",
-    "dpbench.reports.plots",
-    "dpbench.run.build",
-    "dpbench.run.jobs",
-    "dpbench.run.train",
+    "dpbench.capabilities.export",
+    "dpbench.harness.reports.end_of_run",
+    "dpbench.harness.reports.plots",
+    "dpbench.harness.run.build",
+    "dpbench.harness.run.jobs",
+    "dpbench.harness.run.train",
     "hydra._internal.core_plugins.basic_launcher",
     "hydra._internal.core_plugins.file_config_source",
     "hydra_plugins.hydra_joblib_launcher.joblib_launcher",

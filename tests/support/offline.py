@@ -15,8 +15,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from wandb.proto.wandb_internal_pb2 import Record
 
-from dpbench.run.build import plain
-from dpbench.run.search_path import conf_dir
+from dpbench.harness.run.build import plain
+from dpbench.harness.run.search_path import conf_dir
 
 SMALL = [
     *("model=mlp", "model.hidden=[4]", "data.image_size=4", "data.expected_batch_size=300", "data.val_size=200"),

@@ -8,8 +8,8 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 
-from dpbench.run.build import plain
-from dpbench.run.search_path import conf_dir
+from dpbench.harness.run.build import plain
+from dpbench.harness.run.search_path import conf_dir
 
 TINY = [
     "model=mlp",

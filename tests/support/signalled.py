@@ -14,8 +14,8 @@ from typing import Any
 import pytorch_lightning as pl
 
 from dpbench.cli import main
-from dpbench.run import train
-from dpbench.run._checkpoint import LastCheckpoint
+from dpbench.harness.run import train
+from dpbench.harness.run._checkpoint import LastCheckpoint
 
 
 class Signals(pl.Callback):

@@ -19,5 +19,5 @@ def test_the_committed_sizes_have_the_rooms_of_today(capsys: pytest.CaptureFixtu
     size.main([])
     printed = capsys.readouterr().out
     committed = {line.split("\t")[0] for line in size.COMMITTED.read_text().splitlines()}
-    assert {line[:28].strip() for line in printed.splitlines() if line[28:29] == " "} == committed
+    assert {line[:32].strip() for line in printed.splitlines() if line[32:33] == " "} == committed
     assert "nodes: privacy" in committed and "nodes: all" in committed

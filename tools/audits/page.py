@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from dpbench.reports.markdown import markdown_rows
+from dpbench.harness.reports.markdown import markdown_rows
 
 FOLDER = Path(__file__).parents[2] / "results" / "audit"
 _BOUNDS = {

@@ -17,7 +17,7 @@ import pytorch_lightning as pl
 import torch
 
 from dpbench import strategies
-from dpbench.auditing.audit import AuditResult, audit
+from dpbench.capabilities.auditing.audit import AuditResult, audit
 from dpbench.data import ImageDataModule, UserDataModule
 from dpbench.models import MLP
 from dpbench.modules.image_classifier import ImageClassifier

@@ -18,19 +18,19 @@ import pandas as pd
 import yaml
 from scipy import special
 
-from dpbench.auditing import Verdict
+from dpbench.capabilities.auditing import Verdict
 from dpbench.cli.experiments import part_of
 from dpbench.errors import ConfigurationError, DPBenchError
 from dpbench.files import write_atomically
-from dpbench.reports.audit import audit_run, read_scores
-from dpbench.reports.markdown import markdown_rows
-from dpbench.reproduce._results import RUNS, with_choices
-from dpbench.reproduce.jobs import Job, status, sweep, table_jobs, value_at
-from dpbench.reproduce.reproduction import Part, refuse_unknown_choices
-from dpbench.reproduce.tables import Table, Variant, read_table
-from dpbench.runs.numbers import ABSENT, MOST_AUDITED, epsilon_text
-from dpbench.runs.readers import read_csv
-from dpbench.runs.record import CONFIDENCE
+from dpbench.harness.reports.audit import audit_run, read_scores
+from dpbench.harness.reports.markdown import markdown_rows
+from dpbench.harness.reproduce._results import RUNS, with_choices
+from dpbench.harness.reproduce.jobs import Job, status, sweep, table_jobs, value_at
+from dpbench.harness.reproduce.reproduction import Part, refuse_unknown_choices
+from dpbench.harness.reproduce.tables import Table, Variant, read_table
+from dpbench.harness.runs.numbers import ABSENT, MOST_AUDITED, epsilon_text
+from dpbench.harness.runs.readers import read_csv
+from dpbench.harness.runs.record import CONFIDENCE
 from dpbench.templates import render
 from tools.results.choices import group_choice
 

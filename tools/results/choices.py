@@ -6,8 +6,8 @@ from functools import cache
 
 import yaml
 
-from dpbench.reproduce.tables import Table, Variant
-from dpbench.run.search_path import conf_dir
+from dpbench.harness.reproduce.tables import Table, Variant
+from dpbench.harness.run.search_path import conf_dir
 
 
 def group_choice(group: str, table: Table, row: Variant, column: Variant) -> str:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure, FigureBase
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from dpbench.reports.figures import new_figure, write_figure
+from dpbench.harness.reports.figures import new_figure, write_figure
 from tools.results.overview import FEW, FIELD, METHODS, OURS
 
 FRONT = "front.png"

@@ -10,8 +10,8 @@ import pandas as pd
 import yaml
 
 from dpbench.files import write_atomically
-from dpbench.reproduce._summary import summary
-from dpbench.reproduce.tables import MEASURES, Table, Variant, read_table
+from dpbench.harness.reproduce._summary import summary
+from dpbench.harness.reproduce.tables import MEASURES, Table, Variant, read_table
 from tools.results.choices import group_choice
 
 OVERVIEW = "overview"

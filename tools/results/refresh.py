@@ -10,9 +10,16 @@ import pandas as pd
 
 from dpbench.errors import ConfigurationError, DPBenchError
 from dpbench.files import write_atomically
-from dpbench.reproduce._outputs import keep_strips, write_montage, write_outputs
-from dpbench.reproduce._results import RUNS, STRIPS, of_best_trials, read_logged, refuse_other_words, with_choices
-from dpbench.reproduce.tables import read_table, table_names
+from dpbench.harness.reproduce._outputs import keep_strips, write_montage, write_outputs
+from dpbench.harness.reproduce._results import (
+    RUNS,
+    STRIPS,
+    of_best_trials,
+    read_logged,
+    refuse_other_words,
+    with_choices,
+)
+from dpbench.harness.reproduce.tables import read_table, table_names
 from tools.results import audited
 from tools.results.front import write_front
 from tools.results.overview import points, write_overview

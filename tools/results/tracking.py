@@ -10,9 +10,9 @@ import torch
 from scipy import stats
 
 from dpbench.files import write_atomically
+from dpbench.harness.reports.figures import new_figure, write_figure
 from dpbench.privacy.mechanism.adaptive import QuantileBounds, with_bounds
 from dpbench.privacy.mechanism.clipping import VectorGroup
-from dpbench.reports.figures import new_figure, write_figure
 from dpbench.templates import render
 
 QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)

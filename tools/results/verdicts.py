@@ -14,11 +14,11 @@ from pydantic import BaseModel, ConfigDict
 
 from dpbench.errors import ConfigurationError
 from dpbench.files import write_atomically
-from dpbench.reports.markdown import markdown_rows
-from dpbench.reproduce._results import of_best_trials
-from dpbench.reproduce._summary import summary
-from dpbench.reproduce.tables import Table, select_lines
-from dpbench.runs.numbers import ABSENT
+from dpbench.harness.reports.markdown import markdown_rows
+from dpbench.harness.reproduce._results import of_best_trials
+from dpbench.harness.reproduce._summary import summary
+from dpbench.harness.reproduce.tables import Table, select_lines
+from dpbench.harness.runs.numbers import ABSENT
 from dpbench.templates import render
 
 VERDICTS = "verdicts.md"

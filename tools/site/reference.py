@@ -26,11 +26,11 @@ from dpbench.data.images import ImageDataModule
 from dpbench.data.inserted import Inserted
 from dpbench.data.user_data import user_source
 from dpbench.data.user_module import UserDataModule
+from dpbench.harness.reports.markdown import markdown_rows
+from dpbench.harness.run.config import TARGETS, Configuration, Wandb
+from dpbench.harness.run.search_path import conf_dir
 from dpbench.options import described, options_of
 from dpbench.records.local_training import LocalTraining
-from dpbench.reports.markdown import markdown_rows
-from dpbench.run.config import TARGETS, Configuration, Wandb
-from dpbench.run.search_path import conf_dir
 from dpbench.strategies import PrivateStrategy
 
 _LOG = logging.getLogger(__name__)

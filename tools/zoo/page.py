@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
-from dpbench.reports.markdown import markdown_rows
+from dpbench.harness.reports.markdown import markdown_rows
 from tools.zoo.architectures import Architecture
 from tools.zoo.check import BROKEN, ENGINE, FAILED, RECORD_BY_RECORD, REFUSED, TOLERANCE, WRONG, Outcome
 

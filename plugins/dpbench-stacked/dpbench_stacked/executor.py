@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from dpbench.capabilities.graphs.inputs import fill, kinds
+from dpbench.capabilities.graphs.recordings import Call, Draws, logging_to
 from dpbench.data.octaves import is_checked
 from dpbench.errors import ConfigurationError, brief
-from dpbench.graphs.inputs import fill, kinds
-from dpbench.graphs.recordings import Call, Draws, logging_to
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.records.source import ChosenGradients, RepeatableSums
 from dpbench.records.step_state import PLAIN

@@ -23,11 +23,11 @@ from omegaconf import DictConfig, open_dict
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from dpbench.errors import ConfigurationError, Interrupted
-from dpbench.run._signals import SweepInterrupted, relayed_to_threads
-from dpbench.run.build import plain
-from dpbench.run.command_line import without_hydra
-from dpbench.run.config import uses_wandb
-from dpbench.runs.command import key_of
+from dpbench.harness.run._signals import SweepInterrupted, relayed_to_threads
+from dpbench.harness.run.build import plain
+from dpbench.harness.run.command_line import without_hydra
+from dpbench.harness.run.config import uses_wandb
+from dpbench.harness.runs.command import key_of
 from dpbench_stacked.turns import Turns
 
 _VARIABLES = ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")

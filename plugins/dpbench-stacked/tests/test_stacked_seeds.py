@@ -18,8 +18,8 @@ import torch
 from dpbench_stacked.executor import Stacked
 
 from dpbench.errors import DataError
+from dpbench.harness.run import train
 from dpbench.privacy.accounting.ledger import check_own_randomness, read_ledger
-from dpbench.run import train
 from tests.support.cli import PRIVATE, dpbench
 
 SEEDS = (0, 1, 2)

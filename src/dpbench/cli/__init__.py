@@ -15,17 +15,17 @@ from contextlib import redirect_stdout
 from importlib.metadata import entry_points
 
 from dpbench import __version__
-from dpbench.cli import check, experiments, new, privacy, publishing, results, train
+from dpbench.cli import check, experiments, new, privacy, results, synthetic, train
 from dpbench.cli.arguments import Answer, Commands, OneLineParser, print_json
 from dpbench.errors import DPBenchError, Interrupted, ReportedByAnotherRank, brief
-from dpbench.run.processes import is_first
-from dpbench.run.runtime import wait_briefly, warn_in_one_line
+from dpbench.harness.run.processes import is_first
+from dpbench.harness.run.runtime import wait_briefly, warn_in_one_line
 
 _GROUPS = {
     "experiments": experiments.add_parsers,
     "privacy": privacy.add_parsers,
     "results": results.add_parsers,
-    "models and synthetic data": publishing.add_parsers,
+    "synthetic data": synthetic.add_parsers,
     "packages of your own": new.add_parsers,
 }
 _PLUGINS = "dpbench.commands"

@@ -114,7 +114,7 @@ def _overrides(prefix: str, **_: Any) -> list[str]:
     Args:
         prefix: Start of the word that is completed.
     """
-    from dpbench.run.search_path import conf_dir, groups_of, plugin_dirs
+    from dpbench.harness.run.search_path import conf_dir, groups_of, plugin_dirs
 
     words = []
     for group, names in groups_of(conf_dir(), *plugin_dirs()).items():
@@ -133,8 +133,8 @@ def own_code(options: argparse.Namespace, run: Path) -> Iterator[None]:
     Raises:
         ConfigurationError: --config-dir is no folder, or is missing.
     """
-    from dpbench.run.search_path import code_folder, imports_from
-    from dpbench.runs.folder import RunFolder
+    from dpbench.harness.run.search_path import code_folder, imports_from
+    from dpbench.harness.runs.folder import RunFolder
 
     named = options.config_dir
     with imports_from(None if named is None else code_folder(named)):

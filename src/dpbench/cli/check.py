@@ -40,8 +40,8 @@ def run(options: argparse.Namespace) -> int:
     if "-h" in options.words or "--help" in options.words:
         print(_HELP)
         return 0
-    from dpbench.run.check import check_step
-    from dpbench.run.jobs import with_one_run
+    from dpbench.harness.run.check import check_step
+    from dpbench.harness.run.jobs import with_one_run
 
     checked = with_one_run(options.words, check_step)
     print(checked)

@@ -24,7 +24,7 @@ from dpbench.cli.arguments import (
 from dpbench.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from dpbench.reproduce.reproduction import Part
+    from dpbench.harness.reproduce.reproduction import Part
 
 _RESUME = """\
 Nothing in the folder is imported or unpickled. Its config.yaml determines which classes are instantiated (of installed
@@ -83,7 +83,7 @@ def _add_resume(commands: Commands) -> None:
 
 
 def _resume(options: argparse.Namespace) -> Answer:
-    from dpbench.run.jobs import resume
+    from dpbench.harness.run.jobs import resume
 
     job = partial(train.train_and_report, trust=options.trust)
     with own_code(options, options.folder):
@@ -101,8 +101,8 @@ def priors(options: argparse.Namespace) -> int:
     if not options.words or "-h" in options.words or "--help" in options.words:
         print(_PRIORS)
         return 0
-    from dpbench.run.jobs import launch
-    from dpbench.run.priors import priors_job
+    from dpbench.harness.run.jobs import launch
+    from dpbench.harness.run.priors import priors_job
 
     with TemporaryDirectory() as folder:
         words = [*options.words, f"hydra.run.dir={folder}/run", "hydra/job_logging=none"]
@@ -173,8 +173,8 @@ def _add_reproduce(commands: Commands) -> None:
 
 def _reproduce(options: argparse.Namespace) -> Answer:
     """List, compute or run tables; status 1 if a run failed."""
-    from dpbench.reproduce.tables import computed_tables, listed_tables, listing
-    from dpbench.run.search_path import code_folder
+    from dpbench.harness.reproduce.tables import computed_tables, listed_tables, listing
+    from dpbench.harness.run.search_path import code_folder
 
     if options.config_dir is not None:
         code_folder(options.config_dir)  # names the folder that was meant
@@ -194,7 +194,9 @@ def _reproduce(options: argparse.Namespace) -> Answer:
         out.mkdir(parents=True, exist_ok=True)  # find out now, not after a minute
         return Answer(computed.write(out))
     refuse_idle_replacement(options.status, options.existing == "replace")
-    from dpbench.reproduce.reproduction import reproduce_table  # slow to import, which a listing need not wait for
+    from dpbench.harness.reproduce.reproduction import (
+        reproduce_table,  # slow to import, which a listing need not wait for
+    )
 
     part = part_of(options.words)
     text, good = reproduce_table(
@@ -215,7 +217,7 @@ def part_of(words: Sequence[str]) -> Part:
     Raises:
         ConfigurationError: A word is something else.
     """
-    from dpbench.reproduce.reproduction import Part
+    from dpbench.harness.reproduce.reproduction import Part
 
     values: dict[str, Any] = {}
     launcher = []

@@ -76,7 +76,7 @@ def write_package(name: str) -> Path:
     Raises:
         ConfigurationError: The name is none for a package, is taken, or the folder exists.
     """
-    from dpbench.run.search_path import conf_dir, groups_of, plugin_dirs
+    from dpbench.harness.run.search_path import conf_dir, groups_of, plugin_dirs
     from dpbench.templates import render
 
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or iskeyword(name):

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpbench.cli import attacking, train
+from dpbench.cli import train
 from dpbench.cli.arguments import (
     Answer,
     Commands,
@@ -26,7 +26,7 @@ from dpbench.cli.arguments import (
 from dpbench.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from dpbench.reports.audit import AuditReport
+    from dpbench.harness.reports.audit import AuditReport
 
 _ACCOUNT = """\
 --accountant NAME[,NAME...] or all: docs/epsilon.md lists accountants and the sampling that each covers.
@@ -77,7 +77,6 @@ def add_parsers(commands: Commands) -> None:
     _add_account(commands)
     _add_calibrate(commands)
     _add_audit(commands)
-    attacking.add_parser(commands)
 
 
 def _add_account(commands: Commands) -> None:
@@ -121,7 +120,7 @@ def _add_account(commands: Commands) -> None:
 
 def _account(options: argparse.Namespace) -> Answer:
     """Account for ledgers; status 3 if one is damaged."""
-    from dpbench.reports.account import AccountingRequest, account, accountant_names, selection_named
+    from dpbench.harness.reports.account import AccountingRequest, account, accountant_names, selection_named
 
     request = AccountingRequest(
         accountants=accountant_names(options.accountant),
@@ -163,7 +162,7 @@ def _add_calibrate(commands: Commands) -> None:
 
 
 def _calibrate(options: argparse.Namespace) -> Answer:
-    from dpbench.reports.calibrate import TrainingValues, calibrate, calibration_text, request
+    from dpbench.harness.reports.calibrate import TrainingValues, calibrate, calibration_text, request
 
     values = TrainingValues(**{field.name: getattr(options, field.name) for field in fields(TrainingValues)})
     setting, microbatch_size = request(values, options.microbatch_size, options.continue_from)
@@ -192,7 +191,7 @@ def _add_audit(commands: Commands) -> None:
 
 def _audit(options: argparse.Namespace) -> Answer:
     """Audit a run and draw the picture; status 3 if something is wrong with the run."""
-    from dpbench.auditing import Verdict
+    from dpbench.capabilities.auditing import Verdict
 
     if options.self == (options.run is not None):
         raise ConfigurationError("name one run, dpbench audit RUN; or dpbench audit --self trains one and audits it.")
@@ -216,15 +215,18 @@ def _train_with_canaries() -> Path:
 
 def _audit_and_draw(folder: Path, confidence: float, trust: bool) -> tuple[AuditReport[Any], Path]:
     """Audit a run by its canaries or, one on noise, by its labels."""
-    from dpbench.reports.audit import audit_by_labels, audit_run, refuse_unended, require_private
-    from dpbench.reports.figures import write_figure
-    from dpbench.reports.roc import roc_figure
-    from dpbench.runs.folder import RunFolder
+    from dpbench.harness.reports.audit import audit_by_labels, audit_run, refuse_unended, require_private
+    from dpbench.harness.reports.figures import write_figure
+    from dpbench.harness.reports.roc import roc_figure
+    from dpbench.harness.runs.folder import RunFolder
 
     run = RunFolder(folder)
     report: AuditReport[Any] | None = None
     if run.begun and not run.audit.exists():
-        from dpbench.run.label_scores import is_on_noise, label_scores  # brings torch, which canaries do not need
+        from dpbench.harness.run.label_scores import (  # brings torch, which canaries do not need
+            is_on_noise,
+            label_scores,
+        )
 
         if is_on_noise(run):
             require_private(run)

@@ -54,8 +54,8 @@ def _add_table(commands: Commands) -> None:
 
 
 def _table(options: argparse.Namespace) -> Answer:
-    from dpbench.reports.groups import grouped, keys_of
-    from dpbench.reports.run_table import RunTable
+    from dpbench.harness.reports.groups import grouped, keys_of
+    from dpbench.harness.reports.run_table import RunTable
 
     if options.group_by is None:
         table = RunTable.read(options.sources)
@@ -75,8 +75,8 @@ def _table(options: argparse.Namespace) -> Answer:
 
 
 def _note_shared_noise(sources: Sequence[Path]) -> None:
-    from dpbench.runs.folder import finished_runs_below
-    from dpbench.runs.ledgers import shared_noise
+    from dpbench.harness.runs.folder import finished_runs_below
+    from dpbench.harness.runs.ledgers import shared_noise
 
     for line in shared_noise(finished_runs_below(sources)):
         note(line)
@@ -108,8 +108,8 @@ def _add_compare(commands: Commands) -> None:
 
 
 def _compare(options: argparse.Namespace) -> Answer:
-    from dpbench.reports.plots import draw_comparison
-    from dpbench.reports.run_table import RunTable
+    from dpbench.harness.reports.plots import draw_comparison
+    from dpbench.harness.reports.run_table import RunTable
 
     table = RunTable.read(options.sources, curves=True)
     if options.mean:
@@ -138,7 +138,7 @@ def _add_report(commands: Commands) -> None:
 
 
 def _report(options: argparse.Namespace) -> Answer:
-    from dpbench.reports.page import write_report
+    from dpbench.harness.reports.page import write_report
 
     replaced = write_report(options.sources, options.out, options.force)
     return Answer(f"report: {options.out}{' (replaced)' if replaced else ''}")

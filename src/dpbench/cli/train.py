@@ -10,7 +10,7 @@ from dpbench.cli.arguments import Commands, add_command, add_overrides
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from dpbench.runs.sweep import Sweep
+    from dpbench.harness.runs.sweep import Sweep
 
 EXAMPLES = """\
 examples:
@@ -44,8 +44,8 @@ def add_parser(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Launch the run or the sweep, or show help."""
-    from dpbench.run.jobs import launch
-    from dpbench.run.search_path import conf_dir, groups_of, plugin_dirs
+    from dpbench.harness.run.jobs import launch
+    from dpbench.harness.run.search_path import conf_dir, groups_of, plugin_dirs
 
     if "-h" in options.words or "--help" in options.words:
         lines = []
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
 
 def report_sweep(sweep: Sweep) -> None:
     """Print the table of a sweep that has ended, and where it lies."""
-    from dpbench.reports.end_of_sweep import end_of_sweep
+    from dpbench.harness.reports.end_of_sweep import end_of_sweep
 
     text = end_of_sweep(sweep)
     if text is not None:
@@ -73,7 +73,7 @@ def train_and_report(cfg: DictConfig, trust: bool = False) -> float | None:
         cfg: The composed configuration.
         trust: Whether the checkpoint of a run that is resumed may hold objects.
     """
-    from dpbench.reports.end_of_run import EndOfRun
-    from dpbench.run.train import train_job
+    from dpbench.harness.reports.end_of_run import EndOfRun
+    from dpbench.harness.run.train import train_job
 
     return train_job(cfg, reporter=EndOfRun(), trust=trust)

@@ -206,7 +206,7 @@ class ImageDataModule(LotDataModule[InMemoryImages]):
         expected_batch_size_schedule: How it moves over the steps: "linear:E", "exponential:E" or "cosine:E" (to E times
             that size), "step:F@P/F@P", or a factor for each step; None: not.
         membership: "half": each training record is trained on by a fair coin of its own, which is a function of the
-            seed; for `dpbench attack`. None: every record is.
+            seed; for attacks on membership. None: every record is.
         augmentations: K, the augmentation multiplicity of De et al. 2022: a lot holds K random views of each of its
             images (crops, mirrored or not, see `data.views`), and the gradient of a record is the mean over them, which
             is clipped. None: images as they are.

@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from dpbench.privacy.canaries.scores import LIMIT, Scores, ScoreSums, log_likelihood_ratio
-from tests.auditing.worlds import World
+from tests.capabilities.auditing.worlds import World
 
 SMALL = World(releases=7, canaries=30, rate=0.3)
 

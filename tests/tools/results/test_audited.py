@@ -12,11 +12,11 @@ import pytest
 from scipy import stats
 
 from dpbench.files import write_json
+from dpbench.harness.reproduce.jobs import ATTEMPT, Job
+from dpbench.harness.reproduce.tables import Variant, read_table
+from dpbench.harness.runs.folder import RunFolder
+from dpbench.harness.runs.record import read_result
 from dpbench.privacy.accounting.ledger import read_ledger
-from dpbench.reproduce.jobs import ATTEMPT, Job
-from dpbench.reproduce.tables import Variant, read_table
-from dpbench.runs.folder import RunFolder
-from dpbench.runs.record import read_result
 from tests.support.cli import PRIVATE, TINY, dpbench
 from tools.audits.mutants import MUTANTS
 from tools.results import audited, choices

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from dpbench.reproduce._results import RUNS, with_choices
-from dpbench.reproduce.tables import read_table, table_names
+from dpbench.harness.reproduce._results import RUNS, with_choices
+from dpbench.harness.reproduce.tables import read_table, table_names
 from tools.results import front, overview
 from tools.results.front import BENCHMARK, best, step_times, write_front
 from tools.results.overview import FIELD, OURS, PAPER, points, write_overview

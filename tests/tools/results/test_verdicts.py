@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from dpbench.errors import ConfigurationError
-from dpbench.reproduce.tables import read_table, table_names
+from dpbench.harness.reproduce.tables import read_table, table_names
 from tools.results.verdicts import VERDICTS, Item, Verdicts, read_verdicts, write_verdicts
 
 ROOT = Path(__file__).parents[3]

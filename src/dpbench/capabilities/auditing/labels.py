@@ -1,0 +1,111 @@
+"""An audit by labels: a training on noise is refuted by how well its final weights know the random labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpbench.capabilities.auditing.audit import Bound, Bounded, Levels, bound_by_area, claimed_epsilon
+from dpbench.capabilities.auditing.family import Family
+from dpbench.capabilities.auditing.independent import auc
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.accounting.accountants import ACCOUNTANTS
+from dpbench.privacy.accounting.ledger import Ledger
+from dpbench.privacy.canaries.labels import LabelScores
+
+_FEWEST = 20  # members, and others, below which the bound says nothing
+
+
+@dataclass(frozen=True)
+class LabelAudit(Bounded):
+    """What the final weights of one run on noise tell of its ε.
+
+    Attributes:
+        claimed: ε of the ledger by RDP; nominal where it does not cover the lots.
+        sound: The tightest ε that covers the lots; None where none does.
+        sound_by: The accountant that gives it.
+        delta: δ of all.
+        members: Training records.
+        others: Images that nobody trained on.
+        releases: How many.
+        confidence: Of the bound, and of the verdict.
+        auc: Probability that a training record scores higher than another image.
+        recalled: Share of training records whose label has the largest logit.
+        guessed: The same of the others.
+        bounds: The lower limit of ε; none where ε is too large for trade-off curves.
+    """
+
+    claimed: float
+    sound: float | None
+    sound_by: str | None
+    delta: float
+    members: int
+    others: int
+    releases: int
+    confidence: float
+    auc: float
+    recalled: float
+    guessed: float
+    bounds: tuple[Bound, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; what is infinite is None."""
+        return {"by": "labels", **super().to_json()}
+
+
+def audit_labels(
+    ledger: Ledger, scores: LabelScores, confidence: float = 0.95, family: Family | None = None
+) -> LabelAudit:
+    """Compare what final weights know of random labels with what the run's ledger claims.
+
+    The area under the ROC curve (DeLong's limit) is compared with the most that each member of the family (the ledger's
+    releases with all noise scaled by one factor) allows. This takes records for independent observations, and a fresh
+    image to score as if one training record less had been there.
+
+    Args:
+        ledger: Of the run; its unit must be an example.
+        scores: By its final weights.
+        confidence: Probability that the bound is none too high, if what it assumes is true.
+        family: Of the ledger's releases, where several runs of equal cost are audited; made here by default.
+
+    Raises:
+        ConfigurationError: The confidence is out of range, the ledger is of other records, there are too few, or its
+            lots have no trade-off curve.
+    """
+    levels = Levels.of(confidence, tests=1)
+    header = ledger.header
+    few = min(len(scores.members), len(scores.others))
+    trained_on = len(scores.members) + scores.left_out
+    if header.population != trained_on or not ledger.releases:
+        raise ConfigurationError(
+            f"the ledger is of {len(ledger.releases)} releases of {header.population} records and the data set holds "
+            f"{trained_on}: they are not of one run."
+        )
+    if few < _FEWEST:
+        raise ConfigurationError(f"{few} training or test images are too few for an audit: make {_FEWEST} or more.")
+    uncovered = [sampling.kind for sampling, _ in ledger.events if not ACCOUNTANTS["pld"].covers(sampling)]
+    if uncovered:
+        raise ConfigurationError(
+            f"labels are compared with a trade-off curve, and {uncovered[0]} batches have none: audit by canaries, "
+            "audit=gradient_canaries, or draw data.sampling=poisson."
+        )
+    if family is None:
+        family = Family(ledger.events, header.delta)
+    values = np.concatenate([scores.members, scores.others])
+    member = np.arange(len(values)) < len(scores.members)
+    return LabelAudit(
+        claimed=claimed_epsilon(ledger),
+        sound=family.sound,
+        sound_by=family.accountant,
+        delta=header.delta,
+        members=len(scores.members),
+        others=len(scores.others),
+        releases=len(ledger.releases),
+        confidence=confidence,
+        auc=auc(values, member)[0],
+        recalled=scores.recalled,
+        guessed=scores.guessed,
+        bounds=(bound_by_area("labels, family", "the family, independent records", values, member, family, levels),),
+    )

@@ -1,0 +1,94 @@
+"""The network that a run has trained, without anything else that its checkpoint holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytorch_lightning as pl
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from dpbench.harness.run.config import class_of
+from dpbench.harness.run.saved_module import last_checkpoint, load_module
+from dpbench.harness.runs.folder import RunFolder
+from dpbench.models import merge_adapters
+from dpbench.modules.image_generator import ImageGenerator
+from dpbench.options import options_of
+
+
+@dataclass(frozen=True)
+class Network:
+    """What is exported.
+
+    Attributes:
+        target: Import path of the class that builds it.
+        arguments: Of the class.
+        part: Attribute of the object that is the network, such as the generator of a GAN; None for the object itself.
+        weights: By name: parameters and buffers, nothing of the training.
+        config: Of the run.
+        checkpoint: As saved.
+    """
+
+    target: str
+    arguments: Mapping[str, Any]
+    part: str | None
+    weights: Mapping[str, Tensor]
+    config: dict[str, Any]
+    checkpoint: dict[str, Any]
+
+    @property
+    def ours(self) -> bool:
+        """Whether dpbench has the class."""
+        return self.target.startswith("dpbench.")
+
+
+def load_network(run: RunFolder, trust: bool = False) -> Network:
+    """The network of a run's last checkpoint (never a better one).
+
+    Args:
+        run: Folder.
+        trust: Whether the checkpoint may hold objects, see `read_checkpoint`.
+
+    Raises:
+        ConfigurationError: It holds no run, no checkpoint, one of another architecture, or one that holds objects and
+            is not trusted.
+        DataError: The data, which say what the network's inputs are, are not there.
+    """
+    trained = load_module(run, last_checkpoint(run, trust))
+    config = trained.config
+    merge_adapters(trained.module)  # the class that builds the network knows of none
+    group, part, network = _chosen(config, trained.module)
+    arguments = {name: value for name, value in config[group].items() if not name.startswith("_")}
+    accepted = options_of(class_of(config[group], group))
+    arguments |= {name: value for name, value in trained.model_options.items() if name in accepted}
+    return Network(
+        target=str(config[group]["_target_"]),
+        arguments=arguments,
+        part=part,
+        weights=_weights(network),
+        config=config,
+        checkpoint=trained.checkpoint,
+    )
+
+
+def _chosen(config: Mapping[str, Any], module: pl.LightningModule) -> tuple[str, str | None, nn.Module]:
+    """The group that describes what is exported, its part, and the network: the module itself where it has no model."""
+    if isinstance(module, ImageGenerator):
+        return "model", "generator", module.generator
+    if config["model"].get("_target_") is not None:
+        model = getattr(module, "model", None)
+        if isinstance(model, nn.Module) and isinstance(model, class_of(config["model"], "model")):
+            return "model", None, model
+    return "module", None, module
+
+
+def _weights(network: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, but for metrics, which hold what was measured; tied ones each by itself."""
+    measured = tuple(f"{name}." for name, part in network.named_modules() if isinstance(part, Metric))
+    return {
+        name: value.detach().cpu().clone().contiguous()
+        for name, value in network.state_dict().items()
+        if not (measured and name.startswith(measured))
+    }

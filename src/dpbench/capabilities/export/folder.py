@@ -1,0 +1,203 @@
+"""`dpbench export`: a folder with a model that others can load, and a card that says how private it is."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from safetensors.torch import save
+
+from dpbench import __version__
+from dpbench.capabilities.export._network import Network, load_network
+from dpbench.capabilities.synthesis.sample import complete_ledger, guarantee, new_contents, resolve_out
+from dpbench.errors import ConfigurationError
+from dpbench.harness.reports.end_of_sweep import cost_of_sweep
+from dpbench.harness.runs.folder import RunFolder
+from dpbench.harness.runs.numbers import epsilon_text, epsilons_text, membership_text, noise_text, uncovered_text
+from dpbench.harness.runs.provenance import config_hash
+from dpbench.harness.runs.record import doubt, has_canaries, privacy_of, read_result, without_accuracy
+from dpbench.privacy.accounting.ledger import Ledger
+from dpbench.templates import render
+
+WEIGHTS = "model.safetensors"
+BUILD = "config.json"
+FACTS = "privacy.json"
+_OF_A_SWEEP = "multirun.yaml"  # Hydra writes it into the folder of a sweep, beside those of its runs
+_FOREIGN = "loading these weights requires the code that defines it."
+_INPUTS = ("name", "scale", "image_size", "features", "prior_sha256")
+_IN_FRONT = (
+    "delta",
+    "unit",
+    "neighbouring_relation",
+    "noise_multiplier",
+    "sample_rate",
+    "releases",
+    "ledger_sha256",
+    "secure_randomness",
+)
+
+
+def export(run: Path, out: Path, insecure: bool = False, trust: bool = False) -> str:
+    """Write the weights of a run, how to build its network, its ledger and its card.
+
+    Nothing else of the checkpoint is in it: no state of an optimizer, of random numbers, of metrics or of an audit.
+
+    Args:
+        run: Folder of a run.
+        out: Folder, which appears when it is complete.
+        insecure: Export also where the noise came from a seed.
+        trust: Whether the checkpoint may hold objects, see `read_checkpoint`.
+
+    Returns:
+        A summary for the terminal.
+
+    Raises:
+        ConfigurationError: There is no model, its checkpoint holds objects and is not trusted, its ledger is not
+            intact, its audit speaks against it, its noise came from a seed, `out` is not empty, or cannot be written.
+    """
+    out = resolve_out(out)
+    folder = RunFolder(run)
+    network = load_network(folder, trust)
+    if (network.config.get("data") or {}).get("membership") is not None:
+        raise ConfigurationError(
+            f"{folder} was trained for an attack on membership (data.membership), and its seed tells who the members "
+            "are: export a run without that setting."
+        )
+    ledger = complete_ledger(folder.ledger, network.checkpoint)
+    facts = _facts_of(folder, network, ledger)
+    _refuse(folder, facts, insecure)
+    with new_contents(out) as new:
+        # Not save_file, whose files others may not read.
+        (new / WEIGHTS).write_bytes(save(dict(network.weights), {"format": "pt"}))
+        _write_json(new / BUILD, build_file(network))
+        _write_json(new / FACTS, facts)
+        (new / "README.md").write_text(_card(network, facts), encoding="utf-8")
+        if ledger is not None:
+            shutil.copyfile(folder.ledger, new / RunFolder.ledger)
+    count = sum(value.numel() for value in network.weights.values())
+    summary = f"{count:,} numbers in {out}: {guarantee(facts)}"
+    if facts["sweep"] is not None:
+        summary += f"\n{facts['sweep']}"
+    return summary
+
+
+def _refuse(run: RunFolder, facts: Mapping[str, Any], insecure: bool) -> None:
+    """Raise ConfigurationError where the card would promise what nobody should rely on."""
+    if facts["doubt"] is not None:
+        raise ConfigurationError(
+            f"{run}: {facts['doubt']}; its epsilon is not a guarantee and cannot be stated in a card."
+        )
+    if facts["private"] and not facts["secure_randomness"] and not insecure:
+        raise ConfigurationError(
+            f"the noise of {run} is seeded, and anyone who knows the seed can subtract it: train with "
+            "strategy.secure=true, or export it with --insecure, and its card says so."
+        )
+
+
+def _sweep_of(run: RunFolder) -> str | None:
+    """What the sweep costs of which a run is one, in one line; None of a run that is of none, or of one without ε."""
+    sweep = run.path.resolve().parent
+    if not (sweep / _OF_A_SWEEP).is_file():
+        return None
+    cost = cost_of_sweep([sweep])
+    if cost is None:
+        return None
+    text = f"This run is one of the {cost.count} runs of a sweep"
+    if cost.refusal or cost.unprotected:
+        return f"{text}: what choosing it by its results costs is not known."
+    together = f"ε = {epsilon_text(cost.epsilon)} (RDP) at δ = {cost.delta:g}"
+    return f"{text}, which cost {together} together: so does choosing it by its results."
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
+
+
+def _facts_of(run: RunFolder, network: Network, ledger: Ledger | None) -> dict[str, Any]:
+    """What is known of a run's model, as plain data.
+
+    Args:
+        run: Folder.
+        network: That is exported.
+        ledger: Complete and intact; None of a run without privacy.
+    """
+    record = read_result(run) if run.finished else {}
+    config = record.get("config", network.config)
+    privacy = privacy_of(run.ledger, private=ledger is not None)
+    return {
+        "private": ledger is not None,
+        **privacy,
+        "ledger_sha256": None if ledger is None else privacy["ledger"]["sha256"],
+        "steps": network.checkpoint["global_step"],
+        "finished": run.finished,
+        "secure_randomness": bool(config["strategy"].get("secure")) and ledger is not None and ledger.secure,
+        "learned_from_canaries": has_canaries(config),
+        "doubt": doubt(record["privacy"]) if record else None,
+        "sweep": _sweep_of(run),
+        "training_data": (config.get("data") or {}).get("name"),
+        "strategy": str(config["strategy"].get("_target_", "")).rpartition(".")[2],
+        "trainable": config.get("trainable"),
+        "moving_average_of_weights": config.get("ema_decay"),
+        "metrics": _test_metrics(record),
+        "run": config["run"]["name"],
+        "config_hash": config_hash(config),
+        "commit": record.get("commit"),
+        "code_hash": record.get("code_hash"),
+        "versions": record.get("versions"),
+        "exported_by": f"dpbench {__version__}",
+    }
+
+
+def _test_metrics(record: Mapping[str, Any]) -> dict[str, float]:
+    """Metrics on test data that are finite; none of a run that has not ended."""
+    metrics = {}
+    for name, value in (without_accuracy(record) if record else {}).items():
+        if name.startswith("test/") and value is not None and math.isfinite(value):
+            metrics[name] = round(value, 6)
+    return metrics
+
+
+def build_file(network: Network) -> dict[str, Any]:
+    """How to build the network: the content of config.json."""
+    data = network.config.get("data") or {}
+    inputs = {name: data[name] for name in _INPUTS if data.get(name) is not None}
+    if "features" in inputs:  # made of pixels as they are
+        inputs.pop("scale", None)
+    content: dict[str, Any] = {"target": network.target, "arguments": dict(network.arguments)}
+    if network.part is not None:
+        content["part"] = network.part
+    content["inputs"] = inputs
+    if not network.ours:
+        content["note"] = f"{network.target} is not a class of dpbench: {_FOREIGN}"
+    return content
+
+
+def _card(network: Network, facts: Mapping[str, Any]) -> str:
+    """README.md, with the front matter that model hubs read."""
+    return render(
+        "model_card.md",
+        network=network,
+        facts=facts,
+        front=yaml.safe_dump(_front_matter(facts), sort_keys=False, allow_unicode=True).rstrip(),
+        files={"weights": WEIGHTS, "build": BUILD, "facts": FACTS, "ledger": RunFolder.ledger},
+        epsilons=epsilons_text(facts["epsilon"]),
+        noise=noise_text(facts) if facts["private"] else None,
+        membership=membership_text(facts.get("membership")),
+        uncovered=uncovered_text(facts),
+        foreign=_FOREIGN,
+    )
+
+
+def _front_matter(facts: Mapping[str, Any]) -> dict[str, Any]:
+    mark = "differential-privacy" if facts["private"] else "not-private"
+    front: dict[str, Any] = {"license": "unknown", "library_name": "pytorch", "tags": ["pytorch", "dpbench", mark]}
+    if facts["training_data"] is not None:
+        front["datasets"] = [str(facts["training_data"])]
+    privacy = {name: facts[name] for name in _IN_FRONT if facts.get(name) is not None}
+    front["differential_privacy"] = {"private": facts["private"], "epsilon": facts["epsilon"], **privacy}
+    return front

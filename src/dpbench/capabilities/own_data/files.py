@@ -1,0 +1,289 @@
+"""Data sets in files: tables by user (`user_table`) and without (`table`), folders of images (`image_folder`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch.utils.data import Dataset, Subset
+
+from dpbench.capabilities.own_data.image_folder import class_folders, read_image_folder
+from dpbench.capabilities.own_data.table import read_table
+from dpbench.data.held_out import Split, name_bytes, parted, parted_by_hash
+from dpbench.data.sources import find_file
+from dpbench.data.texts import CHARACTER_TOKENS, WORDS, Sequences, read_vocabulary
+from dpbench.data.user_data import UserData, by_users
+from dpbench.data.users import Rows, UserDataset
+from dpbench.errors import ConfigurationError, DataError
+
+HeldOutShare = Annotated[float, Field(gt=0, lt=1), "a share between 0 and 1"]
+FilePath = Annotated[str | None, Field(min_length=1), "the path of a file"]
+_TableFeatures = Annotated[
+    list[str | Annotated[list[str], Field(min_length=1)]] | dict[str, list[int] | None] | None,
+    "names of features, or {name: shape} such as {pixels: [1, 28, 28]}, or names with lists of columns that make one "
+    "feature together, such as [[age, height], label]",
+]
+_Ranges = Annotated[
+    dict[str, Annotated[list[float], Field(min_length=2, max_length=2)]] | None,
+    "columns with their least and largest value, such as {age: [0, 100]}",
+]
+_Layout = Annotated[
+    Literal["channels_first", "channels_last", "gray"] | None, "channels_first, channels_last, gray or null"
+]
+_Text = Annotated[Literal["characters", "words", "labels"] | None, "characters, words, labels or null"]
+_Length = Annotated[int | None, Field(ge=1, le=10_000), "a whole number of tokens from 1 to 10000, or null"]
+_Classes = Annotated[int | None, Field(ge=2), "a whole number from 2 on, or null"]
+_ClassNames = Annotated[
+    Annotated[list[str], Field(min_length=2)] | None, "names of two or more classes, such as [cat, dog], or null"
+]
+_Side = Annotated[int, Field(ge=4, le=1024), "a side in pixels from 4 to 1024"]
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """Options of a table.
+
+    Attributes:
+        path: Of the training data; a relative one is looked for in the working directory, then in the folder of the
+            data sets.
+        test_path: Of test data; without it, users are held out.
+        features: Names, in the order of an example's parts: inputs, then targets; a list among them puts columns
+            together. See `dpbench.capabilities.own_data.frame.read_frame`, as for `images`, `text` and
+            `sequence_length`.
+        ranges: Columns with their least and largest value, which must not come from the data: what lies beyond is
+            clipped, and the range becomes [-1, 1].
+        classes: Words of the last feature, in the order of their numbers.
+        images: Layout of the first feature.
+        text: What is made of texts.
+        sequence_length: Tokens of a sequence.
+        vocabulary: Of words: the path of a file of words.
+        num_classes: Of labels; None: one more than the largest label in the data, which is then public.
+        held_out: Share of users that are held out where there are no test data.
+    """
+
+    path: FilePath = None
+    test_path: FilePath = None
+    features: _TableFeatures = None
+    ranges: _Ranges = None
+    classes: _ClassNames = None
+    images: _Layout = None
+    text: _Text = None
+    sequence_length: _Length = None
+    vocabulary: FilePath = None
+    num_classes: _Classes = None
+    held_out: HeldOutShare = 0.1
+
+    def reading(self, root: Path) -> dict[str, Any]:
+        """Options of `read_table`, with the contents of files in the place of their paths."""
+        names = ("features", "ranges", "classes", "images", "text", "sequence_length")
+        options = {name: getattr(self, name) for name in names}
+        if self.vocabulary:
+            options["vocabulary"] = read_vocabulary(find_file(root, self.vocabulary))
+        return {**options, "texts": False}
+
+
+@dataclass(frozen=True)
+class UserTableOptions(TableOptions):
+    """Options of a table with a column that says whose a row is.
+
+    Attributes:
+        user: The column.
+    """
+
+    user: str = "user"
+
+
+@by_users("user_table", UserTableOptions)
+@by_users("table", TableOptions, has_users=False)
+def load_table(
+    root: Path,
+    download: bool,
+    options: TableOptions,
+    held_out_by: Split = "hash",
+) -> UserData:
+    """Rows of a table, `.csv`, `.jsonl` or `.parquet`, each of which is somebody's only one, or has a user.
+
+    Args:
+        root: Folder of the data sets.
+        download: Not used: the files have to be there.
+        options: Options of the data set. Without a column of users `held_out` is a share of the rows.
+        held_out_by: How users, or rows, are held out, see `UserDataModule`.
+    """
+    user = options.user if isinstance(options, UserTableOptions) else None
+
+    def provided(train: Dataset[Any], test: Dataset[Any]) -> Mapping[str, Any]:
+        if options.features is None and isinstance(train, Rows) and train.tensors[0].dim() == 1:
+            beside = f" beside {user!r}" if user else ""
+            raise ConfigurationError(
+                f"{options.path} has columns of single numbers{beside}: say which are the input together, and which is "
+                "the target: data.options.features=[[age, height], label]."
+            )
+        return _model_options(train, test, options)
+
+    return _user_data(partial(read_table, user=user, **options.reading(root)), root, options, held_out_by, provided)
+
+
+@dataclass(frozen=True)
+class ImageFolderOptions:
+    """Options of a folder of images, `folder/class/image.png`.
+
+    Attributes:
+        path: Of the training images; a relative one is looked for as a table's.
+        test_path: Of test images; without it, images are held out.
+        classes: Names of the folders, in the order of their numbers; None: all that there are, by name, which are then
+            public.
+        image_size: Side to which images are resized (the shorter one, then cropped in the middle).
+        grayscale: Whether they become gray.
+        held_out: Share of images that are held out where there are no test images.
+    """
+
+    path: FilePath = None
+    test_path: FilePath = None
+    classes: _ClassNames = None
+    image_size: _Side = 32
+    grayscale: bool = False
+    held_out: HeldOutShare = 0.1
+
+
+@by_users("image_folder", ImageFolderOptions, has_users=False)
+def load_image_folder(
+    root: Path,
+    download: bool,
+    options: ImageFolderOptions,
+    held_out_by: Split = "hash",
+) -> UserData:
+    """Images in a folder for each class, each of which is somebody's only one.
+
+    Args:
+        root: Folder of the data sets.
+        download: Not used: the files have to be there.
+        options: Of the data set; `held_out` is a share of the images.
+        held_out_by: How images are held out, see `UserDataModule`.
+    """
+    folder = _training_file(root, options.path)
+    classes = options.classes or class_folders(folder)
+    shape = (1 if options.grayscale else 3, options.image_size, options.image_size)
+    return _user_data(
+        partial(read_image_folder, classes=classes, image_size=options.image_size, grayscale=options.grayscale),
+        root,
+        options,
+        held_out_by,
+        lambda train, test: {"input_shape": shape, "num_classes": len(classes)},
+    )
+
+
+def _user_data(
+    read: Callable[[Path], UserDataset],
+    root: Path,
+    options: TableOptions | ImageFolderOptions,
+    split: Split,
+    provided: Callable[[Dataset[Any], Dataset[Any]], Mapping[str, Any]],
+) -> UserData:
+    """Read training and test data.
+
+    Args:
+        read: Reads a file or folder.
+        root: Folder of the data sets.
+        options: Where both are.
+        split: How test users are chosen where there are no test data.
+        provided: Model options that training and test examples determine.
+    """
+    file = _training_file(root, options.path)
+    train = read(file)
+    if options.test_path:
+        test_users = read(find_file(root, options.test_path))
+        test = test_users.examples
+    else:
+        train, test_users, test = held_out_users(train, options.held_out, split, file)
+    return UserData(
+        train=train,
+        test=test,
+        model_options=provided(train.examples, test),
+        test_users=test_users,
+    )
+
+
+def _training_file(root: Path, path: str | None) -> Path:
+    if path is None:
+        raise ConfigurationError("data.options.path must say which file the training data are in.")
+    return find_file(root, path)
+
+
+def held_out_users(
+    users: UserDataset,
+    share: float,
+    split: Split,
+    where: Path,
+) -> tuple[UserDataset, UserDataset, Dataset[Any]]:
+    """Hold out some users.
+
+    Args:
+        users: All of them, two or more.
+        share: Of them; with split="hash" the probability of each.
+        split: How they are chosen, see `UserDataModule`.
+        where: The file, for errors.
+
+    Returns:
+        Users that train, users that are held out, and the examples of these.
+
+    Raises:
+        DataError: None is held out, or all are.
+    """
+    if len(users) < 2:
+        raise DataError(f"{where} has one user: none can be held out for a test.")
+    if split == "hash":
+        chosen, remaining = parted_by_hash(map(name_bytes, users.names), share)
+    else:
+        count = min(len(users) - 1, max(1, round(share * len(users))))
+        chosen, remaining = parted(split, lambda: (), len(users), count)
+    if not len(chosen) or not len(remaining):
+        raise DataError(
+            f"held_out={share:g} holds {'all' if len(chosen) else 'none'} of the {len(users)} users of {where} out "
+            "for a test, since a hash of each name decides: take another share, or name a file of test data "
+            "(data.options.test_path)."
+        )
+    test = users.subset(chosen)
+    # In the order of the file, whatever the order of its users.
+    rows = np.sort(test.rows_of(np.arange(len(test))))
+    return users.subset(remaining), test, Subset(users.examples, rows.tolist())
+
+
+def _model_options(train: Dataset[Any], test: Dataset[Any], options: TableOptions) -> Mapping[str, Any]:
+    """What the examples determine of a model: size of the vocabulary, or shape of inputs; classes, targets."""
+    if isinstance(train, Sequences):
+        # Characters are stored as bytes, words in two bytes or more.
+        return {"vocabulary_size": CHARACTER_TOKENS if train.tokens.dtype == torch.uint8 else WORDS + 4}
+    if not isinstance(train, Rows):
+        return {}
+    inputs = train.tensors[0]
+    determined: dict[str, Any] = {}
+    if options.text == "labels":
+        determined["vocabulary_size"] = WORDS + 4
+    elif inputs.dim() > 1:  # networks take no single number
+        determined["input_shape"] = tuple(inputs.shape[1:])
+    if len(train.tensors) < 2:
+        return determined
+    targets = train.tensors[1]
+    is_label = targets.dtype == torch.int64 and targets.dim() == 1
+    # A table's whole numbers may be classes, or an amount to be predicted: the module decides.
+    may_be_amount = inputs.dim() == 2 and options.text is None
+    if targets.dim() <= 2 and (may_be_amount or targets.is_floating_point()):
+        determined["num_targets"] = targets.shape[1:].numel()
+    if not is_label:
+        return determined
+    if isinstance(test, Rows) and len(test.tensors) > 1:
+        targets = torch.cat([targets.flatten(), test.tensors[1].flatten().long()])
+    low = int(targets.min())
+    high = int(targets.max())
+    num_classes = len(options.classes) if options.classes else options.num_classes
+    if low >= 0 and (num_classes is None or high < num_classes):
+        determined["num_classes"] = num_classes or high + 1
+    elif num_classes is not None or not may_be_amount:
+        raise DataError(f"labels run from {low} to {high}, not from 0 to {(num_classes or high + 1) - 1}.")
+    return determined

@@ -1,0 +1,137 @@
+"""Questions of a Stack Exchange site by who asks them: `Posts.xml` of its public dump, as bags of words with tags."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+from dpbench.capabilities.own_data.texts import bags_of_words
+from dpbench.data.texts import by_frequency, words
+from dpbench.data.users import UserDataset
+from dpbench.errors import DataError, brief
+
+_MARKUP = re.compile(r"<[^>]*>")
+_TAG = re.compile(r"<([^<>]+)>|([^|<>]+)")  # <a><b>, or |a|b| of newer dumps
+_QUESTION = "1"
+
+
+class Post(NamedTuple):
+    """A post of a site.
+
+    Attributes:
+        user: Number of who wrote it; None: an account that was deleted.
+        words: Of title and body, without markup.
+        tags: Of a question; an answer has none.
+    """
+
+    user: str | None
+    words: list[str]
+    tags: list[str]
+
+
+def read_posts(path: str | Path) -> Iterator[Post]:
+    """Questions and answers of `Posts.xml`, one after the other; of any length.
+
+    Raises:
+        DataError: The file is absent or damaged.
+    """
+    path = Path(path)
+    number = 0
+    if not path.is_file():
+        raise DataError(f"file not found: {path}. It is in the site's archive of the Stack Exchange data dump.")
+    try:
+        with path.open("rb") as file:
+            events = ElementTree.iterparse(file, events=("start", "end"))
+            _, root = next(events)
+            if root.tag != "posts":
+                raise DataError(f"{path} is no Posts.xml: it begins with <{root.tag}>, not with <posts>.")
+            for event, row in events:
+                if event == "end" and row.tag == "row":
+                    yield _post(row, number, path)
+                    number += 1
+                    root.clear()  # or the rows that were read stay in memory
+    except ElementTree.ParseError as error:
+        raise DataError(f"{path} is damaged after row {number} ({brief(error)}): get an intact copy.") from error
+
+
+def _post(row: ElementTree.Element, number: int, path: Path) -> Post:
+    for attribute in ("PostTypeId", "Body"):
+        if row.get(attribute) is None:
+            raise DataError(f"{path}: row {number} (Id {row.get('Id')}) has no {attribute}: get an intact copy.")
+    text = html.unescape(_MARKUP.sub(" ", f"{row.get('Title', '')} {row.get('Body')}"))
+    tags: list[str] = []
+    if row.get("PostTypeId") == _QUESTION:
+        tags = ["".join(match) for match in _TAG.findall(row.get("Tags", ""))]  # one of the two groups is empty
+    return Post(row.get("OwnerUserId"), words(text), tags)
+
+
+def questions_of(path: str | Path) -> tuple[list[Post], Counter[str]]:
+    """Read the tagged questions of a site that have an owner, and how many questions have each tag.
+
+    Of questions of deleted accounts, only the tags are counted.
+
+    Raises:
+        DataError: The file is absent or damaged, or holds no tagged question.
+    """
+    tags: Counter[str] = Counter()
+    posts = []
+    for post in read_posts(path):
+        tags.update(post.tags)
+        if post.tags and post.user is not None:
+            posts.append(post)
+    if not posts:
+        raise DataError(f"{path} contains no tagged question of a user.")
+    return posts, tags
+
+
+def words_of_others(path: str | Path, users: Collection[str | None]) -> Counter[str]:
+    """How often each word stands in the posts of a site that are of none of these users, nor of a deleted account."""
+    counts: Counter[str] = Counter()
+    for post in read_posts(path):
+        if post.user is not None and post.user not in users:
+            counts.update(post.words)
+    return counts
+
+
+def read_stackexchange(
+    path: str | Path,
+    vocabulary: Sequence[str] | None = None,
+    num_features: int = 10_000,
+    num_tags: int | None = 500,
+) -> UserDataset:
+    """Askers of a site with their tagged questions, as bags of words with tags.
+
+    Args:
+        path: `Posts.xml`.
+        vocabulary: Words; None: the most frequent ones of the site's people who never asked a tagged question, which
+            say nothing of those who did.
+        num_features: Size of the vocabulary; a shorter one leaves features zero.
+        num_tags: Size of the targets, which are in the order of the alphabet; a site with fewer tags leaves targets
+            zero, of one with more the most frequent are taken. None: as many as the site has. A site publishes its
+            tags and how often each is used.
+
+    Returns:
+        Users by number of account, as text; an example is (features (num_features,), targets (num_tags,)).
+
+    Raises:
+        DataError: See `questions_of`.
+    """
+    posts, tags = questions_of(path)
+    users = [str(post.user) for post in posts]
+    if vocabulary is None:
+        vocabulary = by_frequency(words_of_others(path, set(users)))
+    height = len(tags) if num_tags is None else num_tags
+    examples = bags_of_words(
+        [post.words for post in posts],
+        [post.tags for post in posts],
+        vocabulary[:num_features],
+        sorted(by_frequency(tags)[:height]),
+        num_features,
+        height,
+    )
+    return UserDataset(examples, users)

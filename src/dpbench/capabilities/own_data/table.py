@@ -1,0 +1,93 @@
+"""Tables in files: CSV, JSON lines, and Parquet as Hugging Face's data sets are stored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpbench.capabilities.own_data.frame import names_of_rows, read_frame
+from dpbench.data.users import UserDataset
+from dpbench.errors import ConfigurationError, DataError, brief
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_PARQUET = (".parquet", ".pq")
+_JSON_LINES = (".jsonl", ".ndjson")
+
+
+def read_user_table(path: str | Path, user: str = "user", **options: Any) -> UserDataset:
+    """Read the users of a table, of which a row is an example.
+
+    A Hugging Face data set that is open already needs no reader: `UserDataset(ds, ds["user"])`.
+
+    Args:
+        path: A `.csv`, `.jsonl` or `.parquet` file, or a folder of `.parquet` files.
+        user: Column with the user of each row. In a CSV users are texts: 007 is not 7.
+        **options: As for `read_frame`.
+
+    Raises:
+        ConfigurationError: Parquet without pyarrow, and as `read_frame`.
+        DataError: The file is absent, damaged or empty, and as `read_frame`.
+    """
+    return read_table(path, user, **options)
+
+
+def read_table(path: str | Path, user: str | None, **options: Any) -> UserDataset:
+    """Read a table as `read_user_table` does; without a column of users, each row is that of a user with no other one.
+
+    Args:
+        path: As for `read_user_table`.
+        user: Column with the user of each row, or None.
+        **options: As for `read_frame`.
+    """
+    path = Path(path)
+    features = options.get("features")
+    words = [user] if user is not None else []
+    if options.get("classes") is not None and features and isinstance(list(features)[-1], str):
+        words.append(list(features)[-1])
+    names = names_of_rows(_frame(path, (), as_written=True)) if user is None else None
+    return read_frame(_frame(path, words), user, where=str(path), names=names, **options)
+
+
+def _frame(path: Path, words: Sequence[str], as_written: bool = False) -> pd.DataFrame:
+    """A table in a file.
+
+    Args:
+        path: Path of the file.
+        words: Columns that are of texts: 007 is not 7.
+        as_written: Whether cells are taken as they are written: one blank or one fraction in a column of whole numbers
+            would make floats of them all.
+    """
+    import pandas as pd
+
+    if not path.exists():
+        raise DataError(f"file not found: {path}.")
+    try:
+        if path.suffix == ".csv":
+            if as_written:
+                return pd.read_csv(path, dtype=str, keep_default_na=False)
+            frame = pd.read_csv(path, dtype=dict.fromkeys(words, str))
+            if not frame.index.equals(pd.RangeIndex(len(frame))):  # it is the first column
+                raise DataError(f"{path}: rows have more cells than the first line has names.")
+            return frame
+        if path.suffix in _JSON_LINES:
+            lines = [line for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
+            return pd.DataFrame({"line": lines} if as_written else [_object(line, words) for line in lines])
+        if path.suffix in _PARQUET or path.is_dir():
+            return pd.read_parquet(path, dtype_backend="numpy_nullable") if as_written else pd.read_parquet(path)
+    except ImportError as error:
+        raise ConfigurationError('Parquet needs pyarrow: pip install "dpbench-lightning[parquet]".') from error
+    except (OSError, ValueError, RecursionError) as error:  # pandas', pyarrow's and json's own are kinds of these
+        raise DataError(f"{path} cannot be read as a table ({brief(error)}): get an intact copy.") from error
+    raise ConfigurationError(f"{path} is neither .csv, .jsonl nor .parquet, nor a folder of .parquet files.")
+
+
+def _object(line: str, words: Sequence[str]) -> dict[str, Any]:
+    """The object of a line of JSON, with texts in some columns."""
+    row = json.loads(line)
+    if not isinstance(row, dict):
+        raise ValueError(f"a line is no object: {line[:60]}")
+    return {name: str(value) if name in words and value is not None else value for name, value in row.items()}

@@ -1,6 +1,0 @@
-"""`dpbench reproduce claims`: every epsilon that the five papers print, computed again with each accountant."""
-
-from dpbench.reproduce.tables import ComputedTable
-
-CLAIMS = ComputedTable("every epsilon that the papers print (one minute)", "dpbench.claims.table:reproduce_claims")
-"""An entry point of `dpbench.computed_tables`."""

@@ -1,0 +1,279 @@
+"""`dpbench audit`: what a run's canaries, or the labels of its noise, tell of its epsilon, as a table and JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from dpbench.capabilities.auditing import AuditResult, Family, LabelAudit, Verdict, audit_labels
+from dpbench.capabilities.auditing.audit import KEYS, NO_PROOF, audit
+from dpbench.errors import ConfigurationError, LedgerError
+from dpbench.harness.reports.roc import RATES, RocPanel, roc
+from dpbench.harness.runs.folder import RunFolder
+from dpbench.harness.runs.ledgers import read_run_ledger
+from dpbench.harness.runs.numbers import MOST_AUDITED, audit_text, limit_or_none, limit_text
+from dpbench.harness.runs.readers import read_json
+from dpbench.harness.runs.record import read_result, verdict_of
+from dpbench.privacy.accounting.ledger import Ledger
+from dpbench.privacy.accounting.seal import Seal, difference
+from dpbench.privacy.accounting.tradeoff import trade_off
+from dpbench.privacy.canaries.file import READABLE, SCHEMA
+from dpbench.privacy.canaries.labels import LabelScores
+from dpbench.privacy.canaries.scores import Scores
+from dpbench.templates import render
+
+_MOST_GROUPS = 6  # of parameters, named
+_HOW = "dpbench train ... audit=gradient_canaries"
+VERDICTS = {
+    Verdict.VIOLATED: "a lower bound is above the sound epsilon: mechanism or ledger is wrong",
+    Verdict.NOT_AS_DECLARED: "no bound is above the sound epsilon, but what was done is not what was declared",
+    Verdict.CONSISTENT: f"nothing contradicts the claim; {NO_PROOF}",
+}
+"""Meaning of each verdict."""
+
+
+class _Seal(BaseModel):
+    lines: int
+    sha256: str
+
+
+class _AuditFile(BaseModel):
+    """The content of audit.json."""
+
+    model_config = ConfigDict(strict=True)
+
+    ledger: _Seal
+    scores: Scores
+    left_out: dict[str, int] = {}
+
+
+ResultT = TypeVar("ResultT", bound=AuditResult | LabelAudit)
+
+
+@dataclass(frozen=True)
+class AuditReport(Generic[ResultT]):
+    """An audited run.
+
+    Attributes:
+        run: The run's folder.
+        result: Bounds, checks and verdict.
+        scores: Scores of canaries, or of labels by the final weights.
+        family: Claim of the ledger.
+        left_out: Groups of parameters that show nothing of the canaries → their coordinates.
+        stored: The audit in result.json, which tables show; None if there is none.
+    """
+
+    run: RunFolder
+    result: ResultT
+    scores: Scores | LabelScores
+    family: Family
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    stored: Mapping[str, Any] | None = None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For JSON; None in place of infinite numbers."""
+        facts = {"run": str(self.run), **self.result.to_json()}
+        if isinstance(self.result, AuditResult):
+            facts |= {"left_out": self.left_out, "stored": self.stored}
+        return facts
+
+    @property
+    def text(self) -> str:
+        """The facts as a table for people."""
+        result: AuditResult | LabelAudit = self.result
+        if isinstance(result, LabelAudit):
+            accused_by: Sequence[str] = [bound.name for bound in result.violations]
+        else:
+            accused_by = result.accused_by
+        probes = self.scores.probes if isinstance(self.scores, Scores) else None
+        # First the bound that stands for all.
+        bounds = sorted(result.bounds, key=lambda bound: bound is not result.shown)
+        text = render(
+            "audit.txt",
+            run=self.run,
+            by_labels=self.by_labels,
+            result=result,
+            sound=_sound_text(result.sound, result.sound_by),
+            bounds=bounds,
+            bound_width=max(len(bound.name) for bound in result.bounds),
+            limit_of=limit_text,
+            epsilon_of=audit_text,
+            most_audited=MOST_AUDITED,
+            verdict=_verdict_text(result.verdict, accused_by),
+            left_out=[f"{name} ({size:,} coordinates)" for name, size in self.left_out.items()],
+            most_groups=_MOST_GROUPS,
+            records_measured=probes is not None and bool(probes.records),
+        )
+        return text.rstrip("\n")
+
+    @property
+    def by_labels(self) -> bool:
+        """True if the run had no canaries but labels of noise."""
+        return isinstance(self.result, LabelAudit)
+
+    @property
+    def roc_panel(self) -> RocPanel:
+        """Error rates of the scores, above what the audit proves and below what the ledger allows."""
+        if isinstance(self.scores, Scores):
+            scores, member, label = self.scores.llr, self.scores.member, "these canaries"
+        else:
+            scores = np.concatenate([self.scores.members, self.scores.others])
+            member = np.arange(len(scores)) < len(self.scores.members)
+            label = "these records"
+        curves = {}
+        if member.any() and not member.all():
+            curves[label] = roc(scores, member)
+        result = self.result
+        bound = result.shown
+        proven = allowed = None
+        if bound is not None and bound.noise_scale is not None and math.isfinite(bound.noise_scale):
+            proven = self.family.curve(bound.noise_scale).max_true_positive_rate(RATES)
+        if self.family.accountant is not None:
+            allowed = trade_off(self.family.events).max_true_positive_rate(RATES)
+        title = f"{result.verdict}: sound ε {audit_text(result.sound)}, audited {limit_or_none(result.audited)}"
+        return RocPanel(title, curves, proven, allowed)
+
+
+def refuse_unended(folder: Path) -> None:
+    """Refuse a run that can go on: whoever reads an audit and goes on chooses what the next one shows.
+
+    Raises:
+        ConfigurationError: It has not ended.
+    """
+    run = RunFolder(folder)
+    if run.begun and not run.finished:
+        raise ConfigurationError(_no_scores(run))
+
+
+def audit_run(folder: Path, confidence: float = 0.95) -> AuditReport[AuditResult]:
+    """Audit a run that was trained with canaries.
+
+    Args:
+        folder: The run's folder.
+        confidence: Confidence of each bound, see `auditing.audit`.
+
+    Raises:
+        DPBenchError: There is no run, it had no canaries, a file is damaged, of another run or not the one that was
+            audited when the run ended, or the confidence is out of range.
+    """
+    run = RunFolder(folder)
+    scores, seal, left_out = read_scores(run)
+    ledger = _ledger_of(run, seal)
+    stored = read_result(run)["privacy"].get("audit") if run.finished else None
+    if stored is not None and "damage" in stored:
+        raise ConfigurationError(f"{run}: {stored['damage']}; restore a copy, or train again, `{_HOW}`.")
+    family = Family(ledger.events, ledger.header.delta)
+    return AuditReport(run, audit(ledger, scores, confidence, family), scores, family, left_out, stored)
+
+
+def audit_by_labels(run: RunFolder, scores: LabelScores, confidence: float = 0.95) -> AuditReport[LabelAudit]:
+    """Audit a run on noise, of which each record is a canary with its random label.
+
+    Args:
+        run: The run's folder.
+        scores: Scores of labels by the final weights.
+        confidence: Confidence of each bound, see `auditing.audit_labels`.
+
+    Raises:
+        DPBenchError: It was not private, its unit is no example, or its ledger is damaged.
+    """
+    require_private(run)
+    ledger = read_run_ledger(run.ledger)
+    if ledger.wrong is not None:
+        raise LedgerError(f"{run.ledger}: {ledger.wrong}; restore it, or train again.")
+    if ledger.header.unit != "example":
+        raise ConfigurationError(f"{run} protects {ledger.header.unit}s, and labels are of examples: records=examples.")
+    family = Family(ledger.events, ledger.header.delta)
+    return AuditReport(run, audit_labels(ledger, scores, confidence, family), scores, family)
+
+
+def require_private(run: RunFolder) -> None:
+    """Raise ConfigurationError where a run claims no ε."""
+    if run.finished and not run.ledger.is_file():
+        raise ConfigurationError(f"{run} has no ledger: without privacy it claims no epsilon that could be audited.")
+
+
+def read_scores(run: RunFolder) -> tuple[Scores, Seal, dict[str, int]]:
+    """Read the scores of a run's canaries, the seal of their ledger, and the groups that are left out.
+
+    Raises:
+        ConfigurationError: There is none, or it is damaged.
+    """
+    if not run.path.is_dir():
+        raise ConfigurationError(f"{run}: {'it is a file' if run.path.exists() else 'No such directory'}; name a run.")
+    if not run.audit.exists():
+        raise ConfigurationError(_no_scores(run))
+    again = f"train again, `{_HOW}`, or restore a copy of {{path}}"
+    schema = read_json(run.audit, dict, again).get("schema")
+    if schema not in READABLE:
+        raise ConfigurationError(
+            f"{run.audit} has schema {schema!r}, and this version of dpbench reads schemas up to {SCHEMA}: "
+            "use the version that wrote it."
+        )
+    file = _AuditFile.model_validate(read_json(run.audit, _AuditFile, again))
+    return file.scores, Seal(**vars(file.ledger)), file.left_out
+
+
+def _no_scores(run: RunFolder) -> str:
+    if any(run.path.rglob(f"*/{RunFolder.audit}")):
+        return f"{run} holds several runs: name one that has an {RunFolder.audit}."
+    if not (run.begun or run.trained or run.finished):
+        return f"{run} holds no run: train one, `{_HOW}`, and name its folder."
+    if not (run.begun and "GradientCanaries" in run.config.read_text(encoding="utf-8", errors="replace")):
+        return f"{run} was trained without canaries, so there is nothing to audit: train again, `{_HOW}`."
+    if not run.finished:
+        return f"{run} has not ended: what its canaries saw is written last; `{run.command('resume')}` goes on."
+    return f"{run} was trained with canaries, but {run.audit} is missing: restore a copy, or train again, `{_HOW}`."
+
+
+def _ledger_of(run: RunFolder, seal: Seal) -> Ledger:
+    """The ledger that the scores belong to.
+
+    Raises:
+        LedgerError: It is missing, damaged, or another one.
+    """
+    ledger = read_run_ledger(run.ledger)
+    wrong = difference(run.ledger, seal, run.audit.name, ended=True) or ledger.wrong
+    if wrong is not None:
+        raise LedgerError(
+            f"{run.ledger} does not belong to {run.audit.name} ({wrong}): restore both files of one run, or train "
+            "again."
+        )
+    return ledger
+
+
+def _verdict_text(verdict: str, accused_by: Sequence[str]) -> str:
+    """A verdict with what it rests on and what it means, one line."""
+    grounds = f" ({'; '.join(accused_by)})" if accused_by else ""
+    return f"{verdict}{grounds}: {VERDICTS[Verdict(verdict)]}"
+
+
+def outline(privacy: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Lines of the short table at the end of a run with canaries: claimed, sound, audited, verdict."""
+    audit = privacy.get("audit") or {"why_not": "nothing was released"}
+    if audit.get("verdict") is None:
+        yield "verdict", f"{verdict_of({'audit': audit})}"
+        return
+    claimed = audit["claimed"]
+    yield "claimed", "infinite" if claimed is None else f"epsilon {audit_text(claimed)} (RDP)"
+    yield "sound", _sound_text(audit["sound"], audit["sound_by"])
+    limit = "nothing"
+    if audit["shown"] is not None:
+        names = {key: name for name, key in KEYS.items()}
+        limit = f"{limit_text(audit['audited'][audit['shown']])} ({names[audit['shown']]})"
+    yield "audited", f"{limit} at {100 * audit['confidence']:g} % confidence"
+    yield "verdict", _verdict_text(audit["verdict"], audit["accused_by"])
+
+
+def _sound_text(sound: float | None, accountant: str | None) -> str:
+    """The sound ε, with the accountant that gives it."""
+    if not sound or accountant is None:
+        return "none: no accountant covers these batches"
+    return f"{audit_text(sound)} ({accountant.upper()})"

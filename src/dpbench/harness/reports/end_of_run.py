@@ -1,0 +1,134 @@
+"""What a run shows when it has come to its end: its pictures, and a short table in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dpbench.errors import DPBenchError
+from dpbench.files import from_here, typed
+from dpbench.harness.runs.folder import Run, RunFolder
+from dpbench.harness.runs.ledgers import shared_with_neighbors
+from dpbench.harness.runs.numbers import (
+    epsilon_text,
+    exposure_allowed_text,
+    membership_text,
+    metric_text,
+    noise_text,
+    seconds_text,
+)
+from dpbench.harness.runs.record import CONFIDENCE, doubt, has_canaries, is_audited
+from dpbench.templates import render
+
+
+class EndOfRun:
+    """Hands what the reports make of a run to `run.train.train`, which knows nothing of reports."""
+
+    def draw(self, run: Run) -> dict[str, Path]:
+        """Draw learning curves and, where there were any, diagnostics; returns the picture of the curves, by name."""
+        from dpbench.harness.reports.plots import plot_curves, plot_diagnostics
+
+        picture = plot_curves(run.folder, run.config["run"]["name"])
+        plot_diagnostics(run.folder, run.config["run"]["name"])
+        return {} if picture is None else {"curves": picture}
+
+    def audit(self, run: Run) -> Mapping[str, Any] | None:
+        """What the run's canaries tell of its epsilon; None where it had none, or released nothing."""
+        if not (has_canaries(run.config) and run.folder.audit.is_file()):
+            return None
+        from dpbench.harness.reports.audit import audit_run
+
+        try:
+            return audit_run(run.folder.path, CONFIDENCE).result.summary()
+        except DPBenchError as error:  # the model is trained: its result is not lost for that
+            return {"why_not": str(error)}
+
+    def summarize(self, run: Run, record: Mapping[str, Any], opening: str) -> None:
+        """Print the summary."""
+        print(summary(record, run.folder, opening))
+
+
+def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
+    """The short table at the end of a run.
+
+    Args:
+        record: The content of result.json.
+        folder: Of the run.
+        opening: How to see the run in wandb.
+    """
+    privacy = record["privacy"]
+    metrics = record["metrics"]
+    audited = is_audited(record)
+    if audited:
+        from dpbench.harness.reports.audit import outline
+    mark = doubt(privacy)
+    text = render(
+        "end_of_run.txt",
+        record=record,
+        privacy=privacy,
+        tests=_tests(metrics),
+        on_training_records=_on_training_records(metrics),
+        exposure=[metrics.get(f"nonprivate/exposure_{name}") for name in ("mean", "max", "by_chance")],
+        exposure_allowed=exposure_allowed_text(metrics),
+        epsilons={name: _epsilon(name, value) for name, value in privacy["epsilon"].items()},
+        membership=membership_text(privacy.get("membership")),
+        mark=f" ({mark})" if mark else "",
+        steps=_steps(record),
+        noise=noise_text(privacy) if "noise_multiplier" in privacy else "",
+        held_out=_held_out(record["config"].get("data") or {}),
+        shared_noise=shared_with_neighbors(folder),
+        audit=list(outline(privacy)) if audited else [],
+        place=from_here(folder.path),
+        typed_place=typed(folder.path),
+        pictures=[from_here(path) for path in sorted(folder.path.glob("*.png"))],
+        opening=opening.replace(str(folder), from_here(folder.path)),
+        metric=metric_text,
+        number=epsilon_text,
+        seconds=seconds_text,
+    )
+    return f"\n{text}"
+
+
+def _tests(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The accuracy on test data, or whatever else was measured on them."""
+    if "test/accuracy" in metrics:
+        return {"test/accuracy": metrics["test/accuracy"]}
+    return {name: value for name, value in metrics.items() if name.startswith("test/")}
+
+
+def _on_training_records(metrics: Mapping[str, float]) -> list[tuple[str, float, str]]:
+    """What was measured of the records that were trained on, where somebody asked for it, and its gap to the test."""
+    prefix = "nonprivate/train_"
+    rows = []
+    for name, value in metrics.items():
+        if name.startswith(prefix) and name != "nonprivate/train_loss":
+            gap = metrics[f"nonprivate/{name.removeprefix(prefix)}_gap"]
+            rows.append((name, value, f"{100 * gap:+.2f} points" if "accuracy" in name else f"{gap:+.4g}"))
+    return rows
+
+
+def _epsilon(accountant: str, value: float | None) -> str:
+    """A figure, or where it says why there is none."""
+    if value is None:
+        return f"not computed (dpbench account RUN --accountant {accountant} says why)"
+    return epsilon_text(value)
+
+
+def _steps(record: Mapping[str, Any]) -> str:
+    """How many steps were made, of how many where a budget or a time ended them."""
+    planned = (record["config"].get("trainer") or {}).get("max_steps") or 0
+    return f"{record['steps']} of {planned}" if planned > record["steps"] else str(record["steps"])
+
+
+def _held_out(data: Mapping[str, Any]) -> str:
+    """How many records of the training data were asked to be held out; empty where none were."""
+    parts = []
+    if data.get("val_size"):
+        parts.append(f"{data['val_size']} records")
+    if data.get("val_users"):
+        parts.append(f"{data['val_users']} users")
+    options = data.get("options") or {}
+    if options.get("held_out") and not options.get("test_path"):
+        parts.append(f"a share of {options['held_out']:g} of the records, for the test")
+    return " and ".join(parts) if "split" in data else ""

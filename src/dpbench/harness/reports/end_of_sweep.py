@@ -1,0 +1,125 @@
+"""What a sweep shows when it has come to its end: its runs in groups, what is missing, and what a choice costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dpbench.errors import DPBenchError
+from dpbench.files import typed, write_atomically
+from dpbench.harness.reports.account import AccountingRequest, account
+from dpbench.harness.reports.groups import group_by, unfinished_note
+from dpbench.harness.reports.run_table import RunTable
+from dpbench.harness.runs.folder import RunFolder, places_of
+from dpbench.harness.runs.ledgers import runs_without_privacy
+from dpbench.harness.runs.numbers import epsilon_text
+from dpbench.harness.runs.sweep import Sweep
+
+
+def end_of_sweep(sweep: Sweep) -> str | None:
+    """Write the table of a sweep into its folder, as Markdown and CSV.
+
+    Args:
+        sweep: The sweep that has ended.
+
+    Returns:
+        The table with notes, for the terminal; None where no run was finished.
+
+    Raises:
+        OSError: The table cannot be written.
+    """
+    finished = sweep.finished()
+    if not finished:
+        return None
+    table = RunTable.of(finished)
+    # A word may set what is no setting of a run, such as its launcher's.
+    groups = group_by(table, [key for key in sweep.differing() if table.knows(key)])
+    notes = [*groups.notes, *unfinished_note([sweep.folder], len(finished))]
+    cost = cost_of_sweep([sweep.folder])
+    if cost is not None:
+        notes += cost.lines(held_out=any(name.startswith("val/") for row in table.rows for name in row.metrics))
+    if sweep.study is not None:
+        notes.append(f"Trials of the study {sweep.study} in other folders count too: give dpbench account all of them.")
+    if groups.keys:
+        again = f"dpbench table {typed(sweep.folder)} --group-by {','.join(groups.keys)}"
+        notes.append(f"The same table again: {again}")
+    text = replace(groups, notes=notes).to_markdown()
+    page = sweep.folder / "table.md"
+    write_atomically(page, text + "\n")
+    write_atomically(page.with_suffix(".csv"), groups.to_csv())
+    return f"{text}\n\n  written to      {page}\n  written to      {page.with_suffix('.csv')}"
+
+
+@dataclass(frozen=True)
+class SweepCost:
+    """What the runs of a sweep cost together: whoever publishes the one that looks best pays for all of them.
+
+    Attributes:
+        count: Number of runs, those without privacy included.
+        command: That computes it.
+        epsilon: By RDP; None where it is infinite, or not known.
+        delta: δ.
+        unit: Unit of privacy.
+        unprotected: Whether one of them trained without privacy.
+        refusal: Why nothing is known; empty where it is.
+    """
+
+    count: int
+    command: str
+    epsilon: float | None = None
+    delta: float = 0.0
+    unit: str = ""
+    unprotected: bool = False
+    refusal: str = ""
+
+    def lines(self, held_out: bool) -> list[str]:
+        """What it costs to choose one of the runs, a paragraph each.
+
+        Args:
+            held_out: Whether runs were measured on records held out of the training data.
+        """
+        if self.refusal:
+            return [
+                f"The cost of choosing among these {self.count} runs cannot be computed: {self.refusal} "
+                f"({self.command})"
+            ]
+        if self.unprotected:
+            return ["A run without privacy is among these: what is chosen by comparison with it has no epsilon."]
+        lines = [
+            f"Choosing one of these {self.count} runs, by whatever metric (also one of public records), costs what all "
+            f"of them cost together: epsilon {epsilon_text(self.epsilon)} (RDP) at delta={self.delta:g}, unit: "
+            f"{self.unit} ({self.command})."
+        ]
+        if held_out:
+            lines.append(
+                "No epsilon covers the held-out records (val/...): choices based on them reveal information about them."
+            )
+        return lines
+
+
+def cost_of_sweep(folders: Sequence[Path]) -> SweepCost | None:
+    """What all runs below some folders cost together; None where no run, or only one, is private.
+
+    Args:
+        folders: Of sweeps, or of runs.
+    """
+    ledgers = 0
+    for folder in folders:
+        ledgers += len(places_of(RunFolder.ledger, folder))
+    count = ledgers + len(runs_without_privacy(folders))
+    if not ledgers or count < 2:
+        return None
+    command = f"dpbench account {' '.join(map(typed, folders))}"
+    try:
+        facts = account(folders, AccountingRequest()).facts
+    except DPBenchError as error:
+        return SweepCost(count, command, refusal=str(error))
+    return SweepCost(
+        count,
+        command,
+        epsilon=facts["epsilon"],
+        delta=facts["delta"],
+        unit=facts["unit"],
+        unprotected=bool(facts.get("without_privacy")),
+    )

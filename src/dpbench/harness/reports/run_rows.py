@@ -1,0 +1,188 @@
+"""Rows of a table of runs: single runs, and means of several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from dpbench.errors import ConfigurationError
+from dpbench.harness.runs.command import choices_of
+from dpbench.harness.runs.folder import RunFolder
+from dpbench.harness.runs.numbers import ABSENT
+from dpbench.harness.runs.readers import read_metrics
+from dpbench.harness.runs.record import audited_epsilon, doubt, read_result, verdict_of, without_accuracy
+
+AUDITED = "privacy/audited_epsilon"
+CODE = "code_hash"
+UNIT = "unit of privacy"
+OWN_CODE = "code of "
+"""Beginning of the settings that say by which source of a package, other than dpbench, a run was made."""
+MISSING = object()
+"""What stands for the value of a key that a run does not have; None is a value."""
+
+_HIDDEN = ("run.", "logger.", "launcher", "data.root", "data.download", "strategy.secure")  # cannot change a result
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One run, or the mean of several.
+
+    Attributes:
+        name: What people call it, with what speaks against it.
+        settings: Its configuration by dotted keys, its unit of privacy, and a hash of each package that is not ours.
+        metrics: Final figures; None where one is missing or infinite.
+        curves: What was logged, by step; empty where nobody asked for it.
+        record: As in result.json; of a mean that of its first run.
+        folder: Folder of the run; None of a mean.
+        verdict: Of its audit; None without one.
+        note: What a reader has to know of it wherever it is shown.
+        code: Hash of the code that made it, if it is known.
+        n: Number of runs of which it is the mean.
+        deviations: Standard deviations of metrics over them.
+        bands: The same of curves.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    metrics: Mapping[str, float | None]
+    curves: pd.DataFrame = field(default_factory=pd.DataFrame)
+    record: Mapping[str, Any] = field(default_factory=dict)
+    folder: RunFolder | None = None
+    verdict: str | None = None
+    note: str | None = None
+    code: str | None = None
+    n: int = 1
+    deviations: Mapping[str, float] = field(default_factory=dict)
+    bands: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+    @cached_property
+    def choices(self) -> dict[str, str]:
+        """Group of the configuration → name of the file that was chosen, such as strategy → dpsgd."""
+        return {} if self.folder is None else choices_of(self.folder)
+
+    @property
+    def private(self) -> bool:
+        """True if the run claims an ε."""
+        return (self.record.get("privacy") or {}).get("delta") is not None
+
+    def lookup(self, key: str) -> Any:
+        """The value of a dotted key, or of a group the name of its file; `MISSING` where the run has none."""
+        if key in self.choices:
+            return self.choices[key]
+        value: Any = self.record["config"]
+        for part in key.split("."):
+            if not isinstance(value, dict) or part not in value:
+                return MISSING
+            value = value[part]
+        if isinstance(value, dict):  # a group, of a run that Hydra did not make
+            return str(value.get("_target_", ABSENT)).rpartition(".")[2]
+        return value
+
+
+def without_seeds(rows: Sequence[RunRow]) -> list[dict[str, Any]]:
+    """Settings of runs but for the seed, for what takes its value from there, and for the unit, which is no setting.
+
+    Another seed among the settings (of the allocation of a data set, say) is equal to that of some run by chance, and
+    not to those of all.
+    """
+    follow = set()
+    for key in keys_of_any(row.settings for row in rows):
+        having = [row for row in rows if key in row.settings]
+        if "seed" in key.rpartition(".")[2] and all(row.settings[key] == row.settings.get("seed") for row in having):
+            follow.add(key)
+    return [{key: value for key, value in row.settings.items() if key not in (*follow, UNIT)} for row in rows]
+
+
+def require_folder(path: Path) -> None:
+    """Raise ConfigurationError where a path is no folder."""
+    if not path.is_dir():
+        raise ConfigurationError(f"{path} is {'a file' if path.exists() else 'not there'}: name a folder.")
+
+
+def row_of(folder: RunFolder, record: Mapping[str, Any] | None = None) -> RunRow:
+    """The row of one run, without its curves.
+
+    Args:
+        folder: Of the run.
+        record: As result.json holds it; None reads it from there.
+
+    Raises:
+        ConfigurationError: The file is damaged.
+    """
+    record = read_result(folder) if record is None else record
+    config = record["config"]
+    privacy = record["privacy"]
+    metrics = without_accuracy(record)
+    for name, value in privacy["epsilon"].items():
+        metrics[f"privacy/epsilon_{name}"] = value
+    if "audit" in privacy:
+        metrics[AUDITED] = audited_epsilon(privacy)
+    metrics["seconds"] = record["seconds"]
+    return RunRow(
+        name=marked(f"{config['run']['name']}, seed {record['seed']}", doubt(privacy)),
+        settings=flat_settings(config) | unit_setting(privacy.get("unit")) | _code_settings(record),
+        metrics=metrics,
+        record=record,
+        folder=folder,
+        verdict=verdict_of(privacy),
+        note=doubt(privacy),
+        code=record.get(CODE),
+    )
+
+
+def with_curves(row: RunRow) -> RunRow:
+    """The row with what its run logged."""
+    return row if row.folder is None else replace(row, curves=read_metrics(row.folder.metrics))
+
+
+def floats(values: pd.Series[float]) -> dict[str, float]:
+    """Figures by name."""
+    return {str(name): float(value) for name, value in values.items()}
+
+
+def marked(name: str, mark: str | None) -> str:
+    """A name or a figure, with what speaks against it."""
+    return name if mark is None else f"{name} ({mark})"
+
+
+def unit_setting(unit: Any) -> dict[str, str]:
+    """What epsilon is for, as a setting in which runs may differ."""
+    return {} if unit is None or pd.isna(unit) else {UNIT: str(unit)}
+
+
+def _code_settings(record: Mapping[str, Any]) -> dict[str, str]:
+    """The source of packages that are not ours, as settings in which runs may differ."""
+    return {OWN_CODE + package: source[:8] for package, source in record.get("foreign_code", {}).items()}
+
+
+def keys_of_any(mappings: Iterable[Iterable[str]]) -> list[str]:
+    """Keys that any of several mappings has, each once, in the order in which they come first."""
+    keys: dict[str, None] = {}
+    for mapping in mappings:
+        keys.update(dict.fromkeys(mapping))
+    return list(keys)
+
+
+def flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    """A configuration by dotted keys."""
+    if not isinstance(config, Mapping) or not config:
+        return {prefix: config}
+    values: dict[str, Any] = {}
+    for key, value in config.items():
+        values |= flat(value, f"{prefix}.{key}" if prefix else str(key))
+    return values
+
+
+def flat_settings(config: Any) -> dict[str, Any]:
+    """What may change a result, by dotted keys; of classes of ours the name alone."""
+    settings = {}
+    for key, value in flat(config).items():
+        if not f"{key}.".startswith(_HIDDEN):
+            of_class = isinstance(value, str) and value.startswith(("dpbench.", "torch."))
+            settings[key] = value.rpartition(".")[2] if of_class else value
+    return settings

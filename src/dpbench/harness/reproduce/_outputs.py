@@ -1,0 +1,235 @@
+"""What a table leaves in `results/`: runs.csv, and from it alone table.md, table.tex, pictures and README.md."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from PIL import Image
+
+from dpbench.capabilities.synthesis.samples import FRAME, PER_CLASS
+from dpbench.files import replacing, write_atomically
+from dpbench.harness.reports.figures import new_figure, write_figure
+from dpbench.harness.reproduce._pictures import draw_logged, draw_table
+from dpbench.harness.reproduce._results import (
+    CURVES,
+    MONTAGE,
+    RUNS,
+    STRIPS,
+    Logged,
+    best_trials,
+    logged_names,
+    of_best_trials,
+)
+from dpbench.harness.reproduce._summary import EXAMPLE, late_means, latex, markdown, summary
+from dpbench.harness.reproduce.jobs import Job
+from dpbench.harness.reproduce.tables import MEASURES, Table, select_cell, short_name
+from dpbench.harness.runs.numbers import ABSENT
+from dpbench.templates import render
+
+_RELATIONS = {"add_or_remove_one": "added or removed", "replace_one": "replaced"}
+_IMAGES = 2  # of a class in a strip
+
+
+def write_outputs(table: Table, runs: pd.DataFrame, logged: Logged, folder: Path) -> None:
+    """Write everything into a results folder; pictures of what is no longer there are removed.
+
+    Args:
+        table: The whole definition.
+        runs: Finished runs, as in runs.csv.
+        logged: What they logged on the way, by the name of its file.
+        folder: Made if need be.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    # First: everything else can be written again from it.
+    write_atomically(folder / RUNS, runs.to_csv(index=False))
+    write_atomically(folder / "table.md", markdown(table, runs) + "\n")
+    write_atomically(folder / "table.tex", latex(table, runs))
+    best = of_best_trials(table, runs)
+    draw_table(table, best, summary(table, best), folder)
+    pictures = write_logged(table, logged, folder)
+    if (folder / MONTAGE).is_file():
+        pictures.append(folder / MONTAGE)
+    write_atomically(folder / "README.md", _page(table, runs, pictures, logged))
+
+
+def write_logged(table: Table, logged: Logged, folder: Path) -> list[Path]:
+    """Write a CSV and a PNG for each; what is no longer there is removed.
+
+    Returns:
+        The pictures.
+    """
+    pictures = []
+    for name in logged_names(table):
+        data = folder / f"{name}.csv"
+        picture = folder / f"{name}.png"
+        if name in logged and len(logged[name]):
+            write_atomically(data, logged[name].to_csv(index=False, float_format="%.6g"))
+            draw_logged(table, name, logged[name], picture)
+            pictures.append(picture)
+        else:
+            data.unlink(missing_ok=True)
+            picture.unlink(missing_ok=True)
+    return pictures
+
+
+def _page(table: Table, runs: pd.DataFrame, pictures: Sequence[Path], logged: Logged) -> str:
+    best = of_best_trials(table, runs)
+    how, choices = _choices(table, runs)
+    return render(
+        "table.md",
+        table=table,
+        cells=markdown(table, runs),
+        relations=_listed(best["neighbouring_relation"].replace(_RELATIONS), separator=" or "),
+        deltas=_listed(best["delta"].astype(float), "g"),
+        units=_units(best),
+        by_microbatch=best["epsilon_microbatch_rdp"].notna().any(),
+        other_figures=lambda row, column: _other_figures(table, select_cell(best, row, column)),
+        late=late_means(table, logged[CURVES]) if table.last_evaluations and CURVES in logged else "",
+        chosen_how=how,
+        choices=choices,
+        pictures=pictures,
+        provenance={name: _listed(runs[name].astype(object)) for name in ("commit", "cpu", "gpu", "torch")},
+        hours=runs["seconds"].sum() / 3600,
+        threads=_listed(runs["threads"].astype(str)),
+    )
+
+
+def _other_figures(table: Table, cell: pd.DataFrame) -> list[str]:
+    """Means of what stands under `more`, of the runs of a cell."""
+    texts = []
+    for name, label in table.more.items():
+        values = pd.to_numeric(cell[name], errors="coerce")
+        if label is not None and name in MEASURES:
+            # Under a label of its own a figure is shown as a table shows it.
+            measure = MEASURES[name]
+            texts.append(measure.text(measure.scale * values.mean(), measure.scale * values.std()))
+        else:
+            texts.append(ABSENT if values.isna().all() else f"{values.mean():.3g}")
+    return texts
+
+
+def _choices(table: Table, runs: pd.DataFrame) -> tuple[str, dict[tuple[str, str], str]]:
+    """How the settings of each cell were chosen (empty where nothing was), and which."""
+    if table.choices:
+        name = short_name(table.chosen_from)
+        how = f"Chosen in [{name}](../{name.replace('/', '_')}/README.md), on validation data and other seeds"
+        return how, {cell: variant.label for cell, variant in table.choices.items()}
+    labels = {}
+    for cell, (trial, number) in best_trials(table, runs).items():
+        labels[cell] = trial.label if number == len(table.trials) else f"{trial.label} (of {number})"
+    if not labels:
+        return "", {}
+    trials = "; ".join(trial.label for trial in table.trials)
+    return f"Each cell shows the best of {len(table.trials)} trials ({trials}) by this metric", labels
+
+
+def _listed(values: pd.Series[Any], form: str = "", separator: str = ", ") -> str:
+    """The values that there are, each once, in their order."""
+    return separator.join(format(value, form) for value in sorted(values.dropna().unique()))
+
+
+def _units(runs: pd.DataFrame) -> str:
+    """What ε protects: "one example", or "one user of 539 (unit: user), with all examples,"."""
+    texts = []
+    for unit, part in runs.dropna(subset="unit").groupby("unit"):
+        if unit == EXAMPLE:
+            texts.append("one example")
+            continue
+        populations = _listed(part["population"].astype(float), ",.0f", " or ") if "population" in part else ""
+        texts.append(f"one {unit}{' of ' * bool(populations)}{populations} (unit: {unit}), with all examples,")
+    return " or ".join(texts)
+
+
+def strip(grid: Path) -> np.ndarray:
+    """Cut two images of each class, side by side, out of the grid that a run wrote (a row for each class).
+
+    Args:
+        grid: samples.png of a run.
+
+    Returns:
+        (height, width, 3), uint8.
+    """
+    pixels = np.asarray(Image.open(grid).convert("RGB"))
+    side = (pixels.shape[1] - FRAME) // PER_CLASS
+    rows = (pixels.shape[0] - FRAME) // side
+    parts = []
+    for row in range(rows):
+        for place in range(_IMAGES):
+            top = row * side
+            start = place * side
+            parts.append(pixels[top + FRAME : top + side, start + FRAME : start + side])
+    return np.concatenate(parts, axis=1)
+
+
+def keep_strips(jobs: Sequence[Job], runs: pd.DataFrame, earlier: Path, folder: Path) -> None:
+    """Bring one run's images of each cell into the folder, so that the picture can be drawn again without the runs.
+
+    Args:
+        jobs: Runs that the table shows whose folders may be there.
+        runs: All runs that the table shows, as in runs.csv.
+        earlier: Results of earlier runs, whose images stay where no folder of a run of the cell is there.
+        folder: Folder of the results; made if need be.
+    """
+    grids: dict[tuple[str, str], Path] = {}
+    for job in jobs:
+        if job.result() is not None and job.run.samples.is_file():
+            grids.setdefault((job.row, job.column), job.run.samples)
+    cells = set(zip(runs["row"], runs["column"], strict=True))
+    for path in (folder / STRIPS).glob("*/*.png"):
+        if (path.parent.name, path.stem) not in cells:
+            path.unlink()
+    for row, column in cells:
+        place = _place(folder, row, column)
+        before = _place(earlier, row, column)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if (row, column) in grids:
+            with replacing(place) as new:
+                Image.fromarray(strip(grids[row, column])).save(new, format="png")
+        elif before.is_file() and before != place:
+            shutil.copyfile(before, place)
+
+
+def write_montage(table: Table, folder: Path) -> list[str]:
+    """Draw the images of all cells, one below the other; the picture goes where there are none.
+
+    Args:
+        table: The definition.
+        folder: Of the results, with the images of each cell.
+
+    Returns:
+        Cells without images, for the reader.
+    """
+    strips = {}
+    without = []
+    for row, column in table.cells:
+        place = _place(folder, row.name, column.name)
+        if place.is_file():
+            strips[place] = table.label_of(row, column, "\n")
+        else:
+            without.append(f"{row.name}, {column.name}")
+    if not strips:
+        (folder / MONTAGE).unlink(missing_ok=True)
+        return without
+    figure = new_figure(12.0, 0.75 * len(strips) + 0.4)
+    places = figure.subplots(len(strips), 1, squeeze=False)[:, 0]
+    for axes, (path, label) in zip(places, strips.items(), strict=True):
+        axes.imshow(np.asarray(Image.open(path)), interpolation="nearest")
+        axes.set_ylabel(
+            label,
+            rotation=0,
+            ha="right",
+            va="center",
+            fontsize=8,
+        )
+        axes.set(xticks=[], yticks=[])
+    write_figure(folder / MONTAGE, figure)
+    return without
+
+
+def _place(folder: Path, row: object, column: object) -> Path:
+    return folder / STRIPS / str(row) / f"{column}.png"

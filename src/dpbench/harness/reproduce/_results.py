@@ -1,0 +1,443 @@
+"""What is known of a table's runs, as frames: from their folders, or from what a results folder holds."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from dpbench.code import sources_text
+from dpbench.errors import ConfigurationError
+from dpbench.harness.reproduce.jobs import Job, value_at
+from dpbench.harness.reproduce.tables import MEASURES, Table, Variant, read_table, select_lines
+from dpbench.harness.runs.readers import read_csv, read_metrics
+
+RUNS = "runs.csv"
+MONTAGE = "samples.png"
+STRIPS = "samples"
+"""The folder with the images of each cell, of which the montage is put together."""
+CURVES = "curves"
+GRADIENTS = "gradient_values"
+NOMINAL = "epsilon_nominal_rdp"
+"""Column of runs.csv: ε at the table's nominal population."""
+TRIAL = "trial"
+"""Column of runs.csv, of tables with trials."""
+FOREIGN = "foreign_code"
+"""Column of runs.csv: packages that are not dpbench and hashes of their sources, where a table's runs use any."""
+
+_KEY = ["row", "column", TRIAL, "seed"]
+_CELL_WORDS = ("row", "column", TRIAL)
+_RESTORE = "restore {path}, or move it away"
+_END = 2  # evaluations: the last validation and the test
+_POINTS = 200  # of a line
+
+Logged = dict[str, pd.DataFrame]
+"""Name of a file without its ending → columns row, column, trial (if the table has any), seed, and what was logged."""
+
+
+def trials_of(runs: pd.DataFrame) -> pd.Series[str]:
+    """Name of each run's trial, empty where its table has none."""
+    return keys_of(runs).get_level_values(TRIAL).to_series(index=runs.index)
+
+
+def keys_of(frame: pd.DataFrame) -> pd.MultiIndex:
+    """Row, column, trial and seed of each line: what makes it another run than the others."""
+    keys = frame.reindex(columns=_KEY).astype({TRIAL: object}).fillna({TRIAL: ""})
+    return pd.MultiIndex.from_frame(keys.astype({"row": str, "column": str, TRIAL: str, "seed": int}))
+
+
+def finished_runs(table: Table, jobs: Sequence[Job]) -> pd.DataFrame:
+    """One line for each finished run, with its provenance.
+
+    Args:
+        table: The definition.
+        jobs: Its runs, finished or not.
+
+    Raises:
+        ConfigurationError: A run has no figure of the name that the table shows.
+    """
+    lines = []
+    for job in jobs:
+        record = job.result()
+        # The folder's name holds eight letters of the hash only.
+        if record is None or record["config_hash"] != job.config_hash:
+            continue
+        foreign = record.get("foreign_code", {})
+        if foreign != job.foreign_code:  # as its package was edited while it waited
+            continue
+        metrics = record["metrics"]
+        # A figure that dpbench knows may be missing for a reason; of an unknown name nobody else would tell.
+        if table.metric not in MEASURES and table.metric not in metrics:
+            raise ConfigurationError(
+                f"{table.name} shows {table.metric}, which its runs do not have: they have {', '.join(metrics)}."
+            )
+        line = {"row": job.row, "column": job.column, TRIAL: job.trial, "seed": job.seed, "metric": table.metric}
+        line["value"] = metrics.get(table.metric)
+        line |= {name: metrics.get(name) for name in table.more}
+        line |= {name: value_at(record, key) for name, key in _OF_THE_RECORD.items()}
+        line[FOREIGN] = sources_text(foreign)
+        line[NOMINAL] = _nominal_epsilon(table, job)
+        line["date"] = date.fromtimestamp(job.run.result.stat().st_mtime).isoformat()
+        line["words"] = " ".join(job.words)
+        lines.append(line)
+    frame = pd.DataFrame(lines)
+    if not table.has_trials:
+        frame = frame.drop(columns=TRIAL, errors="ignore")
+    if table.nominal is None:
+        frame = frame.drop(columns=NOMINAL, errors="ignore")
+    if not any(job.foreign_code for job in jobs):
+        frame = frame.drop(columns=FOREIGN, errors="ignore")
+    return frame
+
+
+_OF_THE_RECORD = {
+    "epsilon_rdp": "privacy.epsilon.rdp",
+    "epsilon_pld": "privacy.epsilon.pld",
+    "epsilon_microbatch_rdp": "privacy.epsilon_microbatch.rdp",
+    NOMINAL: "",
+    "delta": "privacy.delta",
+    "unit": "privacy.unit",
+    "population": "privacy.population",
+    "neighbouring_relation": "privacy.neighbouring_relation",
+    "steps": "steps",
+    "seconds": "seconds",
+    "config_hash": "config_hash",
+    "code_hash": "code_hash",
+    FOREIGN: "",
+    "commit": "commit",
+    "date": "",
+    "cpu": "hardware.cpu",
+    "threads": "hardware.threads",
+    "gpu": "hardware.gpu",
+    "kernels": "hardware.kernels",
+    "python": "versions.python",
+    "torch": "versions.torch",
+    "dpbench": "versions.dpbench",
+}
+"""Column of runs.csv → key in result.json; "": the column has its place here, and its value from elsewhere."""
+
+
+def _nominal_epsilon(table: Table, job: Job) -> float | None:
+    """What the run would have cost at the table's nominal population."""
+    if table.nominal is None or not job.run.ledger.is_file():
+        return None
+    # Here, because accountants take a second to import, and few tables have such a column.
+    from dpbench.harness.runs.ledgers import read_run_ledger
+    from dpbench.privacy.accounting.composition import ledger_epsilon
+    from dpbench.privacy.accounting.planning import at_population
+
+    ledger = at_population(read_run_ledger(job.run.ledger), table.nominal.population, table.nominal.batch_size)
+    return ledger_epsilon(ledger, table.nominal.delta, "rdp")
+
+
+def conflicting_results(folder: Path, runs: pd.DataFrame, any_code: bool = False) -> str | None:
+    """Say which runs of a results folder new ones would wipe out: runs of other code, or other runs; None: none.
+
+    Args:
+        folder: Folder of the table's results.
+        runs: What is to be written there.
+        any_code: Whether the runs there may be of other code, and are only looked for among the new ones.
+    """
+    if not (folder / RUNS).is_file():
+        return None
+    # By configuration and not by cell: the same cell with other settings is another experiment.
+    identity = ["config_hash"] if any_code else ["config_hash", "code_hash", FOREIGN]
+    old = read_csv(folder / RUNS, [], _RESTORE, (*identity, "*"))
+    lost = _identities(old, identity) - _identities(runs, identity)
+    if not lost:
+        return None
+    return f"{len(lost)} run(s) that are not among these (of other code, settings or seeds, or from another --runs)"
+
+
+def _identities(runs: pd.DataFrame, columns: list[str]) -> set[tuple[Any, ...]]:
+    # Older files lack columns that came later.
+    return set(runs.reindex(columns=columns).astype(object).fillna("").itertuples(index=False, name=None))
+
+
+def refuse_other_words(table: Table, runs: pd.DataFrame) -> None:
+    """Raise ConfigurationError where runs do not hold what the definition shows now, by the words that it has now."""
+    again = f"(dpbench reproduce {table.command} --replace)"
+    # A definition that now shows another metric would print the old figures under its name.
+    lacking = {table.metric} - set(runs["metric"]) or set(table.more) - set(runs)
+    if lacking:
+        raise ConfigurationError(
+            f"{table.folder}/{RUNS} does not hold {', '.join(sorted(lacking))}, which {table.name} shows now: restore "
+            f"the definition, or write it again {again}."
+        )
+    words = {}
+    for row, column, trial in itertools.product(table.rows, table.columns, table.trials):
+        words[row.name, column.name, trial.name] = " ".join(table.words_of(row, column, trial))
+    for (*cell, _), text in zip(keys_of(runs), runs["words"], strict=True):
+        name = _named(cell)
+        if tuple(cell) not in words:
+            raise ConfigurationError(f"{table.folder}/{RUNS} has runs of ({name}), which {table.name} does not have.")
+        if not str(text).startswith(f"{words[tuple(cell)]} seed=".lstrip()):
+            raise ConfigurationError(
+                f"{table.folder}/{RUNS}: {name} was run with other words than {table.name} has now: restore "
+                f"the definition, or run it again {again}."
+            )
+
+
+def _named(parts: Collection[str]) -> str:
+    return ", ".join(part for part in parts if part)
+
+
+def best_trials(table: Table, runs: pd.DataFrame) -> dict[tuple[str, str], tuple[Variant, int]]:
+    """(row, column) → the trial with the best mean over its seeds, and how many trials have runs.
+
+    Args:
+        table: The definition.
+        runs: Finished runs, as in runs.csv. Cells without runs have no best trial.
+    """
+    if not table.has_trials or runs.empty:
+        return {}
+    trials = {trial.name: trial for trial in table.trials}
+    # Diverged runs have no figure: a trial of which none has one cannot be the best.
+    means = runs.groupby(["row", "column", trials_of(runs)])["value"].mean().dropna()
+    best = {}
+    for _, values in means.groupby(level=["row", "column"]):
+        row, column, name = table.measure.best(values)
+        best[row, column] = (trials[name], len(values))
+    return best
+
+
+def of_best_trials(table: Table, runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs that a table shows: those of the best trial of each cell."""
+    best = best_trials(table, runs)
+    if not best:
+        return runs
+    best_keys = [(*cell, trial.name) for cell, (trial, _) in best.items()]
+    return runs[keys_of(runs).droplevel("seed").isin(best_keys)]
+
+
+def with_choices(table: Table, results: Path, config_dir: Path | None = None) -> Table:
+    """Give the cells of a table the words that did best in its tuning table.
+
+    A cell whose row and column name no candidates keeps its own words.
+
+    Args:
+        table: The definition; returned as it is unless it has a `chosen_from`.
+        results: Where tables are kept, the tuning table's among them.
+        config_dir: Further configuration, which may define the tuning table.
+
+    Raises:
+        ConfigurationError: Not all trials among which a cell chooses are finished, or the tuning table has runs of the
+            seeds of this one.
+    """
+    if not table.chosen_from:
+        return table
+    tuning = read_table(table.chosen_from, config_dir)
+    if not tuning.metric.startswith("val/"):
+        raise ConfigurationError(
+            f"{table.name} chooses from {tuning.name}, whose metric {tuning.metric} is not a validation metric."
+        )
+    # What was chosen on a seed is no independent test on that seed.
+    if shared := set(table.seeds) & set(tuning.seeds):
+        raise ConfigurationError(
+            f"{table.name} and {tuning.name}, where it chooses, share the seeds {sorted(shared)}: give one of them "
+            "others."
+        )
+    path = results / tuning.folder / RUNS
+    first = f"run it first (dpbench reproduce {tuning.command})"
+    if not path.is_file():
+        raise ConfigurationError(
+            f"{table.name} chooses its settings from {tuning.name}, and there is no {path}: {first}."
+        )
+    runs = read_csv(path, ["row", "column", "seed", "value"], "restore {path}, or make it again", (*_CELL_WORDS, "*"))
+    values = runs["value"].set_axis(keys_of(runs)).unstack("seed")
+    # Not a number where a seed is missing: a trial of fewer seeds is not compared.
+    means = values.reindex(columns=list(tuning.seeds)).mean(axis=1, skipna=False)
+    choices = {}
+    for row, column in table.cells:
+        if not table.chooses(row, column):
+            continue
+        candidates = _candidates(table, tuning, row, column)
+        scores = means.reindex(list(candidates))
+        missing = scores.index[scores.isna()]
+        if len(missing):
+            raise ConfigurationError(
+                f"{table.name} chooses {row.label}, {column.label} among {len(scores)} trials of {tuning.name}, of "
+                f"which {len(missing)} are not finished in {path} (such as {candidates[missing[0]].label}): {first}."
+            )
+        choices[row.name, column.name] = candidates[tuning.measure.best(scores)]
+    return table.model_copy(update={"choices": choices})
+
+
+def _candidates(table: Table, tuning: Table, row: Variant, column: Variant) -> dict[tuple[str, str, str], Variant]:
+    """What a cell chooses among: cells of the tuning table that its row or its column names, with every trial."""
+    refusal = f"{table.name} chooses from {tuning.name}, which has no"
+    rows = select_lines(tuning.rows, row.chosen.rows + column.chosen.rows, refusal)
+    columns = select_lines(tuning.columns, row.chosen.columns + column.chosen.columns, refusal)
+    candidates = {}
+    for parts in itertools.product(rows, columns, tuning.trials):
+        tuned_row, tuned_column, trial = parts
+        candidates[tuned_row.name, tuned_column.name, trial.name] = Variant(
+            name="chosen",
+            label=_named([part.label for part in parts]),
+            words=(*tuned_row.words, *tuned_column.words, *trial.words),
+        )
+    return candidates
+
+
+@dataclass(frozen=True)
+class EarlierRuns:
+    """Runs that a results folder holds: with `--keep` they count as done, whatever machine or code made them.
+
+    Attributes:
+        runs: Lines of its runs.csv.
+        logged: What these runs logged on the way, as far as the folder holds it.
+    """
+
+    runs: pd.DataFrame = field(default_factory=pd.DataFrame)
+    logged: Logged = field(default_factory=dict)
+
+    def without(self, jobs: Sequence[Job]) -> list[Job]:
+        """Those of the jobs that are not among these runs."""
+        keys = set(keys_of(self.runs))
+        return [job for job in jobs if job.key not in keys]
+
+    def runs_with(self, new: pd.DataFrame) -> pd.DataFrame:
+        """These runs and new ones; one that is in both counts once, as the new one."""
+        return _joined(self.runs[~keys_of(self.runs).isin(keys_of(new))], new)
+
+    def logged_with(self, new: Logged, fresh: pd.DataFrame, winners: pd.DataFrame) -> Logged:
+        """What the runs logged that a table shows.
+
+        Args:
+            new: What the new runs logged, of those that are shown.
+            fresh: Lines of the new runs.
+            winners: Lines of all that the table shows.
+        """
+        earlier = keys_of(winners).difference(keys_of(fresh))
+        logged = {}
+        for name in dict.fromkeys((*self.logged, *new)):
+            old = self.logged.get(name, pd.DataFrame())
+            logged[name] = _joined(old[keys_of(old).isin(earlier)], new.get(name, pd.DataFrame()))
+        return logged
+
+
+def _joined(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
+    # An empty frame would make floats of the other's whole numbers.
+    if old.empty:
+        return new
+    return old if new.empty else pd.concat([old, new], ignore_index=True)
+
+
+def earlier_runs(table: Table, folder: Path) -> EarlierRuns:
+    """Read the runs that a results folder holds of a table.
+
+    Args:
+        table: The definition, with what its cells have chosen.
+        folder: With runs.csv, and what its runs logged; without it there are none.
+
+    Raises:
+        ConfigurationError: runs.csv is damaged, or its runs had other words than the table gives them now: these would
+            be other experiments in one table.
+    """
+    path = folder / RUNS
+    if not path.is_file():
+        return EarlierRuns()
+    if table.samples and (folder / MONTAGE).is_file() and not any((folder / STRIPS).glob("*/*.png")):
+        raise ConfigurationError(
+            f"{folder} has {MONTAGE}, but not the images of which it is made (an older version wrote it): "
+            "they would be lost. Leave --keep out."
+        )
+    texts = ("row", "column", "words", "code_hash", "config_hash", "commit")
+    runs = read_csv(path, (*texts, "seed", "value"), _RESTORE, (*texts, TRIAL, "*"))
+    if not (runs["seed"] % 1 == 0).all():  # nor where one is missing
+        raise ConfigurationError(f"{path} has a line without a whole number as its seed: restore it.")
+    refuse_other_words(table, runs)
+    keys = keys_of(runs)
+    if keys.has_duplicates:
+        row, column, _, seed = keys[keys.duplicated()][0]
+        raise ConfigurationError(
+            f"{path} has {row}, {column}, seed {seed} twice, which would count as two runs: leave one of them."
+        )
+    # A run without a figure is run again.
+    return EarlierRuns(runs[runs["value"].notna()], read_logged(table, folder))
+
+
+def collect(table: Table, jobs: Sequence[Job]) -> Logged:
+    """Read what finished runs logged on the way: learning curves of all, everything else of the first seed.
+
+    Args:
+        table: The definition, which says what is shown.
+        jobs: Its runs, finished or not.
+    """
+    finished = [job for job in jobs if job.result() is not None]
+    of_first_seed = [job for job in finished if job.seed == table.seeds[0]]
+    curves = _collected(finished, lambda job: _curve(job, table.metric))
+    # Two points of one step are no curve.
+    evaluated = not curves.empty and curves.groupby(["row", "column", "seed"]).size().max() > _END
+    logged = {CURVES: curves} if evaluated else {}
+    for series in table.series:
+        prefix = series.metrics
+        logged[series.name] = _collected(of_first_seed, lambda job, prefix=prefix: _lines(job, prefix))  # type: ignore[misc]
+    if table.histogram:
+        logged[GRADIENTS] = _collected(of_first_seed, _histogram)
+    return {name: frame for name, frame in logged.items() if not frame.empty}
+
+
+def _collected(jobs: Sequence[Job], read: Callable[[Job], pd.DataFrame]) -> pd.DataFrame:
+    parts = []
+    for job in jobs:
+        part = read(job)
+        if len(part):
+            parts.append(
+                part.assign(
+                    row=job.row,
+                    column=job.column,
+                    trial=job.trial,
+                    seed=job.seed,
+                )
+            )
+    if not parts:
+        return pd.DataFrame()
+    frame = pd.concat(parts)
+    frame = frame[[*_KEY, *frame.columns.difference(_KEY, sort=False)]]
+    return frame if any(job.trial for job in jobs) else frame.drop(columns=TRIAL)
+
+
+def _metrics(job: Job) -> pd.DataFrame:
+    metrics = read_metrics(job.run.metrics)
+    return metrics.reset_index() if len(metrics) else pd.DataFrame({"step": []})
+
+
+def _curve(job: Job, metric: str) -> pd.DataFrame:
+    metrics = _metrics(job)
+    if metric not in metrics:
+        return pd.DataFrame()
+    return metrics[["step", metric]].dropna().rename(columns={metric: "value"})
+
+
+def _lines(job: Job, prefix: str) -> pd.DataFrame:
+    metrics = _metrics(job).set_index("step")
+    metrics = metrics.loc[:, metrics.columns.str.startswith(prefix)].dropna(how="all")
+    metrics = metrics.iloc[:: max(1, len(metrics) // _POINTS)].rename(columns=lambda name: name.removeprefix(prefix))
+    return metrics.reset_index().melt("step", var_name="name", value_name="value").dropna()
+
+
+def _histogram(job: Job) -> pd.DataFrame:
+    path = job.run.gradient_histogram
+    return read_csv(path, ["log10_from", "log10_to", "count"]) if path.is_file() else pd.DataFrame()
+
+
+def logged_names(table: Table) -> list[str]:
+    """Names of the files of all that a table shows of what its runs logged, without their endings."""
+    return [CURVES, *(series.name for series in table.series), GRADIENTS]
+
+
+def read_logged(table: Table, folder: Path) -> Logged:
+    """Read from a results folder what its runs logged."""
+    logged: dict[str, Any] = {}
+    for name in logged_names(table):
+        path = folder / f"{name}.csv"
+        if path.is_file():
+            # A series of one metric has lines without a name, which CSV does not tell from a missing value.
+            logged[name] = pd.read_csv(path, dtype={"name": object}).fillna({"name": ""})
+    return logged

@@ -1,0 +1,469 @@
+"""The runs of a table: each in a folder that is named by what it computes, so that nothing is mixed or done twice.
+
+A table is a sweep: Hydra's launcher makes one job of each run that is missing. A job trains in a process of its own, so
+that one that is killed for its memory ends no other, and one that is stopped has the time to save what it has.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import TypeAdapter
+
+from dpbench.code import changed_sources, code_hash, foreign_code
+from dpbench.errors import TIME_LIMIT_STATUS, ConfigurationError, Interrupted
+from dpbench.files import write_json
+from dpbench.harness.reproduce.tables import MEASURES, Table, Variant
+from dpbench.harness.run.search_path import code_folder, conf_dir, imports_from
+from dpbench.harness.runs.folder import RunFolder
+from dpbench.harness.runs.provenance import available_cores, config_hash
+from dpbench.harness.runs.record import read_result
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+# Beside the run's own files. The run's own lock is taken without waiting: whoever looked at it at the moment in which a
+# run begins would have the run refused.
+ATTEMPT = "attempt.json"
+LOG = "output.log"
+_LOCK = "lock"
+_JUDGEMENT = {"images": 60_000, "seed": 0, "features": "digits_cnn"}
+_INTERRUPTED = {128 + number: number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)}
+_PROGRAM = """\
+import sys
+if sys.platform == "linux":  # be told to stop, checkpoint and all, when whoever started this dies
+    import ctypes, signal
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+from dpbench.cli import main
+sys.exit(main())
+"""
+State = Literal["done", "running", "failed", "begun", "new"]
+HeldOut = Literal["test", "val"]
+Cell = tuple[Variant, Variant, Variant]
+"""Row, column and trial."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a table.
+
+    Attributes:
+        row: Name.
+        column: Name.
+        seed: Of the run.
+        words: After `dpbench train`.
+        config_hash: Of the resolved configuration.
+        code_hash: Of the source that runs it.
+        steps: How many it makes.
+        folder: Where it runs; named by cell, seed, and the hashes of configuration and code.
+        evaluated: Data that `dpbench evaluate` judges it on afterwards, "test" or "val"; None: it is not.
+        trial: Name, of tables whose cells choose among trials.
+        foreign_code: Package → hash of its source, of those that are not dpbench.
+        config_dir: Further configuration, beside which classes may lie; None without one.
+    """
+
+    row: str
+    column: str
+    seed: int
+    words: tuple[str, ...]
+    config_hash: str
+    code_hash: str
+    steps: int
+    folder: str  # a text: jobs travel to other machines as JSON
+    evaluated: HeldOut | None = None
+    trial: str = ""
+    foreign_code: dict[str, str] = field(default_factory=dict)
+    config_dir: str | None = None
+
+    @property
+    def key(self) -> tuple[str, str, str, int]:
+        """Row, column, trial and seed."""
+        return self.row, self.column, self.trial, self.seed
+
+    @property
+    def name(self) -> str:
+        """Which run it is, in words."""
+        parts = [self.row, self.column, self.trial, f"seed {self.seed}"]
+        return ", ".join(filter(None, parts))
+
+    @property
+    def path(self) -> Path:
+        """Where the job runs, as a path."""
+        return Path(self.folder)
+
+    @property
+    def run(self) -> RunFolder:
+        """The folder with the names of a run's files."""
+        return RunFolder(self.path)
+
+    def state(self) -> State:
+        """How far the job is, by the files in its folder and the lock on it."""
+        if not self.commands():
+            return "done"
+        if _is_locked(self.path / _LOCK):
+            return "running"
+        if self.attempt().get("error"):
+            return "failed"
+        return "begun" if self.run.begun else "new"
+
+    def attempt(self) -> dict[str, Any]:
+        """How it was run last: the number of its threads, and how it failed (None where it did not)."""
+        return _content(self.path / ATTEMPT)
+
+    def commands(self) -> list[list[str]]:
+        """Commands that are left to do, as words after `dpbench`."""
+        commands = []
+        named = [] if self.config_dir is None else ["--config-dir", self.config_dir]
+        if not self.run.finished:
+            begin = ["train", *named, *self.words, f"hydra.run.dir='{self.folder}'"]
+            commands.append(["resume", self.folder, *named] if self.run.begun else begin)
+        if self.evaluated and not self._is_judged():
+            images = str(_JUDGEMENT["images"])
+            commands.append(["evaluate", self.folder, *named, "--num-samples", images, "--split", self.evaluated])
+        return commands
+
+    def _is_judged(self) -> bool:
+        """Whether the evaluation was made as `commands` says it, of the model after the last step."""
+        steps = _content(self.run.result).get("steps")
+        expected = {**_JUDGEMENT, "judged_on": self.evaluated, "steps": steps}
+        return steps is not None and expected.items() <= _content(self.run.evaluation).items()
+
+    def result(self) -> dict[str, Any] | None:
+        """Its record, if it is finished.
+
+        Raises:
+            ConfigurationError: Its ledger is not intact: no table states its epsilon.
+        """
+        if self.commands():
+            return None
+        record = read_result(self.run)
+        if (damage := record["privacy"].get("damage")) is not None:
+            raise ConfigurationError(
+                f"{self.path}: {damage}. Restore the ledger, or delete this folder to run it again."
+            )
+        return record
+
+    def failure(self) -> str:
+        """The last line of a failed run's log, and where all of it lies."""
+        error = self.attempt().get("error")
+        return f"{self.name}{f': {error}' if error else ''} ({self.path / LOG})"
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """A JSON file, which may be absent, torn or something else: then it says nothing."""
+    with suppress(OSError, ValueError, RecursionError):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return content if isinstance(content, dict) else {}
+    return {}
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def table_jobs(
+    table: Table,
+    root: Path,
+    more: Sequence[str] = (),
+    config_dir: Path | None = None,
+) -> list[Job]:
+    """List every run of a table, seed by seed, so that an interrupted table has all cells with few seeds.
+
+    Args:
+        table: The definition.
+        root: Where runs are kept.
+        more: Words for every run.
+        config_dir: Further configuration, beside which classes may lie.
+
+    Raises:
+        ConfigurationError: The words of a cell do not compose, or its runs would not measure what the table shows.
+    """
+    from hydra.errors import HydraException
+    from hydra.types import RunMode
+    from omegaconf.errors import OmegaConfBaseException
+
+    from dpbench.harness.run.command_line import CommandLine, explain, without_hydra
+    from dpbench.harness.run.search_path import use_plugins
+
+    use_plugins()
+    conf = conf_dir()
+    cells = list(product(table.rows, table.columns, table.trials))
+    composed = []
+    named = [] if config_dir is None else [f"--config-dir={config_dir}"]
+    line = CommandLine.parse(named)
+    cell_name = ""
+    try:
+        with line.loader(conf) as loader:
+            for row, column, trial in cells:
+                cell_name = ", ".join([table.name, row.name, column.name])
+                words = (*table.words_of(row, column, trial), *_identity(table, (row, column, trial), 0), *more)
+                line = CommandLine.parse([*named, *words])
+                composed.append(without_hydra(loader.load_configuration("config", list(words), RunMode.RUN)))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigurationError(f"{cell_name}: {explain(error, line)}") from error
+    jobs = []
+    with imports_from(None if config_dir is None else code_folder(config_dir)):
+        for seed in table.seeds:
+            for cell, cfg in zip(cells, composed, strict=True):
+                jobs.append(_job(table, cell, cfg, seed, root, more, config_dir))
+    return jobs
+
+
+def _identity(table: Table, cell: Cell, seed: int) -> list[str]:
+    """Words that name a run, and those of options that its results do not name."""
+    name = _run_name(cell, seed)
+    return [f"seed={seed}", f"run.name={name}", f"run.group={table.folder}", "logger=none", *table.later]
+
+
+def _run_name(cell: Cell, seed: int) -> str:
+    names = [variant.name for variant in cell if variant.name]
+    return "-".join([*names, str(seed)])
+
+
+def _job(
+    table: Table,
+    cell: Cell,
+    cfg: DictConfig,
+    seed: int,
+    root: Path,
+    more: Sequence[str],
+    config_dir: Path | None,
+) -> Job:
+    from omegaconf import OmegaConf
+
+    row, column, trial = cell
+    name = _run_name(cell, seed)
+    # Set in the composed configuration: Hydra would take minutes for a table of many seeds.
+    cfg.seed = seed
+    cfg.run.name = name
+    config: Any = OmegaConf.to_container(cfg, resolve=True)
+    held_out = _data_held_out(config)
+    _refuse_unmeasured(table, config, name, held_out)
+    digest = config_hash(config)
+    code = code_hash()
+    # An edited plug-in is another job.
+    foreign = foreign_code(config)
+    hashes = [digest, code, *foreign.values()]
+    folder = root / table.folder / "-".join([name, *(text[:8] for text in hashes)])
+    return Job(
+        row=row.name,
+        column=column.name,
+        seed=seed,
+        words=(*table.words_of(row, column, trial), *_identity(table, cell, seed), *more),
+        config_hash=digest,
+        code_hash=code,
+        steps=int(config["trainer"]["max_steps"]),
+        folder=str(folder.resolve()),
+        evaluated=held_out if table.metric.startswith("evaluation/") else None,
+        trial=trial.name,
+        foreign_code=foreign,
+        config_dir=None if config_dir is None else str(config_dir.resolve()),
+    )
+
+
+def _data_held_out(config: dict[str, Any]) -> HeldOut:
+    """Which data no run of this configuration trains on: validation data where there are any."""
+    return "val" if config["data"].get("val_size") or config["data"].get("val_users") else "test"
+
+
+def _refuse_unmeasured(table: Table, config: dict[str, Any], name: str, held_out: HeldOut) -> None:
+    """Refuse a table of figures that its runs do not measure, before they train for hours."""
+    if table.metric.startswith("val/") and held_out != "val":
+        unit, key = ("users", "val_users") if "val_users" in config["data"] else ("records", "val_size")
+        raise ConfigurationError(f"{table.name} shows {table.metric}, and {name} holds no {unit} out: data.{key}=0.")
+    for metric in (table.metric, *table.more):
+        needed = MEASURES[metric].needs if metric in MEASURES else ""
+        if needed and not value_at(config, needed):
+            raise ConfigurationError(f"{table.name} shows {metric}, which {name} does not measure: set {needed}.")
+
+
+def value_at(content: Any, key: str) -> Any:
+    """The value of a dotted key in nested mappings; None where there is none."""
+    for part in key.split("."):
+        content = content.get(part) if isinstance(content, dict) else None
+    return content
+
+
+def run_job(job: Job, threads: int | None) -> None:
+    """Run a job in a process of its own, or continue it; does nothing if it is finished.
+
+    The process holds the folder's lock also after the death of whoever started it: a table that is called again
+    waits until it has saved what it has. A job is continued with as many threads as it began with: others may round
+    otherwise, and repeat a release of the ledger with another sum.
+
+    Args:
+        job: What to run.
+        threads: Of the process; None leaves the choice to PyTorch.
+
+    Raises:
+        Interrupted: The run was told to stop; it can be continued.
+    """
+    job.path.mkdir(parents=True, exist_ok=True)
+    with open(job.path / _LOCK, "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        # After the lock: whoever held it may have begun the run with another number, or ended it.
+        threads = job.attempt().get("threads", threads)
+        commands = job.commands()
+        changed = _changed_since(job) if commands else []
+        if changed:
+            message = f"the source of {', '.join(changed)} has changed since this table began: call the command again"
+            write_json(job.path / ATTEMPT, {"threads": threads, "error": message})
+            return
+        status = 0
+        for command in commands:
+            # Before the command: a run that is killed keeps its number of threads, and an old error is forgotten.
+            write_json(job.path / ATTEMPT, {"threads": threads, "error": None})
+            status = _run(job, command, threads, lock.fileno())
+            if status in _INTERRUPTED:
+                raise Interrupted(_INTERRUPTED[status], "the same command")
+            if status == TIME_LIMIT_STATUS:
+                return  # it waits for the next call
+            if status:
+                break
+        # Not only after a bad status: a command may end well and leave a result that is not whole.
+        if job.commands():
+            killed = f"killed by signal {-status} (9: out of memory, perhaps); " if status < 0 else ""
+            with suppress(OSError):  # a full disk
+                write_json(job.path / ATTEMPT, {"threads": threads, "error": killed + _last_line(job.path / LOG)})
+
+
+def _changed_since(job: Job) -> list[str]:
+    """List the packages whose files have changed while the table waited for its turn."""
+    changed = [] if code_hash.__wrapped__() == job.code_hash else ["dpbench"]
+    with imports_from(None if job.config_dir is None else code_folder(Path(job.config_dir))):
+        return changed + changed_sources(job.foreign_code)
+
+
+def _run(job: Job, words: Sequence[str], threads: int | None, lock: int) -> int:
+    """One command in a process of its own, which holds the lock too; its exit status."""
+    environment = dict(os.environ)
+    if threads is not None:
+        environment["OMP_NUM_THREADS"] = str(threads)
+    # Appended: what an interrupted run said before it was continued stays.
+    with open(job.path / LOG, "ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _PROGRAM, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            pass_fds=[lock],
+            start_new_session=True,  # a Ctrl-C reaches it once, through us
+        )
+        try:
+            return process.wait()
+        except BaseException:
+            process.terminate()
+            process.wait()  # while it saves what it has
+            raise
+
+
+def _last_line(log: Path) -> str:
+    prefix = "dpbench: error: "
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return "its log cannot be read"
+    # Warnings at exit may follow the error.
+    errors = [line for line in lines if line.startswith(prefix)] or [line for line in lines if line.strip()]
+    return errors[-1].removeprefix(prefix) if errors else "no output"
+
+
+_JOBS = TypeAdapter(list[Job])
+
+
+def sweep(jobs: Sequence[Job], words: Sequence[str]) -> None:
+    """Run all jobs that are not finished, by a Hydra launcher; failed ones are tried again.
+
+    Args:
+        jobs: The runs of a table.
+        words: Such as launcher=joblib, and settings of the launcher.
+
+    Raises:
+        ConfigurationError: The launcher is unknown or not installed, or its cluster does not answer.
+        Interrupted: A signal stopped the sweep; finished runs stay.
+    """
+    from dpbench.harness.run.jobs import launch
+    from dpbench.harness.run.progress import counting
+
+    missing = [job for job in jobs if job.state() != "done"]
+    if not missing:
+        return
+    root = missing[0].path.parent
+    root.mkdir(parents=True, exist_ok=True)
+    listing = root / f".jobs-{os.getpid()}.json"  # where other machines of a cluster see it
+    listing.write_bytes(_JOBS.dump_json(missing))
+    numbers = ",".join(map(str, range(len(missing))))
+    named = [] if missing[0].config_dir is None else [f"--config-dir={missing[0].config_dir}"]
+    task = [*named, "-m", f"jobs='{listing}'", f"number={numbers}", f"hydra.sweep.dir='{root / '.sweep'}'", *words]
+    queued = False
+    try:
+        with counting(len(jobs), lambda: sum(job.state() == "done" for job in jobs)), _terminable():
+            launch(task, swept_job, conf_dir(), "reproduce", checked=False)
+    except (KeyboardInterrupt, Interrupted):
+        queued = "launcher=submitit" in words  # its jobs go on without us, and look what they are when they begin
+        raise
+    finally:
+        if not queued:
+            listing.unlink(missing_ok=True)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM, or the notice of a scheduler, stops the sweep as Ctrl-C does: the run at hand is saved."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Interrupted(number, "the same command")
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def swept_job(cfg: DictConfig) -> None:
+    """Run one job of the sweep, with its share of the cores."""
+    from hydra.core.hydra_config import HydraConfig
+
+    # Only joblib has n_jobs: its jobs share the cores of this machine, and a run names the threads that it began with.
+    workers = int(HydraConfig.get().launcher.get("n_jobs", 1) or 1)
+    cores = available_cores()
+    threads = None if workers == 1 else max(1, cores // (workers if workers > 0 else cores))
+    jobs = _JOBS.validate_json(Path(cfg.jobs).read_bytes())
+    run_job(jobs[int(cfg.number)], threads)
+
+
+def _counts(states: Iterable[State]) -> str:
+    counts = Counter(states)
+    return f"{counts['done']}/{counts.total()} done, {counts['running']} running, {counts['failed']} failed"
+
+
+def status(jobs: Sequence[Job]) -> str:
+    """Count the runs of a table by state, with a line for each failed one."""
+    # Looked at once: a run may end between two looks, and would be counted twice.
+    states = [job.state() for job in jobs]
+    waiting = states.count("new") + states.count("begun")
+    failures = [f"  failed: {job.failure()}" for job, state in zip(jobs, states, strict=True) if state == "failed"]
+    return "\n".join([f"{_counts(states)}, {waiting} to do", *failures])

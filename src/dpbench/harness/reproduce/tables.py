@@ -1,0 +1,590 @@
+"""Definitions of tables: which runs a table takes, and what a paper prints in its cells (`conf/table/**.yaml`)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictStr,
+    ValidationError,
+    model_validator,
+)
+from yaml import YAMLError
+
+from dpbench.errors import ConfigurationError, brief
+from dpbench.files import typed
+from dpbench.harness.run.search_path import conf_dir, plugin_dirs
+from dpbench.harness.runs.numbers import mean_text
+from dpbench.options import did_you_mean, shown
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_PERCENT = 100.0
+_ENDING = ".yaml"
+_MOST_SEEDS = 1000
+_METRICS = ("test/", "evaluation/")
+"""Prefixes of figures that a table may show although `MEASURES` does not know them: those of a plug-in's task, say."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A metric of the model after the last step.
+
+    Attributes:
+        title: What a page calls it.
+        axis: What a picture calls it.
+        percent: Whether it is a share, shown in percent; else it is shown as it is.
+        lower_is_better: Of an error.
+        signed: Whether it may be negative.
+        needs: Key of a run's configuration without which it is not measured; "": none.
+    """
+
+    title: str
+    axis: str
+    percent: bool = True
+    lower_is_better: bool = False
+    signed: bool = False
+    needs: str = ""
+
+    @property
+    def scale(self) -> float:
+        """What a value is multiplied by to be shown."""
+        return _PERCENT if self.percent else 1.0
+
+    @property
+    def heading(self) -> str:
+        """The title with its unit."""
+        return f"{self.title} in percent" if self.percent else self.title
+
+    @property
+    def label(self) -> str:
+        """Of an axis."""
+        notes = ["%"] * self.percent + ["lower is better"] * self.lower_is_better
+        return f"{self.axis} ({', '.join(notes)})" if notes else self.axis
+
+    @property
+    def most(self) -> float:
+        """The largest value that can be shown."""
+        return _PERCENT if self.percent else math.inf
+
+    @property
+    def least(self) -> float:
+        """The smallest value that can be shown."""
+        return -self.most if self.signed else 0.0
+
+    def best(self, values: pd.Series[Any]) -> Any:
+        """The label of the best of some values."""
+        return values.idxmin() if self.lower_is_better else values.idxmax()
+
+    def text(self, mean: float | None, spread: float | None = None, digits: int = 2, sign: str = "") -> str:
+        """Format a mean and its spread, both as shown, as a cell of a table; see `mean_text`."""
+        return mean_text(mean, spread, percent=self.percent, sign=sign, digits=digits)
+
+
+_ON_REAL = "accuracy on real images"
+_RECORDS = "diagnostics.training_records"
+_INSERTED = "data.inserted.records"
+MEASURES = {
+    "test/accuracy": Measure("Test accuracy", "test accuracy"),
+    "val/accuracy": Measure("Validation accuracy", "validation accuracy"),
+    "test/recall_at_5": Measure("Test recall@5", "test recall@5"),
+    "val/recall_at_5": Measure("Validation recall@5", "validation recall@5"),
+    "test/mean_squared_error": Measure("Test mean squared error", "test mean squared error", False, True),
+    "val/mean_squared_error": Measure("Validation mean squared error", "validation mean squared error", False, True),
+    "evaluation/accuracy_cnn": Measure("Accuracy on real images of a CNN that was trained on synthetic ones", _ON_REAL),
+    "evaluation/accuracy_cnn_augmented": Measure(
+        "Accuracy on real images of a CNN that was trained on synthetic ones with augmentation", _ON_REAL
+    ),
+    "evaluation/accuracy_logistic_regression": Measure(
+        "Accuracy on real images of logistic regression on synthetic ones", _ON_REAL
+    ),
+    "nonprivate/train_accuracy": Measure(
+        "Accuracy on training records", "accuracy on training records", needs=_RECORDS
+    ),
+    "nonprivate/exposure_mean": Measure(
+        "Mean exposure of inserted records in bits", "mean exposure in bits", False, needs=_INSERTED
+    ),
+    "nonprivate/exposure_max": Measure(
+        "Largest exposure of an inserted record in bits", "largest exposure in bits", False, needs=_INSERTED
+    ),
+    "privacy/exposure_allowed": Measure(
+        "Largest mean exposure that the ledger allows in bits", "allowed mean exposure in bits", False, needs=_INSERTED
+    ),
+    "privacy/first_rank_allowed": Measure(
+        "Largest probability of the first rank that the ledger allows", "allowed first ranks", needs=_INSERTED
+    ),
+    "nonprivate/accuracy_gap": Measure(
+        "Training minus test accuracy", "training minus test accuracy", signed=True, needs=_RECORDS
+    ),
+}
+"""By the name under which a run logs it."""
+
+
+_NOT_IN_FILES = ("name", "command", "choices")
+"""Fields of a table that say where its definition lies, and what was chosen for it."""
+
+
+# Strict, because pydantic would take true for 1 and "3" for 3.
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Seed = Annotated[int, Field(strict=True, ge=0)]
+
+
+class _Definition(BaseModel):
+    # Numbers are welcome where a text is shown: `label: 0.1` needs no quotes.
+    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
+
+
+class Candidates(_Definition):
+    """Cells of a tuning table of which the best one gives its words.
+
+    Attributes:
+        rows: Names; none leaves it to the other side of the cell.
+        columns: Names; none leaves it to the other side of the cell.
+    """
+
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+
+
+class Variant(_Definition):
+    """A row or a column of a table, or a trial of its cells: settings that runs share.
+
+    Attributes:
+        name: Used on the command line and in folders: its key in the definition.
+        label: Shown; the name where there is none.
+        words: What it adds after `dpbench train`.
+        epsilon: What the paper claims for it, if anything.
+        chosen: Of the table's `chosen_from`, which cells its own cells choose among.
+    """
+
+    name: str = ""
+    label: str = ""
+    words: tuple[StrictStr, ...] = ()
+    epsilon: Annotated[Number, Field(ge=0)] | None = None
+    chosen: Candidates = Candidates()
+
+
+ONLY = Variant()
+"""The trial of a table that chooses nothing."""
+
+
+def _with_names(variants: Any) -> Any:
+    """Read `NAME: {label: ..., words: ...}` as variants with names."""
+    if not isinstance(variants, dict):
+        raise ValueError("it must be a mapping (KEY: VALUE)")
+    named = []
+    for name, variant in variants.items():
+        if variant is not None and not isinstance(variant, dict):
+            raise ValueError(f"{name} must be a mapping (KEY: VALUE)")
+        line = variant or {}
+        if "name" in line:  # its key is its name
+            raise ValueError(f"unknown key {name}.name")
+        named.append({"label": name, **line, "name": name})
+    return named
+
+
+Lines = Annotated[tuple[Variant, ...], BeforeValidator(_with_names)]
+
+
+class Series(_Definition):
+    """A picture of something that runs log, against steps.
+
+    Attributes:
+        name: Of the picture's files.
+        metrics: Prefix of the logged metrics, such as "privacy/bound/".
+        label: Of the axis.
+        scale: Of the axis: "log" (what is not positive is left out) or "linear" (from zero, unless one is negative).
+    """
+
+    name: str
+    metrics: str
+    label: str
+    scale: Literal["log", "linear"] = "log"
+
+
+class Nominal(_Definition):
+    """A population for which a table says what its runs would have cost, with lots and noise grown alike.
+
+    Attributes:
+        population: Number of records (users, where the unit is one).
+        batch_size: Expected number of them in a lot.
+        delta: δ there.
+    """
+
+    population: Annotated[int, Field(strict=True, ge=1)]
+    batch_size: Annotated[Number, Field(gt=0)]
+    delta: Annotated[Number, Field(gt=0, lt=1)]
+
+
+def _as_seeds(seeds: Any) -> Any:
+    if isinstance(seeds, list):
+        return seeds
+    if type(seeds) is not int or not 1 <= seeds <= _MOST_SEEDS:  # True is an int, too
+        raise ValueError(f"seeds must be a list, or how many there are (1 to {_MOST_SEEDS:,}), not {shown(seeds)}")
+    return range(seeds)
+
+
+def _as_pairs(pairs: Any) -> Any:
+    is_one_pair = isinstance(pairs, list) and pairs and isinstance(pairs[0], str)
+    return [pairs] if is_one_pair else pairs
+
+
+def _as_labels(more: Any) -> Any:
+    return dict.fromkeys(more) if isinstance(more, list) else more
+
+
+Figure = Annotated[list[Number], Field(min_length=1, max_length=2)]
+
+
+class Table(_Definition):
+    """Definition of a table: its rows, columns, seeds and pictures.
+
+    Attributes:
+        name: PAPER/TABLE.
+        command: What to write after `dpbench reproduce`: the name, or the path of the definition.
+        title: What is shown.
+        source: Where the paper shows it.
+        metric: Of the model after the last step. One of `MEASURES`, or any value that begins with test/ or evaluation/.
+        seeds: Each row and column is run with each of these.
+        hours: Of the whole table on two cores, about.
+        words: Of every run.
+        rows: From top to bottom.
+        columns: From left to right.
+        paper: Row → column → [mean] or [mean, spread] as printed.
+        difference: Pairs of columns (A, B) whose paired difference A − B is shown.
+        notes: What differs from the paper, and why.
+        series: Pictures of what the runs of the first seed log.
+        histogram: Whether to draw their gradient histograms (with diagnostics=gradients).
+        samples: Whether to show images that the generators make, those of one run for each cell.
+        more: Further metrics, listed below the table as they are, or under a label of their own (None: as they are).
+        trials: Each cell is run with each of these, and shows the best by its validation metric. One without a name
+            where there is nothing to choose.
+        chosen_from: A table of trials on validation data, in which cells look up words; "": none.
+        nominal: Where a nominal epsilon of a larger population stands beside the true one, or None.
+        last_evaluations: Over how many of the last evaluations of a run a mean stands below the table; 0: none does.
+        later: Words of every run for options that came after the runs of its results, and keep what these computed;
+            not among the words that the results name.
+        choices: (row, column) → what was chosen there; no part of a definition, see
+            `dpbench.harness.reproduce._results`.
+    """
+
+    name: str
+    command: str
+    title: str
+    source: str
+    metric: str = "test/accuracy"
+    seeds: Annotated[tuple[Seed, ...], BeforeValidator(_as_seeds)]
+    hours: Annotated[Number, Field(ge=0)]
+    words: tuple[StrictStr, ...] = ()
+    rows: Lines
+    columns: Lines
+    paper: dict[str, dict[str, Figure]] = {}
+    difference: Annotated[tuple[tuple[str, str], ...], BeforeValidator(_as_pairs)] = ()
+    notes: tuple[StrictStr, ...] = ()
+    series: tuple[Series, ...] = ()
+    histogram: StrictBool = False
+    samples: StrictBool = False
+    more: Annotated[dict[str, str | None], BeforeValidator(_as_labels)] = {}
+    trials: Lines = (ONLY,)
+    chosen_from: str = ""
+    nominal: Nominal | None = None
+    last_evaluations: Annotated[int, Field(strict=True, ge=0)] = 0
+    later: tuple[StrictStr, ...] = ()
+    choices: dict[tuple[str, str], Variant] = {}
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> Table:
+        rows = {row.name for row in self.rows}
+        columns = {column.name for column in self.columns}
+        chooses = any(self.chooses(row, column) for row, column in self.cells)
+        is_open_metric = self.metric.startswith(_METRICS) and self.metric not in _METRICS
+        if not (self.metric in MEASURES or is_open_metric):
+            raise ValueError(
+                f"metric must be one of {', '.join(MEASURES)}, or another value of test/ or evaluation/, "
+                f"not {self.metric!r}"
+            )
+        if not (rows and columns and self.seeds):
+            raise ValueError("rows, columns and seeds must not be empty")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds names one of them twice: {', '.join(map(str, self.seeds))}")
+        for row, figures in self.paper.items():
+            for column in figures:
+                if row not in rows or column not in columns:
+                    raise ValueError(f"paper has a figure for {row}, {column}, which is no cell")
+        for name in itertools.chain(*self.difference):
+            if name not in columns:
+                raise ValueError(
+                    f"difference must name two columns, or be a list of such pairs, and {name!r} is no column; "
+                    f"known: {', '.join(column.name for column in self.columns)}"
+                )
+        if self.has_trials and not self.metric.startswith("val/"):
+            raise ValueError(
+                f"the best of trials is chosen by a metric of validation data (val/...), not {self.metric}"
+            )
+        if self.has_trials and self.last_evaluations:
+            raise ValueError("last_evaluations belongs to a table without trials")
+        if bool(self.chosen_from) != chooses:
+            raise ValueError("chosen_from names the table in which rows or columns look up what was chosen: give both")
+        return self
+
+    @property
+    def measure(self) -> Measure:
+        """What the metric is; one that nobody described is shown as it is, under its name."""
+        return MEASURES.get(self.metric) or Measure(
+            self.metric,
+            self.metric,
+            percent=False,
+            signed=True,
+        )
+
+    @property
+    def has_trials(self) -> bool:
+        """Whether its cells choose among trials."""
+        return self.trials != (ONLY,)
+
+    @property
+    def folder(self) -> str:
+        """Name of the table's folders, without a slash."""
+        return self.name.replace("/", "_")
+
+    @property
+    def cells(self) -> list[tuple[Variant, Variant]]:
+        """Row and column of each cell, row by row."""
+        return list(itertools.product(self.rows, self.columns))
+
+    def label_of(self, row: Variant, column: Variant, separator: str = "; ") -> str:
+        """What a picture calls a cell; where there is one column, its row says all."""
+        return row.label if len(self.columns) == 1 else f"{row.label}{separator}{column.label}"
+
+    def printed(self, row: str, column: str) -> tuple[float | None, float | None]:
+        """Mean and spread that the paper prints in a cell; None for what it does not print."""
+        figures = self.paper.get(row, {}).get(column, [])
+        mean, spread, *_ = [*figures, None, None]
+        return mean, spread
+
+    @staticmethod
+    def chooses(row: Variant, column: Variant) -> bool:
+        """Whether a cell chooses its words among cells of the table's `chosen_from`."""
+        return (row.chosen, column.chosen) != (Candidates(), Candidates())
+
+    def words_of(self, row: Variant, column: Variant, trial: Variant = ONLY) -> tuple[str, ...]:
+        """Words of a cell's runs, but for those of the run itself; later ones prevail."""
+        chosen = self.choices.get((row.name, column.name), ONLY)
+        return (*self.words, *chosen.words, *row.words, *column.words, *trial.words)
+
+    def selected(self, rows: Sequence[str], columns: Sequence[str], seeds: Sequence[int] | int | None) -> Table:
+        """Select rows, columns and seeds of the table.
+
+        Args:
+            rows: Names; none for all.
+            columns: Names; none for all.
+            seeds: Which ones, or how many of the table's own (more than these go on counting), or None for these.
+
+        Raises:
+            ConfigurationError: There is no such row or column.
+        """
+        if isinstance(seeds, int):
+            following = range(max(self.seeds) + 1, max(self.seeds) + 1 + seeds)
+            seeds = (*self.seeds, *following)[:seeds]
+        parts = {
+            "rows": select_lines(self.rows, rows, f"{self.name} has no row"),
+            "columns": select_lines(self.columns, columns, f"{self.name} has no column"),
+            "seeds": tuple(seeds or self.seeds),
+        }
+        return self.model_copy(update=parts)
+
+
+def select_lines(lines: tuple[Variant, ...], names: Sequence[str], refusal: str) -> tuple[Variant, ...]:
+    """Rows or columns of some names, in their own order; all of them where none is named.
+
+    Args:
+        lines: Rows or columns.
+        names: That are asked for.
+        refusal: How the message begins, before the name that there is not.
+
+    Raises:
+        ConfigurationError: There is no line of a name.
+    """
+    line_names = [line.name for line in lines]
+    for name in names:
+        if name not in line_names:
+            raise ConfigurationError(f"{refusal} {name!r}; known: {', '.join(line_names)}.")
+    return tuple(line for line in lines if not names or line.name in names)
+
+
+def select_cell(frame: pd.DataFrame, row: Variant, column: Variant) -> pd.DataFrame:
+    """Lines of a frame with columns row and column (names) that belong to a cell."""
+    if frame.empty:
+        return frame
+    return frame[(frame["row"] == row.name) & (frame["column"] == column.name)]
+
+
+@dataclass(frozen=True)
+class ComputedTable:
+    """A table that is computed at once, without training.
+
+    Attributes:
+        title: Shown.
+        function: Where the function is that writes into a folder and returns a summary: named, since a listing need
+            not import accountants and PyTorch.
+    """
+
+    title: str
+    function: str
+
+    def write(self, folder: Path) -> str:
+        """Write the table into a folder; returns a summary for the terminal."""
+        compute: Callable[[Path], str] = pkgutil.resolve_name(self.function)
+        return compute(folder)
+
+
+def computed_tables() -> dict[str, ComputedTable]:
+    """Tables that are computed at once, by name: entry points of `dpbench.computed_tables`."""
+    return {entry.name: entry.load() for entry in entry_points(group="dpbench.computed_tables")}
+
+
+def table_names() -> list[str]:
+    """Every table of the project, as PAPER/TABLE."""
+    return sorted(_definitions(conf_dir()))
+
+
+def _definitions(folder: Path) -> dict[str, Path]:
+    """Name of each definition in a configuration's folder → its file."""
+    tables = folder / "table"
+    return {path.relative_to(tables).with_suffix("").as_posix(): path for path in tables.rglob(f"*{_ENDING}")}
+
+
+def _all_definitions(config_dir: Path | None) -> dict[str, Path]:
+    """The same of the project and of installed packages together.
+
+    Args:
+        config_dir: A further folder, whose definitions take precedence, as in Hydra's search path.
+
+    Raises:
+        ConfigurationError: Two of them have a table of the same name.
+    """
+    paths: dict[str, Path] = {}
+    for folder in (conf_dir(), *plugin_dirs()):
+        for name, path in _definitions(folder).items():
+            if name in paths:
+                raise ConfigurationError(
+                    f"{paths[name]} and {path} define one table, {name}: rename that of the plug-in."
+                )
+            paths[name] = path
+    return paths if config_dir is None else paths | _definitions(config_dir)
+
+
+def short_name(name: str) -> str:
+    """PAPER/TABLE, also of the path of a definition: its folder and its name without the ending."""
+    path = Path(name)
+    return f"{path.parent.name}/{path.stem}".lstrip("/") if name.endswith(_ENDING) else name
+
+
+def read_table(name: str, config_dir: Path | None = None) -> Table:
+    """Read a table by its name (of the project, or of an installed package), or by the path of a definition (.yaml).
+
+    Args:
+        name: Or path.
+        config_dir: A further folder of configuration, which its command names.
+
+    Raises:
+        ConfigurationError: There is none, or it is not a definition.
+    """
+    path = Path(name) if name.endswith(_ENDING) else _known_definition(name, config_dir)
+    if not path.is_file():
+        raise ConfigurationError(f"{name} {'is a folder' if path.is_dir() else 'is not there'}: name a definition.")
+    return _read(path, name, name if config_dir is None else f"{name} --config-dir {typed(config_dir)}")
+
+
+def _read(path: Path, name: str, command: str) -> Table:
+    try:
+        # OmegaConf's YAML, in which 1e-5 is a number, as in all other configuration.
+        data: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+        if not isinstance(data, dict):
+            raise TypeError("it is no mapping")
+        for key in _NOT_IN_FILES:
+            if key in data:
+                raise ValueError(f"unknown key {key}")
+        table = Table(**data, name=short_name(name), command=command)
+        _refuse_audits(table)
+    except ValidationError as error:
+        raise ConfigurationError(f"{path} defines no table: {_first_problem(error)}.") from error
+    except (TypeError, ValueError, OmegaConfBaseException, YAMLError) as error:
+        raise ConfigurationError(f"{path} defines no table: {brief(error)}.") from error
+    return table
+
+
+def _refuse_audits(table: Table) -> None:
+    parts: list[Table | Variant] = [table, *table.rows, *table.columns, *table.trials]
+    for part in parts:
+        for word in part.words:
+            if word.lstrip("+").startswith("audit=") and word != "audit=none":
+                raise ValueError(
+                    f"{word}: models trained with canaries are not allowed in tables; audit a separate run"
+                )
+
+
+def _known_definition(name: str, config_dir: Path | None) -> Path:
+    definitions = _all_definitions(config_dir)
+    if name in definitions:
+        return definitions[name]
+    names = sorted([*computed_tables(), *definitions])
+    raise ConfigurationError(f"there is no table {name!r}.{did_you_mean(name, names)} Known: {', '.join(names)}.")
+
+
+def _first_problem(error: ValidationError) -> str:
+    """Say in one line which key is wrong, and why."""
+    # An unknown key first: where one is misspelled, another one is missing.
+    problem = min(error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden")
+    key = ".".join(map(str, problem["loc"]))
+    if problem["type"] == "extra_forbidden":
+        return f"unknown key {key} (a text with a comma needs quotes)"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{key}: {message}, not {shown(problem['input'])}" if key else message
+
+
+def listed_tables(config_dir: Path | None = None) -> list[dict[str, Any]]:
+    """Name, title and hours on two cores of each table; None for those that are computed without training.
+
+    Args:
+        config_dir: A further folder of configuration.
+
+    Raises:
+        ConfigurationError: A file is no definition.
+    """
+    listed: list[dict[str, Any]] = []
+    for name, computed in computed_tables().items():
+        listed.append({"name": name, "title": computed.title, "hours": None})
+    for name, path in sorted(_all_definitions(config_dir).items()):
+        table = _read(path, name, name)
+        listed.append({"name": name, "title": table.title, "hours": table.hours})
+    return listed
+
+
+def listing(listed: Sequence[Mapping[str, Any]]) -> str:
+    """Format names, titles and hours of tables.
+
+    Args:
+        listed: The tables, from `listed_tables`.
+    """
+    width = max(len(table["name"]) for table in listed)
+    lines = []
+    for table in listed:
+        hours = "" if table["hours"] is None else f" (about {table['hours']:g} hours on two cores)"
+        lines.append(f"{table['name']:<{width}}  {table['title']}{hours}")
+    return "\n".join(lines)

@@ -1,0 +1,52 @@
+"""A network whose layers do not fit the batches: PyTorch says so with the first one, in an error like any other."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from pathlib import Path
+
+import pytorch_lightning as pl
+import torch
+
+from dpbench.errors import DPBenchError, brief
+
+_PACKAGE = Path(__file__).parents[2]
+_NETWORKS = ("models", "modules")
+# PyTorch's words on shapes, of a matrix product, a convolution, a normalization, a view, a sum and a loss.
+_OF_SHAPES = re.compile(
+    "shapes cannot be multiplied|size mismatch|expected input|Expected .* input|input size|normalized_shape|"
+    "should contain|number of channels|is invalid for input of size|must match the size|Target .* is out of bounds"
+)
+
+
+def misfit_of(error: Exception, data: pl.LightningDataModule) -> str | None:
+    """Say in a line that a network and its batches do not fit, where it failed, and what the data set provides.
+
+    Args:
+        error: The error of a training.
+        data: The training's data module.
+
+    Returns:
+        None of any other error, and of one that comes from our own arithmetic.
+    """
+    if isinstance(error, DPBenchError) or not _OF_SHAPES.search(str(error)):
+        return None
+    frames = traceback.extract_tb(error.__traceback__)
+    if not any(frame.name in ("forward", "training_step") for frame in frames):
+        return None  # of a data set, say
+    place = [frame for frame in frames if not _is_of_library(Path(frame.filename))][-1]
+    file = Path(place.filename)
+    if file.is_relative_to(_PACKAGE) and file.relative_to(_PACKAGE).parts[0] not in _NETWORKS:
+        return None
+    options = data.model_options() if hasattr(data, "model_options") else {}
+    provided = ", ".join(f"{name}={value}" for name, value in options.items())
+    remedy = f"what the data set provides: {provided}" if provided else "the batches"
+    return (
+        f"the network and the batches do not fit: {brief(error).rstrip('.')} ({file.name}, line "
+        f"{place.lineno}, in {place.name}). Make the layers fit {remedy}."
+    )
+
+
+def _is_of_library(file: Path) -> bool:
+    return file.is_relative_to(Path(torch.__file__).parent) or file.is_relative_to(_PACKAGE / "privacy/record_axis")

@@ -1,0 +1,136 @@
+"""The configuration in a run's folder, from which the run is resumed."""
+
+from __future__ import annotations
+
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from dpbench.code import targets_of
+from dpbench.errors import ConfigurationError, brief
+from dpbench.files import write_atomically
+from dpbench.harness.runs.folder import Run, RunFolder
+
+_SPLIT_BY_NUMBER = ("dpbench.data.ImageDataModule", "dpbench.data.UserDataModule")
+SCHEMA = 1
+"""Number of the settings that a run has, its `run.schema`: one more whenever older ones lack some or mean something
+else. Runs of before it was written down have none."""
+
+
+def write_config(run: Run) -> None:
+    """Write the configuration to the run's folder, whole or not at all."""
+    write_atomically(run.folder.config, OmegaConf.to_yaml(OmegaConf.create(run.config)))
+
+
+def require_resumable(folder: RunFolder, longer: bool = False) -> None:
+    """Check that a run is there that can be resumed.
+
+    Args:
+        folder: The run's folder.
+        longer: Whether more is asked of it than it was to do: then it may be finished.
+
+    Raises:
+        ConfigurationError: The folder holds no run, a finished one, or one with settings of another version.
+    """
+    config = read_config(folder)
+    if folder.result.exists() and not longer:
+        raise ConfigurationError(
+            f"{folder} holds a finished run, and there is nothing to resume: raise trainer.max_steps, or "
+            "train a new one."
+        )
+    schema = config["run"].get("schema") if isinstance(config["run"], dict) else None
+    if schema != SCHEMA:
+        raise ConfigurationError(
+            f"{folder} was begun by another version of dpbench (run.schema is {schema}, not {SCHEMA}), whose settings "
+            "this one does not know: resume it with that version, or train a new run."
+        )
+
+
+def read_config(folder: RunFolder) -> dict[str, Any]:
+    """Read the resolved configuration of a run, which may be another user's.
+
+    Raises:
+        ConfigurationError: The folder holds no run, its configuration is damaged, or would run code of the folder.
+    """
+    path = folder.config
+    if folder.path.is_file():
+        raise ConfigurationError(f"{folder} is a file: name the folder of a run.")
+    folder.refuse_misplaced()
+    if not path.is_file():
+        raise ConfigurationError(f"{folder} holds no run of dpbench ({path} is missing).")
+    try:
+        config: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    except (YAMLError, OmegaConfBaseException, ValueError, RecursionError, AttributeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # else OmegaConf's, of what is no mapping
+            raise
+        raise ConfigurationError(f"{path} is damaged: {brief(error)} (restore it; a resume needs it)") from error
+    if not isinstance(config, dict) or not {"run", "data", "strategy"} <= set(config):
+        raise ConfigurationError(f"{path} is damaged: it holds no settings of a run (restore it; a resume needs it).")
+    # Hydra would read, and obey, these in a configuration.
+    directives = config.keys() & {"hydra", "defaults"}
+    if "@package" in path.read_text(encoding="utf-8", errors="replace"):
+        directives |= {"@package"}
+    if directives:
+        raise ConfigurationError(
+            f"{path} sets {max(directives)}, which no run keeps, and by which it could run any code: take it out."
+        )
+    _refuse_code_of(folder, config)
+    return with_later_options({str(key): value for key, value in config.items()})
+
+
+def with_later_options(config: dict[str, Any]) -> dict[str, Any]:
+    """Bring a saved configuration to the options of today, which say what was done before they were there.
+
+    Args:
+        config: A run's configuration as read from its file.
+    """
+    engine = config.get("engine")
+    if isinstance(engine, dict) and "triton" in engine:  # a plug-in now
+        others = {name: value for name, value in engine.items() if name != "triton"}
+        config = {**config, "engine": others if engine["triton"] == "off" else {**others, "kernels": "triton"}}
+    strategy = config.get("strategy")
+    if isinstance(strategy, dict) and (strategy.get("bands") is None or strategy.get("coefficients") == "square_root"):
+        # The coefficients of independent noise said nothing, and the square root's are those of today.
+        kept = {name: value for name, value in strategy.items() if name != "coefficients"}
+        config = {**config, "strategy": kept}
+    callbacks = config.get("callbacks")
+    if isinstance(callbacks, dict):
+        config = {**config, "callbacks": {name: _moved(options) for name, options in callbacks.items()}}
+    data = config.get("data")
+    if isinstance(data, dict) and data.get("_target_") in _SPLIT_BY_NUMBER and "split" not in data:
+        return {**config, "data": {**data, "split": "permutation"}}
+    return config
+
+
+def _moved(options: Any) -> Any:
+    """Options of a callback whose class may lie elsewhere today."""
+    target = options.get("_target_") if isinstance(options, dict) else None
+    if not str(target).startswith("dpbench.synthesis."):
+        return options
+    return {**options, "_target_": str(target).replace("dpbench.", "dpbench.capabilities.", 1)}
+
+
+def _refuse_code_of(folder: RunFolder, config: Any) -> None:
+    """Raise ConfigurationError where a class would be imported from the run's own folder, whose code is a stranger's.
+
+    PYTHONPATH, or the script that calls this, may have Python look there, and in folders as in namespace packages.
+    """
+    forbidden = folder.path.resolve()
+    remedy = (
+        "nothing is imported from the folder of a run: start the command elsewhere, with classes of installed packages"
+    )
+    if any(Path(entry).resolve().is_relative_to(forbidden) for entry in sys.path):
+        raise ConfigurationError(f"Python looks for modules in {folder} (sys.path), and {remedy}.")
+    for target in targets_of(config):
+        parts = target.split(".")
+        for entry, depth in product(sys.path, range(1, len(parts))):
+            package = Path(entry, *parts[:depth]).resolve()
+            if package.is_relative_to(forbidden) and package.exists():
+                raise ConfigurationError(
+                    f"{folder.config} names {target}, which could come from {package}, and {remedy} or on PYTHONPATH."
+                )

@@ -1,0 +1,281 @@
+"""`dpbench attack` as a user runs it: runs with members of their own, attacked and held against their ledgers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+from dpbench.capabilities.attack.attack import attack_runs
+from dpbench.capabilities.attack.results import read_attack
+from dpbench.data import ImageDataModule
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.mechanism.mechanism import Mechanism
+from tests.support.cli import TINY, dpbench
+
+MEMORIZING = [
+    *TINY,
+    "data=random_noise",
+    "data.like=digits",
+    "data.train_size=120",
+    "data.test_size=120",
+    "model.hidden=[128]",
+    "optimizer.lr=0.5",
+    "trainer.max_steps=120",
+]
+OVERFITTED = [*MEMORIZING, "strategy=none"]
+PRIVATE = [*TINY, "strategy.delta=1e-4", "data.train_size=300", "trainer.max_steps=20"]
+
+
+def facts_of(folder: Path, *words: str, status: int = 0) -> list[dict[str, Any]]:
+    out, _ = dpbench(folder, "attack", "--json", *words, status=status)
+    facts: list[dict[str, Any]] = json.loads(out)
+    return facts
+
+
+@pytest.fixture(scope="module")
+def overfitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("overfitted")
+    facts_of(folder, "--train", "8", "--out", "runs", *OVERFITTED)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("private")
+    dpbench(folder, "attack", "--train", "4", "--out", "runs", *PRIVATE, "strategy.noise_multiplier=1,3")
+    return folder
+
+
+def test_an_overfitted_network_is_an_open_book(overfitted: Path) -> None:
+    facts = json.loads((overfitted / "runs" / "attack.json").read_text())
+    (setting,) = facts
+    by_name = {entry["name"]: entry for entry in setting["attacks"]}
+    assert by_name["LiRA"]["auc"]["value"] > 0.9
+    assert by_name["RMIA"]["auc"]["value"] > 0.9
+    assert by_name["LiRA"]["tpr"]["0.01"]["value"] > 0.2
+    assert setting["verdict"] is None
+    assert setting["epsilon"] == {"rdp": None, "pld": None}
+    assert len(setting["worst_records"]) == 16
+    assert "LiRA on loss" in (overfitted / "runs" / "attack.md").read_text()
+
+
+@pytest.mark.slow
+def test_private_runs_stay_below_what_their_ledgers_allow(private: Path) -> None:
+    facts = json.loads((private / "runs" / "attack.json").read_text())
+    assert [setting["verdict"] for setting in facts] == ["CONSISTENT", "CONSISTENT"]
+    less_noise, more_noise = facts
+    assert less_noise["setting"] == "noise_multiplier=1"
+    assert less_noise["epsilon"]["pld"] > more_noise["epsilon"]["pld"]
+    assert less_noise["allowed"]["tpr"]["0.01"] > more_noise["allowed"]["tpr"]["0.01"] > 0.01
+    for setting in facts:
+        assert all(np.diff(setting["allowed"]["curve"]) >= 0)
+        proved = setting["audited_curve"]
+        assert proved is None or all(np.array(proved) <= setting["allowed"]["curve"])
+    assert " (PLD)" in (private / "runs" / "attack.md").read_text()
+    assert (private / "runs" / "attack.png").stat().st_size > 10_000
+
+
+@pytest.mark.long
+def test_a_mechanism_without_noise_is_refuted_by_its_members(tmp_path: Path) -> None:
+    """The ledger says noise that nobody adds: the whole pipeline, down to the exit status, sees it."""
+    words = ["--train", "6", "--out", "runs", *MEMORIZING, "strategy=dpsgd", "strategy.target_epsilon=0.2"]
+    with mock.patch.object(Mechanism, "add_noise", return_value=None):
+        (setting,) = facts_of(tmp_path, *words, "strategy.delta=1e-5", status=3)
+    assert setting["verdict"] == "VIOLATED"
+    assert setting["audited"] > setting["epsilon"]["rdp"]
+    assert all(np.array(setting["audited_curve"])[:-1] > setting["allowed"]["curve"][:-1])
+    assert "VIOLATED" in (tmp_path / "runs" / "attack.md").read_text()
+
+
+def test_the_report_of_a_sweep_shows_the_attack(private: Path, tmp_path: Path) -> None:
+    dpbench(tmp_path, "report", str(private / "runs"), "--out", "sweep.html")
+    assert "what dpbench attack recognized of the members" in (tmp_path / "sweep.html").read_text()
+
+
+def test_what_an_attack_left_is_read_as_it_was_written(private: Path, tmp_path: Path) -> None:
+    written = json.loads((private / "runs" / "attack.json").read_text())
+    summaries = read_attack(private / "runs")
+    assert json.loads(json.dumps([summary.to_dict() for summary in summaries])) == written
+    assert read_attack(tmp_path) == []
+
+
+@pytest.mark.parametrize("damage", ["{", "[{}]", "without a point"])
+def test_a_damaged_attack_is_named(private: Path, tmp_path: Path, damage: str) -> None:
+    folder = tmp_path / "runs"
+    shutil.copytree(private / "runs", folder)
+    if damage == "without a point":
+        facts = json.loads((folder / "attack.json").read_text())
+        facts[0]["allowed"]["curve"].pop()
+        damage = json.dumps(facts)
+    (folder / "attack.json").write_text(damage)
+    with pytest.raises(ConfigurationError, match="attack.json is damaged"):
+        read_attack(folder)
+
+
+@pytest.mark.slow
+def test_the_same_command_trains_only_what_is_missing(private: Path) -> None:
+    results = sorted((private / "runs").glob("*/result.json"))
+    before = {path: path.stat().st_mtime_ns for path in results}
+    assert len(before) == 8
+    shutil.rmtree(results[3].parent)
+    results[5].unlink()  # as if it had been interrupted behind its last checkpoint
+    dpbench(private, "attack", "--train", "4", "--out", "runs", *PRIVATE, "strategy.noise_multiplier=1,3")
+    after = {path: path.stat().st_mtime_ns for path in sorted((private / "runs").glob("*/result.json"))}
+    assert after.keys() == before.keys()
+    assert {path for path in before if after[path] != before[path]} == {results[3], results[5]}
+
+
+@pytest.mark.long
+def test_a_folder_of_other_settings_is_left_alone(private: Path) -> None:
+    words = ["--train", "4", "--out", "runs", *PRIVATE, "optimizer.lr=0.3", "strategy.noise_multiplier=1,3"]
+    _, err = dpbench(private, "attack", *words, status=1)
+    assert "holds a run of other settings: name another folder, --out FOLDER" in err
+
+
+@pytest.mark.long
+def test_users_are_recognized_by_all_their_examples(tmp_path: Path) -> None:
+    words = ["data=digits_users", "records=users", "model=mlp", "model.hidden=[16]", "data.expected_batch_size=5"]
+    words += ["strategy.delta=5e-3", "trainer.max_steps=3", "logger=none"]
+    (setting,) = facts_of(tmp_path, "--train", "4", *words)
+    assert setting["unit"] == "user"
+    assert setting["verdict"] == "CONSISTENT"
+    assert setting["candidates"] < 200
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "name the sweep to attack, or train one"),
+        (["--train", "2"], "an attack compares 4 runs or more"),
+        (["--train", "4", "seed=7"], "decides seeds, members and folders"),
+        (["nowhere"], "nowhere is not there"),
+        (["runs", "--signal", "los"], "--signal must be of loss, samples, not los"),
+        (["runs", "--records", "0"], "--records must be at least 1"),
+        (["runs", "--records", "1"], "an attack ranks candidates, and there is one record only"),
+        (["runs/0-digits-mlp-dpsgd"], "there are 1 runs of its setting"),
+    ],
+)
+def test_clear_errors(private: Path, words: list[str], message: str) -> None:
+    place = next((private / "runs").glob("0-*")).name
+    words = [word.replace("0-digits-mlp-dpsgd", place) for word in words]
+    _, err = dpbench(private, "attack", *words, status=1)
+    assert message in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.long
+def test_records_that_are_members_of_all_runs_have_no_difference(tmp_path: Path) -> None:
+    words = ["--train", "4", *TINY, "strategy.delta=1e-4", "trainer.max_steps=1", "data.train_size=12"]
+    (setting,) = facts_of(tmp_path, *words, "data.expected_batch_size=4")
+    coins = np.stack([ImageDataModule("digits", train_size=12, membership="half", seed=n).members for n in range(4)])
+    differing = np.flatnonzero(coins.any(0) & ~coins.all(0))
+    assert len(differing) < 12  # or this tests nothing
+    assert sorted(entry["record"] for entry in setting["worst_records"]) == differing.tolist()
+
+
+def test_runs_on_all_records_are_no_game(tmp_path: Path) -> None:
+    dpbench(tmp_path, "train", *PRIVATE, "strategy.noise_multiplier=1", "hydra.run.dir=run")
+    _, err = dpbench(tmp_path, "attack", "run", status=1)
+    assert "was trained on all records" in err
+    assert "dpbench attack --train 16" in err
+
+
+def changed(folder: Path, **entries: Any) -> None:
+    path = folder / "result.json"
+    record = json.loads(path.read_text())
+    record.update(entries)
+    path.write_text(json.dumps(record))
+
+
+def test_runs_of_two_codes_are_not_compared(overfitted: Path, tmp_path: Path) -> None:
+    shutil.copytree(overfitted / "runs", tmp_path / "runs")
+    for folder in sorted(path.parent for path in (tmp_path / "runs").glob("*/result.json"))[:6]:
+        changed(folder, code_hash="another")
+    with pytest.raises(ConfigurationError, match="there are 2 runs of its setting, by the same code"):
+        attack_runs([tmp_path / "runs"])
+
+
+def test_other_members_are_refused(overfitted: Path, tmp_path: Path) -> None:
+    shutil.copytree(overfitted / "runs", tmp_path / "runs")
+    changed(min(path.parent for path in (tmp_path / "runs").glob("*/result.json")), members="0" * 16)
+    with pytest.raises(ConfigurationError, match="the data have changed since it was trained"):
+        attack_runs([tmp_path / "runs"])
+
+
+def test_one_seed_twice_is_one_run(overfitted: Path, tmp_path: Path) -> None:
+    shutil.copytree(overfitted / "runs", tmp_path / "again")
+    with pytest.raises(ConfigurationError, match="two runs of a setting have seed 0"):
+        attack_runs([overfitted / "runs", tmp_path / "again"])
+
+
+def test_an_experiment_is_not_exported(private: Path) -> None:
+    run = next((private / "runs").glob("0-*"))
+    _, err = dpbench(private, "export", str(run), "--out", "model", "--insecure", status=1)
+    assert "was trained for an attack on membership" in err
+
+
+def test_canaries_and_members_do_not_go_together(tmp_path: Path) -> None:
+    words = [*PRIVATE, "strategy.noise_multiplier=1", "data.membership=half", "audit=gradient_canaries"]
+    _, err = dpbench(tmp_path, "train", *words, status=1)
+    assert "which data.membership halves" in err
+
+
+USERS = ["data=digits_users", "records=users", "model=mlp", "data.expected_batch_size=5", "strategy.delta=5e-3"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([*PRIVATE, "strategy.secure=true"], "remove strategy.secure=true"),
+        ([*PRIVATE, "strategy.secure=false,true"], "remove strategy.secure=true"),
+        ([*USERS, "strategy.secure=true"], "remove strategy.secure=true"),
+        ([*PRIVATE, "data.sampling=fixed_size"], "draw them with data.sampling=poisson"),
+        ([*USERS, "data.sampling=fixed_size"], "draw them with data.sampling=poisson"),
+        ([*PRIVATE, "audit=gradient_canaries"], "attack one without canaries"),
+        ([*PRIVATE, "data.inserted.records=3"], "remove one of the two"),
+    ],
+)
+def test_what_is_no_game_is_refused_before_any_run_starts(tmp_path: Path, words: list[str], message: str) -> None:
+    _, err = dpbench(tmp_path, "attack", "--train", "4", "--out", "runs", *words, status=1)
+    assert message in err
+    assert "failed" not in err  # as of runs that were started
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.long
+def test_the_discriminator_of_a_gan_recognizes_its_records(tmp_path: Path) -> None:
+    words = ["experiment=digits_gan", "model=mlp_gan", "strategy.delta=1e-4", "trainer.max_steps=2", "logger=none"]
+    (setting,) = facts_of(tmp_path, "--train", "4", *words, "data.test_size=100")
+    assert setting["verdict"] == "CONSISTENT"
+    assert [entry["name"] for entry in setting["attacks"]] == ["threshold", "LiRA", "LiRA, offline"]
+
+
+@pytest.mark.long
+def test_a_generator_that_draws_its_records_gives_them_away(
+    tmp_path: Path,
+    overfitted: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By its samples alone; one that knows of none gives nothing away, and a classifier draws none."""
+    words = ["experiment=digits_gan", "model=mlp_gan", "strategy=none", "trainer.max_steps=1", "logger=none"]
+    dpbench(tmp_path, "attack", "--train", "4", "--out", "runs", *words, "data.train_size=100", "data.test_size=100")
+    (setting,) = attack_runs([tmp_path / "runs"], ["samples"])
+    assert max(attack.auc.value for attack in setting.summary.attacks) < 0.65
+    training_sets = [setting.candidates.data.train_set.pixels[members] for members in setting.members]
+
+    def copies(module: Any, number: int, seed: int) -> tuple[torch.Tensor, None]:
+        images = (training_sets.pop(0).permute(0, 3, 1, 2) + 1) / 2
+        return (255 * images).round().byte(), None
+
+    monkeypatch.setattr("dpbench.capabilities.attack.signals.make", copies)
+    (setting,) = attack_runs([tmp_path / "runs"], ["samples"])
+    assert {attack.name: attack.auc.value for attack in setting.summary.attacks}["threshold"] > 0.95
+    _, err = dpbench(overfitted, "attack", "runs", "--signal", "samples", "--out", "samples", status=1)
+    assert "attack a GAN" in err

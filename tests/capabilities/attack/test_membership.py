@@ -1,0 +1,402 @@
+"""Membership inference over many runs: attacks against closed forms and naive loops, claims against simulated runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import special, stats
+from sklearn.metrics import roc_auc_score
+
+from dpbench.capabilities.attack.membership import (
+    ATTACKS,
+    MembershipGame,
+    choose_attack_guesses,
+    claim_groups,
+    claim_test,
+    lira_offline,
+    lira_online,
+    log_odds,
+    loss_threshold,
+    measure_attack,
+    rmia,
+    rmia_offline,
+)
+from dpbench.capabilities.auditing import Guesses, count_right, one_run, one_run_fdp
+from dpbench.errors import ConfigurationError
+from dpbench.harness.reports.roc import roc
+from dpbench.privacy.canaries.scores import Floats
+
+
+def gaussian_game(
+    runs: int, records: int, mu: float, offset: float = 2.0, references: int = 300, seed: int = 0
+) -> MembershipGame:
+    """Signals of an offset for each record, μ for members, and a standard Gaussian."""
+    rng = np.random.default_rng(seed)
+    members = rng.random((runs, records)) < 0.5
+    signals = offset * rng.standard_normal(records) + mu * members + rng.standard_normal((runs, records))
+    others = offset * rng.standard_normal(references) + rng.standard_normal((runs, references))
+    return MembershipGame(signals, members, others)
+
+
+def gaussian_curve(mu: float) -> Callable[[float], float]:
+    """Trade-off curve of μ-GDP."""
+
+    def trade_off(alpha: float) -> float:
+        return float(special.ndtr(-special.ndtri(alpha) - mu))
+
+    return trade_off
+
+
+def area(scores: Floats, game: MembershipGame) -> float:
+    return roc(scores, game.members).auc
+
+
+@pytest.mark.parametrize(("mu", "runs"), [(1.0, 32), (2.0, 32), (1.0, 64), (2.0, 128)])
+def test_lira_comes_near_the_best_possible_attack(mu: float, runs: int) -> None:
+    """With offsets known the likelihood ratio has the area Φ(μ/√2); with no offset the threshold has it too."""
+    best = stats.norm.cdf(mu / math.sqrt(2))
+    game = gaussian_game(runs, 400, mu)
+    estimated = 0.03 if runs < 100 else 0.015  # what is lost by estimating means, and own variances from 64 runs on
+    for attack in (lira_online, lira_offline):
+        assert best - estimated < area(attack(game), game) < best + 0.01
+    assert area(loss_threshold(game), game) < best - 0.08
+    same = gaussian_game(runs, 400, mu, offset=0.0)
+    assert area(loss_threshold(same), same) == pytest.approx(best, abs=0.015)
+
+
+def test_rmia_beats_one_threshold_for_all_records() -> None:
+    game = gaussian_game(16, 1000, 2.0)
+    threshold = area(loss_threshold(game), game)
+    for attack in (rmia, rmia_offline):
+        scores = attack(game)
+        assert scores.min() >= 0 and scores.max() <= 1
+        assert area(scores, game) > threshold + 0.05
+
+
+def test_a_variance_for_each_record_is_used_where_there_are_runs_enough() -> None:
+    """Of two kinds of records, quiet and loud, own variances know which deviations mean something."""
+    rng = np.random.default_rng(3)
+    members = rng.random((64, 400)) < 0.5
+    scale = np.where(np.arange(400) < 200, 0.3, 3.0)
+    game = MembershipGame(members + scale * rng.standard_normal((64, 400)), members)
+    fewer = MembershipGame(game.signals[:63], members[:63])
+    assert roc(lira_online(game), members).true_positive_rates_at(np.array(0.01)) > 0.3
+    assert roc(lira_online(fewer), members[:63]).true_positive_rates_at(np.array(0.01)) < 0.1
+
+
+def naive_lira(game: MembershipGame) -> tuple[Floats, Floats]:
+    """Both LiRAs by a loop over runs and records."""
+    groups = game.group_of_run
+    online = np.empty_like(game.signals)
+    offline = np.empty_like(game.signals)
+    for run in range(game.runs):
+        others = groups != groups[run]
+        kinds = []
+        for record in range(game.signals.shape[1]):
+            signals = game.signals[others, record]
+            member = game.members[others, record]
+            kinds.append((signals[member], signals[~member]))
+        difference = np.mean([a.mean() - b.mean() for a, b in kinds if len(a) and len(b)])
+        variances = []
+        for kind in (0, 1):
+            squares = sum(((pair[kind] - pair[kind].mean()) ** 2).sum() for pair in kinds if len(pair[kind]))
+            variances.append(squares / sum(max(len(pair[kind]) - 1, 0) for pair in kinds))
+        for record, pair in enumerate(kinds):
+            inside, outside = (values.mean() if len(values) else None for values in pair)
+            inside = outside + difference if inside is None else inside
+            outside = inside - difference if outside is None else outside
+            stds = [math.sqrt(variance) for variance in variances]
+            if others.sum() >= 63:
+                stds = [values.std(ddof=1) if len(values) > 1 else std for values, std in zip(pair, stds, strict=True)]
+            signal = game.signals[run, record]
+            online[run, record] = stats.norm.logpdf(signal, inside, stds[0])
+            online[run, record] -= stats.norm.logpdf(signal, outside, stds[1])
+            offline[run, record] = (signal - outside) / stds[1]
+    return online, offline
+
+
+@pytest.mark.parametrize(
+    ("runs", "records", "groups"),
+    [(3, 60, None), (4, 60, None), (9, 20, None), (64, 5, None), (9, 60, 2), (70, 5, 4), (84, 5, 4)],
+)
+def test_lira_is_that_of_a_naive_loop(runs: int, records: int, groups: int | None) -> None:
+    """Also where records lack in-runs or out-runs, and signals lie far from 0."""
+    game = gaussian_game(runs, records, 1.0)
+    if groups is not None:
+        game = replace(game, groups=np.arange(runs) % groups)
+    if runs == 4:
+        game = replace(game, signals=game.signals + 1e5)
+    if runs == 64:
+        game.members[:, 0] = np.arange(64) < 2  # without one of the first two runs there is one in-run, and no variance
+    online, offline = naive_lira(game)
+    np.testing.assert_allclose(lira_online(game), online, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(lira_offline(game), offline, rtol=1e-6, atol=1e-6)
+
+
+def test_rmia_is_that_of_a_naive_loop() -> None:
+    """Up to the rank among records that dominate the same references."""
+    game = gaussian_game(4, 40, 1.0, references=30)
+    assert game.references is not None
+    p = special.expit(game.signals)
+    q = special.expit(game.references)
+    online = rmia(game)
+    offline = rmia_offline(game)
+    for run in range(4):
+        others = np.arange(4) != run
+        z = q[others].mean(axis=0)
+        z_offline = (1.3 * z + 0.7) / 2
+        for record in range(40):
+            means = []
+            for kind in (True, False):
+                which = others & (game.members[:, record] == kind)
+                means.append(p[which, record].mean() if which.any() else None)
+            inside, outside = means
+            usual = np.mean([mean for mean in means if mean is not None])
+            dominated = ((p[run, record] / usual) / (q[run] / z) >= 1).sum()
+            assert math.floor(online[run, record] * 31) == dominated
+            usual = inside if outside is None else (1.3 * outside + 0.7) / 2
+            dominated = ((p[run, record] / usual) / (q[run] / z_offline) >= 1).sum()
+            assert math.floor(offline[run, record] * 31) == dominated
+
+
+@pytest.mark.parametrize("runs", [2, 5, 64])
+@pytest.mark.parametrize("name", ATTACKS)
+def test_scores_of_a_run_know_nothing_of_its_own_members(name: str, runs: int) -> None:
+    """To the bit, rounding included: else the test of a claim would not be valid. Those of others do."""
+    game = gaussian_game(runs, 50, 1.0)
+    scores = ATTACKS[name](game)
+    assert np.isfinite(scores).all()
+    for run in range(min(runs, 5)):
+        members = game.members.copy()
+        members[run] = ~members[run]
+        changed = ATTACKS[name](replace(game, members=members))
+        np.testing.assert_array_equal(changed[run], scores[run])
+        # Of one other run, online RMIA takes the probability as it is, member or not.
+        uses_members = name != "threshold" and (name, runs) != ("RMIA", 2)
+        assert (changed != scores).any() == uses_members
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_scores_of_a_group_know_nothing_of_its_members(name: str) -> None:
+    """To the bit, for all of its runs at once: its guesses are one test."""
+    game = replace(gaussian_game(9, 50, 1.0), groups=claim_groups(9))
+    scores = ATTACKS[name](game)
+    for group in range(4):
+        members = game.members.copy()
+        members[game.groups == group] ^= True
+        changed = ATTACKS[name](replace(game, members=members))
+        np.testing.assert_array_equal(changed[game.groups == group], scores[game.groups == group])
+        assert (changed != scores).any() == (name != "threshold")
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_scores_are_finite_where_signals_never_change(name: str) -> None:
+    game = gaussian_game(64, 20, 1.0)
+    assert game.references is not None
+    signals = game.signals.copy()
+    signals[:, :10] = 708.0
+    signals[:, 0] = -708.0
+    for constant in (signals, np.zeros_like(signals)):
+        assert np.isfinite(ATTACKS[name](replace(game, signals=constant))).all()
+    equal = lira_online(replace(game, signals=np.zeros_like(signals)))
+    assert (equal == equal[0, 0]).all()
+
+
+def test_log_odds_are_exact_in_both_tails() -> None:
+    losses = np.array([1e-300, 1e-12, 0.1, math.log(2), 5.0, 40.0, 700.0])
+    exact = [690.7755, 27.6310, 2.2522, 0.0, -4.9932, -40.0, -700.0]
+    np.testing.assert_allclose(log_odds(losses), exact, atol=1e-4)
+    least, most = log_odds(np.array([np.inf, 0.0]))
+    assert least == pytest.approx(-708.4, abs=0.1) and most == pytest.approx(708.4, abs=0.1)
+    np.testing.assert_allclose(special.log_expit(log_odds(losses[1:])), -losses[1:], rtol=1e-9)
+
+
+def test_roc_with_ties_and_weights() -> None:
+    rng = np.random.default_rng(0)
+    members = rng.random((5, 200)) < 0.5
+    scores = rng.integers(4, size=(5, 200)) + members.astype(float)
+    curve = roc(scores, members)
+    assert curve.auc == pytest.approx(roc_auc_score(members.ravel(), scores.ravel()))
+    assert curve.advantage == (curve.tpr - curve.fpr).max()
+    for rate in (0.0, 1e-3, 0.01, 0.3, 1.0):
+        assert curve.true_positive_rates_at(np.array(rate)) == curve.tpr[curve.fpr <= rate].max()
+    weights = rng.integers(3, size=(5, 200))
+    repeated = roc(np.repeat(scores.ravel(), weights.ravel()), np.repeat(members.ravel(), weights.ravel()))
+    assert roc(scores, members, weights).auc == pytest.approx(repeated.auc)
+
+
+def test_equal_scores_give_the_diagonal() -> None:
+    members = np.array([[True, False, False], [True, True, False]])
+    curve = roc(np.zeros((2, 3)), members)
+    assert (curve.auc, curve.advantage, curve.true_positive_rates_at(np.array(0.01))) == (0.5, 0.0, 0.0)
+
+
+def test_coins_have_the_area_of_a_coin() -> None:
+    for seed in range(3):
+        game = gaussian_game(8, 500, 0.0, offset=0.0, seed=seed)
+        for name, attack in ATTACKS.items():
+            result = measure_attack("loss", name, attack(game), game.members, confidence=0.999)
+            assert result.auc.low < 0.5 < result.auc.high
+
+
+@pytest.mark.parametrize(("runs", "records", "varied"), [(12, 150, "runs"), (150, 12, "records"), (30, 30, "both")])
+def test_intervals_cover_the_truth_where_runs_or_records_differ(runs: int, records: int, varied: str) -> None:
+    """In some runs, or of some records, membership shows more: a bootstrap of the others alone would miss it."""
+    covered = {"auc": 0, "tpr": 0}
+    of_runs = float(varied != "records")
+    of_records = float(varied != "runs")
+    deviation = math.sqrt(1 + of_runs + of_records)  # of members
+    area_of_all = stats.norm.cdf(1 / math.sqrt(1 + deviation**2))
+    tpr_of_all = stats.norm.sf(stats.norm.isf(0.01) - 1, scale=deviation)
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        members = rng.random((runs, records)) < 0.5
+        shown = 1 + of_runs * rng.standard_normal((runs, 1)) + of_records * rng.standard_normal(records)
+        scores = members * shown + rng.standard_normal((runs, records))
+        result = measure_attack("loss", "simulated", scores, members, resamples=100, seed=seed)
+        covered["auc"] += result.auc.low <= area_of_all <= result.auc.high
+        covered["tpr"] += result.tpr[0.01].low <= tpr_of_all <= result.tpr[0.01].high
+    assert covered["auc"] >= 40 and covered["tpr"] >= 38, covered
+
+
+def test_intervals_of_a_perfect_attack_are_points() -> None:
+    """Also of one that is always wrong, and of one that says nothing: others and members are never taken together."""
+    members = gaussian_game(4, 30, 0.0).members
+    for scores, truth in ((members, 1.0), (~members, 0.0), (np.ones_like(members), 0.5)):
+        auc = measure_attack("loss", "known", scores.astype(float), members, resamples=20).auc
+        assert (auc.value, auc.low, auc.high) == (truth, truth, truth)
+
+
+def test_resampled_curves_of_many_scores_are_those_of_all_scores() -> None:
+    """The interval is about the value."""
+    game = gaussian_game(16, 2500, 1.0)
+    result = measure_attack("loss", "LiRA", lira_online(game), game.members, resamples=50)
+    for estimate in (result.auc, result.advantage, *result.tpr.values()):
+        assert estimate.low < estimate.value < estimate.high
+    assert result.auc.high - result.auc.low < 0.02
+    again = measure_attack("loss", "LiRA", lira_online(game), game.members, resamples=50)
+    assert again == result
+    assert (result.runs, result.records, len(result.curve)) == (16, 2500, 61)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_perfect_privacy_is_refuted_by_coins_as_seldom_as_it_may(grouped: bool) -> None:
+    """200 times: signals that no coin enters."""
+    refuted = 0
+    audited = 0
+    runs = 8 if grouped else 4
+    groups = claim_groups(runs) if grouped else None
+    for seed in range(200):
+        game = replace(gaussian_game(runs, 100, 0.0, seed=seed), groups=groups)
+        test = claim_test(lira_online(game), game.members, delta=0.0, groups=groups)
+        refuted += test.refutes(lambda alpha: 1 - alpha)
+        audited += test.audited > 0
+    most = stats.binom.isf(1e-3, 200, 0.05)
+    assert refuted <= most and audited <= most
+
+
+@pytest.mark.parametrize("mu", [0.3, 1.0, 3.0])
+def test_a_claim_that_is_exactly_true_is_refuted_as_seldom_as_it_may(mu: float) -> None:
+    """300 times: signals of exactly μ-GDP, and the best attack on them."""
+    refuted = 0
+    groups = claim_groups(8)
+    for seed in range(300):
+        game = gaussian_game(8, 100, mu, offset=0.0, seed=seed)
+        scores = loss_threshold(game)
+        guesses = choose_attack_guesses(200)
+        for group in range(4):
+            of_group = groups == group
+            right = count_right(scores[of_group].ravel(), game.members[of_group].ravel(), guesses)
+            if one_run_fdp(200, guesses.made, right, gaussian_curve(mu), 0.05 / 4):
+                refuted += 1
+                break
+    assert refuted <= stats.binom.isf(1e-3, 300, 0.05)
+
+
+def test_runs_of_a_group_find_together_what_none_of_them_finds() -> None:
+    """Half of the claimed noise, and records that differ, so that shadow models are needed."""
+    game = gaussian_game(16, 1000, 2.0)
+    groups = claim_groups(16)
+    alone = claim_test(lira_online(game), game.members, delta=1e-5)
+    together = replace(game, groups=groups)
+    test = claim_test(lira_online(together), game.members, delta=1e-5, groups=groups)
+    assert test.refutes(gaussian_curve(1.0)) and not alone.refutes(gaussian_curve(1.0))
+    assert len(test.groups) == 4 and test.audited > alone.audited
+
+
+def test_a_mechanism_of_two_thirds_of_its_noise_is_found_with_records_enough() -> None:
+    groups = claim_groups(16)
+    game = gaussian_game(16, 16_000, 1.5, offset=0.0)
+    test = claim_test(loss_threshold(game), game.members, delta=1e-5, groups=groups)
+    assert test.refutes(gaussian_curve(1.0)) and not test.refutes(gaussian_curve(1.5))
+
+
+@pytest.mark.parametrize("mu", [1.0, 2.0])
+def test_a_gaussian_refutes_claims_of_more_noise_than_it_has(mu: float) -> None:
+    """The signals are exactly μ-GDP, so that μ-GDP is no lie."""
+    refuted = 0
+    for seed in range(20):
+        game = gaussian_game(4, 1000, mu, offset=0.0, seed=seed)
+        scores = loss_threshold(game)
+        test = claim_test(scores, game.members, delta=1e-5)
+        refuted += test.refutes(gaussian_curve(mu))
+        assert test.refutes(gaussian_curve(mu / 4))
+        assert 0 < test.audited < 4.377 * mu  # ε of 1-GDP at δ = 1e-5 is 4.377; of 2-GDP it is more than twice that
+    assert refuted <= 4
+
+
+def test_scores_that_know_the_members_refute_anything() -> None:
+    game = gaussian_game(3, 400, 0.0)
+    scores = game.members.astype(float)
+    guesses = Guesses(100, 100)
+    test = claim_test(scores, game.members, delta=1e-6, guesses=guesses)
+    assert test.refutes(gaussian_curve(1.0)) and test.audited > 3
+    assert all(group.right == 200 for group in test.groups)
+
+
+def test_each_run_is_tested_at_its_share_of_the_level() -> None:
+    """With the bounds of one run, whose tests are in `test_bounds`."""
+    game = gaussian_game(5, 300, 1.5, offset=0.0)
+    scores = loss_threshold(game)
+    guesses = Guesses(20, 10)
+    test = claim_test(scores, game.members, delta=1e-5, level=0.1, guesses=guesses)
+    right = [count_right(scores[run], game.members[run], guesses) for run in range(5)]
+    assert [group.right for group in test.groups] == right
+    assert test.audited == max(one_run(300, 30, number, 1e-5, 0.02) for number in right) > 0
+    refuted = [one_run_fdp(300, 30, number, gaussian_curve(0.5), 0.02) for number in right]
+    assert test.refutes(gaussian_curve(0.5)) == any(refuted)
+
+
+def test_guesses_depend_on_the_number_of_records_alone() -> None:
+    assert choose_attack_guesses(10_000) == Guesses(250, 250)
+    assert choose_attack_guesses(500) == Guesses(32, 32)
+    assert choose_attack_guesses(5) == Guesses(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"signals": np.zeros(3)}, "two runs or more"),
+        ({"signals": np.zeros((1, 3)), "members": np.zeros((1, 3), bool)}, "two runs or more"),
+        ({"members": np.zeros((2, 4), bool)}, "two runs or more"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(changes: dict[str, Floats], words: str) -> None:
+    arrays = {"signals": np.zeros((2, 3)), "members": np.zeros((2, 3), bool)}
+    with pytest.raises(ConfigurationError, match=words):
+        MembershipGame(**(arrays | changes))
+
+
+def test_what_an_attack_cannot_be_measured_by_is_refused() -> None:
+    game = gaussian_game(2, 40, 1.0)
+    with pytest.raises(ConfigurationError, match="membership=half"):
+        roc(game.signals, np.ones_like(game.members))
+    for attack in (rmia, rmia_offline):
+        with pytest.raises(ConfigurationError, match="test set"):
+            attack(replace(game, references=None))
+    with pytest.raises(ConfigurationError, match="cross-entropies"):
+        log_odds(np.array([-1.0]))

@@ -1,0 +1,239 @@
+"""Lower bounds on epsilon: against jax_privacy's, against closed forms, and valid in simulation."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import dp_accounting
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.metrics import roc_auc_score
+
+from dpbench.capabilities.auditing import (
+    Family,
+    Guesses,
+    TradeOff,
+    auc,
+    auc_lower,
+    clopper_pearson_lower,
+    clopper_pearson_upper,
+    count_right,
+    one_run,
+    one_run_fdp,
+    one_run_p_value,
+    two_rates,
+)
+from dpbench.capabilities.auditing.choices import choose_guesses, choose_threshold, expected_scores
+from dpbench.capabilities.auditing.family import reached
+from dpbench.capabilities.auditing.one_run import MOST_EPSILON, largest_refuted
+from dpbench.errors import ConfigurationError
+from dpbench.privacy.accounting.composition import epsilon
+from dpbench.privacy.accounting.ledger import Header, Ledger, Release
+from dpbench.privacy.events import Event, SumQuery
+from dpbench.privacy.sampling import (
+    FixedSizeSampling,
+    FullParticipation,
+    PoissonSampling,
+    Sampling,
+    ShuffledEpochs,
+)
+from tests.capabilities.auditing.worlds import NOISE, World, ledger_of
+
+
+def gaussian(mu: float, alpha: float) -> float:
+    """Trade-off curve of one Gaussian mechanism."""
+    return float(stats.norm.cdf(stats.norm.isf(alpha) - mu))
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-5, 1e-2])
+@pytest.mark.parametrize(("guesses", "right"), [(1, 1), (40, 0), (40, 31), (200, 160), (2000, 1500), (500, 500)])
+def test_p_values_are_those_of_jax_privacy(guesses: int, right: int, delta: float) -> None:
+    peer = pytest.importorskip("jax_privacy.auditing")
+    for eps in (0.0, 0.5, 1.0, 3.0, 8.0):
+        ours = one_run_p_value(2000, guesses, right, eps, delta)
+        assert ours == pytest.approx(peer._one_run_p_value(2000, guesses, right, eps, delta), abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bounds_are_those_of_jax_privacy(seed: int) -> None:
+    peer, delta, level = pytest.importorskip("jax_privacy.auditing"), 1e-5, 0.05
+    rng = np.random.default_rng(seed)
+    member = rng.random(1000) < 0.5
+    scores = rng.standard_normal(1000) + 2.5 * member
+    auditor, at = peer.CanaryScoreAuditor(scores[member], scores[~member]), peer.Explicit(1.8)
+    right, wrong = int((scores[member] >= 1.8).sum()), int((scores[~member] >= 1.8).sum())
+    assert count_right(scores, member, Guesses(right + wrong, 0)) == right
+    ours = one_run(1000, right + wrong, right, delta, level)
+    assert ours == pytest.approx(auditor.epsilon_one_run(level, delta, threshold_strategy=at), abs=2e-3) and ours > 1
+
+    def refuted(eps: float) -> bool:
+        mu = 1 / dp_accounting.get_sigma_gaussian(eps, delta) if eps else 0.0
+        return one_run_fdp(1000, right + wrong, right, partial(gaussian, mu), level)
+
+    theirs = auditor.epsilon_one_run_fdp(level, delta, threshold_strategy=at)
+    assert largest_refuted(refuted) == pytest.approx(theirs, abs=2e-3) and theirs > ours
+    rates = two_rates(wrong, int((~member).sum()), int(member.sum()) - right, int(member.sum()), delta, level)
+    both = auditor.epsilon_clopper_pearson(level, delta, one_sided=False, threshold_strategy=at)
+    assert rates == pytest.approx(both, rel=1e-9)
+    assert auc(scores, member)[0] == pytest.approx(roc_auc_score(member, scores), abs=1e-12)
+
+
+def test_a_test_that_is_always_wrong_shows_nothing() -> None:
+    assert two_rates(10, 10, 10, 10, 1e-5, 0.05) == 0
+    assert two_rates(0, 10, 0, 10, 1e-5, 1e-17) == 0  # limits of a confidence that leaves nothing
+
+
+def test_limits_of_a_probability_miss_it_as_often_as_they_may() -> None:
+    for p in (0.003, 0.3, 0.9):
+        counts = np.arange(401)
+        below = np.array([clopper_pearson_upper(k, 400, 0.05) < p for k in counts])
+        above = np.array([clopper_pearson_lower(k, 400, 0.05) > p for k in counts])
+        chances = stats.binom.pmf(counts, 400, p)
+        assert chances[below].sum() <= 0.05 and chances[above].sum() <= 0.05
+        assert chances[below].sum() + chances[above].sum() > 0.02
+    assert (clopper_pearson_upper(5, 5, 0.05), clopper_pearson_lower(0, 5, 0.05)) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("shift", [0.3, 1.5, 3.0, 6.0])
+def test_auc_limits_miss_the_truth_as_often_as_they_may(shift: float) -> None:
+    """Also where only a handful of pairs, or none, is in the wrong order."""
+    rng, missed, member = np.random.default_rng(0), 0, np.arange(400) % 2 == 0
+    truth = stats.norm.cdf(shift / math.sqrt(2))
+    for _ in range(400):
+        missed += auc_lower(rng.standard_normal(400) + shift * member, member, 0.05) > truth
+    assert missed <= stats.binom.isf(1e-3, 400, 0.05)
+    assert auc_lower(np.zeros(400), member, 0.05) <= 0.5 and auc_lower(np.zeros(2), np.ones(2, bool), 0.05) == 0
+
+
+def test_best_possible_attackers_are_not_above_the_one_run_bound() -> None:
+    """Randomized response is exactly ε-DP: the bound exceeds its ε at most at the nominal rate, and comes near."""
+    rng, bounds = np.random.default_rng(1), []
+    for _ in range(300):
+        right = rng.binomial(200, math.exp(2) / (1 + math.exp(2)))
+        bounds.append(one_run(1000, 200, right, 1e-5, 0.05))
+    assert np.mean(np.array(bounds) > 2) <= 0.08 and np.median(bounds) > 1.5
+    assert one_run(1000, 200, 100, 1e-5, 0.05) == 0
+    assert largest_refuted(lambda eps: True) == MOST_EPSILON
+
+
+def test_trade_off_curve_of_a_gaussian_is_its_closed_form() -> None:
+    family = Family({Event(FullParticipation(1000), (SumQuery("all", 2.0, 4.0),)): 4}, 1e-5)  # μ = 1
+    for scale, mu in ((1.0, 1.0), (0.5, 2.0), (2.0, 0.5)):
+        curve = family.curve(scale)
+        at = np.linspace(0, 1, 101)
+        exact = np.array([gaussian(mu, alpha) for alpha in at])
+        ours = np.array([curve(alpha) for alpha in at])
+        assert (ours <= exact + 1e-9).all()
+        np.testing.assert_allclose(ours, exact, atol=2e-3)
+        assert 1 - curve.area == pytest.approx(stats.norm.cdf(mu / math.sqrt(2)), abs=1e-3)
+        assert 1 - curve.area >= stats.norm.cdf(mu / math.sqrt(2)) - 1e-9
+        assert family.epsilon(scale) == pytest.approx(epsilon(family.scaled(scale), 1e-5, "pld"), rel=1e-3)
+
+
+def test_family_finds_the_noise_that_a_test_refutes() -> None:
+    family = Family({Event(FullParticipation(1000), (SumQuery("all", 1.0, 2.0),)): 4}, 1e-5)  # μ = 1 / scale
+    for mu in (0.3, 0.999, 1.001, 3.0):
+        scale = family.smallest_refuted(lambda curve, mu=mu: stats.norm.cdf(mu / math.sqrt(2)) > 1 - curve.area)
+        assert scale == pytest.approx(1 / mu, rel=0.02) and scale >= (1 - 1e-3) / mu
+    assert family.smallest_refuted(lambda curve: False) == math.inf
+    least = family.smallest_refuted(lambda curve: True)  # so little noise that tables would take hours
+    assert 20 < family.epsilon(least) < 100 < family.epsilon(least / 10) < family.epsilon(0)
+    assert family.epsilon(1.0) == pytest.approx(family.claimed, rel=1e-3)
+    assert family.epsilon(0.9) > family.claimed > family.epsilon(1.1) > family.epsilon(1e9) >= 0
+
+
+def test_lots_that_an_accountant_does_not_cover_have_a_reason() -> None:
+    query = (SumQuery("all", 1.0, 1.0),)
+    fixed = Family({Event(FixedSizeSampling(1000, 50), query): 10}, 1e-5)
+    assert fixed.accountant == "rdp" and fixed.uncovered is not None and "fixed_size" in fixed.uncovered
+    assert fixed.claimed == epsilon(fixed.events, 1e-5, "rdp") < fixed.epsilon(0.8) < math.inf
+    with pytest.raises(ConfigurationError, match="no trade-off curve: .*fixed_size batches"):
+        fixed.curve(1.0)
+    shuffled = Family({Event(ShuffledEpochs(1000, 50), query): 10}, 1e-5)
+    assert shuffled.accountant is None and shuffled.claimed == shuffled.epsilon(2.0) == math.inf
+    large = Family({Event(FullParticipation(1000), query): 1000}, 1e-5)
+    assert large.accountant == "rdp" and "so large" in (large.uncovered or "")
+
+
+def book(sampling: Sampling, *queries: SumQuery, releases: int = 1) -> Ledger:
+    header = Header(sampling.unit, sampling.neighboring_relation, sampling.population, 1e-3)
+    return Ledger([header], [(0, Release(number, sampling, queries)) for number in range(releases)])
+
+
+@pytest.mark.parametrize("batch_size", [50, 900, 1000])
+@pytest.mark.parametrize("scale", [0.8, 1.0])
+def test_what_fixed_lots_reach_is_a_pair_of_neighbors(batch_size: int, scale: float) -> None:
+    """One release of the sum over a lot of which all records but one are at −C, and that one at C or replaced by −C."""
+    bound, std, rate = 1.5, 2.0, batch_size / 1000
+    ledger = book(FixedSizeSampling(1000, batch_size), SumQuery("all", 2 * bound, std))
+    family = Family(ledger.events, 1e-3)
+
+    def delta(epsilon: float, there: float) -> float:  # over x − (−B·C), both orders of the pair
+        x, step = np.linspace(-40, 40, 400_001, retstep=True)
+        gone, drawn = stats.norm.pdf(x, 0, there), stats.norm.pdf(x, 2 * bound, there)
+        pair = gone, (1 - rate) * gone + rate * drawn
+        return max(float(np.maximum(p - math.exp(epsilon) * q, 0).sum() * step) for p, q in (pair, pair[::-1]))
+
+    least = reached(ledger, family).least_epsilon(scale)
+    assert delta(least, std * scale) == pytest.approx(1e-3, rel=0.02)
+    assert least <= family.epsilon(scale)  # which was no lower bound
+
+
+def test_statistics_of_fixed_lots_count_as_ignored() -> None:
+    """A norm lies in [0, b], so that no replacement moves it by the 2b that are declared."""
+    sampling, gradients = FixedSizeSampling(1000, 1000), SumQuery("all", 2.0, 4.0)
+    statistics = SumQuery("norm/all", 2.0, 3.0), SumQuery("metric/accuracy", 2.0, 9.0)
+    both, alone = book(sampling, gradients, *statistics, releases=9), book(sampling, gradients, releases=9)
+    families = [Family(ledger.events, 1e-3) for ledger in (both, alone)]
+    least = [reached(ledger, family).least_epsilon(1.0) for ledger, family in zip((both, alone), families, strict=True)]
+    gaussian = {Event(FullParticipation(1000), (gradients,)): 9}
+    assert least[0] == least[1] == pytest.approx(epsilon(gaussian, 1e-3, "pld"), rel=2e-3)
+    assert families[0].claimed > 1.2 * least[0]
+    poisson = book(PoissonSampling(1000, 0.5), gradients, *statistics)
+    own = Family(poisson.events, 1e-3)
+    assert reached(poisson, own) is own
+
+
+def test_lower_limits_of_a_large_epsilon_are_none_too_high() -> None:
+    ledger = book(FixedSizeSampling(1000, 1000), SumQuery("all", 1.0, 1.0), releases=100)  # ε of a Gaussian, μ = 10
+    least = reached(ledger, Family(ledger.events, 1e-5)).least_epsilon(1.0)
+    delta = stats.norm.cdf(5 - least / 10) - math.exp(least) * stats.norm.cdf(-5 - least / 10)
+    assert least > 70 and delta > 1e-5
+
+
+def test_perfect_privacy_and_none() -> None:
+    nothing = TradeOff.from_profile(np.array([0.0, 1.0]), np.array([1.0, 1.0]))
+    assert nothing(0.0) == nothing.area == 0
+    private = TradeOff.from_profile(np.array([0.0, 1.0]), np.zeros(2))
+    assert [private(alpha) for alpha in (0.0, 0.3, 1.0)] == pytest.approx([1, 0.7, 0])
+
+
+@pytest.mark.parametrize("replace_one", [False, True])
+@pytest.mark.parametrize("rate", [0.05, 1.0])
+def test_expected_scores_are_those_of_a_simulation(rate: float, replace_one: bool) -> None:
+    world = World(z=1.0 if rate < 1 else 8.0, rate=rate, releases=50, canaries=20_000, replace_one=replace_one)
+    scores = world.scores()
+    events = {Event(PoissonSampling(5000, rate), (SumQuery("all", 1.0, world.z),)): 50}
+    expected = expected_scores(events, replace_one)
+    inside, outside = scores.llr[scores.member], scores.llr[~scores.member]
+    assert expected.mean_in == pytest.approx(inside.mean(), abs=0.05)
+    assert expected.mean_out == pytest.approx(outside.mean(), abs=0.05)
+    assert [expected.std_in, expected.std_out] == pytest.approx([inside.std(), outside.std()], rel=0.05)
+
+
+def test_choices_are_near_the_best() -> None:
+    """Chosen from the claim alone, they do nearly as well as the best that is found by looking."""
+    world = World(z=NOISE[4], releases=100)
+    expected = expected_scores(ledger_of(world).events)
+    guesses, scores = choose_guesses(2000, expected, 0.05), world.scores()
+
+    def bound(chosen: Guesses) -> float:
+        return one_run(2000, chosen.made, count_right(scores.llr, scores.member, chosen), 1e-5, 0.05)
+
+    best = max(bound(Guesses(k, 0)) for k in (10, 20, 50, 100, 200, 400, 800, 1000))
+    assert bound(guesses) > 0.6 * best > 0.3
+    assert 0 < guesses.made <= 2000
+    threshold = choose_threshold(2000, expected, 1e-5, 0.05)
+    assert scores.llr.min() < threshold < scores.llr.max()

@@ -1,0 +1,278 @@
+"""An extractor trained on random images: it learns, goes on where it was, and looks at each image alone."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from dpbench.capabilities.prior import pretraining
+from dpbench.capabilities.prior.extractor import Settings, load
+from dpbench.capabilities.prior.pretraining import alignment_and_uniformity, pretrain
+from dpbench.cli import main
+from dpbench.data.images import ImageDataModule
+from dpbench.data.scattering import scattering
+from dpbench.errors import ConfigurationError, DataError, Diverged
+from dpbench.harness.run.search_path import _prior_sha256
+
+SMALL = Settings(image_size=16, width=8, steps=4, batch_size=8)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("priors")
+
+
+@pytest.fixture(autouse=True)
+def few_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretraining, "_STATISTICS_IMAGES", 400)
+
+
+@pytest.fixture(scope="module")
+def small(folder: Path) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretraining, "_STATISTICS_IMAGES", 400)
+        pretrain(folder / "small.pt", SMALL)
+    return folder / "small.pt"
+
+
+def _weights(path: Path) -> list[torch.Tensor]:
+    return list(load(path).network.state_dict().values())
+
+
+def test_the_same_settings_give_the_same_weights(small: Path, tmp_path: Path) -> None:
+    pretrain(tmp_path / "prior.pt", SMALL)
+    assert all(torch.equal(one, two) for one, two in zip(_weights(tmp_path / "prior.pt"), _weights(small), strict=True))
+    pretrain(tmp_path / "other.pt", Settings(image_size=16, width=8, steps=4, batch_size=8, seed=1))
+    assert not torch.equal(_weights(tmp_path / "other.pt")[0], _weights(small)[0])
+
+
+def test_a_file_is_not_written_over(small: Path) -> None:
+    before = small.read_bytes()
+    with pytest.raises(ConfigurationError, match=r"small.pt exists: choose another --out, or remove it"):
+        pretrain(small, SMALL)
+    assert small.read_bytes() == before
+
+
+def test_random_numbers_of_the_process_are_left_alone(tmp_path: Path) -> None:
+    state = torch.get_rng_state()
+    pretrain(tmp_path / "prior.pt", SMALL)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_training_that_diverges_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretraining, "_LOGGED_EVERY", 1)
+    real = pretraining._Training._step
+
+    def diverging(self, step):
+        if step == 1:
+            with torch.no_grad():
+                next(self.head.parameters()).fill_(math.inf)
+        return real(self, step)
+
+    monkeypatch.setattr(pretraining._Training, "_step", diverging)
+    with pytest.raises(Diverged, match=r"is not finite at step 2: train with a smaller --learning-rate"):
+        pretrain(tmp_path / "prior.pt", SMALL)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.long
+def test_the_loss_falls(tmp_path: Path) -> None:
+    sums = []
+    for steps in (1, 60):
+        training = pretraining._Training(Settings(16, 8, steps, 32), torch.device("cpu"))
+        sums.append(sum(training.run()))
+    assert sums[1] < sums[0] - 0.3
+
+
+def test_loss_by_hand() -> None:
+    points = torch.tensor([[2.0, 0.0], [0.0, 3.0], [-1.0, 0.0]])
+    alignment, uniformity = alignment_and_uniformity(points, points * 2)
+    assert float(alignment) == pytest.approx(0.0, abs=1e-6)
+    kernels = torch.tensor([-4.0, -8.0, -4.0]).exp().mean().log()  # squared distances 2, 4 and 2
+    assert float(uniformity) == pytest.approx(float(kernels), rel=1e-4)
+    turned, _ = alignment_and_uniformity(points, points[:, [1, 0]] * torch.tensor([1.0, -1.0]))
+    assert float(turned) == pytest.approx(2.0, rel=1e-4)
+
+
+def test_features_are_of_each_image_alone_and_of_its_mirror_image(small: Path) -> None:
+    prior = load(small)
+    images = torch.rand(5, 16, 16, 3, generator=torch.Generator().manual_seed(0))
+    features = prior.features(images)
+    assert features.shape == (5, 4, 4, 96) and features.is_contiguous()
+    torch.testing.assert_close(features[3:], prior.features(images[3:]), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(features, prior.features(images.flip(2)), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(features.square().mean((1, 2, 3)), torch.ones(5))
+    assert (features[0] - features[1]).abs().max() > 0.1
+    both = prior.features_and_scattering(images)
+    assert both.shape == (5, 1, 1, 4 * 4 * 96 + 4 * 4 * 243)
+    learned, fixed = torch.split(both[:, 0, 0], [1536, 3888], 1)
+    torch.testing.assert_close(learned.square().sum(1), fixed.square().sum(1))
+    direction = torch.nn.functional.cosine_similarity(fixed, scattering(images).flatten(1))
+    torch.testing.assert_close(direction, torch.ones(5))
+
+
+def test_in_the_data_module(small: Path) -> None:
+    options = {"root": str(small.parent), "prior": "small.pt", "train_size": 20, "test_size": 10, "image_size": 16}
+    options["prior_sha256"] = load(small).sha256
+    data = ImageDataModule("random_noise", features="random_prior", **options)
+    assert data.model_options() == {"input_shape": (96, 4, 4), "num_classes": 10}
+    images, _ = next(iter(data.test_dataloader()))
+    assert images.shape == (10, 96, 4, 4)
+    noise, _ = data.noise_batch(3, torch.Generator().manual_seed(0))
+    assert noise.shape == (3, 96, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"features": "random_prior"}, "data.prior names the file of a trained network, .*: set both, or none"),
+        ({"prior": "small.pt"}, "data.prior names the file of a trained network, .*: set both, or none"),
+        ({"features": "random_prior", "prior": "none.pt"}, "no .*none.pt.* Train it: dpbench pretrain --out none.pt"),
+        ({"features": "random_prior", "prior": "/none.pt"}, "/none.pt is no file: train it with dpbench pretrain"),
+        (
+            {"features": "random_prior", "prior": "text.pt"},
+            "text.pt is damaged, or no file of dpbench pretrain: train it again",
+        ),
+        *(
+            ({"features": "random_prior", "prior": f"{name}.pt"}, f"{name}.pt is damaged, or no file of dpbench pret")
+            for name in ("without_keys", "without_means", "with_a_list", "other")
+        ),
+        ({"features": "random_prior", "prior": "version.pt"}, "version.pt is of another version of dpbench pretrain"),
+        (
+            {"features": "random_prior", "prior": "small.pt", "prior_sha256": "00"},
+            "data.prior=small.pt has changed: .* data.prior_sha256 is 00. Take the file that the run began with",
+        ),
+        (
+            {"features": "random_prior", "prior": "small.pt", "prior_sha256": None},
+            "data.prior_sha256=null would let a run go on with another file of data.prior: leave it out, or give",
+        ),
+        ({"features": "random_prior", "prior": "a_folder"}, "data.prior=.*a_folder is no file: train it with"),
+        (
+            {"features": "random_prior", "prior": "small.pt", "image_size": 24},
+            "trained on images of 16×16 pixels, and these have 24×24: set data.image_size=16",
+        ),
+        (
+            {"features": "random_prior", "prior": "small.pt", "like": "mnist", "image_size": 28},
+            "trained on color images, and the number of channels here is 1, not 3: take data.features=scattering",
+        ),
+    ],
+)
+def test_refusals(small: Path, options: dict[str, object], message: str) -> None:
+    (small.parent / "text.pt").write_text("weights")
+    torch.save({"weights": torch.ones(2)}, small.parent / "other.pt")
+    whole = torch.load(small)
+    torch.save({**whole, "format": "dpbench random prior 9"}, small.parent / "version.pt")
+    torch.save({"format": whole["format"]}, small.parent / "without_keys.pt")
+    torch.save({key: value for key, value in whole.items() if key != "means"}, small.parent / "without_means.pt")
+    torch.save({**whole, "settings": [1, 2]}, small.parent / "with_a_list.pt")
+    (small.parent / "a_folder").mkdir(exist_ok=True)
+    settings = {"root": str(small.parent), "image_size": 16, "train_size": 4, "test_size": 4, **options}
+    settings.setdefault("prior_sha256", load(small).sha256)
+    with pytest.raises((ConfigurationError, DataError), match=message):
+        ImageDataModule("random_noise", **settings).setup()
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("--image-size=20", "pretrain.image_size must be a multiple of eight from 16 on, not 20"),
+        ("--width=12", "pretrain.width must be a multiple of 8, not 12"),
+        ("--batch-size=6", "pretrain.batch_size must be a multiple of four, not 6"),
+        ("--steps=0", "pretrain.steps must be at least 1, not 0"),
+        ("--learning-rate=0", "pretrain.learning_rate must be positive and at most 1, not 0"),
+        ("--learning-rate=inf", "pretrain.learning_rate must be positive and at most 1, not inf"),
+        ("--learning-rate=nan", "pretrain.learning_rate must be positive and at most 1, not nan"),
+        (f"--seed={2**63}", "pretrain.seed must be a whole number from 0 on (below 2^32), not 9223372036854775808"),
+        ("--device=nonsense", "--device=nonsense is not there: take cpu"),
+        ("--device=meta", "--device=meta is not there: take cpu"),
+    ],
+)
+def test_command_refuses(
+    word: str,
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["pretrain", "--out", str(tmp_path / "prior.pt"), word]) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "prior.pt").exists()
+
+
+def test_command_and_the_hash_in_a_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "prior.pt"
+    words = ["--steps=2", "--width=8", "--batch-size=8", "--image-size=16"]
+    assert main(["pretrain", "--out", str(path), *words]) == 0
+    answer = capsys.readouterr().out
+    assert "trained on 16 random images (seed 0)" in answer
+    sha256 = load(path).sha256
+    assert sha256 in answer
+    assert _prior_sha256("prior.pt", str(tmp_path)) == sha256
+    assert _prior_sha256(None, None) is None
+    assert _prior_sha256("none.pt", str(tmp_path)) is None  # refused where the data are made
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_training(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "file").touch()
+    for path, message in ((tmp_path, "is a folder"), (tmp_path / "file" / "prior.pt", "cannot be written: ")):
+        with pytest.raises(SystemExit):
+            main(["pretrain", "--out", str(path)])
+        assert message in capsys.readouterr().err
+    with pytest.raises(ConfigurationError, match=r"prior.pt cannot be written: "):
+        pretrain(tmp_path / "file" / "prior.pt", SMALL)
+
+
+def test_a_full_disk_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def full(path: Path, content: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    path = tmp_path / "prior.pt"
+    words = ["--steps=1", "--width=8", "--batch-size=8", "--image-size=16"]
+    assert main(["pretrain", "--out", str(path), *words]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == f"dpbench: error: {path}: No space left on device"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("strategy", ["dpsgd", "none"])
+def test_a_run_goes_on_with_no_other_file(
+    strategy: str,
+    small: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(small, "prior.pt")
+    words = ["data=random_noise", "data.image_size=16", "data.train_size=8", "data.test_size=4", "model=mlp"]
+    words += ["data.features=random_prior", "data.prior=prior.pt", f"strategy={strategy}", "logger=none"]
+    words += ["data.expected_batch_size=4", "trainer.max_epochs=-1", "hydra.run.dir=run"]
+    assert main(["train", *words, "trainer.max_steps=1", "data.prior_sha256=null"]) == 1
+    assert "data.prior_sha256=null would let a run go on with another file" in capsys.readouterr().err
+    assert main(["train", *words, "trainer.max_steps=1"]) == 0
+    state = torch.load(small)
+    state["network"]["stem.0.weight"] += 0.1
+    torch.save(state, "prior.pt")
+    capsys.readouterr()
+    for word in ([], ["data.prior_sha256=null"], [f"data.prior_sha256={load(Path('prior.pt')).sha256}"]):
+        assert main(["resume", "run", "trainer.max_steps=2", *word]) == 1
+        err = capsys.readouterr().err
+        assert "data.prior=prior.pt has changed" in err or "remove data.prior_sha256" in err
+
+
+def test_a_list_is_no_file_of_a_prior(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["data=random_noise", "data.features=random_prior", "data.prior=[prior.pt]"]
+    assert main(["train", *words, "trainer.max_steps=1"]) == 1
+    assert "data.prior must be the path of a file" in capsys.readouterr().err

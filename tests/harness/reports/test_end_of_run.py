@@ -1,0 +1,70 @@
+"""The short table at the end of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpbench.harness.reports.end_of_run import summary
+from dpbench.harness.runs.folder import RunFolder
+
+
+def text_of(
+    delta: float | None = 1e-5,
+    epsilons: dict[str, float] | None = None,
+    membership: dict[str, Any] | None = None,
+    **config: Any,
+) -> str:
+    privacy = {"delta": delta, "epsilon": epsilons or {"rdp": 1.0}, "unit": "user", "membership": membership}
+    record = {
+        "privacy": privacy,
+        "metrics": {},
+        "steps": 3,
+        "seconds": 1.0,
+        "seconds_total": 2.0,
+        "config": {"data": {}, **config},
+    }
+    return summary(record, RunFolder(Path("run")), "not logged")
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        ({"val_size": 300, "split": "hash"}, "300 records, in expectation: each by a hash of itself"),
+        ({"val_users": 20, "split": "hash"}, "20 users, in expectation: each by a hash of itself"),
+        (
+            {"val_size": 300, "split": "permutation"},
+            "300 records, by a permutation of all: epsilon is for",
+        ),
+        (
+            {"val_users": 5, "split": "hash", "options": {"held_out": 0.1, "test_path": None}},
+            "5 users and a share of 0.1 of the records, for the test, in expectation",
+        ),
+        ({"val_users": 0, "split": "hash", "options": {"held_out": 0.1, "test_path": "t.csv"}}, None),
+        ({"val_size": 0, "split": "hash"}, None),
+        ({"val_size": 300}, None),  # of a class that says nothing of it
+    ],
+)
+def test_it_says_who_is_held_out(data: dict[str, Any], line: str | None) -> None:
+    text = text_of(data=data)
+    assert ("held out" in text) == (line is not None)
+    assert line is None or line in text
+
+
+def test_it_says_what_a_membership_test_reaches() -> None:
+    """Rounded up: what is printed is a bound, too."""
+    facts = {"accountant": "pld", "nominal": False, "advantage": 0.12301, "true_positive_rates": {"0.01": 0.0730}}
+    line = (
+        "an attacker with a false positive rate of 1 % identifies at most 7.3 % of the members (advantage at most 0.124"
+    )
+    assert f"membership      {line})" in text_of(membership=facts)
+    assert f"{line}; a loose bound, by RDP)" in text_of(membership={**facts, "accountant": "rdp"})
+    assert "membership" not in text_of()  # a record of an older version
+
+
+def test_it_says_that_the_training_ended_early() -> None:
+    assert "steps           3 of 500\n" in text_of(trainer={"max_steps": 500})
+    assert "steps           3\n" in text_of(trainer={"max_steps": 3})
+    assert "steps           3\n" in text_of(trainer={"max_steps": -1})
