@@ -30,6 +30,7 @@ CORE = {
     "randomness": ("privacy/randomness.py", "privacy/kept_keys.py", "callback/run_key.py"),
 }
 """Folders and files of the rooms that ε depends on. A file belongs to the first room that names it."""
+_FOLDERS_OF_ROOMS = ("harness", "capabilities")
 _CORE_COUNT = 30
 _COUNT = 10
 
@@ -46,8 +47,9 @@ def rooms() -> dict[str, list[Mutation]]:
         taken.update(places[name])
     for path in sorted(package.rglob("*.py")):
         if path not in taken:
-            parts_of_path = path.relative_to(package).parts
-            places.setdefault(parts_of_path[0] if len(parts_of_path) > 1 else "top", []).append(path)
+            *folders, _ = path.relative_to(package).parts
+            name = next((folder for folder in folders if folder not in _FOLDERS_OF_ROOMS), "top")
+            places.setdefault(name, []).append(path)
     return {name: [one for path in paths for one in mutations_of(path)] for name, paths in places.items()}
 
 
