@@ -15,6 +15,7 @@ from collections import Counter
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
+from dpbench.code import room_of
 from dpbench.files import write_atomically
 
 ROOT = Path(__file__).parents[1]
@@ -32,7 +33,10 @@ def sizes() -> dict[str, int]:
             continue
         text = (ROOT / path).read_text(encoding="utf-8") if path.suffix in (".py", ".ipynb", ".txt", ".cpp") else ""
         if path.suffix == ".py":
-            counts[f"nodes: {_room(path)}"] += _nodes(text)
+            folder = path.parent.as_posix()
+            package = "src/dpbench/"
+            room = room_of(folder.removeprefix(package)) if folder.startswith(package) else path.parts[0]
+            counts[f"nodes: {room}"] += _nodes(text)
         elif path.suffix == ".ipynb":
             counts["nodes: notebooks"] += _nodes(_code_of(text))
         elif path.suffix == ".cpp" or path.parts[:3] == ("src", "dpbench", "templates"):
@@ -42,14 +46,6 @@ def sizes() -> dict[str, int]:
     counts["hard dependencies"] = len(dependencies)
     counts["installed MB"] = round(_installed_bytes(dependencies) / 1e6)
     return dict(sorted(counts.items()))
-
-
-def _room(path: Path) -> str:
-    """A folder of the package that holds files, else one of the repository."""
-    *folders, _ = path.parts
-    if folders[:2] != ["src", "dpbench"] or len(folders) < 3:
-        return path.parts[0]
-    return "/".join(folders[2 : 4 if folders[2] in ("harness", "capabilities") else 3])
 
 
 def _nodes(source: str) -> int:

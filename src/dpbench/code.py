@@ -33,7 +33,7 @@ _ENTRY_POINTS = entry_points()  # once: each look at what is installed takes 15 
 
 
 def room_of(path: str) -> str:
-    """The folder of one subject in which a file of this package lies, or the file that lies in none."""
+    """The room of a file or folder of this package: one of its folders, one in harness/ or capabilities/, or a file."""
     parts = path.split("/")
     return "/".join(parts[: 2 if parts[0] in ("harness", "capabilities") else 1])
 

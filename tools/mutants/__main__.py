@@ -30,7 +30,10 @@ CORE = {
     "randomness": ("privacy/randomness.py", "privacy/kept_keys.py", "callback/run_key.py"),
 }
 """Folders and files of the rooms that ε depends on. A file belongs to the first room that names it."""
-_FOLDERS_OF_ROOMS = ("harness", "capabilities")
+_FOLDERS_OF_ROOMS = (
+    "harness",
+    "capabilities",
+)  # as in dpbench.code, which is not imported here: forks try mutants of it
 _CORE_COUNT = 30
 _COUNT = 10
 

@@ -54,14 +54,15 @@ def test_runs_of_before_keep_who_they_held_out(target: str, tmp_path: Path) -> N
 
 
 def test_a_class_that_has_moved_is_known_by_its_old_place(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    callbacks = {
-        "samples": {"_target_": "dpbench.synthesis.samples.SampleGrid"},
-        "theirs": {"_target_": "mine.Callback"},
-    }
-    write_config(Run(folder, {**CONFIG, "callbacks": callbacks}))
-    targets = [options["_target_"] for options in read_config(folder)["callbacks"].values()]
-    assert targets == ["dpbench.capabilities.synthesis.samples.SampleGrid", "mine.Callback"]
+    run = RunFolder(tmp_path / "run")
+    words = ["experiment=digits_gan", "trainer.max_steps=1", "logger=none", f"hydra.run.dir={run.path}"]
+    noise = ["strategy.target_epsilon=null", "strategy.noise_multiplier=1.0"]
+    assert main(["train", *words, *noise]) == 0
+    text = run.config.read_text()
+    assert "dpbench.capabilities.synthesis." in text
+    run.config.write_text(text.replace("dpbench.capabilities.synthesis.", "dpbench.synthesis."))
+    assert main(["resume", str(run.path), "trainer.max_steps=2"]) == 0
+    assert json.loads(run.result.read_text())["privacy"]["releases"] == 2
 
 
 def test_a_run_of_before_goes_on_with_the_same_records(tmp_path: Path) -> None:

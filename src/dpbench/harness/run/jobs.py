@@ -177,7 +177,7 @@ def resume(folder: Path, words: Sequence[str], task: Task) -> None:
     Raises:
         ConfigurationError: The folder holds no run, one that cannot be resumed, or a word would move it.
     """
-    from dpbench.harness.run.saved_config import read_config, require_resumable
+    from dpbench.harness.run.saved_config import later_words, read_config, require_resumable
 
     with together():
         config = read_config(RunFolder(folder))
@@ -197,9 +197,8 @@ def resume(folder: Path, words: Sequence[str], task: Task) -> None:
         "+hydra.job_logging.handlers.file.delay=true",
         "hydra.job.name=train",
         "run.resume=true",
+        *later_words(config),
     ]
-    if "split" in config["data"]:  # also where the file of an older run does not say it
-        place.append(f"++data.split={config['data']['split']}")
     launch([*place, *words], task, folder)
 
 

@@ -107,6 +107,19 @@ def with_later_options(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
+def later_words(config: dict[str, Any]) -> list[str]:
+    """Overrides that tell Hydra, which reads the file itself, what the file of an older run does not say.
+
+    Args:
+        config: A run's configuration as `read_config` returns it.
+    """
+    words = [f"++data.split={config['data']['split']}"] if "split" in config["data"] else []
+    for name, options in (config.get("callbacks") or {}).items():
+        if isinstance(options, dict) and str(options.get("_target_")).startswith("dpbench."):
+            words.append(f"callbacks.{name}._target_={options['_target_']}")
+    return words
+
+
 def _moved(options: Any) -> Any:
     """Options of a callback whose class may lie elsewhere today."""
     target = options.get("_target_") if isinstance(options, dict) else None
