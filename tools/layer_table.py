@@ -114,11 +114,12 @@ def _norms() -> list[Case]:
 def _sequences() -> list[Case]:
     encoder = nn.TransformerEncoderLayer(4, 2, 6, **_OPTIONS)
     decoder = nn.TransformerDecoderLayer(4, 2, 6, **_OPTIONS)
-    recurrent = {"LSTM": nn.LSTM, "GRU": nn.GRU, "RNN": nn.RNN}
+    recurrent = {"LSTM": nn.LSTM, "GRU": nn.GRU}
     cells = {"LSTMCell": nn.LSTMCell, "GRUCell": nn.GRUCell, "RNNCell": nn.RNNCell}
     either = "also with `batch_first=False`"
     return [
         *(Case(name, partial(kind, 4, 3, 2, **_OPTIONS), _SEQUENCE, _RECURRENT) for name, kind in recurrent.items()),
+        Case("RNN", partial(nn.RNN, 4, 3, 2, **_OPTIONS), _SEQUENCE),
         *(Case(name, partial(kind, 4, 3), (4,), "any number of steps") for name, kind in cells.items()),
         Case("MultiheadAttention", lambda: nn.MultiheadAttention(4, 2, **_OPTIONS), _SEQUENCE, _ATTENTION, times=3),
         Case("TransformerEncoderLayer", lambda: encoder, _SEQUENCE, either),

@@ -20,12 +20,7 @@ from tests.support.reference import reference_gradients, relative_error
 
 LOTS = (0, 1, 5)
 few = settings(max_examples=40, deadline=None)
-RECURRENT: dict[str, Callable[..., nn.RNNBase]] = {
-    "LSTM": nn.LSTM,
-    "GRU": nn.GRU,
-    "tanh": nn.RNN,
-    "relu": lambda *args, **kwargs: nn.RNN(*args, nonlinearity="relu", **kwargs),
-}
+RECURRENT: dict[str, Callable[..., nn.RNNBase]] = {"LSTM": nn.LSTM, "GRU": nn.GRU}
 
 
 def mean_square(model: nn.Module, inputs: Any) -> Tensor:
@@ -132,9 +127,11 @@ def test_recurrent_with_frozen_parameters(kind: str, frozen: str) -> None:
     check(Recurrent(layer, "all", False, False), torch.randn(4, 3, 3))
 
 
-@pytest.mark.parametrize("kind", ["packed", "projected"])
+@pytest.mark.parametrize("kind", ["packed", "projected", "simple"])
 def test_rare_recurrent_layers_are_left_to_autograd(kind: str) -> None:
-    layer = nn.LSTM(3, 4, batch_first=True, proj_size=2 if kind == "projected" else 0)
+    layer: nn.RNNBase = nn.LSTM(3, 4, batch_first=True, proj_size=2 if kind == "projected" else 0)
+    if kind == "simple":
+        layer = nn.RNN(3, 4, batch_first=True)
     x = torch.randn(5, 6, 3)
     given = pack_padded_sequence(x, torch.tensor([6, 4, 3, 3, 1]), batch_first=True) if kind == "packed" else x
     engine = PerRecordEngine(layer)
@@ -145,7 +142,7 @@ def test_rare_recurrent_layers_are_left_to_autograd(kind: str) -> None:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("kind", RECURRENT)
+@pytest.mark.parametrize("kind", [*RECURRENT, "tanh", "relu"])
 def test_cells(kind: str, bias: bool) -> None:
     class Steps(nn.Module):
         def __init__(self) -> None:

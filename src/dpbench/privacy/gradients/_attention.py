@@ -77,8 +77,9 @@ class AttentionInterception(Interception):
         else:
             mask = _merged(attn_mask, key_padding_mask, heads)
             mixed = F.scaled_dot_product_attention(q, k, v, mask, dropout)
-        mixed = mixed.permute(2, 0, 1, 3)
-        return self._output(mixed.flatten(2)), weights
+        mixed = mixed.permute(2, 0, 1, 3).flatten(2)
+        projection = layer.out_proj
+        return self._product("out_proj.", mixed, projection.weight, projection.bias), weights
 
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         """q, k and v, by as few products as the layer itself makes."""
@@ -99,34 +100,46 @@ class AttentionInterception(Interception):
         biases: Sequence[Tensor | None] = [None] * len(sizes)
         if layer.in_proj_bias is not None:
             biases = torch.split(layer.in_proj_bias, sizes)
-        outputs = []
-        for x, weight, bias in zip(inputs, weights, biases, strict=True):
-            outputs.append(F.linear(x, weight, bias))
-
-        # The gradients are computed after the backward pass, which frees the graph: nothing here may hold it.
-        detached = [x.detach() for x in inputs]
-        self.note(
-            outputs=outputs,
-            inputs=detached,
-            records=query.shape[1],
-            gradients=lambda grads: _input_gradients(grads, detached, sizes),
-        )
         projected: list[Tensor] = []
-        for output in outputs:
+        for x, weight, bias in zip(inputs, weights, biases, strict=True):
+            before = len(projected) * width
+            output = self._product("in_proj_", x, weight, bias, (before, 3 * width - before - len(weight)))
             projected.extend(torch.split(output, width, 2))
         return projected
 
-    def _output(self, mixed: Tensor) -> Tensor:
-        """The output projection of (positions, records, width)."""
-        projection = self.layer.out_proj
-        output = F.linear(mixed, projection.weight, projection.bias)
-        inputs = mixed.detach()
-        self.note(
-            outputs=[output],
-            inputs=[inputs],
-            records=mixed.shape[1],
-            gradients=lambda grads: _output_gradients(grads[0], inputs),
-        )
+    def _product(
+        self,
+        name: str,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        others: tuple[int, int] = (0, 0),
+    ) -> Tensor:
+        """A linear projection.
+
+        Args:
+            name: Of its parameters, without "weight" and "bias".
+            x: Input, (positions, R, width).
+            weight: Some rows of the layer's parameter.
+            bias: The same of the bias, if there is one.
+            others: Rows of the parameter before and after these, for which other products answer.
+        """
+        output = F.linear(x, weight, bias)
+        inputs = x.detach()  # read after the backward pass, which frees the graph: nothing here may hold it
+
+        def gradients(grads: Sequence[Tensor | None]) -> LayerGradients:
+            (grad,) = grads
+            assert grad is not None
+            if any(others):
+                grad = F.pad(grad, others)
+            g = grad.transpose(0, 1)
+            a = inputs.transpose(0, 1).to(g.dtype)
+            return {
+                f"{name}weight": OuterProductGradients(g, a),
+                f"{name}bias": InstantiatedGradients(lambda: g.sum(1)),
+            }
+
+        self.note(outputs=[output], inputs=[inputs], records=x.shape[1], gradients=gradients)
         return output
 
 
@@ -164,49 +177,3 @@ def _merged(mask: Tensor | None, padding: Tensor | None, heads: int) -> Tensor |
         return mask
     rows = padding[:, None, None]
     return rows if mask is None else mask + rows
-
-
-def _outer(grad: Tensor, x: Tensor) -> OuterProductGradients:
-    """Gradients of a projection's weight, by those of its output (positions, R, out) and its input."""
-    return OuterProductGradients(grad.transpose(0, 1), x.transpose(0, 1).to(grad.dtype))
-
-
-def _output_gradients(grad: Tensor | None, x: Tensor) -> LayerGradients:
-    """Gradients of the output projection, by those of its output (positions, R, out) and its input."""
-    assert grad is not None
-    return {
-        "out_proj.weight": _outer(grad, x),
-        "out_proj.bias": InstantiatedGradients(lambda: grad.sum(0)),
-    }
-
-
-def _input_gradients(
-    grads: Sequence[Tensor | None],
-    inputs: Sequence[Tensor],
-    sizes: Sequence[int],
-) -> LayerGradients:
-    """Gradients of the input projections, whose weights are rows of one parameter.
-
-    Args:
-        grads: Of the products' outputs, (positions, R, size) each; None where nothing depends on one.
-        inputs: Of the products, (positions, R, width) each.
-        sizes: Widths of the outputs.
-    """
-    dtype = next(grad for grad in grads if grad is not None).dtype
-    outputs = []
-    weights = []
-    for grad, x, size in zip(grads, inputs, sizes, strict=True):
-        output = x.new_zeros((*x.shape[:2], size), dtype=dtype) if grad is None else grad
-        outputs.append(output)
-        weights.append(_outer(output, x))
-
-    def bias() -> Tensor:
-        return torch.cat([output.sum(0) for output in outputs], 1)
-
-    def weight() -> Tensor:
-        return torch.cat([rows.per_record() for rows in weights], 1)
-
-    return {
-        "in_proj_weight": weights[0] if len(weights) == 1 else InstantiatedGradients(weight),
-        "in_proj_bias": InstantiatedGradients(bias),
-    }

@@ -261,8 +261,9 @@ class PerRecordEngine:
                 return
             if not isinstance(output, Tensor):
                 raise UnsupportedModuleError(
-                    f"{name} ({type(layer).__name__}) must return one tensor: per-record gradients are not available "
-                    "otherwise. Put its own parameters into modules of their own, which return tensors."
+                    f"{name} ({type(layer).__name__}) returns something else than one tensor: per-record gradients of "
+                    "such a layer are computed record by record (gradients=auto or one_by_one). Put its own parameters "
+                    "into modules of their own, which return tensors, to use the engine."
                 )
             if not output.requires_grad:
                 return

@@ -22,7 +22,7 @@ from dpbench.privacy.gradients._convolution import (
     weight_gradient,
 )
 from dpbench.privacy.gradients._interception import Arguments, Interception, LayerGradients
-from dpbench.privacy.gradients._parametrized import is_parametrized, of_parametrized, type_of
+from dpbench.privacy.gradients._parametrized import is_parametrized, of_parametrized, silent_fallbacks, type_of
 from dpbench.privacy.gradients._recurrent import RecurrentInterception
 from dpbench.privacy.gradients.parameter import (
     EmbeddingGradients,
@@ -336,28 +336,6 @@ def batch_norm(
     }
 
 
-def embedding_bag(
-    layer: nn.EmbeddingBag,
-    inputs: Arguments,
-    grad_output: Tensor,
-) -> LayerGradients:
-    """Sums or means of rows of a table: tokens (R, L), g (R, width)."""
-    # Offsets and factors are optional arguments.
-    tokens, offsets, factors = (*inputs, None, None)[:3]
-    if offsets is not None:
-        raise UnsupportedModuleError("it is given offsets: pass tokens of shape (records, longest bag)")
-    present = torch.ones_like(tokens, dtype=torch.bool)
-    if layer.padding_idx is not None:
-        present = present & (tokens != layer.padding_idx)
-    weights = present.to(grad_output.dtype)
-    if layer.mode == "mean":
-        weights = weights / weights.sum(1, keepdim=True).clamp(min=1)
-    if factors is not None:
-        weights = weights * factors
-    outputs = grad_output[:, None] * weights[:, :, None]
-    return {"weight": EmbeddingGradients(outputs, tokens, layer.num_embeddings)}
-
-
 def transposed_linear(
     layer: Any,
     inputs: Arguments,
@@ -413,7 +391,8 @@ def fallback(
     input_dims = [0 if isinstance(x, Tensor) else None for x in inputs]
     over_records = torch.func.vmap(one_record, in_dims=(0, *input_dims))
     try:
-        values, rows = over_records(grad_output, *inputs)
+        with silent_fallbacks():
+            values, rows = over_records(grad_output, *inputs)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -454,7 +433,6 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.BatchNorm2d: batch_norm,
     nn.BatchNorm3d: batch_norm,
     nn.SyncBatchNorm: batch_norm,
-    nn.EmbeddingBag: embedding_bag,
     nn.Conv1d: convolution,
     nn.Conv2d: convolution,
     nn.Conv3d: convolution,
@@ -484,8 +462,6 @@ def rule_of(layer: nn.Module) -> Rule | None:
         of_type = RULES.get(type_of(layer))
         return None if of_type is None else partial(of_parametrized, of_type)
     kind = type(layer)
-    if kind is nn.EmbeddingBag and cast(nn.EmbeddingBag, layer).mode == "max":
-        return None
     qualified_name = (kind.__module__, kind.__name__)
     return RULES.get(kind) or ELSEWHERE.get(qualified_name)
 
@@ -493,7 +469,6 @@ def rule_of(layer: nn.Module) -> Rule | None:
 INTERCEPTED: dict[type[nn.Module], type[Interception]] = {
     nn.LSTM: RecurrentInterception,
     nn.GRU: RecurrentInterception,
-    nn.RNN: RecurrentInterception,
     nn.MultiheadAttention: AttentionInterception,
 }
 """Layers that are computed from their parts; exact types too."""
