@@ -10,6 +10,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import re
 import shutil
 import stat
 import subprocess
@@ -22,12 +23,13 @@ from tempfile import TemporaryDirectory
 from typing import Literal, cast, get_args
 
 from dpbench.errors import ConfigurationError, brief
-from dpbench.privacy.native._signatures import declare
 from dpbench.privacy.native.known_answers import wrong_answers
 
 Mode = Literal["auto", "on", "off"]
 _VARIABLE = "DPBENCH_NATIVE"
 _SOURCE = Path(__file__).with_name("native.cpp")
+_KERNEL = re.compile(r'extern "C" void (\w+)\(([^)]*)\)')
+_TYPES = {"int64_t": ctypes.c_int64, "float": ctypes.c_float, "double": ctypes.c_double}
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-std=c++17", "-Wno-psabi")
 
 
@@ -206,6 +208,25 @@ def _load(file: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(file))
     declare(library)
     return library
+
+
+def declare(library: ctypes.CDLL) -> None:
+    """State the types of the kernels' arguments as the source has them: without, ctypes cuts numbers off silently.
+
+    Raises:
+        AttributeError: The library lacks a kernel.
+    """
+    for name, arguments in _KERNEL.findall(_SOURCE.read_text(encoding="utf-8")):
+        function = getattr(library, name)
+        function.argtypes = [_type_of(argument) for argument in arguments.split(",")]
+        function.restype = None
+
+
+def _type_of(argument: str) -> type:
+    """Type of an argument such as `const float* rows`."""
+    if "*" in argument:
+        return ctypes.c_void_p
+    return _TYPES[argument.split()[-2]]
 
 
 def cache_folder() -> Path:
