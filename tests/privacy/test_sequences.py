@@ -358,12 +358,22 @@ def test_records_in_the_wrong_dimension_are_refused(layer: nn.Module) -> None:
     engine.close()
 
 
-def test_subclasses_are_refused_with_the_remedy() -> None:
+def test_subclasses_are_left_to_autograd() -> None:
     class Own(nn.LSTM):
         pass
 
-    with pytest.raises(UnsupportedModuleError, match=r"is a subclass.*hold a torch.nn.LSTM"):
-        PerRecordEngine(Own(3, 3))
+    layer = Own(3, 3, batch_first=True)
+    PerRecordEngine(layer)
+    with pytest.raises(UnsupportedModuleError, match="record by record"):
+        layer(torch.randn(2, 4, 3))
+
+
+def test_a_subclass_of_attention_is_exact_by_its_function() -> None:
+    class Own(nn.MultiheadAttention):
+        def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(x, x, x)[0]
+
+    check(nn.Sequential(nn.Linear(3, 4), Own(4, 2, batch_first=True)), torch.randn(3, 5, 3), tags=True)
 
 
 def test_a_failed_forward_pass_leaves_nothing_behind() -> None:

@@ -51,7 +51,6 @@ class Interception(TorchFunctionMode):
 
     Args:
         layer: The layer.
-        arguments: Of the call.
 
     Attributes:
         parts: Seen so far.
@@ -60,12 +59,22 @@ class Interception(TorchFunctionMode):
     targets: tuple[TorchFunction, ...] = ()
     """Functions that `compute` stands in for."""
 
-    def __init__(self, layer: nn.Module, arguments: Arguments) -> None:
+    def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.layer: Any = layer
-        self.arguments = arguments
         self.parts: list[Part] = []
-        self.live = True
+        self._is_live = False
+
+    def open(self) -> None:
+        """Stand in for the functions from now on."""
+        self._is_live = True
+        self.__enter__()  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """Stand in for nothing any more, also where an interrupted pass has left another mode on top."""
+        self._is_live = False
+        if torch.overrides._get_current_function_mode() is self:  # type: ignore[no-untyped-call]
+            self.__exit__(None, None, None)
 
     def __torch_function__(
         self,
@@ -75,7 +84,7 @@ class Interception(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if self.live and func in self.targets:
+        if self._is_live and func in self.targets:
             return self.compute(func, *args, **kwargs)
         return func(*args, **kwargs)
 
@@ -85,7 +94,7 @@ class Interception(TorchFunctionMode):
 
     def note(
         self,
-        outputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor],
         inputs: Sequence[Tensor],
         records: int,
         gradients: FromGradients,
@@ -93,12 +102,12 @@ class Interception(TorchFunctionMode):
         """Append a part of the computation to `parts`.
 
         Args:
-            outputs: Its outputs; None or without gradient where nothing trainable is behind.
+            outputs: Its outputs; without gradient where nothing trainable is behind.
             inputs: What `gradients` will read.
             records: R.
             gradients: Given the gradients of `outputs`, None where there is none.
         """
-        edges = tuple(_edge(output) for output in outputs)
+        edges = tuple(get_gradient_edge(output) if output.requires_grad else None for output in outputs)
         if all(edge is None for edge in edges):
             return
         part = Part(
@@ -109,37 +118,3 @@ class Interception(TorchFunctionMode):
             versions=tuple(x._version for x in inputs),
         )
         self.parts.append(part)
-
-
-def _edge(output: Tensor | None) -> GradientEdge | None:
-    if output is None or not output.requires_grad:
-        return None
-    return get_gradient_edge(output)
-
-
-class Interceptions:
-    """The interceptions in force: opened before a layer's forward pass and closed after it, also when it fails."""
-
-    def __init__(self) -> None:
-        self._open: list[Interception] = []
-
-    def open(self, interception: Interception) -> None:
-        """Put an interception in force."""
-        interception.__enter__()  # type: ignore[no-untyped-call]
-        self._open.append(interception)
-
-    def close(self, layer: nn.Module | None = None) -> Interception | None:
-        """Take the one of `layer` out of force; without a layer all that an interrupted pass has left.
-
-        Returns:
-            It, None where there was none.
-        """
-        last = None
-        while self._open and (layer is None or self._open[-1].layer is layer):
-            last = self._open.pop()
-            last.live = False
-            if torch.overrides._get_current_function_mode() is last:  # type: ignore[no-untyped-call]
-                last.__exit__(None, None, None)
-            if layer is not None:
-                break
-        return last

@@ -171,10 +171,7 @@ class _GRUScan(torch.autograd.Function):
         hidden_n = gates.new_empty(length, *h0.shape)  # W_hn h + b_hn
         transposed = weight.t()
         for t in range(length):
-            if bias is None:
-                product = hiddens[t] @ transposed
-            else:
-                product = torch.addmm(bias, hiddens[t], transposed)
+            product = hiddens[t] @ transposed if bias is None else torch.addmm(bias, hiddens[t], transposed)
             product_n = product[:, rz_width:]
             hidden_n[t] = product_n
             gate = activated[t]

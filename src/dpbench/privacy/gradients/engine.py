@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.gradients import tf32
 from dpbench.privacy.gradients._calls import backward, positional, refuse_reentrant
-from dpbench.privacy.gradients._interception import Arguments, Interceptions
+from dpbench.privacy.gradients._interception import Arguments, Interception
 from dpbench.privacy.gradients._parametrized import is_parametrized
 from dpbench.privacy.gradients._places import Places
 from dpbench.privacy.gradients._shared import SharedCall, SharedCalls, parameter_gradients
@@ -39,8 +39,8 @@ from dpbench.privacy.gradients.validation import (
     check_sums,
     guard_training_mode,
     has_trainable,
-    refuse_complex,
     refuse_unsupported,
+    trainable_of,
 )
 from dpbench.privacy.record_axis.host import running_axis, watched
 from dpbench.privacy.record_axis.mode import RecordAxis
@@ -83,18 +83,10 @@ class PerRecordEngine:
     at_once: int | None = None
 
     def __init__(self, model: nn.Module, loss_reduction: LossReduction = "mean") -> None:
-        if loss_reduction not in ("mean", "sum"):
-            raise ConfigurationError(f"loss_reduction must be 'mean' or 'sum', not {loss_reduction!r}.")
         refuse_unsupported(model)
-        self.names: list[str] = []
-        self.parameters: list[nn.Parameter] = []
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                self.names.append(name)
-                self.parameters.append(parameter)
-        if not self.parameters:
-            raise ConfigurationError("the model has no trainable parameters.")
-        refuse_complex(zip(self.names, self.parameters, strict=True))
+        trainable = trainable_of(model, loss_reduction)
+        self.names = list(trainable)
+        self.parameters = list(trainable.values())
         self.loss_reduction = loss_reduction
         self._uses: list[Use] = []
         self._is_going_back = False
@@ -103,7 +95,7 @@ class PerRecordEngine:
         self.records: int | None = None
         self._counted: Tensor | None = None
         self.axis: tuple[RecordAxis, int] | None = None
-        self._interceptions = Interceptions()
+        self._open: list[Interception] = []  # of layers that run now
         self._model = model
         self._handles: list[RemovableHandle] = []
         self._watch(any(_has_own_code(module) for module in model.modules()))
@@ -193,7 +185,8 @@ class PerRecordEngine:
             handle.remove()
         self._handles.clear()
         self.discard()
-        self._interceptions.close()
+        while self._open:  # of an interrupted pass
+            self._open.pop().close()
 
     def discard(self) -> None:
         """Forget forward passes that no backward pass followed."""
@@ -293,26 +286,19 @@ class PerRecordEngine:
     def _attach_interception(self, name: str, module: nn.Module) -> None:
         """Register hooks that compute a layer from its parts, and keep these."""
 
-        def before(
-            layer: nn.Module,
-            args: Arguments,
-            kwargs: dict[str, Any],
-        ) -> None:
+        def before(layer: nn.Module, args: Arguments) -> None:
             if not self._is_recording():
                 return
-            kind = INTERCEPTED[type(layer)]
-            arguments = (*args, *kwargs.values())
-            interception = kind(layer, arguments)
-            self._interceptions.open(interception)
+            interception = INTERCEPTED[type(layer)](layer)
+            interception.open()
+            self._open.append(interception)
 
-        def after(
-            layer: nn.Module,
-            args: Arguments,
-            kwargs: dict[str, Any],
-            output: Any,
-        ) -> None:
-            interception = self._interceptions.close(layer)
-            if interception is None or output is None:  # not opened, or forward failed
+        def after(layer: nn.Module, args: Arguments, output: Any) -> None:
+            if not self._open or self._open[-1].layer is not layer:
+                return
+            interception = self._open.pop()
+            interception.close()
+            if output is None:  # forward failed
                 return
             if not interception.parts:
                 raise UnsupportedModuleError(
@@ -332,8 +318,8 @@ class PerRecordEngine:
                 self._keep(use)
 
         self._handles += [
-            module.register_forward_pre_hook(before, with_kwargs=True),
-            module.register_forward_hook(after, with_kwargs=True, always_call=True),
+            module.register_forward_pre_hook(before),
+            module.register_forward_hook(after, always_call=True),
         ]
 
     def backward(self, loss: Tensor, records: int, verify: bool = False) -> list[ParameterGradients]:

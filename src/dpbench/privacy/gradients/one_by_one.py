@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from dpbench.errors import ConfigurationError, UnsupportedModuleError
+from dpbench.errors import UnsupportedModuleError
 from dpbench.privacy.gradients._calls import backward, refuse_reentrant
 from dpbench.privacy.gradients.engine import LossReduction
 from dpbench.privacy.gradients.parameter import OneRecord, ParameterGradients, zero_gradients
-from dpbench.privacy.gradients.validation import refuse_complex, refuse_statistics
+from dpbench.privacy.gradients.validation import refuse_statistics, trainable_of
 
 
 class OneByOne:
@@ -46,15 +46,10 @@ class OneByOne:
     at_once: int | None = 1
 
     def __init__(self, model: nn.Module, loss_reduction: LossReduction = "mean") -> None:
-        if loss_reduction not in ("mean", "sum"):
-            raise ConfigurationError(f"loss_reduction must be 'mean' or 'sum', not {loss_reduction!r}.")
         refuse_statistics(model)
-        trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        if not trainable:
-            raise ConfigurationError("the model has no trainable parameters.")
-        refuse_complex(trainable)
-        self.names = [name for name, _ in trainable]
-        self.parameters = [parameter for _, parameter in trainable]
+        trainable = trainable_of(model, loss_reduction)
+        self.names = list(trainable)
+        self.parameters = list(trainable.values())
         self.recording = False
         self.records: int | None = None
         self.has_gradients = False

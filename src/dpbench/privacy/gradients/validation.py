@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.prune import BasePruningMethod
 from torch.utils.hooks import RemovableHandle
 
-from dpbench.errors import UnsupportedModuleError
+from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.gradients._parametrized import is_function, is_parametrized
 from dpbench.privacy.gradients.layers import rule_of
 from dpbench.privacy.gradients.parameter import ParameterGradients
@@ -63,18 +63,25 @@ def _refuse(model: nn.Module, problem_of: Callable[[nn.Module], str | None]) -> 
         raise UnsupportedModuleError(f"this model cannot be trained privately: {listing}.")
 
 
-def refuse_complex(trainable: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Check that parameters are real, as clipping and noise are.
+def trainable_of(model: nn.Module, loss_reduction: str) -> dict[str, nn.Parameter]:
+    """The trainable parameters of a model by name, tied ones once.
 
     Raises:
-        UnsupportedModuleError: Names one that is not.
+        ConfigurationError: There are none, or `loss_reduction` is unknown.
+        UnsupportedModuleError: One is complex, where clipping and noise are real.
     """
-    for name, parameter in trainable:
+    if loss_reduction not in ("mean", "sum"):
+        raise ConfigurationError(f"loss_reduction must be 'mean' or 'sum', not {loss_reduction!r}.")
+    trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if not trainable:
+        raise ConfigurationError("the model has no trainable parameters.")
+    for name, parameter in trainable.items():
         if parameter.is_complex():
             raise UnsupportedModuleError(
                 f"{name} is complex, and noise is real: make it a real parameter with a last dimension of 2, of which "
                 "forward makes complex numbers (torch.view_as_complex)."
             )
+    return trainable
 
 
 def guard_training_mode(model: nn.Module, recording: Callable[[], bool]) -> list[RemovableHandle]:
@@ -170,11 +177,6 @@ def _trainable_problem(module: nn.Module) -> str | None:
     """What is wrong with the layer itself, where it is trained."""
     if not has_trainable(module, recurse=False):
         return None
-    for kind in (nn.LSTM, nn.GRU, nn.RNN, nn.MultiheadAttention):
-        if isinstance(module, kind) and type(module) is not kind:
-            return (
-                f"is a subclass, whose forward may differ; hold a torch.nn.{kind.__name__} inside of a module instead"
-            )
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and (module.max_norm or module.scale_grad_by_freq):
         return "rescales by the whole batch; leave out max_norm and scale_grad_by_freq"
     if isinstance(module, nn.utils.parametrize.ParametrizationList) and not is_function(module):
