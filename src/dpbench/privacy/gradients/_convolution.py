@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from typing import Any, Self, cast
 
@@ -162,23 +161,11 @@ class ConvolutionGradients(InstantiatedGradients):
         rows: Tensor = super().per_record().to(self._inputs.dtype)
         return rows
 
-    def select(self, records: Tensor) -> ParameterGradients:
-        order, starts = self._members
-        orders = [order[:0]]  # so that no records are no error
-        for record in records.tolist():
-            orders.append(order[starts[record] : starts[record + 1]])
-        counts = starts.diff()[records]
-        selected_starts = torch.cat([starts[:1] * 0, counts.cumsum(0)])
-        return self._with((torch.cat(orders), selected_starts), self._factor, self._threshold)
-
     def merge(self, record_of: Tensor, records: int, factor: float) -> ParameterGradients:
         order, starts = self._members
         record_of_row = record_of[_record_of(order, starts)]
         members = _grouped(order, record_of_row, records)
         return self._with(members, self._factor * factor, None)
-
-    def plus(self, others: Sequence[ParameterGradients]) -> ParameterGradients:
-        return ParameterGradients.plus(self, others)  # a kernel may not have stored what the base class adds up
 
     def discretize(self, threshold: float) -> Self:
         """These gradients, discretized to {−1, 0, +1} at ±`threshold`, in one byte a coordinate."""

@@ -114,16 +114,6 @@ class DiscretizedGradients(ParameterGradients):
         blocks = [block for _, block in self._blocks()]
         return torch.cat(blocks)
 
-    def select(self, records: Tensor) -> ParameterGradients:
-        gradients = self._gradients.select(records)
-        return DiscretizedGradients(
-            gradients,
-            self._threshold,
-            len(records),
-            self._size,
-            self._change,
-        )
-
 
 class DiscretizedOuterProduct(ParameterGradients):
     """Discretized gradients of a linear layer with one position, by kernels that never build the outer products.
@@ -155,11 +145,6 @@ class DiscretizedOuterProduct(ParameterGradients):
     def per_record(self) -> Tensor:
         products = self._outputs[:, :, None] * self._inputs[:, None, :]
         return discretize(products, self._threshold)
-
-    def select(self, records: Tensor) -> ParameterGradients:
-        outputs = self._outputs[records]
-        inputs = self._inputs[records]
-        return DiscretizedOuterProduct(outputs, inputs, self._threshold, self._kernels)
 
 
 def _signs(

@@ -33,9 +33,10 @@ class ParameterGradients(ABC):
     def per_record(self) -> Tensor:
         """All gradients, shape (R, *parameter.shape); costs R times the parameter's memory."""
 
-    @abstractmethod
     def select(self, records: Tensor) -> ParameterGradients:
         """Gradients of a subset of the records, given by their positions."""
+        rows = self.per_record()[records]
+        return InstantiatedGradients(lambda: rows)
 
     def merge(
         self,
@@ -119,10 +120,6 @@ class OneRecord(ParameterGradients):
     def per_record(self) -> Tensor:
         return self._gradient[None]
 
-    def select(self, records: Tensor) -> ParameterGradients:
-        rows = self._gradient[None][records]
-        return InstantiatedGradients(lambda: rows)
-
 
 class InstantiatedGradients(ParameterGradients):
     """Gradients that are computed record by record, on first use.
@@ -179,21 +176,6 @@ class InstantiatedGradients(ParameterGradients):
         rows = self._stored[records]
         return InstantiatedGradients(lambda: rows, self._order)
 
-    def plus(self, others: Sequence[ParameterGradients]) -> ParameterGradients:
-        uses = []
-        for use in others:
-            if not isinstance(use, InstantiatedGradients) or use._order != self._order:
-                return super().plus(others)
-            uses.append(use)
-
-        def compute() -> Tensor:
-            total = self._stored
-            for use in uses:
-                total = total + use._stored
-            return total
-
-        return InstantiatedGradients(compute, self._order)
-
 
 class ScaledGradients(ParameterGradients):
     """Each record's gradient times a number of its own.
@@ -225,11 +207,6 @@ class ScaledGradients(ParameterGradients):
         rows = self._gradients.per_record()
         scales = self._scales.to(rows)
         return rows * per_row(scales, rows)
-
-    def select(self, records: Tensor) -> ParameterGradients:
-        gradients = self._gradients.select(records)
-        scales = self._scales[records]
-        return ScaledGradients(gradients, scales)
 
 
 class OuterProductGradients(ParameterGradients):
@@ -469,29 +446,8 @@ class TiedGradients(ParameterGradients):
         total = self._linear.weighted_sum(weights)
         return total.index_add_(0, self._embedding.tokens.flatten(), _weighted(self._embedding.outputs, weights))
 
-    def add_weighted_sum(self, weights: Tensor, total: Tensor) -> None:
-        outputs = self._embedding.outputs
-        if outputs.dtype != total.dtype:
-            super().add_weighted_sum(weights, total)
-            return
-        self._linear.add_weighted_sum(weights, total)
-        total.index_add_(0, self._embedding.tokens.flatten(), _weighted(outputs, weights))
-
     def per_record(self) -> Tensor:
         return self._embedding.per_record() + self._linear.per_record()
-
-    def select(self, records: Tensor) -> ParameterGradients:
-        return TiedGradients(self._embedding.select(records), self._linear.select(records))
-
-    def merge(
-        self,
-        record_of: Tensor,
-        records: int,
-        factor: float,
-    ) -> ParameterGradients:
-        embedding = self._embedding.merge(record_of, records, factor)
-        linear = self._linear.merge(record_of, records, factor)
-        return TiedGradients(embedding, linear)
 
 
 def _side_by_side_uses(uses: Sequence[ParameterGradients]) -> ParameterGradients | None:
