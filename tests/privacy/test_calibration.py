@@ -16,13 +16,13 @@ from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS, PldAccountant
 from dpbench.privacy.accounting.calibration import (
     TrainingSetting,
+    affordable_releases,
     calibrate_scale,
     largest_count,
-    remaining_releases,
     solved,
 )
 from dpbench.privacy.accounting.composition import epsilon
-from dpbench.privacy.accounting.tradeoff import MembershipTarget, solved_within
+from dpbench.privacy.accounting.tradeoff import MembershipTarget
 from dpbench.privacy.events import Event, SumQuery
 from dpbench.privacy.sampling import (
     CyclicPoissonSampling,
@@ -155,16 +155,20 @@ def test_what_was_spent_counts() -> None:
 
 
 @pytest.mark.slow
-def test_remaining_releases() -> None:
+def test_affordable_releases() -> None:
     one = event(1.0, 0.01)
+
+    def affordable(spent: dict[Event, int], name: str = "rdp", most: int = 10**7, ahead: Event = one) -> int:
+        return affordable_releases(spent, lambda count: Counter({ahead: count}), most, 2.0, DELTA, name)
+
     for name in ("rdp", "pld"):
-        count = remaining_releases({}, one, 2.0, DELTA, name, 10**7)
+        count = affordable({}, name)
         assert epsilon({one: count}, DELTA, name) <= 2.0 < epsilon({one: count + 1}, DELTA, name)
-    count = remaining_releases({}, one, 2.0, DELTA, "rdp", 10**7)
-    assert remaining_releases({}, one, 2.0, DELTA, "rdp", 10) == 10
-    assert remaining_releases({one: count}, one, 2.0, DELTA, "rdp", 10**7) == 0
-    assert remaining_releases({one: count - 3}, one, 2.0, DELTA, "rdp", 10**7) == 3
-    assert remaining_releases({event(0.1): 1}, one, 2.0, DELTA, "rdp", 100) == 0
+    count = affordable({})
+    assert affordable({}, most=10) == 10
+    assert affordable({one: count}) == 0
+    assert affordable({one: count - 3}) == 3
+    assert affordable({event(0.1): 1}, most=100) == 0
 
 
 ADVANTAGE = MembershipTarget(0.1)
@@ -175,29 +179,30 @@ ADVANTAGE = MembershipTarget(0.1)
 def test_within_a_membership_risk(target: MembershipTarget) -> None:
     """Noise, rate and steps, each left out in turn, use the budget up, and 2 % less noise exceeds it."""
     training = replace(POISSON, epsilon=None)
-    whole = solved_within(replace(training, noise_multiplier=None), target)
+    whole = solved(replace(training, noise_multiplier=None), target=target)
     assert whole.noise_multiplier is not None
-    assert target.allows(whole)
-    assert not target.allows(replace(whole, noise_multiplier=0.98 * whole.noise_multiplier))
+    assert target.risk_of(whole.events) <= target.limit
+    less = replace(whole, noise_multiplier=0.98 * whole.noise_multiplier)
+    assert target.risk_of(less.events) > target.limit
     assert whole.epsilon == whole.epsilon_by("rdp")
     whole = replace(whole, epsilon=None)
-    rate = solved_within(replace(whole, sample_rate=None), target)
+    rate = solved(replace(whole, sample_rate=None), target=target)
     assert rate.sample_rate == pytest.approx(whole.sample_rate, rel=1e-3)
-    assert target.allows(rate)
-    steps = solved_within(replace(whole, steps=None), target)
+    assert target.risk_of(rate.events) <= target.limit
+    steps = solved(replace(whole, steps=None), target=target)
     assert steps.steps == pytest.approx(whole.steps, abs=1)
-    assert target.allows(steps) and steps.steps is not None
-    assert not target.allows(replace(steps, steps=steps.steps + 1))
+    assert target.risk_of(steps.events) <= target.limit and steps.steps is not None
+    assert target.risk_of(replace(steps, steps=steps.steps + 1).events) > target.limit
 
 
 def test_a_membership_risk_of_what_was_spent() -> None:
     training = replace(POISSON, epsilon=None, steps=None)
-    whole = solved_within(training, ADVANTAGE)
+    whole = solved(training, target=ADVANTAGE)
     assert whole.steps is not None
-    rest = solved_within(replace(training, spent={POISSON.event: 100}), ADVANTAGE)
+    rest = solved(replace(training, spent={POISSON.event: 100}), target=ADVANTAGE)
     assert rest.steps == whole.steps - 100
     with pytest.raises(ConfigurationError, match="advantage=0.1 is out of reach"):
-        solved_within(replace(training, spent={POISSON.event: 10 * whole.steps}), ADVANTAGE)
+        solved(replace(training, spent={POISSON.event: 10 * whole.steps}), target=ADVANTAGE)
 
 
 def test_no_membership_risk_to_stay_within() -> None:
@@ -208,18 +213,18 @@ def test_no_membership_risk_to_stay_within() -> None:
         with pytest.raises(ConfigurationError, match="the true positive rate must lie strictly between"):
             MembershipTarget(limit, rate)
     with pytest.raises(ConfigurationError, match=r"give epsilon=1 or advantage=0.1, not both"):
-        solved_within(replace(POISSON, epsilon=1.0), ADVANTAGE)
+        solved(replace(POISSON, epsilon=1.0), target=ADVANTAGE)
     with pytest.raises(ConfigurationError, match=r"beside advantage=0.1: nothing is missing"):
-        solved_within(replace(POISSON, epsilon=None), ADVANTAGE)
+        solved(replace(POISSON, epsilon=None), target=ADVANTAGE)
     tiny = replace(POISSON, epsilon=None, sample_rate=None, population=100)
     with pytest.raises(ConfigurationError, match="advantage=1e-06 is out of reach"):
-        solved_within(tiny, MembershipTarget(1e-6))
+        solved(tiny, target=MembershipTarget(1e-6))
 
 
-@given(limit=st.integers(0, 10**6), start=st.integers(1, 10**7), most=st.integers(1, 10**7))
-def test_largest_count(limit: int, start: int, most: int) -> None:
-    assert largest_count(lambda count: count <= limit, most, start) == min(limit, most)
-    assert largest_count(lambda count: False, most, start) == 0
+@given(limit=st.integers(0, 10**6), most=st.integers(0, 10**7))
+def test_largest_count(limit: int, most: int) -> None:
+    assert largest_count(lambda count: count, limit, most) == min(limit, most)
+    assert largest_count(lambda count: math.inf, limit, most) == 0
 
 
 def test_exactly_one_is_missing() -> None:
@@ -254,15 +259,15 @@ def test_out_of_range(values: dict[str, object], message: str) -> None:
 def test_out_of_reach() -> None:
     """Each error says what the accountant can show."""
     target = replace(POISSON, epsilon=1e-9)
-    with pytest.raises(ConfigurationError, match="no noise_multiplier up to 10000 reaches.*shows .* there"):
+    with pytest.raises(ConfigurationError, match="epsilon=1e-09 is out of reach: with noise_multiplier=1e.04 it is"):
         solved(replace(target, noise_multiplier=None))
-    with pytest.raises(ConfigurationError, match="out of reach at every rate"):
+    with pytest.raises(ConfigurationError, match="epsilon=0.01 is out of reach: with sample_rate=1e-12 it is"):
         solved(replace(target, sample_rate=None, epsilon=0.01), "rdp-classic")  # log(1/δ)/511 at any rate
-    with pytest.raises(ConfigurationError, match="allows no step: with one, the rdp accountant shows"):
+    with pytest.raises(ConfigurationError, match="epsilon=1e-09 is out of reach: with steps=1 it is"):
         solved(replace(target, steps=None))
-    with pytest.raises(ConfigurationError, match="allows no further step"):
+    with pytest.raises(ConfigurationError, match="epsilon=1e-09 is out of reach: with steps=1 it is"):
         solved(replace(target, steps=None, spent={event(1.0): 3}))
-    with pytest.raises(ConfigurationError, match="it is no limit"):
+    with pytest.raises(ConfigurationError, match="allows more than 1e.09 steps: no limit"):
         solved(replace(POISSON, noise_multiplier=1e4, steps=None, epsilon=100.0))
     with pytest.raises(ConfigurationError, match="shows an epsilon of 0: lower delta"):
         solved(TrainingSetting(noise_multiplier=2.0, sample_rate=1 / 64, steps=1, delta=1 / 128))
@@ -270,6 +275,8 @@ def test_out_of_reach() -> None:
         solved(replace(POISSON, delta=None, epsilon=10_000.0))
     with pytest.raises(ConfigurationError, match=r"not computed above an epsilon of 1e\+06"):
         solved(replace(POISSON, noise_multiplier=0.005), "pld")
+    with pytest.raises(ConfigurationError, match="no noise_multiplier up to 10000 reaches.*shows .* there"):
+        calibrate_scale(lambda z: Counter({event(z, 0.1): 1000}), 1e-9, DELTA)
     for bad in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(ConfigurationError, match="target_epsilon"):
             calibrate_scale(lambda z: Counter({event(z, 0.1): 1000}), bad, DELTA)

@@ -97,7 +97,7 @@ def test_riskcal(
 def test_randomized_response() -> None:
     """Of (ε, 0)-DP alone: e^ε·fpr up to 1/(1 + e^ε), then the mirror image; its advantage is (e^ε − 1)/(e^ε + 1)."""
     epsilon = 1.5
-    curve = TradeOff.from_profile(np.array([0.0, epsilon]), np.array([math.tanh(epsilon / 2), 0.0]))
+    curve = TradeOff(np.array([0.0, epsilon]), np.array([math.tanh(epsilon / 2), 0.0]))
     corner = 1 / (1 + math.exp(epsilon))
     exact = np.where(corner >= RATES, math.exp(epsilon) * RATES, 1 - math.exp(-epsilon) * (1 - RATES))
     np.testing.assert_allclose(curve.max_true_positive_rate(RATES), exact, atol=1e-12)
@@ -140,7 +140,7 @@ def test_polygon_is_the_least_of_all_tangents(slopes: list[float], deltas: list[
     epsilon = np.array([0.0, *sorted(slopes)])
     epsilon = epsilon[np.concatenate([[True], np.diff(epsilon) > 1e-3])]
     delta = np.array([*deltas, 0.5])[: len(epsilon)]
-    curve = TradeOff.from_profile(epsilon, delta)
+    curve = TradeOff(epsilon, delta)
     rates = np.linspace(0, 1, 101)[:, None]
     steep = np.exp(epsilon) * rates + delta
     flat = 1 - np.exp(-epsilon) * (1 - rates - delta)

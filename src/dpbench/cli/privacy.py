@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,17 +119,9 @@ def _add_account(commands: Commands) -> None:
 
 def _account(options: argparse.Namespace) -> Answer:
     """Account for ledgers; status 3 if one is damaged."""
-    from dpbench.harness.reports.account import AccountingRequest, account, accountant_names, selection_named
+    from dpbench.harness.reports.account import AccountingRequest, account
 
-    request = AccountingRequest(
-        accountants=accountant_names(options.accountant),
-        delta=options.delta,
-        nominal=options.nominal,
-        selection=selection_named(options.selection, options.mean_trials),
-        population=options.population,
-        lot_size=options.batch_size,
-        releases=options.releases,
-    )
+    request = AccountingRequest(**{name: getattr(options, name) for name in AccountingRequest.__dataclass_fields__})
     report = account(options.sources, request)
     for doubt in report.doubts:
         print(f"dpbench: warning: {doubt}", file=sys.stderr)
@@ -162,14 +153,12 @@ def _add_calibrate(commands: Commands) -> None:
 
 
 def _calibrate(options: argparse.Namespace) -> Answer:
-    from dpbench.harness.reports.calibrate import TrainingValues, calibrate, calibration_text, request
+    from dpbench.harness.reports.calibrate import calibrate
 
-    values = TrainingValues(**{field.name: getattr(options, field.name) for field in fields(TrainingValues)})
-    setting, microbatch_size = request(values, options.microbatch_size, options.continue_from)
-    facts = calibrate(setting, microbatch_size, options.accountant, values.target)
+    facts, text = calibrate(vars(options))
     for doubt in facts["doubts"]:
         print(f"dpbench: warning: {doubt}", file=sys.stderr)
-    return Answer(calibration_text(facts), facts)
+    return Answer(text, facts)
 
 
 def _add_audit(commands: Commands) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from dpbench.errors import BudgetExhausted, ConfigurationError, LedgerError
 from dpbench.files import write_atomically
-from dpbench.privacy.accounting.calibration import affordable_releases, calibrate_scale, remaining_releases
+from dpbench.privacy.accounting.calibration import affordable_releases, calibrate_scale
 from dpbench.privacy.accounting.composition import check_delta, epsilon, find_accountant
 from dpbench.privacy.accounting.ledger import Header, Release, counted_event, read_ledger
 from dpbench.privacy.accounting.seal import Seal, difference, seal_of
@@ -295,22 +295,22 @@ class Budget:
         """
         assert self._plan is not None
         plan = self._plan
-        target = self._target
-        events = []
+        joint = []
         for step in sorted(self.joint):
             if step >= number:
                 event = plan.event(step)
                 queries = equivalent_queries((*event.queries, *self.joint[step]))
-                events.append(Event(event.sampling, queries))
+                joint.append(Event(event.sampling, queries))
+        first = number + len(joint)
+        like = plan.event(first)
+        listed = joint
         if not plan.constant:
-            first = number + len(events)
-            events += [plan.event(step) for step in range(first, number + most)]
-            return affordable_releases(self.spent, events, *target)
-        count = affordable_releases(self.spent, events, *target)
-        if count < len(events):
-            return count
-        spent = self.spent + Counter(events)
-        return count + remaining_releases(spent, plan.event(number), *target, most)
+            listed = joint + [plan.event(step) for step in range(first, first + most)]
+
+        def ahead(count: int) -> Counter[Event]:
+            return Counter(listed[:count]) + Counter({like: count - len(listed)})
+
+        return affordable_releases(self.spent, ahead, len(joint) + most, *self._target)
 
     def limit(self, plan: TrainingPlan, start: int, horizon: TrainingLength) -> None:
         """Find how many releases the target allows.
@@ -388,7 +388,9 @@ class Budget:
         if self.remaining is None or self.repeated[event]:
             return
         process = self._own_process
-        if process is not None and not affordable_releases(self.spent, [event], *self._target):
+        if process is None:
+            return
+        if not affordable_releases(self.spent, lambda count: Counter({event: count}), 1, *self._target):
             raise BudgetExhausted(
                 f"{process} draws less noise than it had planned, and target_epsilon={self.target_epsilon} does not "
                 f"allow it (spent: {self.epsilon():.4g}): make its multiplier a function of the step."

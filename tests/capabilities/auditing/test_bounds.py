@@ -204,9 +204,9 @@ def test_lower_limits_of_a_large_epsilon_are_none_too_high() -> None:
 
 
 def test_perfect_privacy_and_none() -> None:
-    nothing = TradeOff.from_profile(np.array([0.0, 1.0]), np.array([1.0, 1.0]))
+    nothing = TradeOff(np.array([0.0, 1.0]), np.array([1.0, 1.0]))
     assert nothing(0.0) == nothing.area == 0
-    private = TradeOff.from_profile(np.array([0.0, 1.0]), np.zeros(2))
+    private = TradeOff(np.array([0.0, 1.0]), np.zeros(2))
     assert [private(alpha) for alpha in (0.0, 0.3, 1.0)] == pytest.approx([1, 0.7, 0])
 
 

@@ -401,7 +401,9 @@ def test_going_on_with_a_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert epsilon({event: 200 + facts["steps"]}, DELTA) <= 3 < epsilon({event: 201 + facts["steps"]}, DELTA)
     more = answer(capsys, "calibrate", "--continue-from", run, "--steps", 100)
     assert more["epsilon"] == pytest.approx(epsilon({event: 300}, DELTA), rel=1e-6)
-    assert "allows no further step" in refused(capsys, "calibrate", "--continue-from", run, "--epsilon", spent / 2)
+    assert "is out of reach: with steps=1 it is" in refused(
+        capsys, "calibrate", "--continue-from", run, "--epsilon", spent / 2
+    )
     assert "missing are" in refused(capsys, "calibrate", "--continue-from", run)
     other = ("calibrate", "--continue-from", run, "--epsilon", 3)
     assert "has sampling poisson, not fixed_size" in refused(capsys, *other, "--sampling", "fixed")

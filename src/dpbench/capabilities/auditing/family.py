@@ -137,7 +137,7 @@ class Family:
             raise ConfigurationError(f"there is no trade-off curve: {self.uncovered}.")
         if scale not in self._curves:
             composed = self._pld.composed(composable(self.scaled(scale), "pld"))
-            self._curves[scale] = TradeOff.from_profile(_GRID, np.asarray(composed.get_delta(_GRID)))
+            self._curves[scale] = TradeOff(_GRID, np.asarray(composed.get_delta(_GRID)))
         return self._curves[scale]
 
     def smallest_refuted(self, refutes: Callable[[TradeOff], bool]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,8 @@ from dpbench.privacy.accounting.composition import (
 )
 from dpbench.privacy.accounting.ledger import Ledger, check_one_population, check_own_randomness
 from dpbench.privacy.accounting.planning import at_population
-from dpbench.privacy.accounting.stated_plan import own_process
 from dpbench.privacy.accounting.tradeoff import membership_bound
-from dpbench.privacy.events import Event, effective_noise_multiplier
+from dpbench.privacy.events import effective_noise_multiplier
 from dpbench.templates import render
 
 _SHAPES = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
@@ -40,28 +40,58 @@ class AccountingRequest:
     """Accountants, δ and selection by which ledgers are accounted for.
 
     Attributes:
-        accountants: Names.
+        accountant: Names, separated by commas, or "all".
         delta: δ; None takes the runs' own.
         nominal: Whether lots that an accountant does not cover are taken for lots that it covers.
-        selection: Distribution of the number of trials of which only the best is published.
+        selection: Distribution of the number of trials of which only the best is published: a name, or the shape η of
+            a negative binomial one.
+        mean_trials: Its mean.
         population: Number of records of which the runs' lots are nominally drawn; None: their own.
-        lot_size: Expected number of records in these lots, with noise grown alike; None: as in the runs.
+        batch_size: Expected number of records in these lots, with noise grown alike; None: as in the runs.
         releases: Number of releases of each run, from its first one on, that are accounted for; None: all.
     """
 
-    accountants: tuple[str, ...] = ("rdp",)
+    accountant: str = "rdp"
     delta: float | None = None
     nominal: bool = False
-    selection: Selection | None = None
+    selection: str | None = None
+    mean_trials: float | None = None
     population: int | None = None
-    lot_size: float | None = None
+    batch_size: float | None = None
     releases: int | None = None
 
     def __post_init__(self) -> None:
-        if self.lot_size is not None and self.population is None:
+        if self.batch_size is not None and self.population is None:
             raise ConfigurationError("--batch-size requires --population.")
         if self.releases is not None and self.releases < 1:
             raise ConfigurationError(f"--releases must be a number of releases from 1 on, not {self.releases}.")
+        for name in self.accountants:
+            find_accountant(name)
+
+    @property
+    def accountants(self) -> tuple[str, ...]:
+        """Names of the accountants."""
+        if self.accountant == "all":
+            return tuple(ACCOUNTANTS)
+        return tuple(word.strip() for word in self.accountant.split(","))
+
+    @cached_property
+    def distribution(self) -> Selection | None:
+        """The distribution of the number of trials.
+
+        Raises:
+            ConfigurationError: Name or mean is missing or out of range.
+        """
+        shape = self.selection
+        if shape is None and self.mean_trials is None:
+            return None
+        if shape is None or self.mean_trials is None:
+            raise ConfigurationError("the cost of selection needs both --selection and --mean-trials.")
+        try:
+            eta = _SHAPES[shape] if shape in _SHAPES else float(shape)
+        except ValueError:
+            raise ConfigurationError(f"--selection must be {', '.join(_SHAPES)} or a number, not {shape!r}.") from None
+        return Selection(eta, self.mean_trials)
 
 
 @dataclass
@@ -81,35 +111,6 @@ class AccountingReport:
     doubts: list[str]
 
 
-def accountant_names(words: str) -> tuple[str, ...]:
-    """Names from "rdp,pld" or "all".
-
-    Raises:
-        ConfigurationError: One is unknown.
-    """
-    names = tuple(ACCOUNTANTS) if words == "all" else tuple(word.strip() for word in words.split(","))
-    for name in names:
-        find_accountant(name)
-    return names
-
-
-def selection_named(shape: str | None, mean_trials: float | None) -> Selection | None:
-    """The distribution of the number of trials, by name or by the shape η of a negative binomial one.
-
-    Raises:
-        ConfigurationError: One of both is missing or out of range.
-    """
-    if shape is None and mean_trials is None:
-        return None
-    if shape is None or mean_trials is None:
-        raise ConfigurationError("the cost of selection needs both --selection and --mean-trials.")
-    try:
-        eta = _SHAPES[shape] if shape in _SHAPES else float(shape)
-    except ValueError:
-        raise ConfigurationError(f"--selection must be {', '.join(_SHAPES)} or a number, not {shape!r}.") from None
-    return Selection(eta, mean_trials)
-
-
 def account(paths: Sequence[Path], request: AccountingRequest) -> AccountingReport:
     """Epsilon of one run, or of several on the same data.
 
@@ -126,9 +127,14 @@ def account(paths: Sequence[Path], request: AccountingRequest) -> AccountingRepo
     check_own_randomness(ledgers)
     for name, ledger in ledgers.items():
         if request.releases is not None:
-            ledgers[name] = _first_releases(name, ledger, request.releases)
+            recorded = len(ledger.releases)
+            if request.releases > recorded:
+                raise ConfigurationError(
+                    f"--releases {request.releases}: {name} has {recorded}; give that number or a smaller one."
+                )
+            ledgers[name] = ledger.prefix(request.releases)
         if request.population is not None:
-            ledgers[name] = at_population(ledgers[name], request.population, request.lot_size)
+            ledgers[name] = at_population(ledgers[name], request.population, request.batch_size)
     damage = {name: ledger.wrong for name, ledger in ledgers.items() if ledger.wrong is not None}
     if not any(ledger.releases for ledger in ledgers.values()):
         for name, wrong in damage.items():
@@ -140,30 +146,12 @@ def account(paths: Sequence[Path], request: AccountingRequest) -> AccountingRepo
         if len(deltas) > 1:
             raise ConfigurationError(f"the runs aim at different deltas ({', '.join(map(str, deltas))}): give --delta.")
         delta = deltas[0]
-    unprotected = runs_without_privacy(paths)
+    facts = _facts(ledgers, request, delta, runs_without_privacy(paths))
     runs = list(ledgers.values())
-    if len(runs) == 1 and request.selection is None and not unprotected:
-        facts = _facts_of_one(runs[0], request, delta)
-        text = _text_of_one(facts, runs[0])
-    else:
-        facts = _facts_of_several(ledgers, request, delta, unprotected)
-        text = _text_of_several(facts, runs)
     header = runs[0].header
     least_noise = min(effective_noise_multiplier(queries) for run in runs for _, queries in run.events)
     doubts = doubts_about(delta, least_noise, header.population, header.unit)
-    return AccountingReport(facts, text, damage, doubts)
-
-
-def _first_releases(name: str, ledger: Ledger, releases: int) -> Ledger:
-    """The ledger as it was after so many releases.
-
-    Raises:
-        ConfigurationError: It has fewer.
-    """
-    recorded = len(ledger.releases)
-    if releases > recorded:
-        raise ConfigurationError(f"--releases {releases}: {name} has {recorded}; give that number or a smaller one.")
-    return ledger.prefix(releases)
+    return AccountingReport(facts, _text(facts), damage, doubts)
 
 
 def _epsilons(
@@ -182,7 +170,7 @@ def _epsilons(
                 remedy = "--nominal shows what batches that it covers would cost"
                 if alone:
                     remedy += ", or use another accountant."
-                raise ConfigurationError(f"{name} does not cover {', '.join(_kinds(cost))} sampling: {remedy}")
+                raise ConfigurationError(f"{name} does not cover {', '.join(_kinds(ledgers))} sampling: {remedy}")
             value = cost.epsilon(delta, selection)
         except ConfigurationError as error:
             if alone:
@@ -193,25 +181,27 @@ def _epsilons(
     return values
 
 
-def _kinds(cost: LedgerCost) -> list[str]:
-    return sorted({sampling.kind for sampling in cost.samplings})
+def _kinds(ledgers: Sequence[Ledger]) -> list[str]:
+    return sorted({sampling.kind for ledger in ledgers for sampling, _ in ledger.events})
 
 
-# Facts
-
-
-def _common_facts(
-    ledgers: Sequence[Ledger],
+def _facts(
+    ledgers: dict[str, Ledger],
     request: AccountingRequest,
     delta: float,
-    epsilons: Epsilons,
+    unprotected: list[str],
 ) -> dict[str, Any]:
-    header = ledgers[0].header
-    costs = {name: LedgerCost(ledgers, name) for name in request.accountants}
-    bases = {name: cost.basis for name, cost in costs.items()}
+    """What there is to say: of one run its noise, of several each and what all cost together."""
+    every = list(ledgers.values())
+    header = every[0].header
+    infinite: Epsilons = dict.fromkeys(request.accountants)
+    epsilons = infinite if unprotected else _epsilons(every, request, delta)
+    bases = {name: LedgerCost(every, name).basis for name in request.accountants}
     first = epsilons[request.accountants[0]]
-    return {
+    costs = [(event, count) for run in every for event, count in run.events.items() if not event.sampling.is_free]
+    facts: dict[str, Any] = {
         "epsilon": None if isinstance(first, str) else first,  # a text is why there is none
+        "epsilons": epsilons,
         "delta": delta,
         "accountant": request.accountants[0],
         "guarantee": request.population is None and all(basis["guarantee"] for basis in bases.values()),
@@ -219,12 +209,36 @@ def _common_facts(
         "unit": header.unit,
         "neighbouring_relation": header.neighboring_relation,
         "population": header.population,
-        "sampling": _kinds(costs[request.accountants[0]]),
+        "sampling": _kinds(every),
         "nominal_population": request.population is not None,
-        "membership": _membership(ledgers, request),
-        "steps": sum(len(ledger.releases) for ledger in ledgers),
-        "complete": all(ledger.wrong is None for ledger in ledgers),
+        "membership": None if unprotected else _membership(every, request),
+        "steps": sum(len(run.releases) for run in every),
+        "rounds": sum(count for _, count in costs),
+        "distinct_costs": len({event for event, _ in costs}),
+        "complete": all(run.wrong is None for run in every),
     }
+    selection = request.distribution
+    if len(every) == 1 and selection is None and not unprotected:
+        return facts | _facts_of_one(every[0], bases, delta)
+    runs = []
+    for name, ledger in ledgers.items():
+        run: dict[str, Any] = {
+            "run": name,
+            "steps": len(ledger.releases),
+            "epsilons": _epsilons([ledger], request, delta),
+            "complete": ledger.wrong is None,
+        }
+        if ledger.releases:
+            run |= noise_of(ledger)
+        runs.append(run)
+    facts |= {"charged_by": "composition", "runs": runs, "without_privacy": unprotected}
+    if selection is not None:
+        facts["selection"] = {
+            "shape": "poisson" if math.isinf(selection.shape) else selection.shape,
+            "mean_trials": selection.mean_trials,
+            "epsilons": infinite if unprotected else _epsilons(every, request, delta, selection),
+        }
+    return facts
 
 
 def _membership(ledgers: Sequence[Ledger], request: AccountingRequest) -> dict[str, Any] | None:
@@ -237,58 +251,19 @@ def _membership(ledgers: Sequence[Ledger], request: AccountingRequest) -> dict[s
     return facts
 
 
-def _facts_of_one(ledger: Ledger, request: AccountingRequest, delta: float) -> dict[str, Any]:
-    values = _epsilons([ledger], request, delta)
-    facts = _common_facts([ledger], request, delta, values)
-    if len(values) > 1:
-        facts["epsilons"] = values
+def _facts_of_one(ledger: Ledger, bases: dict[str, Any], delta: float) -> dict[str, Any]:
+    facts = noise_of(ledger)
+    plans = [header.plan for header in ledger.headers if header.plan is not None]
+    facts["own_processes"] = sorted({plan.noise.process for plan in plans if plan.noise.described is False})
     size = ledger.header.microbatch_size
     if size > 1:
         nominal = math.inf
-        for name, basis in facts["bases"].items():
-            if not basis["nominal"]:
-                nominal = microbatch_epsilon(ledger, delta, name)
-                break
+        covering = [name for name, basis in bases.items() if not basis["nominal"]]
+        if covering:
+            nominal = microbatch_epsilon(ledger, delta, covering[0])
         facts["epsilon_microbatch"] = nominal if math.isfinite(nominal) else None
         facts["microbatch_size"] = size
-    return facts | noise_of(ledger)
-
-
-def _facts_of_several(
-    ledgers: dict[str, Ledger],
-    request: AccountingRequest,
-    delta: float,
-    unprotected: list[str],
-) -> dict[str, Any]:
-    runs = []
-    for name, ledger in ledgers.items():
-        run: dict[str, Any] = {"run": name, "steps": len(ledger.releases)}
-        if ledger.releases:
-            run |= noise_of(ledger)
-        run["epsilons"] = _epsilons([ledger], request, delta)
-        run["complete"] = ledger.wrong is None
-        runs.append(run)
-    every = list(ledgers.values())
-    infinite: Epsilons = dict.fromkeys(request.accountants)
-    together = infinite if unprotected else _epsilons(every, request, delta)
-    facts = _common_facts(every, request, delta, together)
-    facts["epsilons"] = together
-    if unprotected:
-        facts["membership"] = None
-    facts["charged_by"] = "composition"
-    facts["runs"] = runs
-    facts["without_privacy"] = unprotected
-    selection = request.selection
-    if selection is not None:
-        facts["selection"] = {
-            "shape": "poisson" if math.isinf(selection.shape) else selection.shape,
-            "mean_trials": selection.mean_trials,
-            "epsilons": infinite if unprotected else _epsilons(every, request, delta, selection),
-        }
     return facts
-
-
-# Text
 
 
 def _figure(value: float | str | None) -> str:
@@ -308,54 +283,18 @@ def _note(name: str, basis: dict[str, Any]) -> str:
     return "; ".join(notes)
 
 
-def _text(template: str, facts: dict[str, Any], ledgers: Sequence[Ledger], **more: Any) -> str:
+def _text(facts: dict[str, Any]) -> str:
     """Facts for people, by a template."""
-    distinct: set[Event] = set()
-    for ledger in ledgers:
-        for event in ledger.events:
-            if not event.sampling.is_free:
-                distinct.add(event)
     text = render(
-        template,
+        "account_runs.txt" if "runs" in facts else "account_run.txt",
         facts=facts,
         **facts,
-        **more,
         notes={name: _note(name, basis) for name, basis in facts["bases"].items()},
-        distinct_costs=len(distinct),
         most_costs=MOST_COSTS,
         figure=_figure,
         range=range_text,
         uncovered_of=uncovered_text,
         membership_of=membership_text,
-    )
-    return text.rstrip("\n")
-
-
-def _text_of_one(facts: dict[str, Any], ledger: Ledger) -> str:
-    processes = set()
-    for header in ledger.headers:
-        process = None if header.plan is None else own_process(header.plan.noise.to_dict())
-        if process is not None:
-            processes.add(str(process))
-    return _text(
-        "account_run.txt",
-        facts,
-        [ledger],
-        damaged=bool(ledger.damage),
-        cycle=max(event.sampling.cycle for event in ledger.events),
-        rounds=sum(count for event, count in ledger.events.items() if not event.sampling.is_free),
-        own_processes=sorted(processes),
-    )
-
-
-def _text_of_several(facts: dict[str, Any], ledgers: Sequence[Ledger]) -> str:
-    reasons = dict(facts["epsilons"])
-    if "selection" in facts:
-        reasons |= facts["selection"]["epsilons"]
-    return _text(
-        "account_runs.txt",
-        facts,
-        ledgers,
-        reasons={name: why for name, why in reasons.items() if isinstance(why, str)},
         cell=markdown_cell,
     )
+    return text.rstrip("\n")

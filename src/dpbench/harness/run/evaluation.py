@@ -219,10 +219,11 @@ class Exposure(pl.Callback):
         from dpbench.privacy.accounting.tradeoff import membership_bound, reconstruction_bound  # dp_accounting
 
         try:
-            bound = membership_bound([read_run_ledger(self._folder.ledger)])
+            ledger = read_run_ledger(self._folder.ledger)
+            bound = membership_bound([ledger])
         except ConfigurationError:  # no accountant covers the sampling
             return {}
-        if bound.unit != "example":
+        if ledger.header.unit != "example":
             return {}
         allowed = reconstruction_bound(bound.curve, candidates, copies)
         return {

@@ -136,10 +136,10 @@ def _canonne_epsilon(orders: Array, curve: Array, delta: float) -> Array:
 
 
 def _canonne_log_delta(orders: Array, curve: Array, epsilon: float) -> Array:
-    pairs = zip(orders, curve, strict=True)
-    deltas = [rdp.compute_delta([order], [divergence], epsilon)[0] for order, divergence in pairs]
+    by_order = (orders - 1) * (curve - epsilon + np.log1p(-1 / orders)) - np.log(orders)
     with np.errstate(divide="ignore"):
-        return np.asarray(np.log(deltas))
+        of_any = np.log1p(-np.exp(-curve)) / 2  # δ ≤ √(1 − exp(−KL)), and KL is below every divergence
+    return np.asarray(np.minimum(by_order, of_any))
 
 
 def _mironov_epsilon(orders: Array, curve: Array, delta: float) -> Array:

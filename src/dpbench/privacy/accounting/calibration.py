@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
+from typing import Any
 
 from scipy import optimize
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.accounting.accountants import (
-    ACCOUNTANTS,
-    PLD_LIMIT,
-    PLD_MOST_RELEASES,
-    RenyiAccountant,
-)
-from dpbench.privacy.accounting.composition import check_delta, composable, delta_of, epsilon, find_accountant
+from dpbench.privacy.accounting.accountants import ACCOUNTANTS, PLD_LIMIT, PLD_MOST_RELEASES, RenyiAccountant
+from dpbench.privacy.accounting.composition import check_delta, delta_of, epsilon, find_accountant
+from dpbench.privacy.accounting.tradeoff import MembershipTarget
 from dpbench.privacy.events import Event, SumQuery
 from dpbench.privacy.sampling import PoissonSampling, Sampling, find_scheme
 
 SMALLEST_NOISE = 1e-2
 _LEAST_NOISE = 1e-6
-"""Where the search ends for targets that the smallest usual noise does not spend."""
+"""Least noise that is tried for targets that the smallest usual noise does not spend."""
 LARGEST_NOISE = 1e4
 _SMALLEST_RATE = 1e-12
 _SMALLEST_EPSILON = 1e-10
@@ -31,9 +29,13 @@ MOST_STEPS = 10**9
 _FEW = 3  # distinct costs, whose epsilon takes milliseconds
 _QUICK = RenyiAccountant("a first guess", orders=(*map(float, range(2, 65)), *(80.0, 96.0, 128.0, 192.0, 256.0)))
 """Takes milliseconds also where there are many costs: whole orders do, others do not."""
-_FAR = 50.0  # logarithm of a ratio of epsilons beyond which it does not matter how far
-_COARSE = 3e-6  # relative error of a solution whose ε takes seconds
+_FAR = 50.0  # logarithm of a ratio of costs beyond which it does not matter how far
+_FINE = 1e-8  # relative error of a solution
+_COARSE = 3e-6  # relative error of a solution whose cost takes seconds
 _MARGINS = (1.15, 2.0)  # of a bracket, on both sides of a guess
+
+Cost = Callable[[float], float]
+"""Cost, monotone in a value."""
 
 
 def check_target(target_epsilon: float) -> None:
@@ -59,63 +61,75 @@ def _bounded_epsilon(
 
 
 def _meeting(
-    cost_at: Callable[[float], float],
+    cost_at: Cost,
     limit: float,
     low: float,
     high: float,
-    tolerance: float = 1e-8,
+    guess_at: Cost | None = None,
 ) -> float:
-    """Solve for where a monotone ε meets its limit between two numbers, never above the limit.
+    """Solve for the value between two others at which a monotone cost meets its limit, never above the limit.
 
     Args:
-        cost_at: ε of a number.
-        limit: The largest ε.
-        low: Where the search begins.
-        high: Where it ends.
-        tolerance: Relative error of the solution.
+        cost_at: The cost of a value.
+        limit: The largest cost.
+        low: Smallest value; one of both ends is within the limit.
+        high: Largest value.
+        guess_at: A cost that takes milliseconds, where `cost_at` takes seconds: the search begins where it ends.
 
     Raises:
-        ConfigurationError: It lies elsewhere.
+        ConfigurationError: Both ends are within the limit, or none.
     """
+    tolerance = _FINE
+    if guess_at is not None:
+        tolerance = _COARSE
+        low, high = _near_guess(cost_at, limit, low, high, guess_at)
 
     @cache
     def gap(log: float) -> float:
-        value = cost_at(math.exp(log))
-        if value > 0:
-            log_ratio = math.log(value / limit)
-            return max(-_FAR, min(_FAR, log_ratio))
+        cost = cost_at(math.exp(log))
+        if cost > 0:
+            return max(-_FAR, min(_FAR, math.log(cost / limit)))
         return -_FAR
 
     first = math.log(low)
     last = math.log(high)
     if gap(first) * gap(last) > 0:
         raise ConfigurationError(f"no value from {low:g} to {high:g} meets {limit:g}: use the rdp accountant.")
-    rises = gap(last) > gap(first)
     solution = math.exp(optimize.brentq(gap, first, last, xtol=tolerance))
+    away = 1 if gap(last) < gap(first) else -1
     step = tolerance
     while cost_at(solution) > limit:  # its monotony holds only up to rounding
-        if rises:
-            solution *= 1 - step
-        else:
-            solution *= 1 + step
+        solution *= 1 + away * step
         step *= 2
     return min(max(solution, low), high)
 
 
-def _meeting_near(
-    cost_at: Callable[[float], float],
+def _near_guess(
+    cost_at: Cost,
     limit: float,
     low: float,
     high: float,
-    guess: float,
-) -> float:
-    """Solve like `_meeting` where each ε takes seconds, in the narrowest bracket around a guess that holds it."""
+    guess_at: Cost,
+) -> tuple[float, float]:
+    """Find the narrowest bracket around the solution by a guess; the given one where the guess says nothing."""
+    if (guess_at(low) > limit) == (guess_at(high) > limit):
+        return low, high
+    guess = _meeting(guess_at, limit, low, high)
     for margin in _MARGINS:
         near_low = max(low, guess / margin)
         near_high = min(high, guess * margin)
         if (cost_at(near_low) > limit) != (cost_at(near_high) > limit):
-            return _meeting(cost_at, limit, near_low, near_high, _COARSE)
-    return _meeting(cost_at, limit, low, high, _COARSE)
+            return near_low, near_high
+    return low, high
+
+
+def _least_noise(cost_at: Cost, limit: float, guess_at: Cost | None) -> float:
+    """Solve for the smallest noise whose cost stays within a limit, which the largest noise does."""
+    if cost_at(SMALLEST_NOISE) > limit:
+        return _meeting(cost_at, limit, SMALLEST_NOISE, LARGEST_NOISE, guess_at)
+    if cost_at(_LEAST_NOISE) > limit:
+        return _meeting(cost_at, limit, _LEAST_NOISE, SMALLEST_NOISE, guess_at)
+    return _LEAST_NOISE
 
 
 def calibrate_scale(
@@ -127,7 +141,7 @@ def calibrate_scale(
 ) -> float:
     """Smallest scale of the noise for which releases stay within `target_epsilon`.
 
-    To 1e-7 of its value; by pld, and where releases have several costs, to 1e-5 of the target.
+    To 1e-7 of its value; by slow accountants, and where releases have several costs, to 1e-5 of the target.
 
     Args:
         events_for: The releases of a training, whose noise may differ, for a scale of it.
@@ -150,101 +164,69 @@ def calibrate_scale(
     check_target(target_epsilon)
     earlier = Counter(spent or {})
     example = events_for(1.0)
-    composable(example + earlier, accountant)  # refuses what the accountant does not cover
-    quick = _QUICK if len(example) > _FEW else ACCOUNTANTS["rdp"]
+    has_few = len(example) <= _FEW
+    quick = ACCOUNTANTS["rdp"] if has_few else _QUICK
 
     @cache
     def epsilon_at(scale: float) -> float:
         return _bounded_epsilon(earlier + events_for(scale), delta, accountant, target_epsilon)
 
-    def quick_epsilon_at(scale: float) -> float:
+    def guess_at(scale: float) -> float:
         return quick.epsilon(earlier + events_for(scale), delta)
 
-    low = SMALLEST_NOISE
-    high = LARGEST_NOISE
-    least_epsilon = epsilon_at(high)
+    least_epsilon = epsilon_at(LARGEST_NOISE)
     if least_epsilon > target_epsilon:
         raise ConfigurationError(
             f"no noise_multiplier up to {LARGEST_NOISE:.0f} reaches target_epsilon={target_epsilon} in "
             f"{example.total()} steps at delta={delta} (the {accountant} accountant shows {least_epsilon:.4g} there): "
             "raise target_epsilon or delta, or train for fewer steps."
         )
-    # The usual noise brackets nearly every target; a lavish one is looked for below it, down to `_LEAST_NOISE`.
-    while epsilon_at(low) <= target_epsilon:
-        if low <= _LEAST_NOISE:
-            return low
-        high = low
-        low /= 10
-    is_slow = accountant == "pld" or len(example) > _FEW
-    if is_slow and quick_epsilon_at(high) <= target_epsilon < quick_epsilon_at(low):
-        guess = _meeting(quick_epsilon_at, target_epsilon, low, high)
-        return _meeting_near(epsilon_at, target_epsilon, low, high, guess)
-    return _meeting(epsilon_at, target_epsilon, low, high)
-
-
-def remaining_releases(
-    spent: Mapping[Event, int],
-    event: Event,
-    target_epsilon: float,
-    delta: float,
-    accountant: str,
-    most: int,
-) -> int:
-    """Count how many more releases like `event`, at most `most`, keep the whole within `target_epsilon`."""
-
-    def fits(count: int, name: str = accountant) -> bool:
-        events = Counter(spent) + Counter({event: count})
-        return _bounded_epsilon(events, delta, name, target_epsilon) <= target_epsilon
-
-    start = 1
-    if accountant == "pld":  # slow: begin where rdp ends
-        start = max(1, largest_count(partial(fits, name="rdp"), most))
-    return largest_count(fits, most, start)
+    is_quick = has_few and not find_accountant(accountant).is_slow
+    return _least_noise(epsilon_at, target_epsilon, None if is_quick else guess_at)
 
 
 def affordable_releases(
     spent: Mapping[Event, int],
-    ahead: Sequence[Event],
+    ahead: Callable[[int], Counter[Event]],
+    most: int,
     target_epsilon: float,
     delta: float,
     accountant: str,
 ) -> int:
-    """Count how many of the releases ahead, in their order, keep the whole within `target_epsilon`."""
-
-    def fits(count: int) -> bool:
-        events = Counter(spent) + Counter(ahead[:count])
-        return _bounded_epsilon(events, delta, accountant, target_epsilon) <= target_epsilon
-
-    return largest_count(fits, len(ahead), start=max(len(ahead), 1))
-
-
-def largest_count(fits: Callable[[int], bool], most: int, start: int = 1) -> int:
-    """Largest whole number up to `most` that fits, where smaller ones fit too; 0 if none does.
+    """Count how many further releases keep the whole within `target_epsilon`.
 
     Args:
-        fits: Whether a number fits.
-        most: Where to stop.
-        start: A guess, from which the search doubles.
+        spent: Releases made before.
+        ahead: The next releases, for a number of them.
+        most: Largest number that is tried.
+        target_epsilon: ε.
+        delta: δ.
+        accountant: A name in `ACCOUNTANTS`.
+    """
 
-    >>> largest_count(lambda number: number**2 <= 2000, most=1000)
+    def epsilon_after(count: int) -> float:
+        return _bounded_epsilon(Counter(spent) + ahead(count), delta, accountant, target_epsilon)
+
+    return largest_count(epsilon_after, target_epsilon, most)
+
+
+def largest_count(cost_at: Callable[[int], float], limit: float, most: int) -> int:
+    """Largest whole number up to `most` whose cost stays within a limit; 0 if there is none.
+
+    Args:
+        cost_at: The cost of a number, which grows with it.
+        limit: The largest cost.
+        most: Largest number.
+
+    >>> largest_count(lambda number: number**2, limit=2000, most=1000)
     44
     """
-    if not fits(0):
-        return 0
-    low = 0
-    high = min(start, most)
-    while fits(high):
-        if high == most:
-            return most
-        low = high
-        high = min(2 * high, most)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle
-    return low
+    if most < 1 or cost_at(most) <= limit:
+        return max(most, 0)
+    high = 1
+    while high < most and cost_at(high) <= limit:  # small numbers cost less time
+        high *= 2
+    return bisect_right(range(1, min(high, most)), limit, lo=high // 2, key=cost_at)
 
 
 @dataclass(frozen=True)
@@ -372,19 +354,23 @@ class TrainingSetting:
 
 def missing_in(setting: TrainingSetting) -> list[str]:
     """Which of noise, rate, duration, ε and δ are None, by the names of the attributes ("steps" for the duration)."""
-    missing = []
-    for name in _SOLVERS:
-        if getattr(setting, name) is None and not (name == "steps" and setting.epochs is not None):
-            missing.append(name)
+    missing = [name for name in _UNKNOWNS if getattr(setting, name) is None]
+    if setting.epochs is not None:
+        missing.remove("steps")
     return missing
 
 
-def solved(setting: TrainingSetting, accountant: str = "rdp") -> TrainingSetting:
-    """Complete a setting with the value that was missing.
+def solved(
+    setting: TrainingSetting,
+    accountant: str = "rdp",
+    target: MembershipTarget | None = None,
+) -> TrainingSetting:
+    """Complete a setting with the value that was missing: the least noise, or the largest rate or duration.
 
     Args:
-        setting: Lacks exactly one of noise, rate, duration, ε and δ.
+        setting: Lacks exactly one of noise, rate, duration, ε and δ; with a target ε and one of noise, rate, duration.
         accountant: A name in `ACCOUNTANTS`.
+        target: The most that membership tests may reach, in place of ε.
 
     Returns:
         All filled in, `steps` always. ε is the target where one was given: what is reached may lie below it where the
@@ -398,17 +384,30 @@ def solved(setting: TrainingSetting, accountant: str = "rdp") -> TrainingSetting
     """
     find_accountant(accountant)
     missing = missing_in(setting)
-    if len(missing) != 1:
+    beside = ""
+    if target is not None:
+        if setting.epsilon is not None:
+            raise ConfigurationError(f"give epsilon={setting.epsilon:g} or {target}, not both.")
+        missing.remove("epsilon")
+        beside = f" beside {target}"
+    if len(missing) != 1 or (target is not None and missing == ["delta"]):
         problem = f"missing are {', '.join(missing)}" if missing else "nothing is missing"
         raise ConfigurationError(
             "leave out exactly one of noise_multiplier, sample_rate (or batch_size), steps (or epochs), epsilon and "
-            f"delta: {problem}."
+            f"delta{beside}: {problem}."
         )
-    solution = _SOLVERS[missing[0]](setting, accountant)
-    return replace(solution, steps=solution.number_of_steps, epochs=None)
+    (name,) = missing
+    if name == "delta":
+        setting = _with_delta(setting, accountant)
+    elif name != "epsilon":
+        setting = _within(setting, name, accountant, target)
+    setting = replace(setting, steps=setting.number_of_steps, epochs=None)
+    if setting.epsilon is None:
+        setting = replace(setting, epsilon=_known_epsilon(setting, accountant))
+    return setting
 
 
-def _for_epsilon(setting: TrainingSetting, accountant: str) -> TrainingSetting:
+def _known_epsilon(setting: TrainingSetting, accountant: str) -> float:
     value = setting.epsilon_by(accountant)
     if not math.isfinite(value):
         raise ConfigurationError(
@@ -417,10 +416,10 @@ def _for_epsilon(setting: TrainingSetting, accountant: str) -> TrainingSetting:
         )
     if value < _SMALLEST_EPSILON:
         raise ConfigurationError(f"the {accountant} accountant shows an epsilon of {value:.2g}: lower delta.")
-    return replace(setting, epsilon=value)
+    return value
 
 
-def _for_delta(setting: TrainingSetting, accountant: str) -> TrainingSetting:
+def _with_delta(setting: TrainingSetting, accountant: str) -> TrainingSetting:
     assert setting.epsilon is not None
     value = delta_of(setting.events, setting.epsilon, accountant)
     if not 0 < value < 1:
@@ -431,99 +430,69 @@ def _for_delta(setting: TrainingSetting, accountant: str) -> TrainingSetting:
     return replace(setting, delta=value)
 
 
-def _for_noise(setting: TrainingSetting, accountant: str) -> TrainingSetting:
-    assert setting.epsilon is not None
-    assert setting.delta is not None
+def _within(
+    setting: TrainingSetting,
+    name: str,
+    accountant: str,
+    target: MembershipTarget | None,
+) -> TrainingSetting:
+    """Fill in the least noise, or the largest rate or number of steps, that ε or a membership risk allows.
 
-    def training(noise_multiplier: float) -> Counter[Event]:
-        event = replace(setting, noise_multiplier=noise_multiplier).event
-        return Counter({event: setting.number_of_rounds})
+    Args:
+        setting: The setting that lacks the value.
+        name: Attribute of the value.
+        accountant: Name of the accountant of ε.
+        target: The membership risk; None: the setting's ε is the limit.
 
-    noise_multiplier = calibrate_scale(training, setting.epsilon, setting.delta, accountant, setting.spent)
-    return replace(setting, noise_multiplier=noise_multiplier)
+    Raises:
+        ConfigurationError: No value is within the limit, or each is.
+    """
+    bands = setting.bands
+    limit = setting.epsilon or 0.0
+    if target is not None:
+        limit = target.limit
 
-
-def _for_rate(setting: TrainingSetting, accountant: str) -> TrainingSetting:
-    target = setting.epsilon
-    assert target is not None
-    quick = _quick(accountant)
-    largest = 1 / setting.bands
-    smallest = _SMALLEST_RATE
-    if setting.population is not None:
-        smallest = 1 / setting.population
+    def at(value: float) -> TrainingSetting:
+        changes: dict[str, Any] = {name: value}
+        return replace(setting, **changes)
 
     @cache
-    def epsilon_at(rate: float, name: str = accountant) -> float:
-        return _cost(replace(setting, sample_rate=min(rate, largest)), name)
+    def cost_at(value: float) -> float:
+        events = at(value).events
+        if target is not None:
+            return target.risk_of(events)
+        return _bounded_epsilon(events, setting.delta or 0.0, accountant, limit)
 
-    def quick_epsilon_at(rate: float) -> float:
-        return epsilon_at(rate, quick)
+    def rdp_at(value: float) -> float:
+        return at(value).epsilon_by("rdp")
 
-    least_epsilon = quick_epsilon_at(smallest)  # by pld it takes too long
-    if least_epsilon > target:
+    smallest_rate = _SMALLEST_RATE if setting.population is None else 1 / setting.population
+    private = {"noise_multiplier": LARGEST_NOISE, "sample_rate": smallest_rate, "steps": bands}[name]
+    guess_at = rdp_at if target is None and find_accountant(accountant).is_slow else None
+    least = cost_at(private) if guess_at is None or name != "sample_rate" else guess_at(private)  # pld takes too long
+    if least > limit:
         raise ConfigurationError(
-            f"epsilon={target} is out of reach at every rate: the {quick} accountant shows {least_epsilon:.4g} at a "
-            f"sample_rate of {smallest:.4g}; add noise, make fewer steps, or allow more."
+            f"{target or f'epsilon={limit}'} is out of reach: with {name}={private:.4g} it is {least:.4g}; add noise, "
+            "make fewer steps, or allow more."
         )
+    if name == "noise_multiplier":
+        return at(_least_noise(cost_at, limit, guess_at))
+    if name == "steps":
+        most = MOST_STEPS // bands
+        if accountant == "pld":
+            most = min(most, PLD_MOST_RELEASES - sum(setting.spent.values()))
+        rounds = largest_count(lambda count: cost_at(count * bands), limit, most)
+        if rounds == most:
+            raise ConfigurationError(f"{target or f'epsilon={limit}'} allows more than {most:.0e} steps: no limit.")
+        return at(rounds * bands)
     if setting.scheme.whole_lots:
-        population = setting.population
-        assert population is not None
-        size = largest_count(lambda size: size == 0 or epsilon_at(size / population) <= target, population)
-        return replace(setting, sample_rate=size / population)
-    if epsilon_at(largest) <= target:
-        return replace(setting, sample_rate=largest)
-    rate = largest
-    if quick_epsilon_at(largest) > target:
-        rate = _meeting(quick_epsilon_at, target, smallest, largest)
-    if quick != accountant:
-        rate = _meeting_near(epsilon_at, target, smallest, largest, rate)
-    return replace(setting, sample_rate=rate)
+        population = setting.population or 1
+        size = largest_count(lambda count: cost_at(count / population), limit, population)
+        return at(size / population)
+    largest = 1 / bands
+    if cost_at(largest) <= limit:
+        return at(largest)
+    return at(min(_meeting(cost_at, limit, private, largest, guess_at), largest))
 
 
-def _for_steps(setting: TrainingSetting, accountant: str) -> TrainingSetting:
-    target = setting.epsilon
-    assert target is not None
-    quick = _quick(accountant)
-
-    @cache
-    def epsilon_of(rounds: int, name: str = accountant) -> float:
-        return _cost(replace(setting, steps=rounds * setting.bands), name)
-
-    def fits(rounds: int, name: str = accountant) -> bool:
-        return rounds == 0 or epsilon_of(rounds, name) <= target
-
-    most_releases = MOST_STEPS if quick == accountant else PLD_MOST_RELEASES
-    most = min(most_releases, MOST_STEPS // setting.bands) - sum(setting.spent.values())
-    start = 1
-    if quick != accountant:
-        start = max(1, largest_count(partial(fits, name=quick), most))
-    count = largest_count(fits, most, start)
-    if count == 0:
-        step = "further step" if setting.spent else "step"
-        raise ConfigurationError(
-            f"epsilon={target} allows no {step}: with one, the {quick} accountant shows {epsilon_of(1, quick):.4g}; "
-            "add noise, or allow more."
-        )
-    if count == most:
-        raise ConfigurationError(f"epsilon={target} allows more than {most:.0e} steps: it is no limit.")
-    return replace(setting, steps=count * setting.bands)
-
-
-def _quick(accountant: str) -> str:
-    """An accountant that takes milliseconds where this one takes seconds."""
-    return "rdp" if accountant == "pld" else accountant
-
-
-def _cost(setting: TrainingSetting, accountant: str) -> float:
-    assert setting.epsilon is not None
-    assert setting.delta is not None
-    return _bounded_epsilon(setting.events, setting.delta, accountant, setting.epsilon)
-
-
-_SOLVERS: dict[str, Callable[[TrainingSetting, str], TrainingSetting]] = {
-    "noise_multiplier": _for_noise,
-    "sample_rate": _for_rate,
-    "steps": _for_steps,
-    "epsilon": _for_epsilon,
-    "delta": _for_delta,
-}
+_UNKNOWNS = ("noise_multiplier", "sample_rate", "steps", "epsilon", "delta")

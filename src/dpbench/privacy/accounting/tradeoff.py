@@ -13,8 +13,9 @@ another one was in its place. Both directions of the relation are covered, so a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,26 +30,18 @@ from dpbench.privacy.accounting.accountants import (
     PldAccountant,
     RenyiAccountant,
 )
-from dpbench.privacy.accounting.calibration import (
-    LARGEST_NOISE,
-    MOST_STEPS,
-    SMALLEST_NOISE,
-    TrainingSetting,
-    largest_count,
-    missing_in,
-)
 from dpbench.privacy.accounting.composition import LedgerCost, composable
 from dpbench.privacy.accounting.ledger import Ledger
 from dpbench.privacy.events import Event
 
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
 """At which records and JSON state the bound."""
+_STRIPES = 2000  # of the area below a curve
 _TANGENTS = 401  # of a curve, at equal distances of ε
 _SMALLEST_DELTA = 1e-12  # at which they end
 _LARGEST_EPSILON = 600.0  # whose exponential is a number
 _COARSEST = 1e-3  # interval of losses
 _CERTAIN = 100.0  # ε above which tests are all but certain, also by rdp
-_CLOSE = 1e-5  # relative error of what is solved for
 _SHARE = 0.2  # interval over the standard deviation of one release's loss; adds less than 1 % to the variance
 
 
@@ -56,60 +49,39 @@ _SHARE = 0.2  # interval over the standard deviation of one release's loss; adds
 class TradeOff:
     """A symmetric trade-off curve f: no test with an error of the first kind α has one of the second kind below f(α).
 
-    The polygon of the tangents that (ε, δ)-DP at a grid of ε gives (Dong, Roth & Su 2022, proposition 2.5), so it lies
-    nowhere above the curve that a privacy loss distribution has.
+    The largest function below the lines 1 − δ − e^ε·α and their mirror images e^−ε·(1 − δ − α), the tangents that
+    (ε, δ)-DP at a grid of ε gives (Dong, Roth & Su 2022, proposition 2.5), so it lies nowhere above the curve that a
+    privacy loss distribution has.
 
     Attributes:
-        alpha: Corners, increasing from 0 to 1.
-        beta: f there.
+        epsilon: The grid, from 0 on.
+        delta: Upper bounds at these ε, of both directions of the neighboring relation.
+
+    >>> full = TradeOff(np.array([0.0]), np.array([0.0]))  # perfect privacy
+    >>> full(0.25), full.area
+    (0.75, 0.5)
     """
 
-    alpha: Array
-    beta: Array
-
-    @classmethod
-    def from_profile(cls, epsilon: Array, delta: Array) -> TradeOff:
-        """The largest convex function below the lines 1 − δ − e^ε·α and their mirror images e^−ε·(1 − δ − α).
-
-        Args:
-            epsilon: Increasing from 0.
-            delta: Upper bounds at these ε, of both directions of the neighboring relation.
-
-        >>> full = TradeOff.from_profile(np.array([0.0]), np.array([0.0]))  # perfect privacy
-        >>> full(0.25), full.area
-        (0.75, 0.5)
-        """
-        steep = np.exp(epsilon)
-        delta = np.minimum.accumulate(np.minimum(delta, 1.0))
-        flat = np.exp(-epsilon[:0:-1])
-        flat_delta = delta[:0:-1]
-        # Lines above the true positive rate 1 − f, by their slopes; the first one says that it is at most 1.
-        slopes = np.concatenate([[0.0], flat, steep])
-        intercepts = np.concatenate([[1.0], 1 - flat * (1 - flat_delta), delta])
-        active = _lower_hull(slopes, intercepts)
-        slopes = slopes[active]
-        intercepts = intercepts[active]
-        corners = -np.diff(intercepts) / np.diff(slopes)  # where consecutive lines meet, from the right to the left
-        rates = intercepts[:-1] + slopes[:-1] * corners
-        alpha = np.concatenate([[0.0], corners[::-1], [1.0]])
-        rates = np.concatenate([[intercepts[-1]], rates[::-1], [1.0]])
-        alpha = np.maximum.accumulate(np.clip(alpha, 0.0, 1.0))  # rounding must not make them fall
-        rates = np.maximum.accumulate(rates)
-        return cls(alpha, 1 - np.minimum(rates, 1.0))
+    epsilon: Array
+    delta: Array
 
     def __call__(self, alpha: float) -> float:
-        return float(np.interp(alpha, self.alpha, self.beta))
+        return 1 - float(self.max_true_positive_rate(alpha))
 
     @property
     def area(self) -> float:
-        """∫f: no score has an area under its ROC curve above 1 − ∫f."""
-        return float(np.trapezoid(self.beta, self.alpha))
+        """∫f, by a sum from below: no score has an area under its ROC curve above 1 − ∫f."""
+        middles = (np.arange(_STRIPES) + 0.5) / _STRIPES  # no convex function is below its tangent in the middle
+        return 1 - float(self.max_true_positive_rate(middles).mean())
 
     @property
     def advantage(self) -> float:
-        """Largest difference between true and false positive rate of any test: the total variation, δ(0)."""
-        differences = 1 - self.alpha - self.beta
-        return float(np.max(differences))
+        """Largest difference between true and false positive rate of any test, the total variation.
+
+        1 − 2α, where f(α) = α.
+        """
+        fixed_points = (1 - self.delta) / (1 + np.exp(self.epsilon))
+        return 1 - 2 * max(0.0, float(fixed_points.max()))
 
     def max_true_positive_rate(self, false_positive_rate: ArrayLike) -> Array:
         """Largest true positive rate that any membership test reaches, 1 − f.
@@ -136,7 +108,13 @@ class TradeOff:
         rates = np.asarray(false_positive_rate, dtype=np.float64)
         if not np.all((rates >= 0) & (rates <= 1)):  # not a number fails, too
             raise ConfigurationError(f"a false positive rate must lie between 0 and 1, not {rates}.")
-        return np.asarray(1 - np.interp(rates, self.alpha, self.beta))
+        steep = np.exp(self.epsilon)[:, None]
+        delta = self.delta[:, None]
+        flat_rates = rates.reshape(1, -1)
+        tangents = steep * flat_rates + delta
+        mirrored = 1 - (1 - flat_rates - delta) / steep
+        least = np.minimum(tangents, mirrored).min(axis=0)
+        return np.minimum(least, 1.0).reshape(rates.shape)
 
 
 @dataclass(frozen=True)
@@ -175,7 +153,7 @@ def reconstruction_bound(curve: TradeOff, candidates: int, copies: int = 1) -> R
 
     With perfect privacy every rank is as likely:
 
-    >>> full = TradeOff.from_profile(np.array([0.0]), np.array([0.0]))
+    >>> full = TradeOff(np.array([0.0]), np.array([0.0]))
     >>> bound = reconstruction_bound(full, 4097)
     >>> round(1 / bound.probability), round(bound.exposure, 2)
     (4097, 1.44)
@@ -191,25 +169,6 @@ def reconstruction_bound(curve: TradeOff, candidates: int, copies: int = 1) -> R
         probabilities = curve.max_true_positive_rate(probabilities)
     bits = np.log2(1 + 1 / ranks)
     return ReconstructionBound(candidates, copies, float(probabilities[0]), float(probabilities @ bits))
-
-
-def _lower_hull(x: Array, y: Array) -> list[int]:
-    """Indices of the corners of the largest convex function below points, which are sorted by x.
-
-    A line whose slope and intercept lie above it, such as that of a δ which is no tight bound, is nowhere the least.
-    """
-    corners: list[int] = []
-    for index in range(len(x)):
-        while len(corners) > 1:
-            first = corners[-2]
-            last = corners[-1]
-            slope_to_last = (y[last] - y[first]) / (x[last] - x[first])
-            slope_to_point = (y[index] - y[first]) / (x[index] - x[first])
-            if slope_to_last < slope_to_point:
-                break
-            corners.pop()
-        corners.append(index)
-    return corners
 
 
 def trade_off(events: Mapping[Event, int], accountant: str | None = None) -> TradeOff:
@@ -228,16 +187,16 @@ def trade_off(events: Mapping[Event, int], accountant: str | None = None) -> Tra
     name = accountant or curve_accountant(events)
     counts = composable(events, name)
     if not counts:
-        return TradeOff.from_profile(np.array([0.0]), np.array([0.0]))
+        return TradeOff(np.array([0.0]), np.array([0.0]))
     if name == "pld":
         composed = PldAccountant("a curve", interval=_interval(counts)).composed(counts)
         # Where the grid ends bounds nothing, so that it may lie where rounding hides δ.
         epsilons = _grid(PLDAccountant.get_epsilon(composed, _SMALLEST_DELTA))
-        return TradeOff.from_profile(epsilons, np.asarray(composed.get_delta(epsilons)))
+        return TradeOff(epsilons, np.asarray(composed.get_delta(epsilons)))
     mathematics = ACCOUNTANTS[name]
     epsilons = _grid(mathematics.epsilon(counts, _SMALLEST_DELTA))
     deltas = [mathematics.delta(counts, epsilon) for epsilon in epsilons]
-    return TradeOff.from_profile(epsilons, np.array(deltas))
+    return TradeOff(epsilons, np.array(deltas))
 
 
 def curve_accountant(events: Mapping[Event, int]) -> str:
@@ -298,92 +257,27 @@ class MembershipTarget:
             return f"advantage={self.limit:g}"
         return f"tpr={self.limit:g}@{self.false_positive_rate:g}"
 
-    def allows(self, setting: TrainingSetting) -> bool:
-        """True if membership tests of a training stay within the limit."""
-        curve = trade_off(setting.events)
+    def risk_of(self, events: Mapping[Event, int]) -> float:
+        """What `limit` limits, of releases."""
+        curve = trade_off(events)
         if self.false_positive_rate is None:
-            return curve.advantage <= self.limit
-        return float(curve.max_true_positive_rate(self.false_positive_rate)) <= self.limit
-
-
-def solved_within(setting: TrainingSetting, target: MembershipTarget, accountant: str = "rdp") -> TrainingSetting:
-    """Complete a setting with the least noise, or the largest rate or duration, that a membership risk allows.
-
-    Args:
-        setting: Lacks exactly one of noise, rate and duration, and has no ε.
-        target: The most that membership tests may reach.
-        accountant: Name of the accountant that gives ε.
-
-    Returns:
-        All filled in; ε is that of the result. Noise and rate are within 1e-5 of the best.
-
-    Raises:
-        ConfigurationError: Other values are missing, or the target is out of reach.
-    """
-    if setting.epsilon is not None:
-        raise ConfigurationError(f"give epsilon={setting.epsilon:g} or {target}, not both.")
-    missing = [name for name in missing_in(setting) if name != "epsilon"]
-    if len(missing) != 1 or missing == ["delta"]:
-        problem = f"missing are {', '.join(missing)}" if missing else "nothing is missing"
-        raise ConfigurationError(f"leave out exactly one of noise, rate and steps beside {target}: {problem}.")
-    (name,) = missing
-
-    def at(value: float) -> TrainingSetting:
-        changes: dict[str, Any] = {name: value}
-        return replace(setting, **changes)
-
-    def allowed(value: float) -> bool:
-        return target.allows(at(value))
-
-    if name == "steps":
-        rounds = largest_count(lambda count: count == 0 or allowed(count * setting.bands), MOST_STEPS // setting.bands)
-        value: float = rounds * setting.bands
-    elif name == "sample_rate" and setting.scheme.whole_lots:
-        population = setting.population or 1
-        value = largest_count(lambda size: size == 0 or allowed(size / population), population) / population
-    elif name == "sample_rate":
-        value = _bisected(allowed, 1 / (setting.population or 1e12), 1 / setting.bands)
-    else:
-        value = _bisected(allowed, LARGEST_NOISE, SMALLEST_NOISE)
-    if not value:
-        raise ConfigurationError(f"{target} is out of reach: add noise, make fewer steps, or allow more.")
-    answer = at(value)
-    answer = replace(answer, steps=answer.number_of_steps, epochs=None)
-    return replace(answer, epsilon=answer.epsilon_by(accountant))
-
-
-def _bisected(allowed: Callable[[float], bool], private: float, useful: float) -> float:
-    """The allowed value nearest to the useful end, to 1e-5 of it; 0 where none is."""
-    if not allowed(private):
-        return 0.0
-    if allowed(useful):
-        return useful
-    while abs(math.log(useful / private)) > _CLOSE:
-        middle = math.sqrt(private * useful)
-        if allowed(middle):
-            private = middle
-        else:
-            useful = middle
-    return private
+            return curve.advantage
+        return float(curve.max_true_positive_rate(self.false_positive_rate))
 
 
 @dataclass(frozen=True, eq=False)
 class MembershipBound:
-    """What runs on the same data allow any membership test, together.
+    """What releases allow any membership test.
 
     Attributes:
         curve: Trade-off curve; `curve.max_true_positive_rate(fpr)` and `curve.advantage` are the bounds.
         accountant: "pld", or "rdp" where pld does not cover the sampling: a valid bound that is larger.
         nominal: Whether the lots were taken for lots that were not drawn, as of a nominal ε.
-        unit: Whose membership is tested, such as "example".
-        neighboring_relation: "add_or_remove_one" or "replace_one".
     """
 
     curve: TradeOff
     accountant: str
-    nominal: bool
-    unit: str
-    neighboring_relation: str
+    nominal: bool = False
 
     def facts(self) -> dict[str, Any]:
         """For records and JSON: the advantage, and the true positive rate at some false positive rates."""
@@ -408,16 +302,8 @@ def membership_bound(ledgers: Sequence[Ledger], nominal: bool = False) -> Member
         ConfigurationError: No accountant covers the sampling, or the ledgers do not compose.
     """
     cost = LedgerCost(ledgers, "rdp", nominal)
-    events: dict[Event, int] = {}
+    events: Counter[Event] = Counter()
     for ledger in ledgers:
-        for event, count in cost.events(ledger).items():
-            events[event] = events.get(event, 0) + count
+        events += cost.events(ledger)
     accountant = curve_accountant(events)
-    basis = cost.basis
-    return MembershipBound(
-        curve=trade_off(events, accountant),
-        accountant=accountant,
-        nominal=bool(basis["nominal"]),
-        unit=ledgers[0].header.unit,
-        neighboring_relation=str(basis["neighbouring_relation"]),
-    )
+    return MembershipBound(trade_off(events, accountant), accountant, not cost.covered)
