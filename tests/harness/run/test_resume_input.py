@@ -75,11 +75,11 @@ def test_words_that_a_resumed_run_cannot_take(
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda state: state.pop("optimizer_states"), "it has no optimizer_states"),
-        (lambda state: state.update(optimizer_states=[]), "it has no optimizer_states"),
-        (lambda state: state.update(loops={}), "its loops hold no fit_loop"),
-        (lambda state: state.update(callbacks=[]), "its callbacks is a list"),
-        (lambda state: state.update(global_step="3"), "its global_step is a str"),
+        (lambda state: state.pop("optimizer_states"), "optimizer_states: field required"),
+        (lambda state: state.update(optimizer_states=[]), "optimizer_states: list should have at least 1 item"),
+        (lambda state: state.update(loops={}), "loops.fit_loop: field required"),
+        (lambda state: state.update(callbacks=[]), "callbacks: input should be a valid dictionary"),
+        (lambda state: state.update(global_step="3"), "global_step: input should be a valid integer"),
     ],
 )
 def test_a_checkpoint_that_lacks_something(

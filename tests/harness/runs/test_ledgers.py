@@ -39,7 +39,8 @@ def ledger(run: Path, steps: int, start: int = 0, checksum: str = "0x1p0") -> di
 
 def checkpoint(run: Path, state: dict[str, object]) -> None:
     (run / "checkpoints").mkdir(exist_ok=True)
-    torch.save({"callbacks": {"dpbench.PrivateStrategy": state}}, run / "checkpoints" / "last.ckpt")
+    rest = {"state_dict": {}, "global_step": 1, "loops": {"fit_loop": {}}}
+    torch.save({**rest, "callbacks": {"dpbench.PrivateStrategy": state}}, run / "checkpoints" / "last.ckpt")
 
 
 def by_result(run: Path) -> None:

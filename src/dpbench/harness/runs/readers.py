@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Annotated, Any
@@ -15,8 +15,6 @@ from dpbench.errors import ConfigurationError, brief
 from dpbench.harness.runs.folder import RunFolder
 
 AGAIN = "delete {path} to make it again"
-_OF_A_CHECKPOINT: dict[str, type] = {"state_dict": Mapping, "global_step": int, "callbacks": Mapping, "loops": Mapping}
-
 _DRAWABLE = 1e100
 _TAIL = 65536  # bytes, more than one line
 _FromZero = Annotated[float, Field(ge=0)]
@@ -71,6 +69,21 @@ class Evaluation(_Open):
     judged_on: str
 
 
+class _Loops(_Open):
+    fit_loop: dict[str, Any]
+
+
+class _Checkpoint(_Open):
+    state_dict: dict[str, Any]
+    global_step: int
+    callbacks: dict[str, Any]
+    loops: _Loops
+
+
+class _Resumable(_Checkpoint):
+    optimizer_states: Annotated[list[Any], Field(min_length=1)]
+
+
 Metrics = dict[str, float | None]
 
 
@@ -88,13 +101,9 @@ def read_json(path: Path, shape: Any, remedy: str = AGAIN) -> dict[str, Any]:
     """
     try:
         data: dict[str, Any] = json.loads(path.read_bytes().decode("utf-8"))
-        TypeAdapter(shape).validate_python(data)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"])) or "the whole"
-        raise _damaged(path, f"{place}: {first['msg'].lower()}", remedy) from error
     except (ValueError, RecursionError) as error:
         raise _damaged(path, brief(error), remedy) from error
+    _require(shape, data, path, remedy)
     return data
 
 
@@ -161,8 +170,7 @@ def read_checkpoint(path: Path, resumed: bool = False, trust: bool = False) -> d
         if isinstance(error, UnpicklingError) and not trust:
             _refuse_objects(path)
         raise _damaged(path, brief(error), remedy, "cannot be read") from error
-    if why := _lacking(state, resumed):
-        raise _damaged(path, why, remedy, "is no checkpoint")
+    _require(_Resumable if resumed else _Checkpoint, state, path, remedy, "is no checkpoint")
     return dict(state)
 
 
@@ -182,18 +190,14 @@ def _refuse_objects(path: Path) -> None:
         )
 
 
-def _lacking(state: Any, resumed: bool) -> str:
-    """Say what keeps some content from being that of a checkpoint; empty if nothing does."""
-    if not isinstance(state, dict):
-        return f"it holds a {type(state).__name__}"
-    for key, kind in _OF_A_CHECKPOINT.items():
-        if not isinstance(state.get(key), kind):
-            return f"its {key} is a {type(state[key]).__name__}" if key in state else f"it has no {key}"
-    if not isinstance(state["loops"].get("fit_loop"), Mapping):
-        return "its loops hold no fit_loop"
-    if resumed and not (isinstance(state.get("optimizer_states"), list) and state["optimizer_states"]):
-        return "it has no optimizer_states, as if weights alone had been saved"
-    return ""
+def _require(shape: Any, data: Any, path: Path, remedy: str, what: str = "is damaged") -> None:
+    """Raise ConfigurationError where some content has another shape."""
+    try:
+        TypeAdapter(shape).validate_python(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"])) or "the whole"
+        raise _damaged(path, f"{place}: {first['msg'].lower()}", remedy, what) from error
 
 
 def _damaged(path: Path, why: str, remedy: str, what: str = "is damaged") -> ConfigurationError:
