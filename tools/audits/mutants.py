@@ -323,7 +323,7 @@ def _norm_above_one(noise: BandedNoise) -> Noise:
 
 def _of_two_bands(noise: BandedNoise) -> Noise:
     """Coefficients of two bands only."""
-    return replace(noise, coefficients=tuple(Banded(bands=2).coefficients))
+    return replace(noise, coefficients=Banded(bands=2).coefficients)
 
 
 def _empty_cache() -> AbstractContextManager[Any]:

@@ -125,8 +125,7 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
             z), "step:F@P/F@P" (F times z from the share P of the steps on), a factor for each step, or a function of
             the share of the steps that are over. With a target, z is found for the whole. None: constant.
         noise: "gaussian" is independent from step to step; "banded" is correlated over `bands` steps, so that running
-            sums of releases carry less of it (batches: cyclic_poisson); or `Banded(bands=...)` with coefficients of
-            one's own.
+            sums of releases carry less of it (batches: cyclic_poisson); or `Banded(bands=...)`.
         bands: Steps over which banded noise is correlated; 1 is independent noise. None without banded noise.
         max_grad_norm_schedule: How the bounds of all groups move; not beside bounds that adapt.
         delta: δ of the guarantee; below 1 / number of records.
