@@ -6,11 +6,9 @@ For people who read a plan, and for nothing that is computed: no key and no cost
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import math
 import sys
 from collections.abc import Mapping, Set
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -42,10 +40,10 @@ def describe(value: Any) -> Any:
     if isinstance(value, Set):
         return sorted(map(str, value))
     if isinstance(value, partial):
-        with suppress(TypeError, ValueError):  # without a signature, or one that takes other arguments
-            bound = inspect.signature(value.func).bind_partial(*value.args, **value.keywords)
-            return {**describe(value.func), "options": describe(bound.arguments)}
-        return {**describe(value.func), "described": False}
+        named_function = describe(value.func)
+        if value.args:
+            return {**named_function, "described": False}
+        return {**named_function, "options": describe(value.keywords)}
     named = value if callable(value) and hasattr(value, "__qualname__") else type(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type) and named.__dataclass_params__.frozen:
         options = {}

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dpbench.errors import ConfigurationError
 from dpbench.options import shown
-from dpbench.privacy.mechanism.clipping import LARGEST, SMALLEST, Bounds, Groups, RecordByRecord, VectorGroup
+from dpbench.privacy.mechanism.clipping import LARGEST, SMALLEST, Bounds, Groups, VectorGroup, record_by_record
 from dpbench.privacy.mechanism.plan import Statistic
 
 _PAPERS_RATIO = 2.5 / 0.725  # three_tools_2018: σ_l2 = 2.5 beside σ = z√G = 0.725 on each layer
@@ -212,7 +212,6 @@ class BoundedSums:
 
     def __init__(self, adaptation: Adaptation) -> None:
         self._adaptation = adaptation
-        self._each = RecordByRecord()
         self._is_ours = type(adaptation) in (QuantileBounds, MeanNormBounds)
 
     def __call__(
@@ -253,6 +252,6 @@ class BoundedSums:
                 )
             return measured
 
-        measured = self._each(measure_one, squared_norms.t().clone()).nan_to_num(nan=0.0)
+        measured = record_by_record(measure_one, squared_norms.t().clone()).nan_to_num(nan=0.0)
         limits = measured.new_tensor([statistic.bound for statistic in statistics])
         return torch.clamp(measured, -limits, limits).sum(0)

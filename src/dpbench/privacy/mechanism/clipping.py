@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -149,7 +148,6 @@ class CappedFactors:
         self._name = name_of(function)
         # Ours looks at each record alone, as can be read above.
         self._is_ours = function is normalize_weights
-        self._each = RecordByRecord()
 
     def __call__(self, squared_norms: Tensor, max_grad_norm: float) -> Tensor:
         """Capped factors, shape (R,); zero for norms that are not finite."""
@@ -167,7 +165,7 @@ class CappedFactors:
             return self._rule(squared_norms, max_grad_norm)
         # A copy, since a rule may write into its argument.
         rows = squared_norms.clone()[:, None]
-        factors = self._each(lambda row: self._rule(row, max_grad_norm), rows)
+        factors = record_by_record(lambda row: self._rule(row, max_grad_norm), rows)
         return factors.view(-1).to(squared_norms)
 
     @torch.no_grad()
@@ -228,36 +226,17 @@ def _made_up_squared_norms(bound: float) -> Tensor:
     return torch.cat([at_bound, above, near.float(), (10**exponents).float()])
 
 
-class RecordByRecord:
-    """Function of one record, applied to each of several: at once by `torch.func.vmap`, else one after the other."""
+def record_by_record(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    """Apply a function of one record to each of several, one after the other.
 
-    def __init__(self) -> None:
-        self._runs_at_once: bool | None = None
+    Args:
+        function: A record's row → the record's result.
+        rows: Shape (R, *row), R ≥ 1.
 
-    def __call__(self, function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-        """Results by record, shape (R, *result).
-
-        Args:
-            function: A record's row → the record's result; the same function at each call, but for its constants.
-            rows: Shape (R, *row), R ≥ 1.
-        """
-        if self._runs_at_once is None:
-            self._runs_at_once = _runs_at_once(function, torch.ones_like(rows[:2]))
-        if self._runs_at_once:
-            return torch.func.vmap(function)(rows)
-        return torch.stack([function(row) for row in rows])
-
-
-def _runs_at_once(function: Callable[[Tensor], Tensor], rows: Tensor) -> bool:
-    """Whether `torch.func.vmap` can apply a function (masks as indices, or numbers read into Python, it cannot)."""
-    try:
-        with warnings.catch_warnings():
-            # By a warning PyTorch says that it has but a slow loop for an operation.
-            warnings.simplefilter("error")
-            torch.func.vmap(function)(rows)
-    except Exception:
-        return False
-    return True
+    Returns:
+        Shape (R, *result).
+    """
+    return torch.stack([function(row) for row in rows])
 
 
 def group_squared_norms(norms: Tensor, groups: Sequence[VectorGroup]) -> Tensor:
