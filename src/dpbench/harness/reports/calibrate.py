@@ -63,17 +63,15 @@ def request(options: Mapping[str, Any]) -> tuple[TrainingSetting, int, Membershi
         sampling = last.sampling
         _ = sampling.relation  # refuses what no accountant covers
         recorded = {
-            "sampling": sampling.kind,
-            "population": sampling.population,
-            "microbatch_size": run.header.microbatch_size,
+            "sampling": (sampling.kind, values.get("sampling")),
+            "population": (sampling.population, values.get("population")),
+            "microbatch_size": (run.header.microbatch_size, size),
         }
-        for name, value in recorded.items():
-            given = values.get(name, value) if name in _VALUES else options[name] or value
-            if given != value:
+        for name, (value, given) in recorded.items():
+            if given not in (None, value):
                 raise ConfigurationError(f"{path} has {name} {value}, not {given}: remove {_flag(name)}.")
-        size = recorded.pop("microbatch_size")
-        values |= recorded
-        values["spent"] = run.events
+        size = run.header.microbatch_size
+        values |= {"sampling": sampling.kind, "population": sampling.population, "spent": run.events}
         of_run = {
             "delta": run.header.delta,
             "sample_rate": sampling.rate,
