@@ -114,7 +114,7 @@ class TradeOff:
         tangents = steep * flat_rates + delta
         mirrored = 1 - (1 - flat_rates - delta) / steep
         least = np.minimum(tangents, mirrored).min(axis=0)
-        return np.minimum(least, 1.0).reshape(rates.shape)
+        return np.asarray(np.minimum(least, 1.0).reshape(rates.shape))
 
 
 @dataclass(frozen=True)
