@@ -76,7 +76,7 @@ def _about(setting: AttackedSetting) -> dict[str, Any]:
             if value is not None and not name.startswith("privacy/")
         },
     }
-    data = setting.candidates.data
+    data = setting.candidates
     if isinstance(data, UserDataModule):
         about["pattern"] = _pattern(setting, data)
     if setting.summary.attacks[-1].signal == "samples":

@@ -20,7 +20,6 @@ COMMANDS = [
     ("account runs/demo runs/again --accountant all --json", "runs"),
     (CALIBRATE, "solved_for"),
     ("audit runs/audited --json", "verdict"),
-    pytest.param("audit --self --json", "verdict", marks=pytest.mark.long),
     ("table runs/demo runs/again --json", "run"),
     ("table runs/demo runs/again --folder --json", "folder"),
     ("table runs/demo runs/again --group-by optimizer.lr --json", "n"),

@@ -113,10 +113,11 @@ def check(seen: Seen, strategy: strategies.PrivateStrategy) -> float:
     canaries = strategy._releases.canaries
     assert canaries is not None
     member = canaries.member
+    replace_one, reach = canaries.sums.seen.replace_one, canaries.sums.seen.reach
     there = np.concatenate([drawn for _, drawn, _, _ in seen])
-    moves = np.where(member, 0.5, -0.5) if canaries.sums.replace_one else np.full(len(member), canaries.sums.reach)
+    moves = np.where(member, 0.5, -0.5) if replace_one else np.full(len(member), reach)
     residuals = np.concatenate([(x - np.where(drawn, moves, 0.0)) / z for x, drawn, z, _ in seen])
-    assert there.any() and (canaries.sums.replace_one or not (there.reshape(-1, len(member)) & ~member).any())
+    assert there.any() and (replace_one or not (there.reshape(-1, len(member)) & ~member).any())
     for part in (residuals[there], residuals[~there]):
         assert abs(part.sum()) < 4.5 * np.sqrt(len(part))
     assert abs(residuals.std() - 1) < 4.5 / np.sqrt(2 * len(residuals)) < 0.3
@@ -242,7 +243,7 @@ def test_other_records_get_what_they_would_get_without(tmp_path: Path, monkeypat
     strategy, _ = train(strategies.DPSGD, tmp_path, steps=1)
     canaries, mechanism = strategy._releases.canaries, strategy.mechanism
     assert canaries is not None
-    monkeypatch.setattr(canaries, "_added_in", lambda release: np.arange(canaries.in_lots))
+    monkeypatch.setattr(canaries, "_in_lot", lambda release: canaries.member)
     mechanism.clear()
     canaries.insert(mechanism, 1)
     touched = int((mechanism.total != 0).sum())

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from datetime import datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from dpbench.cli import train
 from dpbench.cli.arguments import (
     Answer,
     Commands,
@@ -23,9 +18,6 @@ from dpbench.cli.arguments import (
     place,
 )
 from dpbench.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from dpbench.harness.reports.audit import AuditReport
 
 _ACCOUNT = """\
 --accountant NAME[,NAME...] or all: docs/epsilon.md lists accountants and the sampling that each covers.
@@ -65,7 +57,7 @@ exit status: 0 consistent, 1 no audit possible, 3 epsilon violated or mechanism 
 Passing is not a proof of privacy; it rules out only violations that these canaries can detect.
 
 examples:
-  dpbench audit --self                     train a small network with canaries, half a minute, and audit that
+  dpbench train experiment=audit hydra.run.dir=runs/small      a small network with canaries, half a minute
   dpbench train audit=gradient_canaries hydra.run.dir=runs/audited
   dpbench audit runs/audited
 """
@@ -164,8 +156,7 @@ def _calibrate(options: argparse.Namespace) -> Answer:
 def _add_audit(commands: Commands) -> None:
     summary = "Empirically audit a run's epsilon with canary gradients."
     parser = add_command(commands, "audit", summary, _audit, epilog=_AUDIT)
-    parser.add_argument("run", type=place, nargs="?", metavar="RUN", help="folder of a run with canaries")
-    parser.add_argument("--self", action="store_true", help="train experiment=audit, and audit that run")
+    parser.add_argument("run", type=place, metavar="RUN", help="folder of a run with canaries, or of one on noise")
     parser.add_argument(
         "--confidence",
         type=float,
@@ -179,48 +170,30 @@ def _add_audit(commands: Commands) -> None:
 
 
 def _audit(options: argparse.Namespace) -> Answer:
-    """Audit a run and draw the picture; status 3 if something is wrong with the run."""
+    """Audit a run by its canaries or, one on noise, by its labels, and draw the picture.
+
+    Status 3 if something is wrong with the run.
+    """
     from dpbench.capabilities.auditing import Verdict
-
-    if options.self == (options.run is not None):
-        raise ConfigurationError("name one run, dpbench audit RUN; or dpbench audit --self trains one and audits it.")
-    if not 0 < options.confidence < 1:
-        raise ConfigurationError(f"confidence must lie strictly between 0 and 1, not {options.confidence}.")
-    run = _train_with_canaries() if options.self else options.run
-    with own_code(options, run):
-        report, picture = _audit_and_draw(run, options.confidence, options.trust)
-    text = f"{report.text}\n  {'picture':<12} {picture}"
-    return Answer(text, report.facts, 0 if report.result.verdict == Verdict.CONSISTENT else 3)
-
-
-def _train_with_canaries() -> Path:
-    """Train the experiment of audits in a folder of its own."""
-    folder = Path("outputs") / f"{datetime.now():%Y-%m-%d}" / f"{datetime.now():%H-%M-%S}-audit-{os.getpid()}"
-    words = ["experiment=audit", f"hydra.run.dir={folder}"]
-    if train.run(argparse.Namespace(words=words)):
-        raise ConfigurationError("the training to be audited has failed.")
-    return folder
-
-
-def _audit_and_draw(folder: Path, confidence: float, trust: bool) -> tuple[AuditReport[Any], Path]:
-    """Audit a run by its canaries or, one on noise, by its labels."""
-    from dpbench.harness.reports.audit import audit_by_labels, audit_run, refuse_unended, require_private
+    from dpbench.harness.reports.audit import audit_by_labels, audit_run
     from dpbench.harness.reports.figures import write_figure
     from dpbench.harness.reports.roc import roc_figure
     from dpbench.harness.runs.folder import RunFolder
 
-    run = RunFolder(folder)
-    report: AuditReport[Any] | None = None
-    if run.begun and not run.audit.exists():
-        from dpbench.harness.run.label_scores import (  # brings torch, which canaries do not need
-            is_on_noise,
-            label_scores,
-        )
+    run = RunFolder(options.run)
+    # Who reads an audit and goes on chooses what the next one shows.
+    if run.begun and not run.finished:
+        raise ConfigurationError(f"{run} has not ended: audits are of whole runs; `{run.command('resume')}` goes on.")
+    with own_code(options, options.run):
+        on_noise = False
+        if run.begun and not run.audit.exists():
+            from dpbench.harness.run.label_scores import is_on_noise, label_scores  # torch: canaries do without
 
-        if is_on_noise(run):
-            require_private(run)
-            report = audit_by_labels(run, label_scores(run, trust), confidence)
-    if report is None:
-        refuse_unended(folder)
-        report = audit_run(folder, confidence)
-    return report, write_figure(run.audit_picture, roc_figure([report.roc_panel]))
+            on_noise = is_on_noise(run)
+        if on_noise:
+            report = audit_by_labels(run, label_scores(run, options.trust), options.confidence)
+        else:
+            report = audit_run(options.run, options.confidence)
+    picture = write_figure(run.audit_picture, roc_figure([report.roc_panel]))
+    text = f"{report.text}\n  {'picture':<12} {picture}"
+    return Answer(text, report.facts, 0 if report.result.verdict == Verdict.CONSISTENT else 3)

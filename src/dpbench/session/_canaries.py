@@ -6,7 +6,6 @@ from dpbench.data.lots import Lots
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.canaries.canaries import Canaries, GradientCanaries
 from dpbench.privacy.canaries.file import FILE_NAME, write_scores
-from dpbench.privacy.canaries.run_probe import LotCounts
 from dpbench.privacy.randomness import fresh_key
 from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
 
@@ -37,12 +36,9 @@ def let_canaries_in(
         options,
         releases.processes.broadcast(key),
         releases.recipe,
-        lots.sampling,
+        lots,
         trained.names,
         trained.sizes,
-        lots.added_in,
-        lots.added_groups,
-        LotCounts(lots.size, lots.summands),
         releases.processes,
     )
     if memory:

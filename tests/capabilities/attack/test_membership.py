@@ -14,7 +14,6 @@ from sklearn.metrics import roc_auc_score
 from dpbench.capabilities.attack.membership import (
     ATTACKS,
     MembershipGame,
-    choose_attack_guesses,
     claim_groups,
     claim_test,
     lira_offline,
@@ -26,6 +25,7 @@ from dpbench.capabilities.attack.membership import (
     rmia_offline,
 )
 from dpbench.capabilities.auditing import Guesses, count_right, one_run, one_run_fdp
+from dpbench.capabilities.auditing.one_run import choose_guesses
 from dpbench.errors import ConfigurationError
 from dpbench.harness.reports.roc import roc
 from dpbench.privacy.canaries.scores import Floats
@@ -289,10 +289,10 @@ def test_perfect_privacy_is_refuted_by_coins_as_seldom_as_it_may(grouped: bool) 
     refuted = 0
     audited = 0
     runs = 8 if grouped else 4
-    groups = claim_groups(runs) if grouped else None
+    groups = claim_groups(runs) if grouped else np.arange(runs)
     for seed in range(200):
         game = replace(gaussian_game(runs, 100, 0.0, seed=seed), groups=groups)
-        test = claim_test(lira_online(game), game.members, delta=0.0, groups=groups)
+        test = claim_test(lira_online(game), game.members, groups, delta=0.0)
         refuted += test.refutes(lambda alpha: 1 - alpha)
         audited += test.audited > 0
     most = stats.binom.isf(1e-3, 200, 0.05)
@@ -307,7 +307,7 @@ def test_a_claim_that_is_exactly_true_is_refuted_as_seldom_as_it_may(mu: float) 
     for seed in range(300):
         game = gaussian_game(8, 100, mu, offset=0.0, seed=seed)
         scores = loss_threshold(game)
-        guesses = choose_attack_guesses(200)
+        guesses = choose_guesses(200)
         for group in range(4):
             of_group = groups == group
             right = count_right(scores[of_group].ravel(), game.members[of_group].ravel(), guesses)
@@ -321,9 +321,9 @@ def test_runs_of_a_group_find_together_what_none_of_them_finds() -> None:
     """Half of the claimed noise, and records that differ, so that shadow models are needed."""
     game = gaussian_game(16, 1000, 2.0)
     groups = claim_groups(16)
-    alone = claim_test(lira_online(game), game.members, delta=1e-5)
+    alone = claim_test(lira_online(game), game.members, np.arange(16), delta=1e-5)
     together = replace(game, groups=groups)
-    test = claim_test(lira_online(together), game.members, delta=1e-5, groups=groups)
+    test = claim_test(lira_online(together), game.members, groups, delta=1e-5)
     assert test.refutes(gaussian_curve(1.0)) and not alone.refutes(gaussian_curve(1.0))
     assert len(test.groups) == 4 and test.audited > alone.audited
 
@@ -331,7 +331,7 @@ def test_runs_of_a_group_find_together_what_none_of_them_finds() -> None:
 def test_a_mechanism_of_two_thirds_of_its_noise_is_found_with_records_enough() -> None:
     groups = claim_groups(16)
     game = gaussian_game(16, 16_000, 1.5, offset=0.0)
-    test = claim_test(loss_threshold(game), game.members, delta=1e-5, groups=groups)
+    test = claim_test(loss_threshold(game), game.members, groups, delta=1e-5)
     assert test.refutes(gaussian_curve(1.0)) and not test.refutes(gaussian_curve(1.5))
 
 
@@ -342,7 +342,7 @@ def test_a_gaussian_refutes_claims_of_more_noise_than_it_has(mu: float) -> None:
     for seed in range(20):
         game = gaussian_game(4, 1000, mu, offset=0.0, seed=seed)
         scores = loss_threshold(game)
-        test = claim_test(scores, game.members, delta=1e-5)
+        test = claim_test(scores, game.members, np.arange(4), delta=1e-5)
         refuted += test.refutes(gaussian_curve(mu))
         assert test.refutes(gaussian_curve(mu / 4))
         assert 0 < test.audited < 4.377 * mu  # ε of 1-GDP at δ = 1e-5 is 4.377; of 2-GDP it is more than twice that
@@ -352,29 +352,28 @@ def test_a_gaussian_refutes_claims_of_more_noise_than_it_has(mu: float) -> None:
 def test_scores_that_know_the_members_refute_anything() -> None:
     game = gaussian_game(3, 400, 0.0)
     scores = game.members.astype(float)
-    guesses = Guesses(100, 100)
-    test = claim_test(scores, game.members, delta=1e-6, guesses=guesses)
+    test = claim_test(scores, game.members, np.arange(3), delta=1e-6)
     assert test.refutes(gaussian_curve(1.0)) and test.audited > 3
-    assert all(group.right == 200 for group in test.groups)
+    assert all(group.right == 64 for group in test.groups)
 
 
 def test_each_run_is_tested_at_its_share_of_the_level() -> None:
     """With the bounds of one run, whose tests are in `test_bounds`."""
     game = gaussian_game(5, 300, 1.5, offset=0.0)
     scores = loss_threshold(game)
-    guesses = Guesses(20, 10)
-    test = claim_test(scores, game.members, delta=1e-5, level=0.1, guesses=guesses)
+    guesses = Guesses(32, 32)
+    test = claim_test(scores, game.members, np.arange(5), delta=1e-5, level=0.1)
     right = [count_right(scores[run], game.members[run], guesses) for run in range(5)]
     assert [group.right for group in test.groups] == right
-    assert test.audited == max(one_run(300, 30, number, 1e-5, 0.02) for number in right) > 0
-    refuted = [one_run_fdp(300, 30, number, gaussian_curve(0.5), 0.02) for number in right]
+    assert test.audited == max(one_run(300, 64, number, 1e-5, 0.02) for number in right) > 0
+    refuted = [one_run_fdp(300, 64, number, gaussian_curve(0.5), 0.02) for number in right]
     assert test.refutes(gaussian_curve(0.5)) == any(refuted)
 
 
 def test_guesses_depend_on_the_number_of_records_alone() -> None:
-    assert choose_attack_guesses(10_000) == Guesses(250, 250)
-    assert choose_attack_guesses(500) == Guesses(32, 32)
-    assert choose_attack_guesses(5) == Guesses(2, 2)
+    assert choose_guesses(10_000) == Guesses(250, 250)
+    assert choose_guesses(500) == Guesses(32, 32)
+    assert choose_guesses(5) == Guesses(2, 2)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_bounds_of_a_correct_run_come_near_the_sound_epsilon_and_stay_below() ->
 def test_the_summary_names_each_limit_and_shows_one() -> None:
     result = audited(CORRECT)
     facts = result.summary()
-    assert facts["audited"] == {KEYS[bound.name]: bound.epsilon for bound in result.bounds} and len(KEYS) == 5
+    assert facts["audited"] == {KEYS[bound.name]: bound.epsilon for bound in result.bounds} and len(KEYS) == 4
     assert facts["shown"] == "family" and facts["verdict"] == "CONSISTENT" and facts["accused_by"] == []
     assert (facts["claimed"], facts["sound"], facts["sound_by"]) == (result.claimed, result.sound, "pld")
     assert set(ACCUSATIONS) == {str(verdict) for verdict in Verdict} - {"CONSISTENT"}

@@ -23,11 +23,9 @@ from dpbench.capabilities.auditing import (
     one_run,
     one_run_fdp,
     one_run_p_value,
-    two_rates,
 )
-from dpbench.capabilities.auditing.choices import choose_guesses, choose_threshold, expected_scores
 from dpbench.capabilities.auditing.family import reached
-from dpbench.capabilities.auditing.one_run import MOST_EPSILON, largest_refuted
+from dpbench.capabilities.auditing.one_run import MOST_EPSILON, choose_guesses, largest_refuted
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.composition import epsilon
 from dpbench.privacy.accounting.ledger import Header, Ledger, Release
@@ -39,7 +37,7 @@ from dpbench.privacy.sampling import (
     Sampling,
     ShuffledEpochs,
 )
-from tests.capabilities.auditing.worlds import NOISE, World, ledger_of
+from tests.capabilities.auditing.worlds import NOISE, World
 
 
 def gaussian(mu: float, alpha: float) -> float:
@@ -74,15 +72,7 @@ def test_bounds_are_those_of_jax_privacy(seed: int) -> None:
 
     theirs = auditor.epsilon_one_run_fdp(level, delta, threshold_strategy=at)
     assert largest_refuted(refuted) == pytest.approx(theirs, abs=2e-3) and theirs > ours
-    rates = two_rates(wrong, int((~member).sum()), int(member.sum()) - right, int(member.sum()), delta, level)
-    both = auditor.epsilon_clopper_pearson(level, delta, one_sided=False, threshold_strategy=at)
-    assert rates == pytest.approx(both, rel=1e-9)
     assert auc(scores, member)[0] == pytest.approx(roc_auc_score(member, scores), abs=1e-12)
-
-
-def test_a_test_that_is_always_wrong_shows_nothing() -> None:
-    assert two_rates(10, 10, 10, 10, 1e-5, 0.05) == 0
-    assert two_rates(0, 10, 0, 10, 1e-5, 1e-17) == 0  # limits of a confidence that leaves nothing
 
 
 def test_limits_of_a_probability_miss_it_as_often_as_they_may() -> None:
@@ -176,7 +166,7 @@ def test_what_fixed_lots_reach_is_a_pair_of_neighbors(batch_size: int, scale: fl
         pair = gone, (1 - rate) * gone + rate * drawn
         return max(float(np.maximum(p - math.exp(epsilon) * q, 0).sum() * step) for p, q in (pair, pair[::-1]))
 
-    least = reached(ledger, family).least_epsilon(scale)
+    least = reached(ledger, family).epsilon(scale)
     assert delta(least, std * scale) == pytest.approx(1e-3, rel=0.02)
     assert least <= family.epsilon(scale)  # which was no lower bound
 
@@ -187,20 +177,13 @@ def test_statistics_of_fixed_lots_count_as_ignored() -> None:
     statistics = SumQuery("norm/all", 2.0, 3.0), SumQuery("metric/accuracy", 2.0, 9.0)
     both, alone = book(sampling, gradients, *statistics, releases=9), book(sampling, gradients, releases=9)
     families = [Family(ledger.events, 1e-3) for ledger in (both, alone)]
-    least = [reached(ledger, family).least_epsilon(1.0) for ledger, family in zip((both, alone), families, strict=True)]
+    least = [reached(ledger, family).epsilon(1.0) for ledger, family in zip((both, alone), families, strict=True)]
     gaussian = {Event(FullParticipation(1000), (gradients,)): 9}
     assert least[0] == least[1] == pytest.approx(epsilon(gaussian, 1e-3, "pld"), rel=2e-3)
     assert families[0].claimed > 1.2 * least[0]
     poisson = book(PoissonSampling(1000, 0.5), gradients, *statistics)
     own = Family(poisson.events, 1e-3)
     assert reached(poisson, own) is own
-
-
-def test_lower_limits_of_a_large_epsilon_are_none_too_high() -> None:
-    ledger = book(FixedSizeSampling(1000, 1000), SumQuery("all", 1.0, 1.0), releases=100)  # ε of a Gaussian, μ = 10
-    least = reached(ledger, Family(ledger.events, 1e-5)).least_epsilon(1.0)
-    delta = stats.norm.cdf(5 - least / 10) - math.exp(least) * stats.norm.cdf(-5 - least / 10)
-    assert least > 70 and delta > 1e-5
 
 
 def test_perfect_privacy_and_none() -> None:
@@ -210,30 +193,17 @@ def test_perfect_privacy_and_none() -> None:
     assert [private(alpha) for alpha in (0.0, 0.3, 1.0)] == pytest.approx([1, 0.7, 0])
 
 
-@pytest.mark.parametrize("replace_one", [False, True])
-@pytest.mark.parametrize("rate", [0.05, 1.0])
-def test_expected_scores_are_those_of_a_simulation(rate: float, replace_one: bool) -> None:
-    world = World(z=1.0 if rate < 1 else 8.0, rate=rate, releases=50, canaries=20_000, replace_one=replace_one)
-    scores = world.scores()
-    events = {Event(PoissonSampling(5000, rate), (SumQuery("all", 1.0, world.z),)): 50}
-    expected = expected_scores(events, replace_one)
-    inside, outside = scores.llr[scores.member], scores.llr[~scores.member]
-    assert expected.mean_in == pytest.approx(inside.mean(), abs=0.05)
-    assert expected.mean_out == pytest.approx(outside.mean(), abs=0.05)
-    assert [expected.std_in, expected.std_out] == pytest.approx([inside.std(), outside.std()], rel=0.05)
-
-
-def test_choices_are_near_the_best() -> None:
-    """Chosen from the claim alone, they do nearly as well as the best that is found by looking."""
-    world = World(z=NOISE[4], releases=100)
-    expected = expected_scores(ledger_of(world).events)
-    guesses, scores = choose_guesses(2000, expected, 0.05), world.scores()
+@pytest.mark.parametrize("epsilon", [1, 4, 10])
+def test_guesses_that_follow_from_the_number_of_canaries_are_near_the_best(epsilon: int) -> None:
+    """Nearly as good as the best of the numbers that are found by looking."""
+    world = World(z=NOISE[epsilon], releases=100)
+    seen = [world.scores(seed) for seed in range(5)]
 
     def bound(chosen: Guesses) -> float:
-        return one_run(2000, chosen.made, count_right(scores.llr, scores.member, chosen), 1e-5, 0.05)
+        limits = [
+            one_run(2000, chosen.made, count_right(scores.llr, scores.member, chosen), 1e-5, 0.05) for scores in seen
+        ]
+        return float(np.mean(limits))
 
-    best = max(bound(Guesses(k, 0)) for k in (10, 20, 50, 100, 200, 400, 800, 1000))
-    assert bound(guesses) > 0.6 * best > 0.3
-    assert 0 < guesses.made <= 2000
-    threshold = choose_threshold(2000, expected, 1e-5, 0.05)
-    assert scores.llr.min() < threshold < scores.llr.max()
+    best = max(bound(Guesses(k, k)) for k in (10, 20, 50, 100, 200, 400, 800, 1000))
+    assert bound(choose_guesses(2000)) > 0.7 * best > 0.1

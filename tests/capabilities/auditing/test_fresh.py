@@ -224,7 +224,7 @@ def test_a_run_that_began_with_an_earlier_version_goes_on_without_a_test() -> No
     first.add(np.zeros(20), none, 1.0, 0.1)
     second = ScoreSums.of(earlier_version(first.state_dict()))
     second.add(np.ones(20), none, 1.0, 0.1)
-    assert second.scores().residuals is None and second.releases == 2
+    assert second.scores().residuals is None and second.seen.releases == 2
 
 
 @pytest.mark.parametrize(

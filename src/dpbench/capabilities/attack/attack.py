@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from dpbench.capabilities.attack.membership import (
     ATTACKS,
+    LEVEL,
     MembershipGame,
     claim_groups,
     claim_test,
@@ -32,8 +33,9 @@ from dpbench.capabilities.attack.results import (
     rounded,
     text_of,
 )
-from dpbench.capabilities.attack.signals import SIGNALS, Candidates, candidates_of, members_of, signals_of
+from dpbench.capabilities.attack.signals import SIGNALS, candidates_of, has_probabilities, members_of, signals_of
 from dpbench.capabilities.auditing import Family, Verdict
+from dpbench.data.module import LotDataModule
 from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.files import write_atomically, write_json
 from dpbench.harness.reports.figures import write_figure
@@ -46,8 +48,6 @@ from dpbench.privacy.accounting.tradeoff import membership_bound
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-LEVEL = 0.05
-"""Probability that a claim which is true is called VIOLATED."""
 FEWEST_RUNS = 4
 _WORST = 16  # records that are named
 _ON_PROBABILITIES = ("RMIA", "RMIA, offline")  # need the probability of a record
@@ -60,13 +60,13 @@ class AttackedSetting:
 
     Attributes:
         summary: What was measured.
-        candidates: The records.
+        candidates: The data, whose training records are those that may be members.
         rows: The runs.
         members: (M, N) who was trained on.
     """
 
     summary: AttackSummary
-    candidates: Candidates
+    candidates: LotDataModule[Any]
     rows: tuple[RunRow, ...]
     members: Flags
 
@@ -74,7 +74,6 @@ class AttackedSetting:
 def attack_runs(
     sources: Sequence[Path],
     signals: Sequence[str] = ("loss",),
-    most_records: int | None = None,
     trust: bool = False,
 ) -> list[AttackedSetting]:
     """Attack the finished runs below some folders, those of each setting by themselves.
@@ -82,7 +81,6 @@ def attack_runs(
     Args:
         sources: Folders of sweeps whose runs have `data.membership=half`.
         signals: Words of `SIGNALS`; the first one is that by which claims are tested.
-        most_records: Largest number of candidates that are attacked, the first ones; None: all.
         trust: Whether checkpoints may hold objects, see `read_checkpoint`.
 
     Raises:
@@ -108,13 +106,13 @@ def attack_runs(
         _refuse_group(rows)
     labels = RunTable(tuple(rows[0] for rows in groups)).labels() if len(groups) > 1 else [""]
     settings = []
-    candidates: dict[str, Candidates] = {}
+    candidates: dict[str, LotDataModule[Any]] = {}
     for label, rows in zip(labels, groups, strict=True):
         # Settings that differ elsewhere share the data, which take the longest to load.
         config = rows[0].record["config"]
         key = str(config["data"])
         if key not in candidates:
-            candidates[key] = candidates_of(config, most_records)
+            candidates[key] = candidates_of(config)
         settings.append(_attack_setting(label, rows, candidates[key], signals, trust))
     return settings
 
@@ -138,17 +136,17 @@ def _refuse_group(rows: Sequence[RunRow]) -> None:
 def _attack_setting(
     label: str,
     rows: Sequence[RunRow],
-    candidates: Candidates,
+    candidates: LotDataModule[Any],
     signals: Sequence[str],
     trust: bool,
 ) -> AttackedSetting:
     members = np.stack([members_of(_folder_of(row), row.record, candidates) for row in rows])
     games = _games(label, rows, members, candidates, signals, trust)
-    has_probabilities = candidates.has_probabilities(rows[0].record["config"])
+    on_probabilities = has_probabilities(rows[0].record["config"])
     attacks = []
     for signal, game in games.items():
         for name, attack in ATTACKS.items():
-            if name not in _ON_PROBABILITIES or (signal == "loss" and has_probabilities):
+            if name not in _ON_PROBABILITIES or (signal == "loss" and on_probabilities):
                 attacks.append(measure_attack(signal, name, attack(game), members))
     # By LiRA and the first signal, chosen before anything was looked at: the strongest attack is chosen by its result,
     # and would refute true claims more often than the level says.
@@ -163,7 +161,7 @@ def _games(
     label: str,
     rows: Sequence[RunRow],
     members: Flags,
-    candidates: Candidates,
+    candidates: LotDataModule[Any],
     signals: Sequence[str],
     trust: bool,
 ) -> dict[str, MembershipGame]:
@@ -204,7 +202,7 @@ def _claim_of(rows: Sequence[RunRow], game: MembershipGame) -> dict[str, Any]:
         raise LedgerError(f"{path}: {ledger.wrong}; restore it, or train again.")
     allowed = membership_bound([ledger]).curve
     rates = allowed.max_true_positive_rate(FALSE_POSITIVE_RATES)
-    test = claim_test(lira_online(game), game.members, delta, LEVEL, groups=game.groups)
+    test = claim_test(lira_online(game), game.members, game.group_of_run, delta)
     # The least noise that the test refutes: the runs tell more than the ledger's releases with as much.
     family = Family(ledger.events, delta)
     scale = math.inf if family.uncovered is not None else family.smallest_refuted(test.refutes)
@@ -213,8 +211,6 @@ def _claim_of(rows: Sequence[RunRow], game: MembershipGame) -> dict[str, Any]:
         "delta": delta,
         "allowed": AllowedRates(
             tpr=dict(zip(FALSE_POSITIVE_RATES, rates.tolist(), strict=True)),
-            advantage=allowed.advantage,
-            auc=1 - allowed.area,
             curve=rounded(allowed.max_true_positive_rate(RATES)),
         ),
         "audited_curve": proven,

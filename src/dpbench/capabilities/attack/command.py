@@ -54,7 +54,6 @@ def add_parser(commands: Commands) -> None:
         metavar="NAME",
         help="what the attacker sees: loss (default), samples (of a GAN), or both; the first one tests the claim",
     )
-    parser.add_argument("--records", type=integer, metavar="N", help="attack the first N candidates only")
     parser.add_argument(
         "--out",
         type=folder,
@@ -71,8 +70,6 @@ def _attack(options: argparse.Namespace) -> Answer:
     from dpbench.capabilities.attack.attack import attack_runs, write_results
     from dpbench.capabilities.attack.results import text_of
 
-    if options.records is not None and options.records < 1:
-        raise ConfigurationError(f"--records must be at least 1, not {options.records}.")
     if options.train is not None:
         from dpbench.capabilities.attack.experiment import train_runs
 
@@ -83,7 +80,7 @@ def _attack(options: argparse.Namespace) -> Answer:
         raise ConfigurationError("name the sweep to attack, or train one: dpbench attack --train 16.")
     signals = [word.strip() for word in options.signal.split(",")]
     with own_code(options, sources[0]):
-        settings = attack_runs(sources, signals, options.records, options.trust)
+        settings = attack_runs(sources, signals, options.trust)
     summaries = [setting.summary for setting in settings]
     picture = write_results(options.out or sources[0], summaries)
     text = f"{text_of(summaries)}\n\n  picture   {picture}"

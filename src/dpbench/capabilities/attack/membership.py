@@ -17,12 +17,14 @@ from numpy.typing import NDArray
 from scipy import special
 
 from dpbench.capabilities.attack.results import FALSE_POSITIVE_RATES, Estimate, MeasuredAttack, rounded
-from dpbench.capabilities.auditing.one_run import Guesses, count_right, one_run, one_run_fdp
+from dpbench.capabilities.auditing.one_run import choose_guesses, count_right, one_run, one_run_fdp
 from dpbench.errors import ConfigurationError
 from dpbench.harness.reports.roc import RATES, Roc, roc
 from dpbench.privacy.canaries.scores import Flags, Floats
 
 Groups = NDArray[np.integer[Any]]
+LEVEL = 0.05
+"""Probability that a claim which is true is called VIOLATED."""
 GROUPS = 4
 """Of runs by which a claim is tested: more have more shadow models each, and less of the level."""
 _RUNS_FOR_VARIANCES = 64  # a run and its shadow models: from them on each record has its variance (Carlini et al. 2022)
@@ -249,13 +251,6 @@ class _Moments(NamedTuple):
         freedom = np.maximum(self.number - 1, 0).sum(axis=1, keepdims=True)
         return np.where(freedom > 0, self.squares.sum(axis=1, keepdims=True) / np.maximum(freedom, 1), np.nan)
 
-    @property
-    def overall_mean(self) -> Floats:
-        """(M, 1) over records and runs; NaN where there are no runs."""
-        runs = self.number.sum(axis=1, keepdims=True)
-        total = (self.number * self.mean).sum(axis=1, keepdims=True)
-        return np.where(runs > 0, total / np.maximum(runs, 1), np.nan)
-
 
 class _Gaussian(NamedTuple):
     """A Gaussian for each record of each run: mean (M, N), variance (M, N) or (M, 1)."""
@@ -275,10 +270,7 @@ def _gaussians(game: MembershipGame) -> tuple[_Gaussian, _Gaussian]:
     outside = _Moments.of_others(game, ~game.members)
     has_both = (inside.number > 0) & (outside.number > 0)
     differences = np.where(has_both, inside.mean - outside.mean, 0.0).sum(axis=1, keepdims=True)
-    records = has_both.sum(axis=1, keepdims=True)
-    # With two runs there is one other, and no record has both.
-    overall = np.nan_to_num(inside.overall_mean - outside.overall_mean)
-    difference = np.where(records > 0, differences / np.maximum(records, 1), overall)
+    difference = differences / np.maximum(has_both.sum(axis=1, keepdims=True), 1)
     mean_in = np.where(inside.number > 0, inside.mean, outside.mean + difference)
     mean_out = np.where(outside.number > 0, outside.mean, inside.mean - difference)
     return _Gaussian(mean_in, _variance(game, inside)), _Gaussian(mean_out, _variance(game, outside))
@@ -458,28 +450,12 @@ def claim_groups(runs: int) -> Groups:
     return np.arange(runs) % GROUPS
 
 
-def choose_attack_guesses(records: int) -> Guesses:
-    """How many records are guessed: the 2.5 % of the highest scores, and of the lowest; at least 32 each.
-
-    A function of the number of records alone, as the tests want it: see `one_run_p_value`.
-
-    Args:
-        records: N, of one run, or of all runs of a group together.
-
-    >>> choose_attack_guesses(60000)
-    Guesses(members=1500, others=1500)
-    """
-    each = min(max(round(records / 40), 32), records // 2)
-    return Guesses(each, each)
-
-
 def claim_test(
     scores: Floats,
     members: Flags,
+    groups: Groups,
     delta: float,
-    level: float = 0.05,
-    guesses: Guesses | None = None,
-    groups: Groups | None = None,
+    level: float = LEVEL,
 ) -> ClaimTest:
     """Test a claim of f-DP, and bound ε from below, by the scores of an attack.
 
@@ -496,18 +472,15 @@ def claim_test(
     Args:
         scores: (M, N) higher for likelier members.
         members: (M, N) the truth.
+        groups: (M,) as of the `MembershipGame` that gave the scores.
         delta: δ of the claim.
         level: Probability of an error of any group.
-        guesses: Of each group, chosen without looking; by default `choose_attack_guesses`.
-        groups: (M,) as of the `MembershipGame` that gave the scores; None: each run is a game of its own.
     """
-    if groups is None:
-        groups = np.arange(len(scores))
     tested = []
     for group in range(int(groups.max()) + 1):
         of_group = scores[groups == group].ravel()
         records = len(of_group)
-        chosen = guesses or choose_attack_guesses(records)
+        chosen = choose_guesses(records)
         right = count_right(of_group, members[groups == group].ravel(), chosen)
         tested.append(GroupGuesses(records, chosen.made, right))
     return ClaimTest(level, delta, tuple(tested))

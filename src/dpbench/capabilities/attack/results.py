@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter
 
 from dpbench.capabilities.auditing import Verdict
 from dpbench.harness.reports.figures import FolderPicture
 from dpbench.harness.reports.markdown import markdown_rows
 from dpbench.harness.reports.roc import Roc, RocPanel
 from dpbench.harness.runs.numbers import ABSENT, epsilon_text
-from dpbench.harness.runs.readers import read_json
 
 FILE = "attack.json"
 PICTURE = FolderPicture(
@@ -90,14 +87,10 @@ class AllowedRates:
 
     Attributes:
         tpr: True positive rate by false positive rate.
-        advantage: Largest TPR − FPR.
-        auc: Area under the ROC curve.
         curve: True positive rates at the false positive rates of the summary.
     """
 
     tpr: Mapping[float, float]
-    advantage: float
-    auc: float
     curve: tuple[float, ...]
 
 
@@ -136,9 +129,6 @@ class AttackSummary:
         audited: Lower limit of ε by the same guesses.
         level: Probability that a claim which is true is called VIOLATED.
         worst_records: Those that are most exposed, the worst first.
-
-    Raises:
-        ValueError: A curve has another number of points than there are false positive rates.
     """
 
     setting: str
@@ -158,17 +148,8 @@ class AttackSummary:
     level: float | None
     worst_records: tuple[ExposedRecord, ...]
 
-    def __post_init__(self) -> None:
-        curves = [attack.curve for attack in self.attacks]
-        if self.allowed is not None:
-            curves.append(self.allowed.curve)
-        if self.audited_curve is not None:
-            curves.append(self.audited_curve)
-        if {len(curve) for curve in curves} != {len(self.fpr)}:
-            raise ValueError("a curve has another number of points than fpr")
-
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON, which `read_attack` reads."""
+        """Plain data for JSON."""
         return asdict(self)
 
     @property
@@ -198,47 +179,20 @@ class AttackSummary:
         return f"{self.setting}: {claim}" if self.setting else claim
 
 
-# The file
-
-
-def read_attack(folder: Path) -> list[AttackSummary]:
-    """Read what `dpbench attack` left in a folder; an empty list if it left nothing.
-
-    Raises:
-        ConfigurationError: The file is damaged.
-    """
-    path = folder / FILE
-    if not path.is_file():
-        return []
-    again = "attack again, `dpbench attack`, or delete {path}"
-    data = read_json(path, list[AttackSummary], again)
-    summaries: list[AttackSummary] = TypeAdapter(list[AttackSummary]).validate_python(data)
-    return summaries
-
-
 # What is said of it
 
 
-def size_of_game(summaries: Sequence[AttackSummary]) -> str:
-    """Number of runs and candidates in one line."""
+def text_of(summaries: Sequence[AttackSummary]) -> str:
+    """Table for the terminal, below the size of the game; of several settings the strongest attack on each."""
     first = summaries[0]
     runs = sum(len(summary.runs) for summary in summaries)
-    return f"{runs} runs, {first.candidates:,} candidate {first.unit}s, each a member of each run with probability 1/2"
+    game = f"{runs} runs, {first.candidates:,} candidate {first.unit}s, each a member of each run with probability 1/2"
+    only_strongest = len(summaries) > 1
+    return f"{game}\n\n{markdown_rows(_rows(summaries, only_strongest), _TEXTS)}"
 
 
-def text_of(summaries: Sequence[AttackSummary]) -> str:
-    """Table for the terminal: of several settings the strongest attack on each."""
-    rows = attack_rows(summaries, only_strongest=len(summaries) > 1)
-    return f"{size_of_game(summaries)}\n\n{markdown_rows(rows, _TEXTS)}"
-
-
-def attack_rows(summaries: Sequence[AttackSummary], only_strongest: bool = False) -> list[list[str]]:
-    """A row for each attack: its rates, the one that the ledger allows, and the verdict; the headings first.
-
-    Args:
-        summaries: The settings that were attacked.
-        only_strongest: Leave out all attacks but the strongest one of each setting.
-    """
+def _rows(summaries: Sequence[AttackSummary], only_strongest: bool) -> list[list[str]]:
+    """A row for each attack: its rates, the one that the ledger allows, and the verdict; the headings first."""
     rates = [f"TPR at FPR {share(fpr)}" for fpr in FALSE_POSITIVE_RATES]
     # The verdict comes early: on a phone the last columns are out of sight.
     headings = ["setting", "ε", "verdict", "attack", "AUC", "advantage", *rates, "allowed"]

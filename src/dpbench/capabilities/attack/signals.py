@@ -7,7 +7,6 @@ an experiment, and no private release.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -44,75 +43,76 @@ _OF_PROBABILITIES = (ImageClassifier, NextToken)  # the exponential of minus a c
 _SAMPLES = 5000  # images of a generator
 
 
-@dataclass(frozen=True)
-class Candidates:
-    """The records among which runs had their members, and others that no run was trained on.
+def has_probabilities(config: Mapping[str, Any]) -> bool:
+    """Whether the loss signal of a run is the log-odds of a probability.
 
-    Attributes:
-        data: Of the runs; its own seed is that of none.
-        records: Number of candidates that are attacked, the first ones.
+    Args:
+        config: Of the run.
     """
-
-    data: LotDataModule[Any]
-    records: int
-
-    def has_probabilities(self, config: Mapping[str, Any]) -> bool:
-        """Whether the loss signal is the log-odds of a probability.
-
-        Args:
-            config: Of a run.
-        """
-        return issubclass(class_of(config["module"], "module"), _OF_PROBABILITIES)
+    return issubclass(class_of(config["module"], "module"), _OF_PROBABILITIES)
 
 
-def candidates_of(config: Mapping[str, Any], most: int | None) -> Candidates:
-    """Load the data of some runs.
+def candidates_of(config: Mapping[str, Any]) -> LotDataModule[Any]:
+    """Load the data of some runs: the records among which they had their members, and others that none was trained on.
 
     Args:
         config: Of one of them.
-        most: Largest number of candidates that are attacked; None: all.
+
+    Returns:
+        The data, whose own seed is that of no run.
 
     Raises:
         ConfigurationError: The data are of a class that has no such experiment, or there are fewer than two candidates.
     """
-    data = _data_of(config)
-    records = len(data.train_set)
-    if most is not None:
-        records = min(most, records)
-    if records < 2:
+    cls = class_of(config["data"], "data")
+    if not issubclass(cls, LotDataModule):
         raise ConfigurationError(
-            "an attack ranks candidates, and there is one record only: attack two or more (--records, data.train_size)."
+            f"data: {cls.__name__} says nothing of members, as ImageDataModule and UserDataModule do "
+            "(data.membership=half)."
         )
-    return Candidates(data, records)
+    options = {**config["data"], "seed": 0, "membership": "half", "sampling": "shuffled"}  # no lot is drawn
+    data: LotDataModule[Any] = instantiate(cls, options, "data")
+    data.prepare_data()
+    data.setup("fit")
+    if len(data.train_set) < 2:
+        raise ConfigurationError(
+            "an attack ranks candidates, and there is one record only: train on two or more (data.train_size)."
+        )
+    return data
 
 
-def members_of(run: RunFolder, record: Mapping[str, Any], candidates: Candidates) -> NDArray[np.bool_]:
+def members_of(run: RunFolder, record: Mapping[str, Any], candidates: LotDataModule[Any]) -> NDArray[np.bool_]:
     """Which candidates a run was trained on, (N,).
 
     Args:
         run: Folder, for the error.
         record: Of the run, as result.json holds it.
-        candidates: Of its data.
+        candidates: Its data.
 
     Raises:
         ConfigurationError: By the data as they are now, others would be members than the run was trained on.
     """
-    members = candidates.data.members_of_seed(record["seed"])
+    members = candidates.members_of_seed(record["seed"])
     recorded = record.get("members")
     if recorded is not None and recorded != digest_of(members)[:16]:
         raise ConfigurationError(
             f"{run} had other members than its data and seed give now: the data have changed since it was trained. "
             "Restore them, or train anew, --out another folder."
         )
-    return members[: candidates.records]
+    return members
 
 
-def signals_of(run: RunFolder, candidates: Candidates, signal: str, trust: bool = False) -> tuple[Floats, Floats]:
+def signals_of(
+    run: RunFolder,
+    candidates: LotDataModule[Any],
+    signal: str,
+    trust: bool = False,
+) -> tuple[Floats, Floats]:
     """Score all candidates, and all test records, by a run's final weights.
 
     Args:
         run: That has ended.
-        candidates: Of its data.
+        candidates: Its data.
         signal: One of `SIGNALS`.
         trust: Whether the checkpoint may hold objects, see `read_checkpoint`.
 
@@ -124,7 +124,7 @@ def signals_of(run: RunFolder, candidates: Candidates, signal: str, trust: bool 
             has more steps than its result.
     """
     checkpoint = final_checkpoint(run, trust)
-    data = candidates.data
+    data = candidates
     options = data.model_options() if hasattr(data, "model_options") else {}
     module = load_module(run, checkpoint, options).module
     score = _score_of(module, signal)
@@ -137,21 +137,7 @@ def signals_of(run: RunFolder, candidates: Candidates, signal: str, trust: bool 
         raise ConfigurationError(
             f"{run} has diverged: its {signal} signals are not finite. Attack the runs without it."
         )
-    return of_records[: candidates.records], of_test
-
-
-def _data_of(config: Mapping[str, Any]) -> LotDataModule[Any]:
-    cls = class_of(config["data"], "data")
-    if not issubclass(cls, LotDataModule):
-        raise ConfigurationError(
-            f"data: {cls.__name__} says nothing of members, as ImageDataModule and UserDataModule do "
-            "(data.membership=half)."
-        )
-    options = {**config["data"], "seed": 0, "membership": "half", "sampling": "shuffled"}  # no lot is drawn
-    data: LotDataModule[Any] = instantiate(cls, options, "data")
-    data.prepare_data()
-    data.setup("fit")
-    return data
+    return of_records, of_test
 
 
 def _score_of(module: Any, signal: str) -> Callable[[Any], Tensor]:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 from pydantic_core import to_jsonable_python
 
-from dpbench.capabilities.auditing.choices import choose_guesses, choose_threshold, expected_scores
 from dpbench.capabilities.auditing.declared import (
     Checked,
-    Measured,
     ReleaseGame,
     group_sizes,
     least_ratio,
@@ -24,13 +22,12 @@ from dpbench.capabilities.auditing.declared import (
 )
 from dpbench.capabilities.auditing.family import Family, reached
 from dpbench.capabilities.auditing.fresh import fresh_noise
-from dpbench.capabilities.auditing.independent import ErrorCounts, auc_lower, two_rates
-from dpbench.capabilities.auditing.one_run import count_right, one_run, one_run_fdp, one_run_p_value
+from dpbench.capabilities.auditing.independent import auc_lower
+from dpbench.capabilities.auditing.one_run import choose_guesses, count_right, one_run, one_run_fdp, one_run_p_value
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.composition import epsilon, nominal_events
 from dpbench.privacy.accounting.ledger import Ledger
 from dpbench.privacy.accounting.tradeoff import TradeOff
-from dpbench.privacy.canaries.probes import Probes
 from dpbench.privacy.canaries.scores import Flags, Floats, GameSums, Scores
 from dpbench.privacy.canaries.whitening import RoundSums
 
@@ -38,7 +35,6 @@ TOLERANCE = 0.005  # by how much noise and sensitivity may differ from the decla
 KEYS = {
     "one run, DP only": "one_run_dp",
     "one run, f-DP": "one_run_fdp",
-    "error rates": "error_rates",
     "family": "family",
     "release game": "release_game",
 }
@@ -100,10 +96,36 @@ class Check:
     p_value: float | None = None
 
 
-class Bounded:
-    """What an audit says by its bounds: a base of results."""
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """What an audit tells of one run.
 
+    Each bound holds by itself with the confidence that was asked for, as papers state theirs. The verdict, and the
+    limits of what was measured, hold with that confidence for all bounds and checks together (Bonferroni).
+
+    Attributes:
+        claimed: ε of the ledger by RDP, as every run states it; nominal where it does not cover the lots.
+        sound: The tightest ε that covers the lots; None where none does.
+        sound_by: The accountant that gives it.
+        delta: δ of all.
+        members: Number of canaries among the records.
+        releases: Number of releases.
+        confidence: As asked for.
+        bounds: Lower limits of ε.
+        checks: Of noise, sensitivity and lots.
+        not_finite: Observations that were no finite numbers.
+    """
+
+    claimed: float
+    sound: float | None
+    sound_by: str | None
+    delta: float
+    members: int
+    releases: int
+    confidence: float
     bounds: tuple[Bound, ...]
+    checks: tuple[Check, ...] = ()
+    not_finite: int = 0
 
     @property
     def violations(self) -> tuple[Bound, ...]:
@@ -111,9 +133,20 @@ class Bounded:
         return tuple(bound for bound in self.bounds if bound.violated)
 
     @property
+    def accused_by(self) -> tuple[str, ...]:
+        """Names of the bounds and checks that the verdict rests on; none where it is CONSISTENT."""
+        names = [bound.name for bound in self.violations]
+        names += [check.name for check in self.checks if check.passed is False]
+        if self.not_finite:
+            names.append("not finite")
+        return tuple(names)
+
+    @property
     def verdict(self) -> Verdict:
-        """VIOLATED or CONSISTENT."""
-        return Verdict.VIOLATED if self.violations else Verdict.CONSISTENT
+        """VIOLATED before NOT AS DECLARED before CONSISTENT."""
+        if self.violations:
+            return Verdict.VIOLATED
+        return Verdict.NOT_AS_DECLARED if self.accused_by else Verdict.CONSISTENT
 
     @property
     def shown(self) -> Bound | None:
@@ -138,62 +171,6 @@ class Bounded:
         plain: dict[str, Any] = to_jsonable_python(facts | vars(self), inf_nan_mode="null")
         return plain
 
-
-@dataclass(frozen=True)
-class AuditResult(Bounded):
-    """What one run's canaries tell.
-
-    Each bound holds by itself with the confidence that was asked for, as papers state theirs. The verdict, and the
-    limits of what was measured, hold with that confidence for all bounds and checks together (Bonferroni).
-
-    Attributes:
-        claimed: ε of the ledger by RDP, as every run states it; nominal where it does not cover the lots.
-        sound: The tightest ε that covers the lots; None where none does.
-        sound_by: The accountant that gives it.
-        delta: δ of all.
-        canaries: How many.
-        members: How many of them were among the records.
-        releases: How many.
-        confidence: As asked for.
-        declared_mu: Largest declared sensitivity over noise of a release, as far as canaries reach.
-        measured_mu: The same as measured; None where nobody was drawn.
-        bounds: Lower limits of ε.
-        checks: Of noise, sensitivity and lots.
-        not_finite: Observations that were no finite numbers.
-        rounds: Of a run with correlated noise, each of which shows a canary once; None: each release does.
-    """
-
-    claimed: float
-    sound: float | None
-    sound_by: str | None
-    delta: float
-    canaries: int
-    members: int
-    releases: int
-    confidence: float
-    declared_mu: float
-    measured_mu: float | None
-    bounds: tuple[Bound, ...]
-    checks: tuple[Check, ...]
-    not_finite: int
-    rounds: RoundSums | None = None
-
-    @property
-    def accused_by(self) -> tuple[str, ...]:
-        """Names of the bounds and checks that the verdict rests on; none where it is CONSISTENT."""
-        names = [bound.name for bound in self.violations]
-        names += [check.name for check in self.checks if check.passed is False]
-        if self.not_finite:
-            names.append("not finite")
-        return tuple(names)
-
-    @property
-    def verdict(self) -> Verdict:
-        """VIOLATED before NOT AS DECLARED before CONSISTENT."""
-        if self.violations:
-            return Verdict.VIOLATED
-        return Verdict.NOT_AS_DECLARED if self.accused_by else Verdict.CONSISTENT
-
     def summary(self) -> dict[str, Any]:
         """What a run keeps of it, as plain data: an infinite limit is None, and one that there is not is left out."""
         limits = {KEYS[bound.name]: bound.epsilon for bound in self.bounds if bound.epsilon is not None}
@@ -209,6 +186,23 @@ class AuditResult(Bounded):
         }
         plain: dict[str, Any] = to_jsonable_python(facts, inf_nan_mode="null")
         return plain
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditResult(Audit):
+    """What one run's canaries tell.
+
+    Attributes:
+        canaries: Number of canaries.
+        declared_mu: Largest declared sensitivity over noise of a release, as far as canaries reach.
+        measured_mu: The same as measured; None where nobody was drawn.
+        rounds: Of a run with correlated noise, each of which shows a canary once; None: each release does.
+    """
+
+    canaries: int
+    declared_mu: float
+    measured_mu: float | None
+    rounds: RoundSums | None = None
 
 
 class Levels(NamedTuple):
@@ -229,9 +223,9 @@ class Levels(NamedTuple):
         return cls(1 - confidence, (1 - confidence) / tests)
 
 
-# 5 bounds and 13 checks share the probability of an error. Of lots that take turns the sizes of groups are checked, and
+# 4 bounds and 13 checks share the probability of an error. Of lots that take turns the sizes of groups are checked, and
 # those of lots are not.
-TESTS = 18
+TESTS = 17
 
 
 def audit(ledger: Ledger, scores: Scores, confidence: float = 0.95, family: Family | None = None) -> AuditResult:
@@ -275,7 +269,7 @@ def audit(ledger: Ledger, scores: Scores, confidence: float = 0.95, family: Fami
         measured_mu=None if game is None else game.mu,
         bounds=(
             *_one_run_bounds(scores, family, levels),
-            *_independent_bounds(scores, family, levels),
+            bound_by_area("family", "the family, independent canaries", scores.llr, scores.member, family, levels),
             _game_bound(scores.game, reached(ledger, family), levels),
         ),
         checks=_checks(scores, ledger, game, levels.joint),
@@ -292,8 +286,7 @@ def claimed_epsilon(ledger: Ledger) -> float:
 
 def _one_run_bounds(scores: Scores, family: Family, levels: Levels) -> tuple[Bound, ...]:
     """Those of which guesses may depend on each other."""
-    expected = expected_scores(family.events, scores.replace_one, scores.reach)
-    guesses = choose_guesses(scores.canaries, expected, levels.alone)
+    guesses = choose_guesses(scores.canaries)
     # m, r and v as in the papers: canaries, guesses, and right ones.
     m = scores.canaries
     r = guesses.made
@@ -313,27 +306,6 @@ def _one_run_bounds(scores: Scores, family: Family, levels: Levels) -> tuple[Bou
             violated=p_value < levels.joint,
         ),
         _bound_of_family("one run, f-DP", "the family", family, refutes, levels),
-    )
-
-
-def _independent_bounds(scores: Scores, family: Family, levels: Levels) -> tuple[Bound, ...]:
-    """Those of which canaries have to be independent observations."""
-    # The threshold is chosen from the claim alone: one that is chosen by the scores would need a limit of its own.
-    expected = expected_scores(family.events, scores.replace_one, scores.reach)
-    threshold = choose_threshold(scores.canaries, expected, family.delta, levels.alone)
-    counts = ErrorCounts.at_threshold(scores.llr, scores.member, threshold)
-
-    def least_epsilon(level: float) -> float:
-        return two_rates(**asdict(counts), delta=family.delta, level=level)
-
-    return (
-        Bound(
-            name="error rates",
-            assumes="(ε, δ)-DP, independent canaries",
-            epsilon=least_epsilon(levels.alone),
-            violated=least_epsilon(levels.joint) > family.claimed,
-        ),
-        bound_by_area("family", "the family, independent canaries", scores.llr, scores.member, family, levels),
     )
 
 
@@ -362,10 +334,10 @@ def _game_bound(sums: GameSums, family: Family, levels: Levels) -> Bound:
     assumes = "the family, lots as declared, independent noise"
     if not sums.ins or not sums.outs:
         return Bound(name, assumes, why_not="nobody was drawn, or everybody")
-    if family.accountant is None:
-        return Bound(name, assumes, why_not="no accountant covers the batches")
+    if family.uncovered is not None:
+        return Bound(name, assumes, why_not=family.uncovered)
     ratio = least_ratio(sums, levels.alone)
-    least = family.least_epsilon(1 / ratio) if ratio > 0 else 0.0
+    least = family.epsilon(1 / ratio) if ratio > 0 else 0.0
     return Bound(name, assumes, least, least_ratio(sums, levels.joint) > 1)
 
 
@@ -393,38 +365,30 @@ def _checks(scores: Scores, ledger: Ledger, game: ReleaseGame | None, level: flo
     if all(sampling.lots_per_draw == 1 for sampling, _ in ledger.events):
         tests = participation(scores)
     tests |= fresh_noise(scores)
-    probes = scores.probes or Probes()
-    rounds = scores.rounds
-    if rounds is not None:
-        tests["sizes of groups"] = group_sizes(rounds)
+    probes = scores.probes
+    if scores.rounds is not None:
+        tests["sizes of groups"] = group_sizes(scores.rounds)
     tests["lot sizes"] = lot_sizes(probes)
     tests["noise of statistics"] = statistics_noise(probes)
-    checks = [
-        # By intervals with a tolerance, since so many observations would find rounding, too.
-        _interval("noise over declared", game.noise if game else None),
-        _interval("sensitivity over declared", game.move if game else None),
-    ]
+    checks = []
+    # By intervals with a tolerance, since so many observations would find rounding, too.
+    for name, measured in (("noise", game and game.noise), ("sensitivity", game and game.move)):
+        check = Check(f"{name} over declared")
+        if measured is not None:
+            overlaps = measured.low <= 1 + TOLERANCE and measured.high >= 1 - TOLERANCE
+            check = Check(check.name, measured.value, 1.0, overlaps, measured.low, measured.high)
+        checks.append(check)
     for name, checked in tests.items():
         check = Check(name)
         if checked is not None:
             check = Check(name, checked.value, checked.expected, checked.p_value >= level, p_value=checked.p_value)
         checks.append(check)
     # These are no statistics, and never fail by chance.
-    if rounds is not None:
-        checks.append(_at_most("draws out of turn", rounds.out_of_turn, 0.0))
-    measured = {"record over bound": (probes.largest, 1.0), "sum apart from records": (probes.difference, 0.0)}
-    measured["more than the lot"] = (probes.surplus, 0.0)
-    for name, (value, most) in measured.items():
-        checks.append(_at_most(name, value, most) if probes.records else Check(name))
+    most = {"record over bound": (probes.largest, 1.0), "sum apart from records": (probes.difference, 0.0)}
+    most["more than the lot"] = (float(probes.surplus), 0.0)
+    for name, (value, expected) in most.items():
+        check = Check(name)
+        if probes.records:
+            check = Check(name, value, expected, value <= expected)
+        checks.append(check)
     return tuple(checks)
-
-
-def _at_most(name: str, value: float, expected: float) -> Check:
-    return Check(name, float(value), expected, value <= expected)
-
-
-def _interval(name: str, measured: Measured | None) -> Check:
-    if measured is None:
-        return Check(name)
-    overlaps = measured.low <= 1 + TOLERANCE and measured.high >= 1 - TOLERANCE
-    return Check(name, measured.value, 1.0, overlaps, measured.low, measured.high)

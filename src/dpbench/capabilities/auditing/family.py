@@ -22,7 +22,7 @@ from dpbench.privacy.sampling import PoissonSampling
 LEAST_SCALE = 1e-3  # of noise; a mechanism beyond is broken, however far
 MOST_SCALE = 1e3
 _STEP = 0.004  # of the logarithm of the scales that are tried
-_MOST_STEPS = round(math.log(8) / _STEP)
+_STEPS = range(round(math.log(LEAST_SCALE) / _STEP), round(math.log(8) / _STEP) + 1)
 _GRID = 60 * np.linspace(0, 1, 161) ** 2  # of ε, at which δ is asked for
 _INTERVALS = (5e-3, 2e-3, 5e-4, 1e-4)  # of losses, coarse ones first
 _CLOSE = 1e-3  # relative error of ε that a coarse interval may make
@@ -46,23 +46,20 @@ class Family:
         self.events = dict(events)
         self.delta = delta
         self.accountant, self.uncovered = self._choose_accountant()
-        self._epsilons: dict[float, float] = {}
         self._curves: dict[float, TradeOff] = {}
 
     def _choose_accountant(self) -> tuple[str | None, str | None]:
         """Name of the accountant, and why there are no trade-off curves."""
-        uncovered = self._kinds_not_covered("pld")
+        uncovered = self.kinds_not_covered("pld")
         if not uncovered and self._feasible(1.0):
             return "pld", None
         reason = "privacy loss distributions are not computed for so large an ε"
         if uncovered:
             reason = f"privacy loss distributions do not cover {' and '.join(uncovered)} batches"
-        by_rdp = self._kinds_not_covered("rdp")
-        if by_rdp:
-            return None, f"privacy loss distributions do not cover {' and '.join(by_rdp)} batches"
-        return "rdp", reason
+        return None if self.kinds_not_covered("rdp") else "rdp", reason
 
-    def _kinds_not_covered(self, accountant: str) -> list[str]:
+    def kinds_not_covered(self, accountant: str) -> list[str]:
+        """Kinds of lots that an accountant does not cover."""
         covers = ACCOUNTANTS[accountant].covers
         kinds = {sampling.kind: sampling for sampling, _ in self.events}
         return [kind for kind, sampling in kinds.items() if not covers(sampling)]
@@ -96,36 +93,9 @@ class Family:
         scale = min(max(scale, LEAST_SCALE), MOST_SCALE)
         if self.accountant is None:
             return math.inf
-        if scale not in self._epsilons:
-            if self.accountant == "pld" and self._feasible(scale):
-                self._epsilons[scale] = self._pld.epsilon(composable(self.scaled(scale), "pld"), self.delta)
-            else:
-                self._epsilons[scale] = epsilon(self.scaled(scale), self.delta, "rdp")
-        return self._epsilons[scale]
-
-    def least_epsilon(self, scale: float) -> float:
-        """A lower limit of the ε of the releases with all noise scaled by a factor.
-
-        Where privacy loss distributions are not computed for the ledger's own noise, the ε of the least for which they
-        are. (Of one for which they are, and of far less noise than it says, `epsilon`: that it is broken is certain.)
-        """
-        if self.accountant == "pld":
-            return self.epsilon(scale)
-        least = min(max(scale, LEAST_SCALE), MOST_SCALE)
-        if not self._feasible(least):
-            least = self._least_feasible(least)
-        return Family(self.scaled(least), self.delta).claimed
-
-    def _least_feasible(self, low: float) -> float:
-        """The least scale above an infeasible one that is feasible, to 1 %."""
-        high = MOST_SCALE
-        while high > low * 1.01:
-            middle = math.sqrt(low * high)
-            if self._feasible(middle):
-                high = middle
-            else:
-                low = middle
-        return high
+        if self.accountant == "pld" and self._feasible(scale):
+            return self._pld.epsilon(composable(self.scaled(scale), "pld"), self.delta)
+        return epsilon(self.scaled(scale), self.delta, "rdp")
 
     def curve(self, scale: float) -> TradeOff:
         """Trade-off curve of the releases with all noise scaled by a factor.
@@ -149,17 +119,10 @@ class Family:
 
         def refuted(step: int) -> bool:
             scale = math.exp(step * _STEP)
-            return (scale in self._curves or self._feasible(scale)) and refutes(self.curve(scale))
+            return self._feasible(scale) and refutes(self.curve(scale))
 
-        # In steps that grow, since curves of far less noise take long; towards more noise if this much is not refuted.
-        is_refuted = refuted(0)
-        earlier, step = 0, -16 if is_refuted else 16
-        while refuted(step) == is_refuted:
-            if step > _MOST_STEPS:
-                return math.inf
-            earlier, step = step, 2 * step
-        steps = range(min(earlier, step), max(earlier, step))
-        return math.exp((steps[0] + bisect_left(steps, True, key=refuted)) * _STEP)
+        first = bisect_left(_STEPS, True, key=refuted)
+        return math.exp(_STEPS[first] * _STEP) if first < len(_STEPS) else math.inf
 
     def _feasible(self, scale: float) -> bool:
         """Whether privacy loss distributions of so little noise are computed in seconds."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from scipy import special, stats
 
@@ -32,77 +31,6 @@ def clopper_pearson_lower(count: float, trials: int, level: float) -> float:
     if count <= 0:
         return 0.0
     return float(stats.beta.ppf(level, count, trials - count + 1))
-
-
-@dataclass(frozen=True)
-class ErrorCounts:
-    """Errors of one threshold: an operating point of a test of membership.
-
-    Attributes:
-        false_alarms: Non-members called members.
-        others: Non-members.
-        misses: Members called non-members.
-        members: Members.
-    """
-
-    false_alarms: int
-    others: int
-    misses: int
-    members: int
-
-    @classmethod
-    def at_threshold(cls, scores: Floats, member: Flags, threshold: float) -> ErrorCounts:
-        """Of scores from a threshold on called members.
-
-        Args:
-            scores: (m,) higher for likelier members.
-            member: (m,) the truth.
-            threshold: The least score that is called a member.
-        """
-        is_called = scores >= threshold
-        members = int(member.sum())
-        return cls(
-            false_alarms=int((is_called & ~member).sum()),
-            others=len(member) - members,
-            misses=int((~is_called & member).sum()),
-            members=members,
-        )
-
-    def limits(self, level: float) -> tuple[float, float]:
-        """Upper limits of false positive and false negative rate (Clopper-Pearson), together at a level."""
-        return (
-            clopper_pearson_upper(self.false_alarms, self.others, level / 2),
-            clopper_pearson_upper(self.misses, self.members, level / 2),
-        )
-
-
-def two_rates(false_alarms: int, others: int, misses: int, members: int, delta: float, level: float) -> float:
-    """Lower limit of ε from both error rates of one test: ln((1 − FNR − δ)/FPR) and the other way round.
-
-    (Jagielski, Ullman & Oprea 2020; Nasr et al. 2021.) Each rate has a Clopper-Pearson limit at half the level, so no
-    limit exceeds about ln m.
-
-    Assumes: (ε, δ)-DP; canaries that are independent observations; a threshold that was chosen without looking.
-
-    Args:
-        false_alarms: Non-members called members.
-        others: Non-members.
-        misses: Members called non-members.
-        members: Members.
-        delta: δ.
-        level: Probability of a limit above the truth.
-
-    >>> round(two_rates(10, 1000, 300, 1000, delta=1e-5, level=0.05), 2)
-    3.6
-    """
-    fpr, fnr = ErrorCounts(false_alarms, others, misses, members).limits(level)
-    limit = 0.0
-    # (ε, δ)-DP bounds both directions: 1 − FNR ≤ e^ε·FPR + δ, and 1 − FPR ≤ e^ε·FNR + δ.
-    for error, other_error in ((fpr, fnr), (fnr, fpr)):
-        power = 1 - other_error - delta
-        if power > 0:
-            limit = max(limit, math.log(power / error))
-    return limit
 
 
 def auc(scores: Floats, member: Flags) -> tuple[float, float]:

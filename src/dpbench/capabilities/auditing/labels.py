@@ -3,56 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from dpbench.capabilities.auditing.audit import Bound, Bounded, Levels, bound_by_area, claimed_epsilon
+from dpbench.capabilities.auditing.audit import Audit, Levels, bound_by_area, claimed_epsilon
 from dpbench.capabilities.auditing.family import Family
 from dpbench.capabilities.auditing.independent import auc
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.accounting.accountants import ACCOUNTANTS
 from dpbench.privacy.accounting.ledger import Ledger
 from dpbench.privacy.canaries.labels import LabelScores
 
 _FEWEST = 20  # members, and others, below which the bound says nothing
 
 
-@dataclass(frozen=True)
-class LabelAudit(Bounded):
+@dataclass(frozen=True, kw_only=True)
+class LabelAudit(Audit):
     """What the final weights of one run on noise tell of its ε.
 
+    Its members are the training records, and it has one bound: none where ε is too large for trade-off curves.
+
     Attributes:
-        claimed: ε of the ledger by RDP; nominal where it does not cover the lots.
-        sound: The tightest ε that covers the lots; None where none does.
-        sound_by: The accountant that gives it.
-        delta: δ of all.
-        members: Training records.
         others: Images that nobody trained on.
-        releases: How many.
-        confidence: Of the bound, and of the verdict.
         auc: Probability that a training record scores higher than another image.
         recalled: Share of training records whose label has the largest logit.
         guessed: The same of the others.
-        bounds: The lower limit of ε; none where ε is too large for trade-off curves.
+        by: For JSON.
     """
 
-    claimed: float
-    sound: float | None
-    sound_by: str | None
-    delta: float
-    members: int
     others: int
-    releases: int
-    confidence: float
     auc: float
     recalled: float
     guessed: float
-    bounds: tuple[Bound, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data; what is infinite is None."""
-        return {"by": "labels", **super().to_json()}
+    by: str = "labels"
 
 
 def audit_labels(
@@ -85,14 +67,14 @@ def audit_labels(
         )
     if few < _FEWEST:
         raise ConfigurationError(f"{few} training or test images are too few for an audit: make {_FEWEST} or more.")
-    uncovered = [sampling.kind for sampling, _ in ledger.events if not ACCOUNTANTS["pld"].covers(sampling)]
+    if family is None:
+        family = Family(ledger.events, header.delta)
+    uncovered = family.kinds_not_covered("pld")
     if uncovered:
         raise ConfigurationError(
             f"labels are compared with a trade-off curve, and {uncovered[0]} batches have none: audit by canaries, "
             "audit=gradient_canaries, or draw data.sampling=poisson."
         )
-    if family is None:
-        family = Family(ledger.events, header.delta)
     values = np.concatenate([scores.members, scores.others])
     member = np.arange(len(values)) < len(scores.members)
     return LabelAudit(

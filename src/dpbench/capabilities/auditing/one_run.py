@@ -32,6 +32,21 @@ class Guesses(NamedTuple):
         return self.members + self.others
 
 
+def choose_guesses(candidates: int) -> Guesses:
+    """How many guesses are made: the 2.5 % of the highest scores, and of the lowest; at least 32 each.
+
+    A function of the number of candidates alone, as the tests want it: see `one_run_p_value`.
+
+    Args:
+        candidates: Number of canaries, or of records that may be members.
+
+    >>> choose_guesses(60000)
+    Guesses(members=1500, others=1500)
+    """
+    each = min(max(round(candidates / 40), 32), candidates // 2)
+    return Guesses(each, each)
+
+
 def count_right(scores: Floats, member: Flags, guesses: Guesses) -> int:
     """Count the guesses that are right, v.
 

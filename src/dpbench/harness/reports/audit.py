@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from dpbench.capabilities.auditing import AuditResult, Family, LabelAudit, Verdict, audit_labels
+from dpbench.capabilities.auditing import Audit, Family, Verdict, audit_labels
 from dpbench.capabilities.auditing.audit import KEYS, NO_PROOF, audit
 from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.harness.reports.roc import RATES, RocPanel, roc
@@ -53,11 +53,8 @@ class _AuditFile(BaseModel):
     left_out: dict[str, int] = {}
 
 
-ResultT = TypeVar("ResultT", bound=AuditResult | LabelAudit)
-
-
 @dataclass(frozen=True)
-class AuditReport(Generic[ResultT]):
+class AuditReport:
     """An audited run.
 
     Attributes:
@@ -70,7 +67,7 @@ class AuditReport(Generic[ResultT]):
     """
 
     run: RunFolder
-    result: ResultT
+    result: Audit
     scores: Scores | LabelScores
     family: Family
     left_out: Mapping[str, int] = field(default_factory=dict)
@@ -79,44 +76,30 @@ class AuditReport(Generic[ResultT]):
     @property
     def facts(self) -> dict[str, Any]:
         """For JSON; None in place of infinite numbers."""
-        facts = {"run": str(self.run), **self.result.to_json()}
-        if isinstance(self.result, AuditResult):
-            facts |= {"left_out": self.left_out, "stored": self.stored}
-        return facts
+        return {"run": str(self.run), **self.result.to_json(), "left_out": self.left_out, "stored": self.stored}
 
     @property
     def text(self) -> str:
         """The facts as a table for people."""
-        result: AuditResult | LabelAudit = self.result
-        if isinstance(result, LabelAudit):
-            accused_by: Sequence[str] = [bound.name for bound in result.violations]
-        else:
-            accused_by = result.accused_by
-        probes = self.scores.probes if isinstance(self.scores, Scores) else None
-        # First the bound that stands for all.
-        bounds = sorted(result.bounds, key=lambda bound: bound is not result.shown)
+        result = self.result
         text = render(
             "audit.txt",
             run=self.run,
-            by_labels=self.by_labels,
+            by_labels=isinstance(self.scores, LabelScores),
             result=result,
             sound=_sound_text(result.sound, result.sound_by),
-            bounds=bounds,
+            # First the bound that stands for all.
+            bounds=sorted(result.bounds, key=lambda bound: bound is not result.shown),
             bound_width=max(len(bound.name) for bound in result.bounds),
             limit_of=limit_text,
             epsilon_of=audit_text,
             most_audited=MOST_AUDITED,
-            verdict=_verdict_text(result.verdict, accused_by),
+            verdict=_verdict_text(result.verdict, result.accused_by),
             left_out=[f"{name} ({size:,} coordinates)" for name, size in self.left_out.items()],
             most_groups=_MOST_GROUPS,
-            records_measured=probes is not None and bool(probes.records),
+            records_measured=isinstance(self.scores, Scores) and self.scores.probes.records,
         )
         return text.rstrip("\n")
-
-    @property
-    def by_labels(self) -> bool:
-        """True if the run had no canaries but labels of noise."""
-        return isinstance(self.result, LabelAudit)
 
     @property
     def roc_panel(self) -> RocPanel:
@@ -141,18 +124,7 @@ class AuditReport(Generic[ResultT]):
         return RocPanel(title, curves, proven, allowed)
 
 
-def refuse_unended(folder: Path) -> None:
-    """Refuse a run that can go on: whoever reads an audit and goes on chooses what the next one shows.
-
-    Raises:
-        ConfigurationError: It has not ended.
-    """
-    run = RunFolder(folder)
-    if run.begun and not run.finished:
-        raise ConfigurationError(_no_scores(run))
-
-
-def audit_run(folder: Path, confidence: float = 0.95) -> AuditReport[AuditResult]:
+def audit_run(folder: Path, confidence: float = 0.95) -> AuditReport:
     """Audit a run that was trained with canaries.
 
     Args:
@@ -173,7 +145,7 @@ def audit_run(folder: Path, confidence: float = 0.95) -> AuditReport[AuditResult
     return AuditReport(run, audit(ledger, scores, confidence, family), scores, family, left_out, stored)
 
 
-def audit_by_labels(run: RunFolder, scores: LabelScores, confidence: float = 0.95) -> AuditReport[LabelAudit]:
+def audit_by_labels(run: RunFolder, scores: LabelScores, confidence: float = 0.95) -> AuditReport:
     """Audit a run on noise, of which each record is a canary with its random label.
 
     Args:
@@ -184,7 +156,8 @@ def audit_by_labels(run: RunFolder, scores: LabelScores, confidence: float = 0.9
     Raises:
         DPBenchError: It was not private, its unit is no example, or its ledger is damaged.
     """
-    require_private(run)
+    if not run.ledger.is_file():
+        raise ConfigurationError(f"{run} has no ledger: without privacy it claims no epsilon that could be audited.")
     ledger = read_run_ledger(run.ledger)
     if ledger.wrong is not None:
         raise LedgerError(f"{run.ledger}: {ledger.wrong}; restore it, or train again.")
@@ -194,22 +167,19 @@ def audit_by_labels(run: RunFolder, scores: LabelScores, confidence: float = 0.9
     return AuditReport(run, audit_labels(ledger, scores, confidence, family), scores, family)
 
 
-def require_private(run: RunFolder) -> None:
-    """Raise ConfigurationError where a run claims no ε."""
-    if run.finished and not run.ledger.is_file():
-        raise ConfigurationError(f"{run} has no ledger: without privacy it claims no epsilon that could be audited.")
-
-
 def read_scores(run: RunFolder) -> tuple[Scores, Seal, dict[str, int]]:
     """Read the scores of a run's canaries, the seal of their ledger, and the groups that are left out.
 
     Raises:
         ConfigurationError: There is none, or it is damaged.
     """
-    if not run.path.is_dir():
-        raise ConfigurationError(f"{run}: {'it is a file' if run.path.exists() else 'No such directory'}; name a run.")
     if not run.audit.exists():
-        raise ConfigurationError(_no_scores(run))
+        if any(run.path.rglob(f"*/{RunFolder.audit}")):
+            raise ConfigurationError(f"{run} holds several runs: name one that has an {RunFolder.audit}.")
+        raise ConfigurationError(
+            f"{run} has no {RunFolder.audit}: it is no run, was trained without canaries, or has lost the file: train "
+            f"one with them, `{_HOW}`, or restore a copy."
+        )
     again = f"train again, `{_HOW}`, or restore a copy of {{path}}"
     schema = read_json(run.audit, dict, again).get("schema")
     if schema not in READABLE:
@@ -219,18 +189,6 @@ def read_scores(run: RunFolder) -> tuple[Scores, Seal, dict[str, int]]:
         )
     file = _AuditFile.model_validate(read_json(run.audit, _AuditFile, again))
     return file.scores, Seal(**vars(file.ledger)), file.left_out
-
-
-def _no_scores(run: RunFolder) -> str:
-    if any(run.path.rglob(f"*/{RunFolder.audit}")):
-        return f"{run} holds several runs: name one that has an {RunFolder.audit}."
-    if not (run.begun or run.trained or run.finished):
-        return f"{run} holds no run: train one, `{_HOW}`, and name its folder."
-    if not (run.begun and "GradientCanaries" in run.config.read_text(encoding="utf-8", errors="replace")):
-        return f"{run} was trained without canaries, so there is nothing to audit: train again, `{_HOW}`."
-    if not run.finished:
-        return f"{run} has not ended: what its canaries saw is written last; `{run.command('resume')}` goes on."
-    return f"{run} was trained with canaries, but {run.audit} is missing: restore a copy, or train again, `{_HOW}`."
 
 
 def _ledger_of(run: RunFolder, seal: Seal) -> Ledger:
@@ -256,14 +214,11 @@ def _verdict_text(verdict: str, accused_by: Sequence[str]) -> str:
 
 
 def outline(privacy: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Lines of the short table at the end of a run with canaries: claimed, sound, audited, verdict."""
+    """Lines of the short table at the end of a run with canaries: audited, verdict."""
     audit = privacy.get("audit") or {"why_not": "nothing was released"}
     if audit.get("verdict") is None:
         yield "verdict", f"{verdict_of({'audit': audit})}"
         return
-    claimed = audit["claimed"]
-    yield "claimed", "infinite" if claimed is None else f"epsilon {audit_text(claimed)} (RDP)"
-    yield "sound", _sound_text(audit["sound"], audit["sound_by"])
     limit = "nothing"
     if audit["shown"] is not None:
         names = {key: name for name, key in KEYS.items()}

@@ -21,11 +21,8 @@ from dpbench.privacy.canaries.labels import LabelScores
 
 def is_on_noise(run: RunFolder) -> bool:
     """Tell whether a run was trained on images of noise, and on nothing else: then each of them is a canary."""
-    # Most runs are not: the text tells so at once, and nothing else of them is read.
-    if not run.begun or NOISE not in run.config.read_text(encoding="utf-8", errors="replace"):
-        return False
     config = read_config(run)
-    return config["data"].get("name") == NOISE and not has_canaries(config)
+    return (config.get("data") or {}).get("name") == NOISE and not has_canaries(config)
 
 
 def label_scores(run: RunFolder, trust: bool = False) -> LabelScores:
@@ -36,11 +33,9 @@ def label_scores(run: RunFolder, trust: bool = False) -> LabelScores:
         trust: Whether the checkpoint may hold objects, see `read_checkpoint`.
 
     Raises:
-        DPBenchError: The run has not ended, is no classifier, or its files are damaged, or are not trusted.
+        DPBenchError: The run is no classifier, or its files are damaged, or are not trusted.
     """
     config = read_config(run)
-    if not run.finished:
-        raise ConfigurationError(f"{run} has not ended: labels are read from final weights; `{run.command('resume')}`.")
     refusal = "is no classifier, and only those learn labels: train one, module=classifier."
     require_module(run, config, ImageClassifier, refusal)
     checkpoint = final_checkpoint(run, trust)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -9,37 +10,34 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, PlainSerializer, PlainValidator
 
 
-def _floats(values: Any) -> NDArray[np.float64]:
-    try:
-        array = np.array(values, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError("holds something else than rows of numbers") from None
-    if not np.isfinite(array).all():
-        raise ValueError("holds numbers that are not finite")
-    return array
+def _array(values: Any, dtype: type, kinds: str, words: str) -> NDArray[Any]:
+    """An array of its own.
 
+    Args:
+        values: An array, or lists of a file.
+        dtype: Type of the array.
+        kinds: Letters by which numpy knows the kinds of values that are taken.
+        words: Name of the kind, for the error.
 
-def _flags(values: Any) -> NDArray[np.bool_]:
+    Raises:
+        ValueError: Values are of another kind, or not finite.
+    """
     array = np.array(values)
-    if array.dtype != np.bool_:
-        raise ValueError("holds something else than true and false")
-    return array
-
-
-def _counts(values: Any) -> NDArray[np.int64]:
-    array = np.array(values)
-    if not np.issubdtype(array.dtype, np.integer):
-        raise ValueError("holds something else than whole numbers")
-    return array.astype(np.int64)
+    if array.dtype.kind not in kinds or not np.isfinite(array).all():
+        raise ValueError(f"holds something else than {words}")
+    return array.astype(dtype)
 
 
 _AS_LISTS = PlainSerializer(lambda array: array.tolist())
 
-FloatArray = Annotated[NDArray[np.float64], PlainValidator(_floats), _AS_LISTS]
+_FLOATS = PlainValidator(partial(_array, dtype=np.float64, kinds="if", words="rows of finite numbers"))
+_FLAGS = PlainValidator(partial(_array, dtype=np.bool_, kinds="b", words="true and false"))
+_COUNTS = PlainValidator(partial(_array, dtype=np.int64, kinds="i", words="whole numbers"))
+FloatArray = Annotated[NDArray[np.float64], _FLOATS, _AS_LISTS]
 """Finite numbers."""
-FlagArray = Annotated[NDArray[np.bool_], PlainValidator(_flags), _AS_LISTS]
+FlagArray = Annotated[NDArray[np.bool_], _FLAGS, _AS_LISTS]
 """True or false."""
-CountArray = Annotated[NDArray[np.int64], PlainValidator(_counts), _AS_LISTS]
+CountArray = Annotated[NDArray[np.int64], _COUNTS, _AS_LISTS]
 """Whole numbers."""
 
 

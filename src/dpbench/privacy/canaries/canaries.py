@@ -8,7 +8,7 @@ sum, noise and all-reduce; it is read where the ledger takes its checksum (after
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dpbench.errors import ConfigurationError
 from dpbench.options import Count, check_options
-from dpbench.privacy.canaries.run_probe import LotCounts, RunProbe
+from dpbench.privacy.canaries.run_probe import AuditedLots, RunProbe
 from dpbench.privacy.canaries.scores import ScoreSums
 from dpbench.privacy.canaries.whitening import Rounds
 from dpbench.privacy.gradients.parameter import InstantiatedGradients, ParameterGradients
@@ -29,7 +29,7 @@ from dpbench.privacy.mechanism.clipping import VectorGroup
 from dpbench.privacy.mechanism.mechanism import Mechanism
 from dpbench.privacy.mechanism.noise_process import Noise
 from dpbench.privacy.mechanism.recipe import Recipe
-from dpbench.privacy.processes import ALONE, Processes
+from dpbench.privacy.processes import Processes
 from dpbench.privacy.randomness import Stream, keyed_sequence
 from dpbench.privacy.sampling import Sampling
 
@@ -137,13 +137,10 @@ class Canaries:
         options: How many, and the seed.
         key: Of coins and coordinates, the same on all processes.
         recipe: What is done with records.
-        sampling: How lots of the training data alone are drawn. Where neighbors differ in the content of a record, a
-            canary that does not exist is there with the opposite sign.
+        lots: Lots of the training. Where neighbors differ in the content of a record, a canary that does not exist is
+            there with the opposite sign.
         names: Of the trained parameters.
         sizes: Number of coordinates of each.
-        added_in: Numbers of the added records in the lot of a release.
-        added_groups: The group of each added record, where lots are drawn from groups in turn.
-        counts: Of the records in the lot of a release.
         processes: All of this training.
 
     Attributes:
@@ -161,23 +158,20 @@ class Canaries:
         options: GradientCanaries,
         key: int,
         recipe: Recipe,
-        sampling: Sampling,
+        lots: AuditedLots,
         names: Sequence[str],
         sizes: Sequence[int],
-        added_in: Callable[[int], NDArray[np.int64]],
-        added_groups: Callable[[], NDArray[np.int64]],
-        counts: LotCounts,
-        processes: Processes = ALONE,
+        processes: Processes,
     ) -> None:
         if not recipe.private:
             raise ConfigurationError(
                 "an audit asks what private releases show, and this strategy makes none: audit=none."
             )
         self.key = key
-        self._added_in = added_in
-        self._added_groups = added_groups
+        self._lots = lots
         self._processes = processes
         self._recipe = recipe
+        sampling = lots.sampling
         self._replace_one = sampling.neighboring_relation == "replace_one"
         groups = recipe.groups(names, sizes)
         bounded = recipe.transform is not None
@@ -207,12 +201,11 @@ class Canaries:
         self.probe = RunProbe(
             key,
             self.sums,
-            counts,
+            lots,
             processes,
         )
         self._places: dict[int, _Places] = {}
         self._group_of: dict[int, int] = {}
-        self._index: list[tuple[Tensor, ...]] = []
         self.left_out: dict[str, int] = {}
         for number, group in enumerate(groups):
             if room[number] >= count:
@@ -251,7 +244,7 @@ class Canaries:
             return
         coefficients = noise.coefficients if isinstance(noise, BandedNoise) else (1.0,)
         group = self._group.copy()
-        group[self.member] = self._added_groups()
+        group[self.member] = self._lots.added_groups()
         self.sums.rounds = Rounds.beginning(coefficients, sampling.cycle, group)
 
     def _slots(self, group: VectorGroup, sizes: Sequence[int]) -> list[int]:
@@ -275,14 +268,10 @@ class Canaries:
             ConfigurationError: So many have no room, or the room is too small.
         """
         most = min(population, room)
-        count = requested
-        if count is None:
-            count = min(_DEFAULT, most)
+        count = min(_DEFAULT, most) if requested is None else requested
         if _FEWEST <= count <= most:
             return count
-        remedy = "an audit needs a larger model or data set."
-        if most >= _FEWEST:
-            remedy = f"take at most {most}."
+        remedy = f"take at most {most}." if most >= _FEWEST else "an audit needs a larger model or data set."
         raise ConfigurationError(
             f"{population} records and the coordinates of this model ({self._coordinates} for each canary, in "
             f"parameters that are clipped together) have room for {most} canaries, not {max(count, _FEWEST)}: {remedy}"
@@ -333,7 +322,7 @@ class Canaries:
 
     def _in_lot(self, release: int) -> NDArray[np.bool_]:
         """Which canaries are in the lot of a release, shape (m,)."""
-        numbers = self._added_in(release)
+        numbers = self._lots.added_in(release)
         if not self._replace_one:  # only members are among the records
             numbers = np.flatnonzero(self.member)[numbers]
         in_lot = np.zeros(len(self.member), dtype=np.bool_)
@@ -459,18 +448,10 @@ class Canaries:
 
     def _read(self, mechanism: Mechanism) -> Tensor:
         """The sums at the canaries' coordinates, one parameter after the other."""
-        views = [mechanism.gradients[parameter] for parameter in self._places]
-        if not self._index:
-            for view, places in zip(views, self._places.values(), strict=True):
-                position: tuple[NDArray[np.intp], ...] = ()
-                if view.dim():
-                    position = np.unravel_index(places.place, view.shape)
-                index = tuple(_moved(indices, view) for indices in position)
-                self._index.append(index)
         parts = []
-        for view, index in zip(views, self._index, strict=True):
-            values = view[index]
-            parts.append(values.reshape(-1))
+        for parameter, places in self._places.items():
+            view = mechanism.gradients[parameter]
+            parts.append(view.reshape(-1)[_moved(places.place, view)])
         return torch.cat(parts)
 
     def state_dict(self) -> dict[str, Any]:

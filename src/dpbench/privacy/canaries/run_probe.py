@@ -7,12 +7,13 @@ records in the sums is measured by itself, against the bound, and all parts toge
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dpbench.privacy.canaries.scores import ScoreSums
@@ -20,22 +21,34 @@ from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.mechanism.mechanism import Mechanism
 from dpbench.privacy.processes import Processes
 from dpbench.privacy.randomness import Stream, keyed_sequence
+from dpbench.privacy.sampling import Sampling
 
 _MOST = 8  # records of a piece that are measured alone
 _LOTS = 2  # that are looked at each time their number doubles, about
 _MOST_PIECES = 32  # of a lot that are measured; a user is a piece
+_BEYOND = 1e12  # in bounds; also in the type of the sums, in which processes add it up
 
 
-class LotCounts(NamedTuple):
-    """What is known of the lot of a release.
+class AuditedLots(Protocol):
+    """Lots of a training in which canaries are drawn like its records.
 
     Attributes:
-        size: Number of records and canaries, over all processes.
-        summands: Number of vectors that its records make: records, or microbatches.
+        sampling: How lots of the training data alone are drawn.
     """
 
-    size: Callable[[int], int]
-    summands: Callable[[int], int]
+    sampling: Sampling
+
+    def added_in(self, step: int) -> NDArray[np.int64]:
+        """Numbers of the added records in the lot of a release."""
+
+    def added_groups(self) -> NDArray[np.int64]:
+        """The group of each added record, where lots are drawn from groups in turn."""
+
+    def size(self, step: int) -> int:
+        """Number of records and canaries in the lot of a release, over all processes."""
+
+    def summands(self, step: int) -> int:
+        """Number of vectors that its records make: records, or microbatches."""
 
 
 class RunProbe:
@@ -48,7 +61,7 @@ class RunProbe:
     Args:
         key: Chooses lots, the same on all processes.
         sums: Holds what was measured.
-        counts: Of the lots.
+        lots: Of the training.
         processes: All of this training.
     """
 
@@ -56,18 +69,26 @@ class RunProbe:
         self,
         key: int,
         sums: ScoreSums,
-        counts: LotCounts,
+        lots: AuditedLots,
         processes: Processes,
     ) -> None:
         self._key = key
         self._sums = sums
-        self._counts = counts
+        self._lots = lots
         self._processes = processes
-        self._release = -1
-        self._previous: Tensor | None = None  # sums of the pieces before
-        self._pieces = 0
         self._statistics = torch.zeros(0)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forget the lot before."""
+        self._previous: Tensor | float = 0.0  # sums of the pieces before
+        self._pieces = 0
         self._measured = torch.zeros(4, dtype=torch.float64)  # summands, records, largest, difference
+
+    @property
+    def _due(self) -> bool:
+        """Whether the coming release is of a lot that is looked at record by record."""
+        return is_looked_at(self._key, self._sums.seen.releases)
 
     def observe(
         self,
@@ -76,146 +97,94 @@ class RunProbe:
         gradients: Sequence[ParameterGradients],
         norms: Tensor,
     ) -> None:
-        """Measure the records of a piece of a lot, as an observer of `ReleaseEngine`."""
+        """Measure some records of a piece of a lot alone, and its sum, as an observer of `ReleaseEngine`."""
         if not self._due:
             return
-        self._begin()
         records = len(gradients[0].squared_norms())
         self._measured[0] += records
         self._pieces += 1
-        if records and self._pieces <= _MOST_PIECES:
-            self._measure(
-                mechanism,
-                gradients,
-                norms,
-                records,
-            )
-
-    def _measure(
-        self,
-        mechanism: Mechanism,
-        gradients: Sequence[ParameterGradients],
-        norms: Tensor,
-        records: int,
-    ) -> None:
-        """Measure some of the records of a piece alone, and their sum with that of the others."""
-        total = self._gradient_sums(mechanism, mechanism.total).clone()
-        remainder = total
-        if self._previous is not None:
-            remainder = total - self._previous
-        self._previous = total.clone()
+        if not records or self._pieces > _MOST_PIECES:
+            return
+        total = _gradient_sums(mechanism, mechanism.total).clone()
+        remainder = total - self._previous
+        self._previous = total
         alone = _measured_alone(records, norms, mechanism)
         largest = 0.0
         for number in alone:
-            part = self._part(mechanism, gradients, [number])
-            over_bounds = _over_bounds(mechanism, part)
-            largest = _largest(largest, float(over_bounds.max()))
+            part = _part(mechanism, gradients, [number])
+            largest = max(largest, _over_bounds(mechanism, part))
             remainder -= part
-        together = set(range(records)).difference(alone)
+        together = sorted(set(range(records)).difference(alone))
         if together:
-            remainder -= self._part(mechanism, gradients, sorted(together))
-        over_bounds = _over_bounds(mechanism, remainder)
-        difference = float(over_bounds.max()) / records**0.5
-        _, _, earlier_largest, earlier_difference = self._measured.tolist()
+            remainder -= _part(mechanism, gradients, together)
+        difference = _over_bounds(mechanism, remainder) / records**0.5
         self._measured[1] += len(alone)
-        self._measured[2] = _largest(earlier_largest, largest)
-        self._measured[3] = _largest(earlier_difference, difference)
+        worst = torch.tensor([largest, difference], dtype=torch.float64)
+        self._measured[2:] = torch.maximum(self._measured[2:], worst)
 
     def before_noise(self, mechanism: Mechanism, release: int) -> None:
         """Note what the sums of a lot hold, its canaries too, before noise is added."""
-        probes = self._sums.probes
-        if probes is None:
-            return
         sampling = mechanism.plan.sampling
         cumulants = sampling.lot_size_cumulants
         if cumulants is not None:
-            probes.add_size(self._counts.size(release), sampling.expected_batch_size, cumulants)
-        self._statistics = self._statistic_sums(mechanism)
+            size = self._lots.size(release)
+            self._sums.seen.probes.add_size(size, sampling.expected_batch_size, cumulants)
+        self._statistics = _statistic_sums(mechanism)
         if self._processes.world > 1 and len(self._statistics):
             self._processes.add_up(self._statistics)
         if self._due:  # also where this process has no record of the lot: all of them meet
-            self._begin()
             self._keep_records(mechanism, release)
-            self._previous = None
+            self._begin()
 
     def after_noise(self, mechanism: Mechanism) -> None:
         """Measure the noise of the statistics."""
-        probes = self._sums.probes
-        statistics = mechanism.plan.statistics
-        if probes is None or not statistics:
-            return
         stds = []
-        for statistic in statistics:
-            std = torch.full(
-                (statistic.size,),
-                statistic.noise_std,
-                dtype=torch.float64,
-            )
-            stds.append(std)
-        noise = self._statistic_sums(mechanism) - self._statistics
-        noise = noise.double().cpu() / torch.cat(stds)
-        whitened = torch.from_numpy(self._sums.whiten_statistics(noise.numpy()))
-        squared = float(whitened.square().sum())
-        probes.add_statistics(len(whitened), squared)
-
-    def _begin(self) -> None:
-        """Forget the lot before, once."""
-        if self._release != self._sums.releases:
-            self._release = self._sums.releases
-            self._previous = None
-            self._pieces = 0
-            self._measured.zero_()
-
-    @property
-    def _due(self) -> bool:
-        """Whether the coming release is of a lot that is looked at record by record."""
-        if self._sums.probes is None:
-            return False
-        return is_looked_at(self._key, self._sums.releases)
+        for statistic in mechanism.plan.statistics:
+            stds += [statistic.noise_std] * statistic.size
+        if not stds:
+            return
+        noise = _statistic_sums(mechanism) - self._statistics
+        noise = noise.double().cpu() / torch.tensor(stds, dtype=torch.float64)
+        whitened = self._sums.whiten_statistics(noise.numpy())
+        self._sums.seen.probes.add_statistics(len(whitened), float(whitened @ whitened))
 
     def _keep_records(self, mechanism: Mechanism, release: int) -> None:
         """Keep what all processes measured in a lot."""
         processes = self._processes
         measured = torch.zeros(processes.world, 4, dtype=torch.float64)
-        # Finite also in the type of the sums, in which the processes add it up.
-        finite = self._measured.clamp(max=1e12).nan_to_num(nan=1e12)
-        measured[processes.rank] = finite
+        measured[processes.rank] = self._measured
         if processes.world > 1:
             shared = measured.to(mechanism.total)
             processes.add_up(shared)
             measured = shared.double().cpu()
-        totals = measured[:, :2].sum(0)
-        maxima = measured[:, 2:].max(0).values
-        summands, records = totals.tolist()
-        largest, difference = maxima.tolist()
-        surplus = round(summands) - self._counts.summands(release)
-        probes = self._sums.probes
-        assert probes is not None
-        probes.add_records(round(records), largest, difference, max(0, surplus))
+        summands, records = measured[:, :2].sum(0).tolist()
+        largest, difference = measured[:, 2:].max(0).values.tolist()
+        surplus = round(summands) - self._lots.summands(release)
+        self._sums.seen.probes.add_records(round(records), largest, difference, max(0, surplus))
 
-    @staticmethod
-    def _gradient_sums(mechanism: Mechanism, total: Tensor) -> Tensor:
-        """The part of a flat sum that belongs to parameters; the statistics follow it."""
-        end = sum(mechanism.plan.sizes)
-        return total[:end]
 
-    @staticmethod
-    def _statistic_sums(mechanism: Mechanism) -> Tensor:
-        """The statistics in the sums of a lot."""
-        start = sum(mechanism.plan.sizes)
-        return mechanism.total[start:].clone()
+def _gradient_sums(mechanism: Mechanism, total: Tensor) -> Tensor:
+    """The part of a flat sum that belongs to parameters; the statistics follow it."""
+    end = sum(mechanism.plan.sizes)
+    return total[:end]
 
-    def _part(
-        self,
-        mechanism: Mechanism,
-        gradients: Sequence[ParameterGradients],
-        numbers: Sequence[int],
-    ) -> Tensor:
-        """What some of the records add to the sums of gradients."""
-        index = torch.tensor(numbers, device=mechanism.total.device)
-        selected = [parameter.select(index) for parameter in gradients]
-        contribution = mechanism.contribution(selected, len(numbers))
-        return self._gradient_sums(mechanism, contribution)
+
+def _statistic_sums(mechanism: Mechanism) -> Tensor:
+    """The statistics in the sums of a lot."""
+    start = sum(mechanism.plan.sizes)
+    return mechanism.total[start:].clone()
+
+
+def _part(
+    mechanism: Mechanism,
+    gradients: Sequence[ParameterGradients],
+    numbers: Sequence[int],
+) -> Tensor:
+    """What some of the records add to the sums of gradients."""
+    index = torch.tensor(numbers, device=mechanism.total.device)
+    selected = [parameter.select(index) for parameter in gradients]
+    contribution = mechanism.contribution(selected, len(numbers))
+    return _gradient_sums(mechanism, contribution)
 
 
 @lru_cache(maxsize=4)
@@ -225,13 +194,6 @@ def is_looked_at(key: int, release: int) -> bool:
     rng = np.random.default_rng(seeds)
     number = rng.random() * (release + 1)
     return bool(number < _LOTS)
-
-
-def _largest(first: float, second: float) -> float:
-    """The larger number, or the second if it is NaN."""
-    if math.isnan(second):
-        return second
-    return max(first, second)
 
 
 def _measured_alone(
@@ -260,17 +222,14 @@ def _measured_alone(
     return sorted(spread.union(largest))
 
 
-def _over_bounds(mechanism: Mechanism, part: Tensor) -> Tensor:
-    """Norms of a vector of all parameters over the bounds, one for each group."""
+def _over_bounds(mechanism: Mechanism, part: Tensor) -> float:
+    """Largest norm of a vector of all parameters over the bound, of all groups; finite."""
     pieces = torch.split(part, list(mechanism.plan.sizes))
-    ratios = []
+    largest = 0.0
     for group in mechanism.plan.groups:
-        scales = group.scales
-        if not scales:
-            scales = (1.0,) * len(group.parameters)
-        scaled = []
-        for position, scale in zip(group.parameters, scales, strict=True):
-            scaled.append(pieces[position] / scale)
-        norm = torch.linalg.vector_norm(torch.cat(scaled))
-        ratios.append(norm / group.max_grad_norm)
-    return torch.stack(ratios)
+        scales = group.scales or (1.0,) * len(group.parameters)
+        scaled = [pieces[position] / scale for position, scale in zip(group.parameters, scales, strict=True)]
+        norm = float(torch.linalg.vector_norm(torch.cat(scaled)))
+        ratio = norm / group.max_grad_norm
+        largest = max(largest, ratio if math.isfinite(ratio) else _BEYOND)
+    return min(largest, _BEYOND)

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from dpbench.privacy.canaries.arrays import CountArray, FlagArray, FloatArray, Sums
 from dpbench.privacy.canaries.probes import Probes
@@ -121,7 +121,7 @@ class Scores(Sums):
         lots, game: Sums.
         residuals: Of the noise, whitened where it is correlated; None in files of earlier versions, and in runs that
             began with one.
-        probes: What the run measured of itself beside its canaries; None there, too.
+        probes: What the run measured of itself beside its canaries; nothing in files of earlier versions.
         rounds: Where lots hold records of one group each: of how many releases a canary is observed once, and all
             that is above (but `releases` and the noise) is of these observations. None: of each release.
     """
@@ -136,7 +136,7 @@ class Scores(Sums):
     lots: LotSums = Field(default_factory=LotSums)
     game: GameSums = Field(default_factory=GameSums)
     residuals: Residuals | None = None
-    probes: Probes | None = None
+    probes: Probes = Field(default_factory=Probes)
     rounds: RoundSums | None = None
 
     @model_validator(mode="after")
@@ -147,6 +147,12 @@ class Scores(Sums):
         if any(array.shape != (self.member.size,) for array in arrays) or not self.member.size:
             raise ValueError("member, llr, drawn and residuals differ in length, or are empty")
         return self
+
+    @field_validator("probes", mode="before")
+    @classmethod
+    def _begin_probes(cls, probes: object) -> object:
+        """Begin without measurements where a run that began with an earlier version has none."""
+        return Probes() if probes is None else probes
 
     @property
     def canaries(self) -> int:
@@ -169,49 +175,22 @@ class ScoreSums:
             declared one covers more than a canary can do.
 
     Attributes:
+        seen: What was added so far; `scores` gives it with its rounds.
         rounds: Makes one observation of the releases of a round, where lots hold records of one group each; set before
             the first release. None: each release is one.
     """
 
     def __init__(self, member: Flags, replace_one: bool = False, reach: float = 1.0) -> None:
-        if not 0 < reach <= 1:
-            raise ValueError(f"reach must lie in (0, 1], not {reach}")
         count = len(member)
-        self._sums = Scores(
+        self.seen = Scores(
             member=member,
             llr=np.zeros(count),
             drawn=np.zeros(count, dtype=np.int64),
             replace_one=replace_one,
             reach=reach,
             residuals=Residuals.none_of(count),
-            probes=Probes(),
         )
         self.rounds: Rounds | None = None
-
-    @property
-    def member(self) -> Flags:
-        """(m,) whether the canary is among the records."""
-        return self._sums.member
-
-    @property
-    def replace_one(self) -> bool:
-        """Whether a non-member is there with the opposite vector."""
-        return self._sums.replace_one
-
-    @property
-    def reach(self) -> float:
-        """By how much of the declared sensitivity a canary moves the sum."""
-        return self._sums.reach
-
-    @property
-    def releases(self) -> int:
-        """Number of releases so far."""
-        return self._sums.releases
-
-    @property
-    def probes(self) -> Probes | None:
-        """What the run measures of itself; None in a run that began with an earlier version."""
-        return self._sums.probes
 
     def add(self, observed: Floats, drawn: Flags, noise_multiplier: float, sample_rate: float) -> None:
         """Add one release.
@@ -223,32 +202,21 @@ class ScoreSums:
             drawn: (m,) whether the canary was in the lot; a non-member only with `replace_one`.
             noise_multiplier: Declared standard deviation of the noise on `observed`.
             sample_rate: Declared probability of being drawn, in lots of a canary's own group where there are groups.
-
-        Raises:
-            ValueError: A shape is wrong, or a number out of range.
         """
-        x = np.asarray(observed, dtype=np.float64)
-        in_lot = np.asarray(drawn, dtype=np.bool_)
-        shape = self.member.shape
-        if x.shape != shape or in_lot.shape != shape:
-            raise ValueError(f"expected {shape} observations and flags, not {x.shape} and {in_lot.shape}")
-        if not (0 < noise_multiplier < math.inf and 0 < sample_rate <= 1):
-            raise ValueError(f"noise multiplier {noise_multiplier} or sample rate {sample_rate} is out of range")
-        if not self.replace_one and (in_lot & ~self.member).any():
-            raise ValueError("a canary that is no member was drawn")
-        self._sums.not_finite += int((~np.isfinite(x)).sum())
-        x = np.nan_to_num(x, nan=0.0, posinf=LIMIT, neginf=-LIMIT)
+        seen = self.seen
+        seen.not_finite += int((~np.isfinite(observed)).sum())
+        x = np.nan_to_num(observed, nan=0.0, posinf=LIMIT, neginf=-LIMIT)
         x = np.clip(x, -LIMIT, LIMIT)
         if self.rounds is None:
-            residual = self._add_observation(x, in_lot, noise_multiplier, sample_rate)
+            residual = self._add_observation(x, drawn, noise_multiplier, sample_rate)
         else:
-            residual = self.rounds.whiten_residual((x - self._moves(in_lot)) / noise_multiplier)
-            of_round = self.rounds.add(x, in_lot)
+            residual = self.rounds.whiten_residual((x - self._moves(drawn)) / noise_multiplier)
+            of_round = self.rounds.add(x, drawn)
             if of_round is not None:
                 self._add_observation(*of_round, noise_multiplier, sample_rate)
-        if self._sums.residuals is not None:
-            self._sums.residuals.add(residual, self.releases)
-        self._sums.releases += 1
+        if seen.residuals is not None:
+            seen.residuals.add(residual, seen.releases)
+        seen.releases += 1
 
     def whiten_statistics(self, noise: Floats) -> Floats:
         """Whiten the noise on what is released beside the gradients, where it is correlated."""
@@ -266,23 +234,24 @@ class ScoreSums:
         Returns:
             (m,) residuals, in declared standard deviations.
         """
-        self._sums.llr += log_likelihood_ratio(x, z, q, self.replace_one, self.reach)
-        self._sums.drawn += drawn
+        seen = self.seen
+        seen.llr += log_likelihood_ratio(x, z, q, seen.replace_one, seen.reach)
+        seen.drawn += drawn
         variance = q * (1 - q)
-        lots = self._sums.lots
+        lots = seen.lots
         lots.mean += q
         lots.variance += variance
         lots.cumulant += variance * (1 - 6 * variance)
 
-        inside = drawn & self.member
+        inside = drawn & seen.member
         outside = ~inside
-        middle = self.reach / 2
-        if self.replace_one:
-            outside = drawn & ~self.member
+        middle = seen.reach / 2
+        if seen.replace_one:
+            outside = drawn & ~seen.member
             middle = 0.0
         move = self._moves(drawn) / z
         residual: Floats = x / z - move
-        game = self._sums.game
+        game = seen.game
         game.count += len(x)
         game.move += float(move.sum())
         game.move_squared += float(move @ move)
@@ -293,34 +262,39 @@ class ScoreSums:
         game.misses += int((inside & (x <= middle)).sum())
         game.outs += int(outside.sum())
         game.alarms += int((outside & (x > middle)).sum())
-        game.most_mu = max(game.most_mu, self.reach / z)
+        game.most_mu = max(game.most_mu, seen.reach / z)
         return residual
 
     def _moves(self, drawn: Flags) -> Floats:
         """What each canary should have added to this sum, in declared sensitivities."""
-        if not self.replace_one:
-            return np.where(drawn, self.reach, 0.0)
-        half = self.reach / 2
-        move = np.where(self.member, half, -half)
-        return np.where(drawn, move, 0.0)
+        move = self.seen.reach
+        if not self.seen.replace_one:
+            return np.where(drawn, move, 0.0)
+        signed = np.where(self.seen.member, move / 2, -move / 2)
+        return np.where(drawn, signed, 0.0)
 
     def scores(self) -> Scores:
         """What was added so far; later releases do not change it."""
-        scores = self._sums.model_copy(deep=True)
+        scores = self.seen.model_copy(deep=True)
         if self.rounds is not None:
-            scores.rounds = self.rounds.sums(self.member)
+            scores.rounds = self.rounds.sums(scores.member)
         return scores
 
     def state_dict(self) -> dict[str, Any]:
         """Lists and numbers, which any checkpoint holds; whoever loads them goes on bit-identically."""
         rounds = None if self.rounds is None else self.rounds.model_dump()
-        return {**self._sums.model_dump(), "rounds": rounds}
+        return {**self.seen.model_dump(), "rounds": rounds}
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> ScoreSums:
         """The sums whose `state_dict` was kept."""
-        sums = cls(np.array(state["member"], dtype=np.bool_), state["replace_one"], state["reach"])
-        sums.load_state_dict(state)
+        # Checkpoints of earlier versions have the scores among other arrays.
+        llr = state["per_canary"]["llr"] if "per_canary" in state else state["llr"]
+        seen = Scores.model_validate({**state, "llr": llr, "rounds": None})
+        sums = cls(seen.member)
+        sums.seen = seen
+        rounds = state.get("rounds")
+        sums.rounds = None if rounds is None else Rounds.model_validate(rounds)
         return sums
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -329,12 +303,10 @@ class ScoreSums:
         Raises:
             ValueError: It is of other canaries.
         """
-        # Checkpoints of earlier versions have the scores among other arrays.
-        llr = state["per_canary"]["llr"] if "per_canary" in state else state["llr"]
-        saved = Scores.model_validate({**state, "llr": llr, "rounds": None})
-        is_alike = saved.replace_one == self.replace_one and saved.reach == self.reach
-        if not is_alike or not np.array_equal(saved.member, self.member):
+        saved = self.of(state)
+        mine = self.seen
+        is_alike = (saved.seen.replace_one, saved.seen.reach) == (mine.replace_one, mine.reach)
+        if not is_alike or not np.array_equal(saved.seen.member, mine.member):
             raise ValueError("the saved scores are of other canaries")
-        self._sums = saved
-        rounds = state.get("rounds")
-        self.rounds = None if rounds is None else Rounds.model_validate(rounds)
+        self.seen = saved.seen
+        self.rounds = saved.rounds

@@ -27,13 +27,11 @@ class RoundSums(Sums):
     Attributes:
         length: Number of steps in a round, and of groups.
         complete: Number of rounds that were seen to the end of their noise, which is in the next one.
-        out_of_turn: How often a canary was drawn in a step that is not of its group.
         members: Number of canaries among the records, by group.
     """
 
     length: NonNegativeInt
     complete: NonNegativeInt
-    out_of_turn: NonNegativeInt
     members: list[NonNegativeInt]
 
     @model_validator(mode="after")
@@ -56,7 +54,6 @@ class Rounds(Sums):
         length: Number of steps in a round, b at least: a record's participations lie at least as far apart.
         group: (m,) of each canary: its turn in a round. That of one that is not among the records is a fair draw.
         steps: Number of steps so far.
-        out_of_turn: How often a canary was drawn in a step that is not of its group.
         observed, residual, statistics: What came in the last b − 1 steps, the last one first.
         current, current_drawn: (m,) of the round that each canary is in: its observation so far, and whether it was
             drawn.
@@ -67,7 +64,6 @@ class Rounds(Sums):
     length: int
     group: CountArray
     steps: int = 0
-    out_of_turn: int = 0
     observed: list[FloatArray] = Field(default_factory=list)
     residual: list[FloatArray] = Field(default_factory=list)
     statistics: list[FloatArray] = Field(default_factory=list)
@@ -134,7 +130,6 @@ class Rounds(Sums):
         whitened = self._whiten(self.observed, observed)
         place = (self.steps - self.group) % self.length  # steps since the canary's turn
         is_turn = place == 0
-        self.out_of_turn += int((drawn & ~is_turn).sum())
         self.current[is_turn] = 0.0
         self.current_drawn[is_turn] = drawn[is_turn]
         weights = np.zeros(self.length)
@@ -159,6 +154,5 @@ class Rounds(Sums):
         return RoundSums(
             length=self.length,
             complete=self.complete,
-            out_of_turn=self.out_of_turn,
             members=members.tolist(),
         )
