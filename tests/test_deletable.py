@@ -25,16 +25,29 @@ class Capability:
     Attributes:
         words: Names of it that nothing else in src may say.
         others: What goes with the folder.
+        users: Capabilities that are built on it, and go with it.
     """
 
     words: str
     others: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
 
 
 CAPABILITIES = {
     "attack": Capability(
         r"capabilities\.attack|dpbench attack|attack\.png",
         ("tests/capabilities/attack", "tools/attack_runs.py", "tools/attacked_claims.py"),
+    ),
+    "auditing": Capability(
+        r"capabilities\.auditing",
+        (
+            "tests/capabilities/auditing",
+            "tests/tools/test_audits.py",
+            "tests/tools/results",
+            "tools/audits",
+            "tools/results",
+        ),
+        users=("attack", "workflow"),
     ),
     "export": Capability(r"capabilities\.export|dpbench export", ("tests/capabilities/export",)),
     "graphs": Capability(r"capabilities\.graphs|\bGraphs\b", ("tests/session/test_graphs.py", "tests/gpu")),
@@ -110,13 +123,15 @@ def ran(command: list[str], folder: Path, environment: dict[str, str]) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CAPABILITIES)
 def test_a_capability_can_be_deleted(name: str, tmp_path: Path) -> None:
-    environment = copy_without([name], tmp_path)
+    gone = [name, *CAPABILITIES[name].users]
+    environment = copy_without(gone, tmp_path)
     assert mentions(name, tmp_path / "src") == []
     ran([str(Path(sys.executable).with_name("lint-imports")), "--no-logo"], tmp_path, environment)
     shown = ran([sys.executable, "-m", "dpbench", "--help"], tmp_path, environment)
     listed = ran([sys.executable, "-m", "dpbench", "reproduce", "list"], tmp_path, environment)
-    for command in ("attack", "export", "workflow"):
-        assert (f"  {command} " in shown) is (name != command)
+    commands = {"attack": "attack", "audit": "auditing", "export": "export", "workflow": "workflow"}
+    for command, capability in commands.items():
+        assert (f"  {command} " in shown) is (capability not in gone)
     assert ("claims" in listed) is (name != "claims")
     assert ("pretrain" in shown) is (name != "prior")
 

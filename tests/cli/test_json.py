@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import pytest
 
 from dpbench.cli import main, parser
-from tests.harness.reports.test_audit import WORLD, leave
+from tests.capabilities.auditing.test_report import WORLD, leave
 
 CALIBRATE = "calibrate --epsilon 3 --delta 1e-5 --sample-rate 0.01 --steps 100 --json"
 COMMANDS = [

@@ -18,11 +18,11 @@ import pandas as pd
 import yaml
 from scipy import special
 
-from dpbench.capabilities.auditing import Verdict
+from dpbench.capabilities.auditing.audit import Verdict
+from dpbench.capabilities.auditing.report import audit_run, read_scores
 from dpbench.cli.experiments import part_of
 from dpbench.errors import ConfigurationError, DPBenchError
 from dpbench.files import write_atomically
-from dpbench.harness.reports.audit import audit_run, read_scores
 from dpbench.harness.reports.markdown import markdown_rows
 from dpbench.harness.reproduce._results import RUNS, with_choices
 from dpbench.harness.reproduce.jobs import Job, status, sweep, table_jobs, value_at
@@ -280,7 +280,7 @@ def _line(table: str, label: str, job: Job) -> dict[str, Any]:
         audit = value_at(record, "privacy.audit") or {}
         line |= {name: value_at(record, place) for name, place in _RECORDED.items()}
         if "verdict" in audit:
-            scores, _, _ = read_scores(job.run)
+            scores = read_scores(job.run).scores
             line["canaries"] = scores.canaries
             for name in _TITLES:
                 if name in audit["audited"]:

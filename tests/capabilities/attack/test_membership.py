@@ -24,8 +24,7 @@ from dpbench.capabilities.attack.membership import (
     rmia,
     rmia_offline,
 )
-from dpbench.capabilities.auditing import Guesses, count_right, one_run, one_run_fdp
-from dpbench.capabilities.auditing.one_run import choose_guesses
+from dpbench.capabilities.auditing.one_run import Guesses, choose_guesses, count_right, one_run, one_run_fdp
 from dpbench.errors import ConfigurationError
 from dpbench.harness.reports.roc import roc
 from dpbench.privacy.canaries.scores import Floats

@@ -9,8 +9,8 @@ from functools import cache
 
 import pytest
 
-from dpbench.capabilities.auditing import AuditResult, Family, Verdict, audit
-from dpbench.capabilities.auditing.audit import KEYS
+from dpbench.capabilities.auditing.audit import KEYS, AuditResult, Verdict, audit
+from dpbench.capabilities.auditing.family import Family
 from dpbench.errors import ConfigurationError
 from dpbench.harness.runs.record import ACCUSATIONS
 from dpbench.privacy.sampling import FixedSizeSampling, Sampling, ShuffledEpochs, TruncatedPoissonSampling

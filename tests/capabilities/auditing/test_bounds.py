@@ -11,24 +11,22 @@ import pytest
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from dpbench.capabilities.auditing import (
-    Family,
+from dpbench.capabilities.auditing.family import Family, reached
+from dpbench.capabilities.auditing.independent import auc, auc_lower, clopper_pearson_lower, clopper_pearson_upper
+from dpbench.capabilities.auditing.one_run import (
+    MOST_EPSILON,
     Guesses,
-    TradeOff,
-    auc,
-    auc_lower,
-    clopper_pearson_lower,
-    clopper_pearson_upper,
+    choose_guesses,
     count_right,
+    largest_refuted,
     one_run,
     one_run_fdp,
     one_run_p_value,
 )
-from dpbench.capabilities.auditing.family import reached
-from dpbench.capabilities.auditing.one_run import MOST_EPSILON, choose_guesses, largest_refuted
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.composition import epsilon
 from dpbench.privacy.accounting.ledger import Header, Ledger, Release
+from dpbench.privacy.accounting.tradeoff import TradeOff
 from dpbench.privacy.events import Event, SumQuery
 from dpbench.privacy.sampling import (
     FixedSizeSampling,

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpbench.capabilities.auditing import participation, release_game
-from dpbench.capabilities.auditing.declared import least_ratio
+from dpbench.capabilities.auditing.declared import least_ratio, participation, release_game
 from dpbench.privacy.canaries.scores import ScoreSums
 from tests.capabilities.auditing.worlds import World
 

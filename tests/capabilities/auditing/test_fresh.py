@@ -13,8 +13,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from dpbench.capabilities.auditing import Family, Verdict, audit
 from dpbench.capabilities.auditing.audit import TESTS as TOGETHER
+from dpbench.capabilities.auditing.audit import Verdict, audit
+from dpbench.capabilities.auditing.family import Family
 from dpbench.capabilities.auditing.fresh import NAMES, fresh_noise
 from dpbench.privacy.canaries.residuals import MOST_RELEASES, directions
 from dpbench.privacy.canaries.scores import Scores, ScoreSums

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dpbench.capabilities.auditing import Family, Verdict, audit_labels
+from dpbench.capabilities.auditing.audit import Verdict
+from dpbench.capabilities.auditing.family import Family
+from dpbench.capabilities.auditing.labels import LabelScores, audit_labels
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.ledger import Header, Ledger
-from dpbench.privacy.canaries.labels import LabelScores
 from dpbench.privacy.sampling import FixedSizeSampling
 from tests.capabilities.auditing.worlds import NOISE, World, ledger_of
 

@@ -13,14 +13,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpbench.capabilities.auditing import Verdict
+from dpbench.capabilities.auditing.audit import Verdict
+from dpbench.capabilities.auditing.report import audit_run
 from dpbench.capabilities.workflow import run as workflow_run
 from dpbench.capabilities.workflow.plan import AUDITED, Plan, make_plan
 from dpbench.capabilities.workflow.results import Results, Row, refuse_other_results, upper_limit, write_page
 from dpbench.cli import main
 from dpbench.code import code_hash
 from dpbench.errors import ConfigurationError
-from dpbench.harness.reports.audit import audit_run
 from dpbench.harness.reproduce.jobs import Job, table_jobs
 from dpbench.harness.runs.folder import RunFolder
 

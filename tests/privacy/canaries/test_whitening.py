@@ -102,15 +102,9 @@ def test_scores_say_how_often_canaries_were_seen() -> None:
         ({"length": -1}, "length"),
         ({"complete": 1.5}, "complete"),
         ({"members": 3}, "members"),
-        ({"members": [1]}, "not one number for each step"),
     ],
 )
 def test_damaged_rounds_are_refused(change: dict[str, Any], message: str) -> None:
     right = {"length": 2, "complete": 5, "members": [3, 4]}
     with pytest.raises(ValueError, match=message):
         RoundSums.model_validate({**right, **change})
-
-
-def test_bands_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="3 bands do not fit into rounds of 2 steps"):
-        Rounds.beginning(C, 2, np.zeros(3, int))

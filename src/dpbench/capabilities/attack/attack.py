@@ -34,7 +34,8 @@ from dpbench.capabilities.attack.results import (
     text_of,
 )
 from dpbench.capabilities.attack.signals import SIGNALS, candidates_of, has_probabilities, members_of, signals_of
-from dpbench.capabilities.auditing import Family, Verdict
+from dpbench.capabilities.auditing.audit import Verdict
+from dpbench.capabilities.auditing.family import Family
 from dpbench.data.module import LotDataModule
 from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.files import write_atomically, write_json

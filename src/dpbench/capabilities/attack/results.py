@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dpbench.capabilities.auditing import Verdict
+from dpbench.capabilities.auditing.audit import Verdict
 from dpbench.harness.reports.figures import FolderPicture
 from dpbench.harness.reports.markdown import markdown_rows
 from dpbench.harness.reports.roc import Roc, RocPanel

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dpbench.canonical import digest_of
 from dpbench.capabilities.attack.membership import log_odds
+from dpbench.capabilities.auditing.label_scores import margins
 from dpbench.capabilities.synthesis.memorization import nearest
 from dpbench.capabilities.synthesis.sample import make
 from dpbench.data.module import LotDataModule
@@ -23,7 +24,6 @@ from dpbench.errors import ConfigurationError
 from dpbench.harness.run.build import instantiate
 from dpbench.harness.run.config import class_of
 from dpbench.harness.run.evaluation import score_records
-from dpbench.harness.run.label_scores import margins
 from dpbench.harness.run.saved_module import final_checkpoint, load_module
 from dpbench.harness.runs.folder import RunFolder
 from dpbench.modules.gan import GAN

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from pydantic_core import to_jsonable_python
 
 from dpbench.capabilities.auditing.declared import (
-    Checked,
+    Check,
     ReleaseGame,
     group_sizes,
     least_ratio,
@@ -72,28 +72,6 @@ class Bound:
     violated: bool = False
     why_not: str | None = None
     noise_scale: float | None = None
-
-
-@dataclass(frozen=True)
-class Check:
-    """A test of the declaration.
-
-    Attributes:
-        name: Of what was tested.
-        value: Measured.
-        expected: Declared; None where there was nothing to test.
-        passed: Whether they agree; None where there was nothing to test.
-        low, high: Confidence limits of the value, where it has any.
-        p_value: Where the test has one.
-    """
-
-    name: str
-    value: float | None = None
-    expected: float | None = None
-    passed: bool | None = None
-    low: float | None = None
-    high: float | None = None
-    p_value: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,34 +339,24 @@ def _bound_of_family(
 
 
 def _checks(scores: Scores, ledger: Ledger, game: ReleaseGame | None, level: float) -> tuple[Check, ...]:
-    tests: dict[str, Checked | None] = dict.fromkeys(("rate", "dispersion"))
+    tests: dict[str, Check | None] = {
+        # By intervals with a tolerance, since so many observations would find rounding, too.
+        "noise over declared": game and game.noise,
+        "sensitivity over declared": game and game.move,
+        "rate": None,
+        "dispersion": None,
+    }
     if all(sampling.lots_per_draw == 1 for sampling, _ in ledger.events):
-        tests = participation(scores)
+        tests |= participation(scores)
     tests |= fresh_noise(scores)
     probes = scores.probes
     if scores.rounds is not None:
         tests["sizes of groups"] = group_sizes(scores.rounds)
     tests["lot sizes"] = lot_sizes(probes)
     tests["noise of statistics"] = statistics_noise(probes)
-    checks = []
-    # By intervals with a tolerance, since so many observations would find rounding, too.
-    for name, measured in (("noise", game and game.noise), ("sensitivity", game and game.move)):
-        check = Check(f"{name} over declared")
-        if measured is not None:
-            overlaps = measured.low <= 1 + TOLERANCE and measured.high >= 1 - TOLERANCE
-            check = Check(check.name, measured.value, 1.0, overlaps, measured.low, measured.high)
-        checks.append(check)
-    for name, checked in tests.items():
-        check = Check(name)
-        if checked is not None:
-            check = Check(name, checked.value, checked.expected, checked.p_value >= level, p_value=checked.p_value)
-        checks.append(check)
     # These are no statistics, and never fail by chance.
     most = {"record over bound": (probes.largest, 1.0), "sum apart from records": (probes.difference, 0.0)}
     most["more than the lot"] = (float(probes.surplus), 0.0)
     for name, (value, expected) in most.items():
-        check = Check(name)
-        if probes.records:
-            check = Check(name, value, expected, value <= expected)
-        checks.append(check)
-    return tuple(checks)
+        tests[name] = Check(value, expected) if probes.records else None
+    return tuple((check or Check()).judged(name, level, TOLERANCE) for name, check in tests.items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,17 +21,42 @@ _LEAST_VARIANCE = 0.05  # of the number of lots that a canary is in, for the tes
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A measured quantity over the declared one.
+class Check:
+    """A test of something that was declared.
 
     Attributes:
-        value: Estimate.
-        low, high: Confidence limits.
+        value: Measured; None where there was nothing to test.
+        expected: Declared; of a test without a p-value the most that may be.
+        p_value: Two-sided, where the test has one.
+        low, high: Confidence limits of the value, where it has any.
+        passed: Whether they agree; None where there was nothing to test, or before the verdict.
+        name: Of what was tested.
     """
 
-    value: float
-    low: float
-    high: float
+    value: float | None = None
+    expected: float | None = None
+    p_value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    passed: bool | None = None
+    name: str = ""
+
+    def judged(self, name: str, level: float, tolerance: float) -> Check:
+        """The same with its name, and whether it passed.
+
+        Args:
+            name: Of what was tested.
+            level: Probability that a right value fails.
+            tolerance: By how much a value with limits may differ from the declaration.
+        """
+        passed = None
+        if self.p_value is not None:
+            passed = self.p_value >= level
+        elif self.low is not None and self.high is not None:
+            passed = self.low <= 1 + tolerance and self.high >= 1 - tolerance
+        elif self.value is not None and self.expected is not None:
+            passed = self.value <= self.expected
+        return replace(self, name=name, passed=passed)
 
 
 @dataclass(frozen=True)
@@ -46,8 +71,8 @@ class ReleaseGame:
         mu: Measured S/σ of a release, where the declared one is largest.
     """
 
-    noise: Measured
-    move: Measured
+    noise: Check
+    move: Check
     mu: float
 
 
@@ -81,8 +106,8 @@ def release_game(sums: GameSums, level: float) -> ReleaseGame | None:
     std_low = std * math.sqrt(freedom / stats.chi2.isf(level / 2, freedom))
     std_high = std * math.sqrt(freedom / stats.chi2.isf(1 - level / 2, freedom))
     return ReleaseGame(
-        noise=Measured(std, std_low, std_high),
-        move=Measured(slope, float(slope - half_width), float(slope + half_width)),
+        noise=Check(std, 1.0, low=std_low, high=std_high),
+        move=Check(slope, 1.0, low=float(slope - half_width), high=float(slope + half_width)),
         mu=sums.most_mu * slope / std,
     )
 
@@ -108,21 +133,6 @@ def least_ratio(sums: GameSums, level: float) -> float:
     return max(0.0, mu) / sums.most_mu
 
 
-@dataclass(frozen=True)
-class Checked:
-    """A test of something that was declared.
-
-    Attributes:
-        value: Measured.
-        expected: Under the declaration.
-        p_value: Two-sided.
-    """
-
-    value: float
-    expected: float
-    p_value: float
-
-
 def two_sided(below: float, above: float) -> float:
     """The p-value of a test by both of its tails."""
     return min(1.0, 2 * float(min(below, above)))
@@ -139,7 +149,7 @@ def chi_squared_p_value(squares: float, freedom: float) -> float:
     return two_sided(tail.cdf(squares), tail.sf(squares))
 
 
-def participation(scores: Scores) -> dict[str, Checked | None]:
+def participation(scores: Scores) -> dict[str, Check | None]:
     """Test how often canaries were drawn, where lots are declared to be drawn independently of each other.
 
     Args:
@@ -159,17 +169,17 @@ def _counts(scores: Scores) -> NDArray[np.int64]:
     return scores.drawn if scores.replace_one else scores.drawn[scores.member]
 
 
-def _rate(scores: Scores) -> Checked | None:
+def _rate(scores: Scores) -> Check | None:
     counts = _counts(scores)
     trials = len(counts) * scores.observations
     if not trials:
         return None
     rate = min(1.0, scores.lots.mean / scores.observations)
     drawn = int(min(counts.sum(), trials))
-    return Checked(drawn / trials, rate, float(stats.binomtest(drawn, trials, rate).pvalue))
+    return Check(drawn / trials, rate, float(stats.binomtest(drawn, trials, rate).pvalue))
 
 
-def _dispersion(scores: Scores) -> Checked | None:
+def _dispersion(scores: Scores) -> Check | None:
     counts = _counts(scores)
     lots = scores.lots
     if len(counts) < 2 or scores.observations < 2 or lots.variance < _LEAST_VARIANCE:
@@ -185,10 +195,10 @@ def _dispersion(scores: Scores) -> Checked | None:
     # Variance of the index over that of a χ², by the delta method: 1 for Poisson numbers, 1 − 1/T for binomial ones.
     spread = 1 - (lots.variance - lots.cumulant) / (6 * lots.variance**2)
     p_value = chi_squared_p_value(index / spread, freedom / spread)
-    return Checked(index / freedom, 1.0, p_value)
+    return Check(index / freedom, 1.0, p_value)
 
 
-def group_sizes(rounds: RoundSums) -> Checked | None:
+def group_sizes(rounds: RoundSums) -> Check | None:
     """Test whether groups are drawn uniformly, by Pearson's χ² of the canaries in each: two-sided.
 
     Too even are groups that records are dealt to, so that one that comes or goes moves others to another group.
@@ -201,10 +211,10 @@ def group_sizes(rounds: RoundSums) -> Checked | None:
     if not freedom or expected < _FEWEST_OF_GROUP:
         return None
     index = sum((count - expected) ** 2 for count in rounds.members) / expected
-    return Checked(index / freedom, 1.0, chi_squared_p_value(index, freedom))
+    return Check(index / freedom, 1.0, chi_squared_p_value(index, freedom))
 
 
-def statistics_noise(probes: Probes) -> Checked | None:
+def statistics_noise(probes: Probes) -> Check | None:
     """Test the noise on what is released beside the gradients: deviation over the declared one, by the χ² distribution.
 
     Args:
@@ -213,10 +223,10 @@ def statistics_noise(probes: Probes) -> Checked | None:
     if not probes.statistics:
         return None
     std = math.sqrt(probes.statistics_squared / probes.statistics)
-    return Checked(std, 1.0, chi_squared_p_value(probes.statistics_squared, probes.statistics))
+    return Check(std, 1.0, chi_squared_p_value(probes.statistics_squared, probes.statistics))
 
 
-def lot_sizes(probes: Probes) -> Checked | None:
+def lot_sizes(probes: Probes) -> Check | None:
     """Test the variance of the size of lots, over the declared one.
 
     By a χ² distribution with the mean and variance of that index. Lots of a fixed size have no other size.
@@ -229,9 +239,9 @@ def lot_sizes(probes: Probes) -> Checked | None:
         return None
     if not probes.size_variance:
         is_right = not probes.size_squared
-        return Checked(1.0 if is_right else math.inf, 1.0, float(is_right))
+        return Check(1.0 if is_right else math.inf, 1.0, float(is_right))
     variance = probes.size_variance / lots
     index = probes.size_squared / variance
     # Variance of the index over that of a χ² with as many degrees of freedom as lots: 1 + κ₄/(2·σ⁴).
     spread = 1 + probes.size_cumulant / lots / (2 * variance**2)
-    return Checked(index / lots, 1.0, chi_squared_p_value(index / spread, lots / spread))
+    return Check(index / lots, 1.0, chi_squared_p_value(index / spread, lots / spread))

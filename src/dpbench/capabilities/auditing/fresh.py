@@ -11,7 +11,7 @@ import numpy as np
 from scipy import special, stats
 from scipy.spatial import KDTree
 
-from dpbench.capabilities.auditing.declared import Checked, chi_squared_p_value, two_sided
+from dpbench.capabilities.auditing.declared import Check, chi_squared_p_value, two_sided
 from dpbench.privacy.canaries.residuals import Residuals
 from dpbench.privacy.canaries.scores import Floats, Scores
 
@@ -29,7 +29,7 @@ NAMES = (
 """Names of the tests."""
 
 
-def fresh_noise(scores: Scores) -> dict[str, Checked | None]:
+def fresh_noise(scores: Scores) -> dict[str, Check | None]:
     """Test whether the noise is Gaussian and independent from release to release and from canary to canary.
 
     - accumulated noise: variance of the noise of a canary summed over the releases, over that of independent noise, by
@@ -71,15 +71,15 @@ def fresh_noise(scores: Scores) -> dict[str, Checked | None]:
     return dict(zip(NAMES, tests, strict=True))
 
 
-def _accumulated(sums: Floats, releases: int) -> Checked | None:
+def _accumulated(sums: Floats, releases: int) -> Check | None:
     """Test sums of the noise over all releases, one of each canary, in deviations of one release's noise."""
     if releases < 2:
         return None
     index = float(sums @ sums) / releases
-    return Checked(index / len(sums), 1.0, chi_squared_p_value(index, len(sums)))
+    return Check(index / len(sums), 1.0, chi_squared_p_value(index, len(sums)))
 
 
-def _spectrum(noise: Floats) -> Checked | None:
+def _spectrum(noise: Floats) -> Check | None:
     """Test the spectral flatness of the noise of releases in some directions, shape (T, k).
 
     The logarithm of a gamma variable of shape a and scale b has the mean ψ(a) + ln b, variance ψ'(a) and third cumulant
@@ -106,7 +106,7 @@ def _spectrum(noise: Floats) -> Checked | None:
     skewness = third / variance**1.5
     p_value = stats.pearson3.cdf(excess / math.sqrt(variance), skewness)
     flatness = math.exp(excess / len(power))
-    return Checked(flatness, 1.0, float(p_value))
+    return Check(flatness, 1.0, float(p_value))
 
 
 def _standardized(residuals: Residuals, std: float) -> Floats:
@@ -118,7 +118,7 @@ def _standardized(residuals: Residuals, std: float) -> Floats:
     return np.linalg.solve(root, residuals.over_releases / std).T
 
 
-def _closest(points: Floats) -> Checked | None:
+def _closest(points: Floats) -> Check | None:
     """Test of the two most similar of some vectors of independent normal numbers, or opposite ones, shape (n, k).
 
     The difference of two has twice the variance: half of its square is χ² of k degrees of freedom.
@@ -138,10 +138,10 @@ def _closest(points: Floats) -> Checked | None:
     # The median of the smallest of so many distances, if all were independent: (1 − p)^pairs = 1/2.
     quantile = min(0.5, math.log(2) / pairs)
     median = 2 * float(stats.chi2.ppf(quantile, dimensions))
-    return Checked(distance, math.sqrt(median), p_value)
+    return Check(distance, math.sqrt(median), p_value)
 
 
-def _extreme(least: float, most: float, freedom: int, count: int) -> Checked | None:
+def _extreme(least: float, most: float, freedom: int, count: int) -> Check | None:
     """Test the smallest and the largest of some sums of squares.
 
     Args:
@@ -158,10 +158,10 @@ def _extreme(least: float, most: float, freedom: int, count: int) -> Checked | N
     unlikelier = least if below < above else most
     # Both tails of each of them (Bonferroni).
     p_value = min(1.0, 2 * count * min(below, above))
-    return Checked(math.sqrt(unlikelier / freedom), 1.0, p_value)
+    return Check(math.sqrt(unlikelier / freedom), 1.0, p_value)
 
 
-def _kurtosis(residuals: Residuals, n: int) -> Checked | None:
+def _kurtosis(residuals: Residuals, n: int) -> Check | None:
     """Test the kurtosis of n numbers by its exact moments (Anscombe & Glynn 1983) and the Pearson III distribution."""
     if n < _FEWEST_OBSERVATIONS:
         return None
@@ -177,4 +177,4 @@ def _kurtosis(residuals: Residuals, n: int) -> Checked | None:
     skewness *= math.sqrt(6 * (n + 3) * (n + 5) / (n * (n - 2) * (n - 3)))
     tail = stats.pearson3(skewness)
     deviation = (kurtosis - mean) / math.sqrt(variance)
-    return Checked(kurtosis, 3.0, two_sided(tail.cdf(deviation), tail.sf(deviation)))
+    return Check(kurtosis, 3.0, two_sided(tail.cdf(deviation), tail.sf(deviation)))

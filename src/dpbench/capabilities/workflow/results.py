@@ -14,13 +14,13 @@ from typing import Any
 import pandas as pd
 from scipy import stats
 
+from dpbench.capabilities.auditing.label_scores import label_scores
+from dpbench.capabilities.auditing.report import audit_by_labels, audit_run
 from dpbench.capabilities.workflow.plan import Plan
 from dpbench.errors import ConfigurationError
 from dpbench.files import write_atomically
-from dpbench.harness.reports.audit import audit_by_labels, audit_run
 from dpbench.harness.reports.figures import new_figure, write_figure
 from dpbench.harness.reproduce.jobs import Job
-from dpbench.harness.run.label_scores import label_scores
 from dpbench.harness.runs.numbers import ABSENT
 from dpbench.harness.runs.readers import read_csv
 from dpbench.templates import render

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from dpbench.errors import DPBenchError
 from dpbench.files import from_here, typed
 from dpbench.harness.runs.folder import Run, RunFolder
 from dpbench.harness.runs.ledgers import shared_with_neighbors
 from dpbench.harness.runs.numbers import (
     epsilon_text,
     exposure_allowed_text,
+    limit_text,
     membership_text,
     metric_text,
     noise_text,
     seconds_text,
 )
-from dpbench.harness.runs.record import CONFIDENCE, doubt, has_canaries, is_audited
+from dpbench.harness.runs.record import doubt, has_canaries, is_audited, verdict_of
 from dpbench.templates import render
+
+_AUDITS = "dpbench.audits"
+"""Group of entry points: functions from the folder of a run with canaries to what its result keeps of an audit."""
 
 
 class EndOfRun:
@@ -37,12 +41,10 @@ class EndOfRun:
         """What the run's canaries tell of its epsilon; None where it had none, or released nothing."""
         if not (has_canaries(run.config) and run.folder.audit.is_file()):
             return None
-        from dpbench.harness.reports.audit import audit_run
-
-        try:
-            return audit_run(run.folder.path, CONFIDENCE).result.summary()
-        except DPBenchError as error:  # the model is trained: its result is not lost for that
-            return {"why_not": str(error)}
+        found: dict[str, Any] = {}
+        for entry in entry_points(group=_AUDITS):
+            found |= entry.load()(run.folder.path)
+        return found or {"why_not": "nothing that is installed audits runs"}
 
     def summarize(self, run: Run, record: Mapping[str, Any], opening: str) -> None:
         """Print the summary."""
@@ -59,9 +61,6 @@ def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
     """
     privacy = record["privacy"]
     metrics = record["metrics"]
-    audited = is_audited(record)
-    if audited:
-        from dpbench.harness.reports.audit import outline
     mark = doubt(privacy)
     text = render(
         "end_of_run.txt",
@@ -78,7 +77,7 @@ def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
         noise=noise_text(privacy) if "noise_multiplier" in privacy else "",
         held_out=_held_out(record["config"].get("data") or {}),
         shared_noise=shared_with_neighbors(folder),
-        audit=list(outline(privacy)) if audited else [],
+        audit=_audit(privacy) if is_audited(record) else {},
         place=from_here(folder.path),
         typed_place=typed(folder.path),
         pictures=[from_here(path) for path in sorted(folder.path.glob("*.png"))],
@@ -88,6 +87,20 @@ def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
         seconds=seconds_text,
     )
     return f"\n{text}"
+
+
+def _audit(privacy: Mapping[str, Any]) -> dict[str, str]:
+    """What the audit of a run with canaries found: its limit of epsilon, and its verdict."""
+    audit = privacy.get("audit") or {"why_not": "nothing was released"}
+    verdict = f"{verdict_of({'audit': audit})}"
+    if audit.get("verdict") is None:
+        return {"verdict": verdict}
+    limit = "nothing"
+    if audit["shown"] is not None:
+        limit = f"{limit_text(audit['audited'][audit['shown']])} ({audit['shown'].replace('_', ' ')})"
+    if audit["accused_by"]:
+        verdict += f" ({'; '.join(audit['accused_by'])})"
+    return {"audited": f"{limit} at {100 * audit['confidence']:g} % confidence", "verdict": verdict}
 
 
 def _tests(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -30,13 +30,11 @@ _BEYOND = 1e12  # in bounds; also in the type of the sums, in which processes ad
 
 
 class AuditedLots(Protocol):
-    """Lots of a training in which canaries are drawn like its records.
+    """Lots of a training in which canaries are drawn like its records."""
 
-    Attributes:
-        sampling: How lots of the training data alone are drawn.
-    """
-
-    sampling: Sampling
+    @property
+    def sampling(self) -> Sampling:
+        """How lots are drawn; of the training data alone, before canaries join them."""
 
     def added_in(self, step: int) -> NDArray[np.int64]:
         """Numbers of the added records in the lot of a release."""

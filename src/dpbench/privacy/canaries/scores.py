@@ -304,9 +304,9 @@ class ScoreSums:
             ValueError: It is of other canaries.
         """
         saved = self.of(state)
-        mine = self.seen
-        is_alike = (saved.seen.replace_one, saved.seen.reach) == (mine.replace_one, mine.reach)
-        if not is_alike or not np.array_equal(saved.seen.member, mine.member):
+        mine, theirs = self.seen, saved.seen
+        is_alike = mine.replace_one == theirs.replace_one and mine.reach == theirs.reach
+        if not is_alike or not np.array_equal(mine.member, theirs.member):
             raise ValueError("the saved scores are of other canaries")
         self.seen = saved.seen
         self.rounds = saved.rounds

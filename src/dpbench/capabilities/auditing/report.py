@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,20 +11,19 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from dpbench.capabilities.auditing import Audit, Family, Verdict, audit_labels
-from dpbench.capabilities.auditing.audit import KEYS, NO_PROOF, audit
-from dpbench.errors import ConfigurationError, LedgerError
+from dpbench.capabilities.auditing.audit import NO_PROOF, Audit, Verdict, audit
+from dpbench.capabilities.auditing.family import Family
+from dpbench.capabilities.auditing.labels import LabelScores, audit_labels
+from dpbench.errors import ConfigurationError, DPBenchError, LedgerError
 from dpbench.harness.reports.roc import RATES, RocPanel, roc
 from dpbench.harness.runs.folder import RunFolder
 from dpbench.harness.runs.ledgers import read_run_ledger
 from dpbench.harness.runs.numbers import MOST_AUDITED, audit_text, limit_or_none, limit_text
 from dpbench.harness.runs.readers import read_json
-from dpbench.harness.runs.record import read_result, verdict_of
-from dpbench.privacy.accounting.ledger import Ledger
+from dpbench.harness.runs.record import CONFIDENCE, read_result
 from dpbench.privacy.accounting.seal import Seal, difference
 from dpbench.privacy.accounting.tradeoff import trade_off
 from dpbench.privacy.canaries.file import READABLE, SCHEMA
-from dpbench.privacy.canaries.labels import LabelScores
 from dpbench.privacy.canaries.scores import Scores
 from dpbench.templates import render
 
@@ -38,17 +37,18 @@ VERDICTS = {
 """Meaning of each verdict."""
 
 
-class _Seal(BaseModel):
-    lines: int
-    sha256: str
+class AuditFile(BaseModel):
+    """The content of audit.json.
 
-
-class _AuditFile(BaseModel):
-    """The content of audit.json."""
+    Attributes:
+        ledger: By which the ledger beside it is known as the one that the scores belong to.
+        scores: Of all releases in the ledger.
+        left_out: Groups of parameters that show nothing of the canaries → their coordinates.
+    """
 
     model_config = ConfigDict(strict=True)
 
-    ledger: _Seal
+    ledger: Seal
     scores: Scores
     left_out: dict[str, int] = {}
 
@@ -82,8 +82,9 @@ class AuditReport:
     def text(self) -> str:
         """The facts as a table for people."""
         result = self.result
+        grounds = f" ({'; '.join(result.accused_by)})" if result.accused_by else ""
         text = render(
-            "audit.txt",
+            Path(__file__).with_name("audit.txt.jinja"),
             run=self.run,
             by_labels=isinstance(self.scores, LabelScores),
             result=result,
@@ -94,7 +95,7 @@ class AuditReport:
             limit_of=limit_text,
             epsilon_of=audit_text,
             most_audited=MOST_AUDITED,
-            verdict=_verdict_text(result.verdict, result.accused_by),
+            verdict=f"{result.verdict}{grounds}: {VERDICTS[result.verdict]}",
             left_out=[f"{name} ({size:,} coordinates)" for name, size in self.left_out.items()],
             most_groups=_MOST_GROUPS,
             records_measured=isinstance(self.scores, Scores) and self.scores.probes.records,
@@ -136,13 +137,32 @@ def audit_run(folder: Path, confidence: float = 0.95) -> AuditReport:
             audited when the run ended, or the confidence is out of range.
     """
     run = RunFolder(folder)
-    scores, seal, left_out = read_scores(run)
-    ledger = _ledger_of(run, seal)
+    file = read_scores(run)
+    ledger = read_run_ledger(run.ledger)
+    wrong = difference(run.ledger, file.ledger, run.audit.name, ended=True) or ledger.wrong
+    if wrong is not None:
+        raise LedgerError(
+            f"{run.ledger} does not belong to {run.audit.name} ({wrong}): restore both files of one run, or train "
+            "again."
+        )
     stored = read_result(run)["privacy"].get("audit") if run.finished else None
     if stored is not None and "damage" in stored:
         raise ConfigurationError(f"{run}: {stored['damage']}; restore a copy, or train again, `{_HOW}`.")
     family = Family(ledger.events, ledger.header.delta)
-    return AuditReport(run, audit(ledger, scores, confidence, family), scores, family, left_out, stored)
+    result = audit(ledger, file.scores, confidence, family)
+    return AuditReport(run, result, file.scores, family, file.left_out, stored)
+
+
+def kept_audit(folder: Path) -> dict[str, Any]:
+    """What a run keeps of its audit: bounds and verdict, or why there are none; an entry point of `dpbench.audits`.
+
+    Args:
+        folder: Of a run with canaries that has made its last step.
+    """
+    try:
+        return audit_run(folder, CONFIDENCE).result.summary()
+    except DPBenchError as error:  # the model is trained: its result is not lost for that
+        return {"why_not": str(error)}
 
 
 def audit_by_labels(run: RunFolder, scores: LabelScores, confidence: float = 0.95) -> AuditReport:
@@ -167,8 +187,8 @@ def audit_by_labels(run: RunFolder, scores: LabelScores, confidence: float = 0.9
     return AuditReport(run, audit_labels(ledger, scores, confidence, family), scores, family)
 
 
-def read_scores(run: RunFolder) -> tuple[Scores, Seal, dict[str, int]]:
-    """Read the scores of a run's canaries, the seal of their ledger, and the groups that are left out.
+def read_scores(run: RunFolder) -> AuditFile:
+    """Read what the canaries of a run saw.
 
     Raises:
         ConfigurationError: There is none, or it is damaged.
@@ -187,44 +207,7 @@ def read_scores(run: RunFolder) -> tuple[Scores, Seal, dict[str, int]]:
             f"{run.audit} has schema {schema!r}, and this version of dpbench reads schemas up to {SCHEMA}: "
             "use the version that wrote it."
         )
-    file = _AuditFile.model_validate(read_json(run.audit, _AuditFile, again))
-    return file.scores, Seal(**vars(file.ledger)), file.left_out
-
-
-def _ledger_of(run: RunFolder, seal: Seal) -> Ledger:
-    """The ledger that the scores belong to.
-
-    Raises:
-        LedgerError: It is missing, damaged, or another one.
-    """
-    ledger = read_run_ledger(run.ledger)
-    wrong = difference(run.ledger, seal, run.audit.name, ended=True) or ledger.wrong
-    if wrong is not None:
-        raise LedgerError(
-            f"{run.ledger} does not belong to {run.audit.name} ({wrong}): restore both files of one run, or train "
-            "again."
-        )
-    return ledger
-
-
-def _verdict_text(verdict: str, accused_by: Sequence[str]) -> str:
-    """A verdict with what it rests on and what it means, one line."""
-    grounds = f" ({'; '.join(accused_by)})" if accused_by else ""
-    return f"{verdict}{grounds}: {VERDICTS[Verdict(verdict)]}"
-
-
-def outline(privacy: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Lines of the short table at the end of a run with canaries: audited, verdict."""
-    audit = privacy.get("audit") or {"why_not": "nothing was released"}
-    if audit.get("verdict") is None:
-        yield "verdict", f"{verdict_of({'audit': audit})}"
-        return
-    limit = "nothing"
-    if audit["shown"] is not None:
-        names = {key: name for name, key in KEYS.items()}
-        limit = f"{limit_text(audit['audited'][audit['shown']])} ({names[audit['shown']]})"
-    yield "audited", f"{limit} at {100 * audit['confidence']:g} % confidence"
-    yield "verdict", _verdict_text(audit["verdict"], audit["accused_by"])
+    return AuditFile.model_validate(read_json(run.audit, AuditFile, again))
 
 
 def _sound_text(sound: float | None, accountant: str | None) -> str:

@@ -16,17 +16,17 @@ import pytest
 import pytorch_lightning as pl
 import wandb
 
+from dpbench.capabilities.auditing.report import audit_run, read_scores
 from dpbench.cli import main
 from dpbench.errors import ConfigurationError
-from dpbench.harness.reports.audit import audit_run, read_scores
 from dpbench.harness.reports.end_of_run import EndOfRun, summary
 from dpbench.harness.reports.run_table import AUDITED_LABEL, RunTable
 from dpbench.harness.run._checkpoint import LastCheckpoint
 from dpbench.harness.run.logs import mirror_result
 from dpbench.harness.runs.folder import Run, RunFolder
 from dpbench.harness.runs.record import read_result, write_result
+from tests.capabilities.auditing.test_report import continued, leave
 from tests.capabilities.auditing.worlds import World
-from tests.harness.reports.test_audit import continued, leave
 
 WORLD = World(z=0.8, releases=40, canaries=800)
 CANARIES = {"_target_": "dpbench.privacy.canaries.canaries.GradientCanaries"}
@@ -116,7 +116,7 @@ def test_only_the_real_end_is_audited(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(audits) == 1 and not run.finished
     run.audit.unlink()  # as after a kill: what was written last may be lost
     assert main(["resume", str(run)]) == 0
-    assert audits[0] == audits[1] == without_scores(audit_in(run.path)) and read_scores(run)[0].releases == 8
+    assert audits[0] == audits[1] == without_scores(audit_in(run.path)) and read_scores(run).scores.releases == 8
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpbench.capabilities.auditing.labels import LabelScores
 from dpbench.data.images import ImageDataModule
 from dpbench.data.inserted import inserted_of
 from dpbench.data.sources import NOISE
@@ -16,7 +17,6 @@ from dpbench.harness.run.saved_module import final_checkpoint, load_module, requ
 from dpbench.harness.runs.folder import RunFolder
 from dpbench.harness.runs.record import has_canaries
 from dpbench.modules.image_classifier import ImageClassifier
-from dpbench.privacy.canaries.labels import LabelScores
 
 
 def is_on_noise(run: RunFolder) -> bool:

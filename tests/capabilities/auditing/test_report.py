@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from dpbench.capabilities.auditing.report import audit_run
 from dpbench.cli import main
-from dpbench.harness.reports.audit import audit_run
 from dpbench.harness.runs.folder import RunFolder
 from dpbench.privacy.accounting.ledger import Header
 from dpbench.privacy.accounting.seal import seal_of

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from dpbench.capabilities.auditing.label_scores import label_scores, margins
 from dpbench.cli import main
-from dpbench.harness.run.label_scores import label_scores, margins
 from dpbench.harness.runs.folder import RunFolder
 from dpbench.privacy.mechanism.noise_process import Noise
 from tests.support.finished_runs import RUNS
