@@ -151,7 +151,7 @@ def test_data_of_others_in_another_folder_get_other_noise() -> None:
     ("value", "message"),
     [
         ("nosuch.conf", "the plug-in mine names nosuch.conf as its configuration .*No module named 'nosuch'"),
-        ("json.decoder", "names json.decoder .*it is no folder of an installed package"),
+        ("json.decoder", "names json.decoder .*which is no folder of an installed package"),
     ],
 )
 def test_a_broken_plugin_is_one_line(value: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:

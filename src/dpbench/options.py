@@ -208,13 +208,9 @@ def _validated(adapter: TypeAdapter[Any], value: Any, name: str) -> Any:
     try:
         checked = adapter.validate_python(value, context=name)
     except ValidationError:
-        if not isinstance(value, list | tuple | str):
-            raise
-        if not isinstance(value, str):
-            with suppress(ValidationError):
-                return adapter.validate_python(list(value) if isinstance(value, tuple) else tuple(value), context=name)
-        with suppress(TypeError):  # of what JSON cannot hold
-            return adapter.validate_json(json.dumps(value), context=name)
+        if isinstance(value, list | tuple | str):
+            with suppress(TypeError):  # of what JSON cannot hold
+                return adapter.validate_json(json.dumps(value), context=name)
         raise
     if isinstance(checked, Iterator):
         # Pydantic looks at the items of an Iterable when they are asked for.
@@ -248,20 +244,15 @@ def described(annotation: Any) -> str:
         return f"{', '.join(others)} or {last}" if others else last
     if origin in (Union, UnionType):
         parts = [described(part) for part in inner if not _is_object(part)]
-        if parts == ["null"]:
-            parts = [described(part) for part in inner]
         # Lists last but for null, lest their items seem to have the alternatives.
         parts.sort(key=lambda part: (part == "null", part.startswith("a list")))
-        comma = "," if " in which each " in " ".join(parts[:-1]) else ""
-        return f"{comma} or ".join(dict.fromkeys(parts)) or "an object"
+        return " or ".join(dict.fromkeys(parts))
     if origin is tuple and ... not in inner:
         return f"a list of {len(inner)}: {', '.join(map(described, inner))}"
     if origin in _LISTS and inner:
         return f"a list in which each is {described(inner[0])}"
     if origin in _DICTIONARIES and inner and inner[1] is not Any:
         return f"a dictionary in which each value is {described(inner[1])}"
-    if origin is collections.abc.Callable:
-        return "a function"
     return _WORDS.get(origin or annotation, f"a {getattr(annotation, '__name__', annotation)}")
 
 

@@ -84,10 +84,9 @@ def test_each_option_of_each_strategy_is_checked(name: str) -> None:
             cls(**{"noise_multiplier": 1.0, **{option: b"x"}})
 
 
-def test_a_list_is_a_tuple_and_a_tuple_a_list_also_of_what_json_cannot_hold() -> None:
-    tensor = torch.ones(1)
-    assert checked_value(list[torch.Tensor] | None, (tensor,), "xs") == [tensor]
-    assert checked_value(tuple[torch.Tensor, ...], [tensor], "xs") == (tensor,)
+def test_a_list_is_a_tuple_and_a_tuple_a_list() -> None:
+    assert checked_value(list[float] | None, (1.5, 2), "xs") == [1.5, 2]
+    assert checked_value(tuple[float, ...], [1.5, 2], "xs") == (1.5, 2)
 
 
 def test_numbers_of_numpy_become_pythons() -> None:
@@ -106,7 +105,7 @@ def test_numbers_of_numpy_become_pythons() -> None:
         ({"clipping": "soft"}, "clipping must be flat, per_layer, per_parameter or by_dimension, not 'soft'"),
         ({"clipping": 3}, "clipping must be flat, per_layer, per_parameter or by_dimension, not 3"),
         ({"loss_reduction": "max"}, "loss_reduction must be mean or sum, not 'max'"),
-        ({"metrics": {"loss": "x"}}, "metrics must be a dictionary in which each value is a number, or null"),
+        ({"metrics": {"loss": "x"}}, "metrics must be a dictionary in which each value is a number or null"),
     ],
 )
 def test_messages(options: dict[str, Any], message: str) -> None:
@@ -137,7 +136,7 @@ def test_a_users_own_strategy() -> None:
     half = Half(3.0, noise_multiplier=1.0, words=["a"])
     assert half.max_grad_norm == 1.5
     assert repr(half) == "Half(half=3.0, noise_multiplier=1.0, words=['a'])"
-    with pytest.raises(ConfigurationError, match="words must be a list in which each is a word, or null"):
+    with pytest.raises(ConfigurationError, match="words must be a list in which each is a word or null"):
         Half(3.0, noise_multiplier=1.0, words=[1])  # type: ignore[list-item]
     with pytest.raises(ConfigurationError, match="half must be a number"):
         Half("3", noise_multiplier=1.0)  # type: ignore[arg-type]

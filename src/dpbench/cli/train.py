@@ -66,7 +66,7 @@ def report_sweep(sweep: Sweep) -> None:
         print(f"\n{text}")
 
 
-def train_and_report(cfg: DictConfig, trust: bool = False) -> float | None:
+def train_and_report(cfg: DictConfig, trust: bool = False) -> list[float] | None:
     """The job of `dpbench train` and `dpbench resume`: train, then draw and print what came out.
 
     Args:

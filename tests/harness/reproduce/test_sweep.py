@@ -224,4 +224,4 @@ def test_a_table_needs_the_scheduler_of_its_launcher(
     monkeypatch.setenv("PATH", str(tmp_path))
     words = ["reproduce", str(definition), "launcher=submitit", "rows=short", "seeds=1"]
     assert main([*words, "--runs", str(tmp_path / "runs")]) == 1
-    assert "launcher=submitit needs Slurm (srun): here, take launcher=submitit_local." in capsys.readouterr().err
+    assert 'launcher=submitit: Could not detect "srun"' in capsys.readouterr().err

@@ -328,12 +328,12 @@ REFUSED: list[tuple[list[str], str]] = [
     (["strategy=vector_groups", "strategy.groups={a: model.1.*}"], "no group takes model.3.weight, model.3.bias"),
     (
         ["strategy=vector_groups", "strategy.split=joint", "strategy.scales=5"],
-        "scales must be a dictionary in which each value is a number, or null, not 5",
+        "scales must be a dictionary in which each value is a number or null, not 5",
     ),
-    (["strategy.metrics=[accuracy]"], "metrics must be a dictionary in which each value is a number, or null, not ["),
+    (["strategy.metrics=[accuracy]"], "metrics must be a dictionary in which each value is a number or null, not ["),
     (
         ["strategy.metrics={accuracy: x}"],
-        "metrics must be a dictionary in which each value is a number, or null, not {",
+        "metrics must be a dictionary in which each value is a number or null, not {",
     ),
     (["strategy.metrics={f1: 1}"], "offers no metric f1; it offers accuracy, loss, class_counts"),
     (["strategy=adaptive_quantile", "strategy.quantile=1.5"], "quantile must lie strictly between 0 and 1"),

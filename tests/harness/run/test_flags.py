@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from dpbench.harness.run.command_line import CommandLine
+from dpbench.harness.run.command_line import parse
 from dpbench.harness.run.jobs import launch
+from dpbench.harness.runs.folder import RunFolder
+from dpbench.privacy.accounting import ledger
+from dpbench.privacy.canaries import file
 
 PROGRAM = """\
 import sys
@@ -27,11 +30,10 @@ def test_a_question_is_answered_without_pytorch(question: list[str], tmp_path: P
     assert ("lr: 0.3" if "--cfg" in question else "gradient_compression/table1") in done.stdout
 
 
-def test_what_asks_and_what_runs() -> None:
-    for words in (["--cfg", "job"], ["optimizer.lr=1", "--info"]):
-        assert CommandLine.parse(words).is_question
-    assert not CommandLine.parse(["-m", "seed=1,2"]).is_question
-    assert CommandLine.parse(["seed=1", "-m", "optimizer.lr=1"]).in_order == ("-m", "seed=1", "optimizer.lr=1")
+def test_flags_and_overrides_in_any_order() -> None:
+    flags = parse(["seed=1", "-m", "optimizer.lr=1", "--config-dir=mine"])
+    assert flags.multirun and flags.cfg is None and flags.config_dir == Path("mine")
+    assert flags.overrides == ["seed=1", "optimizer.lr=1"]
 
 
 @pytest.mark.parametrize("words", [["-m"], ["--multirun"], ["hydra.mode=MULTIRUN"]])
@@ -42,3 +44,8 @@ def test_a_sweep_is_one_however_it_is_spelled(
     jobs: list[int] = []
     launch([*words, "seed=1,2", "logger=none", "model=mlp"], task=lambda cfg: jobs.append(cfg.seed))
     assert jobs == [1, 2]
+
+
+def test_files_of_a_run_are_named_as_by_those_who_write_them() -> None:
+    """Its folder imports neither, so that a typo is answered without numpy."""
+    assert (RunFolder.ledger, RunFolder.audit) == (ledger.FILE_NAME, file.FILE_NAME)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import io
-import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -43,7 +42,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("trainer.max_steps=1e30", "trainer.max_steps must be a positive whole number"),
         ("seed=1.5", "seed must be a whole number from 0 on"),
         ("data.val_size=1.5", "data.val_size must be a whole number"),
-        ("model.hidden=[1.5]", "model.hidden must be a whole number from 1 on, or a list"),
+        ("model.hidden=[1.5]", "model.hidden must be a whole number from 1 on or a list"),
         ("seed=99999999999999999999999", "seed must be a whole number from 0 on (below 2^32)"),
     ],
     "intervals": [
@@ -64,7 +63,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("run.name=a/../b", "run.name must be a name of at most 150 letters without slashes"),
         ("run.group=", "run.group must be a name"),
         ("data.sampling=", "unknown sampling ''; known are poisson"),
-        ("strategy.metrics={accuracy:null}", "a dictionary in which each value is a number, or null, not {'accuracy'"),
+        ("strategy.metrics={accuracy:null}", "a dictionary in which each value is a number or null, not {'accuracy'"),
         ("run.tags=abc", "run.tags must be a list in which each is a word"),
         ("run.tags=[1]", "run.tags must be a list in which each is a word"),
         ("logger=wandb logger.mode=foo", "logger.mode must be auto, online or offline, not 'foo'"),
@@ -99,20 +98,19 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("~model", "there is no key model"),
     ],
     "what is called": [
-        ("model._target_=os.system", "is not an importable class"),
-        ("model._target_=dpbench.models.mlp.Nope", "dpbench.models.mlp has no Nope"),
+        ("model._target_=os.system", "must be Module or a subclass"),
+        ("model._target_=dpbench.models.mlp.Nope", "module 'dpbench.models.mlp' has no attribute 'Nope'"),
         ("model._target_=foo.Bar", "No module named 'foo'"),
-        ("model._target_=", "model._target_ must name a class"),
-        ("model._target_=null", "model._target_ must name a class"),
-        ("optimizer._target_=torch.optim.Foo", "torch.optim has no Foo"),
-        ("optimizer._target_=torch.nn.Linear", "must be torch's Optimizer, or a subclass"),
-        ("optimizer._partial_=false", "optimizer._partial_ must be true"),
-        ("strategy._target_=pytorch_lightning.Callback", "must be dpbench's PrivateStrategy or dpbench's NonPrivate"),
+        ("model._target_=", "model._target_='' is not an importable class"),
+        ("model._target_=null", "ImageClassifier needs one: choose another model than model=none"),
+        ("optimizer._target_=torch.optim.Foo", "module 'torch.optim' has no attribute 'Foo'"),
+        ("optimizer._target_=torch.nn.Linear", "must be Optimizer or a subclass"),
+        ("strategy._target_=pytorch_lightning.Callback", "must be PrivateStrategy or NonPrivate or a subclass"),
         ("module._target_=pytorch_lightning.LightningModule", "there is no key module.recalls"),
-        ("module._target_=torch.nn.Linear", "must be pytorch_lightning's LightningModule, or a subclass"),
-        ("data._target_=pytorch_lightning.LightningDataModule", "takes no seed, and its lots could not be repeated"),
-        ("data._target_=torch.nn.Linear", "must be pytorch_lightning's LightningDataModule, or a subclass"),
-        ("+callbacks.mine._target_=torch.nn.Linear", "must be pytorch_lightning's Callback, or a subclass"),
+        ("module._target_=torch.nn.Linear", "must be LightningModule or a subclass"),
+        ("data._target_=pytorch_lightning.LightningDataModule", "there is no key data."),
+        ("data._target_=torch.nn.Linear", "must be LightningDataModule or a subclass"),
+        ("+callbacks.mine._target_=torch.nn.Linear", "must be Callback or a subclass"),
         ("+callbacks.mine={_target_:pytorch_lightning.callbacks.Timer,foo:1}", "there is no key callbacks.mine.foo"),
         ("callbacks=5", "callbacks takes one name, not 5"),
         ("+optimizer.foreach={_target_:os.getpid}", "optimizer.foreach must be true or false or null"),
@@ -141,6 +139,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("-m seed=0,1 hydra.job.name=a,b", "Sweeping over Hydra's configuration is not supported"),
         ("launcher=joblib", "launcher=joblib is for sweeps, and this is one run, made here: add -m"),
         ("-m seed=range(0)", "the sweep has no job"),
+        ("-m optimizer.lr=interval(0.1,1)", "is for a sweeper that chooses: add hydra/sweeper=optuna"),
         ("-m seed=0,1 hydra.sweep.dir=", "hydra.sweep.dir must be the path of a folder"),
         ("-m hydra.sweeper.params=5", "hydra.sweeper.params"),
         ("-m hydra/sweeper=foo", "there is no hydra/sweeper=foo. Known: basic, "),
@@ -148,7 +147,9 @@ CASES: dict[str, list[tuple[str, str]]] = {
     ],
     "sweeps that choose": [
         (f"{OPTUNA} optimizer.lr=interval(-1,0.5)", "optimizer.lr must be a positive number, not -1"),
-        (f"{OPTUNA} hydra.sweeper.direction=up", "hydra.sweeper.direction must be minimize or maximize, not 'up'"),
+        (f"{OPTUNA} hydra.sweeper.direction=up", "hydra.sweeper.direction must be minimize or maximize or a list"),
+        (f"{OPTUNA} objective=[val/accuracy,val/loss]", "one for each objective (val/accuracy, val/loss)"),
+        (f"{OPTUNA} hydra.sweeper.n_trials=many", "hydra.sweeper.n_trials must be a whole number from 1 on"),
         (f"{OPTUNA} hydra.sweeper.direction=minimize", "the sweeper would choose the least val/accuracy"),
         (f"{OPTUNA} hydra/sweeper/sampler=foo", "there is no hydra/sweeper/sampler=foo. Known: cmaes, grid"),
         (f"{OPTUNA} hydra.sweeper.params=5", "hydra.sweeper.params"),
@@ -163,11 +164,9 @@ CASES: dict[str, list[tuple[str, str]]] = {
     ],
     "flags": [
         ("--foo", "unrecognized arguments: --foo"),
-        ("--package foo", "--package is no flag of a run"),
-        ("--experimental-rerun nowhere", "--experimental-rerun is no flag of a run"),
+        ("--config-dir", "expected one argument"),
         ("--cfg foo", "invalid choice: 'foo'"),
         ("--config-dir=nowhere", "--config-dir nowhere is no folder"),
-        ("--config-name=foo", "Cannot find primary config 'foo'"),
     ],
     "objectives": [
         ("objective=test/accuracy", "not on test data"),
@@ -237,7 +236,10 @@ PARTS = ["logger=none", "hydra/job_logging=none", "hydra/hydra_logging=none"]
         ("experiment=digits_gan trainable=bias", "trainable: a GAN trains all of its two networks"),
         ("experiment=digits_gan data.scale=standard", "leave data.scale=symmetric"),
         ("experiment=digits_gan schedule=cosine", "leave schedule=constant"),
-        ("experiment=digits_gan module.generator_optimizer._target_=torch.nn.Linear", "must be torch's Optimizer"),
+        (
+            "experiment=digits_gan module.generator_optimizer._target_=torch.nn.Linear",
+            "must be Optimizer or LRScheduler",
+        ),
         ("experiment=digits_gan module.generator_optimizer.lr=-1", "generator_optimizer.lr must be a positive number"),
         ("+strategy.quantile=0.5", "there is no key strategy.quantile"),
         ("model=none", "ImageClassifier needs one: choose another model than model=none"),
@@ -408,29 +410,16 @@ def test_a_run_of_a_sweep_that_fails_is_told_in_one_line(
     assert (tmp_path / "sweep" / "1" / "result.json").is_file()
 
 
-def test_an_extra_that_is_missing_is_told_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
-    for installed, message in ((False, r"is not installed: pip install .*\[optuna\]"), (True, "there is no ")):
-        monkeypatch.setattr(command_line, "find_spec", lambda name, there=installed: name if there else None)
-        error = MissingConfigException("", "hydra/sweeper/optuna", [])
-        line = command_line.CommandLine.parse([])
-        assert re.search(message, command_line.explain(error, line))
-
-
 @pytest.mark.parametrize(
-    ("choice", "of_hydra", "end"),
+    ("of_hydra", "choice", "end"),
     [
-        ("submitit", "submitit_slurm", '[submitit]".'),
-        ("submitit_local", "submitit_local", '[submitit]".'),
-        ("ray", "dpbench_ray", "(in a checkout of dpbench)."),
+        ("submitit_slurm", "submitit", '[submitit]".'),
+        ("submitit_local", "submitit", '[submitit]".'),
+        ("dpbench_ray", "ray", "(in a checkout of dpbench)."),
     ],
 )
-def test_a_launcher_that_is_missing_is_called_as_in_the_command(
-    choice: str, of_hydra: str, end: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(command_line, "find_spec", lambda name: None)
-    error = MissingConfigException("", f"hydra/launcher/{of_hydra}", [])
-    line = command_line.CommandLine.parse(["-m", f"launcher={choice}"])
-    told = command_line.explain(error, line)
+def test_a_launcher_that_is_missing_is_told_with_its_installation(of_hydra: str, choice: str, end: str) -> None:
+    told = command_line.explain(MissingConfigException("", f"hydra/launcher/{of_hydra}", []))
     assert told.startswith(f"launcher={choice} is not installed: pip install ") and told.endswith(end)
 
 
@@ -460,44 +449,38 @@ def test_a_trainer_alone_starts_no_process() -> None:
     assert trainer.world_size == 1
 
 
-class _Hydra(dict[str, Any]):
-    BASIC: ClassVar = {"sweeper": {"_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"}}
-    OPTUNA: ClassVar = {"sweeper": {"_target_": "hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper"}}
-
-
 CLASSIFIER: dict[str, Any] = {"module": {"_target_": "dpbench.modules.ImageClassifier"}}
 
 
 def test_a_sweeper_chooses_on_what_was_held_out() -> None:
-    assert objective.optimizes(_Hydra.OPTUNA)
-    assert not objective.optimizes(_Hydra.BASIC)
     record = {"metrics": {"val/accuracy": 0.5, "test/accuracy": 0.75, "private/loss": 2.0, "val/loss": None}}
     held_out = {"data": {"val_size": 200}, **CLASSIFIER}
-    assert objective.value_of(record, held_out, chosen=True) == 0.5
-    assert objective.value_of(record, {**held_out, "objective": "private/loss"}, chosen=True) == 2
+    assert objective.values_of(record, held_out) == [0.5]
+    both = {**held_out, "objective": ["private/loss", "val/accuracy"]}
+    assert objective.values_of(record, both) == [2, 0.5]
     without = {"data": {"val_size": 0}, **CLASSIFIER}
-    assert objective.value_of(record, without, chosen=False) is None  # and not test accuracy
+    assert objective.values_of(record, without) == []  # and not test accuracy
     for config in (without, {"data": {"val_size": 9}, "module": {"_target_": "dpbench.modules.GAN"}}):
         with pytest.raises(ConfigurationError, match="only test data are there"):
-            objective.value_of(record, config, chosen=True)
+            objective.refuse_choice(config, ["maximize"])
     with pytest.raises(ConfigurationError, match=r"would choose the least val/accuracy: hydra.sweeper.direction"):
-        objective.refuse_choice(held_out, "minimize")
-    objective.refuse_choice(held_out, "maximize")
+        objective.refuse_choice(both, ["minimize", "minimize"])
+    objective.refuse_choice(both, ["minimize", "maximize"])
     with pytest.raises(ConfigurationError, match="objective=val/loss is not finite"):
-        objective.value_of(record, {**held_out, "objective": "val/loss"}, chosen=True)
+        objective.values_of(record, {**held_out, "objective": "val/loss"})
     with pytest.raises(ConfigurationError, match="objective=val/f1 was not measured; .*val/accuracy"):
-        objective.value_of(record, {**held_out, "objective": "val/f1"}, chosen=True)
+        objective.values_of(record, {**held_out, "objective": "val/f1"})
 
 
 @pytest.mark.parametrize(
     ("option", "value", "expected"),
-    [("val_size", 0, None), ("val_users", 0, None), ("val_users", 9, "val/accuracy")],
+    [("val_size", 0, []), ("val_users", 0, []), ("val_users", 9, ["val/accuracy"])],
 )
-def test_an_objective_needs_records_or_users_that_are_held_out(option: str, value: int, expected: str | None) -> None:
+def test_an_objective_needs_records_or_users_that_are_held_out(option: str, value: int, expected: list[str]) -> None:
     """Data by users have a validation loader also where nobody is held out: it shows test examples."""
     target = "dpbench.data.UserDataModule" if option == "val_users" else "dpbench.data.ImageDataModule"
     config = {"data": {"_target_": target, option: value}, **CLASSIFIER}
-    assert objective.objective_of(config) == expected
-    if expected is None:
+    assert objective.objectives_of(config) == expected
+    if not expected:
         with pytest.raises(ConfigurationError, match="only test data are there"):
-            objective.refuse_choice(config)
+            objective.refuse_choice(config, ["maximize"])

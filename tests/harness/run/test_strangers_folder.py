@@ -110,7 +110,7 @@ def edited(run: Path, **groups: Any) -> None:
         # Any class with matching options was called, to ask what it made whether it is a source of records.
         (
             {"records": {"_target_": "subprocess.Popen", "args": ["mkdir", "mark"]}},
-            "records._target_=subprocess.Popen must be dpbench.records.source.RecordSource",
+            "records._target_=subprocess.Popen must be a class with the methods",
         ),
         ({"hydra": {"callbacks": {"x": {"_target_": "os.mkdir", "path": "mark"}}}}, "config.yaml sets hydra"),
         ({"hydra": {"job_logging": {"formatters": {"x": {"()": "os.mkdir", "path": "mark"}}}}}, "sets hydra"),
@@ -126,14 +126,6 @@ def test_a_configuration_runs_nothing(
     err = capsys.readouterr().err
     assert err.startswith("dpbench: error: ") and err.count("\n") == 1 and message in err
     assert not (tmp_path / "mark").exists()
-
-
-def test_a_configuration_takes_no_place_of_hydras(given: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In hydra.callbacks Hydra would make whatever its groups name."""
-    path = RunFolder(given / "classifier").config
-    path.write_text(f"# @package hydra.callbacks\n{path.read_text()}")
-    assert main(["resume", str(given / "classifier"), MORE]) == 1
-    assert f"{path} sets @package" in capsys.readouterr().err
 
 
 def with_a_class_of_its_own(given: Path, mark: Path, where: str) -> None:

@@ -6,7 +6,6 @@ import csv
 import json
 import re
 import signal
-import sqlite3
 import statistics
 import time
 from pathlib import Path
@@ -14,10 +13,11 @@ from typing import Any
 
 import pytest
 import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from dpbench.cli import main
 from dpbench.data import ImageDataModule
-from dpbench.errors import ConfigurationError
+from dpbench.errors import ConfigurationError, DPBenchError, Interrupted
 from dpbench.harness.reports.end_of_sweep import end_of_sweep
 from dpbench.harness.run import build
 from dpbench.harness.run.jobs import launch
@@ -132,11 +132,6 @@ def test_runs_that_failed_are_named_and_the_others_shown(capsys: pytest.CaptureF
     assert "Choosing" not in out and "| inf | inf |" in out  # without privacy
 
 
-def test_the_study_of_the_page_is_not_committed() -> None:
-    name = PAGE.read_text(encoding="utf-8").split("sqlite:///")[1].split()[0]
-    assert f"/{name}" in (PAGE.parents[1] / ".gitignore").read_text().splitlines()
-
-
 def test_explicit_settings_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     """Pairs of values that belong together: a file for each, in a folder of one's own."""
     careful = of_the_page("careful")
@@ -157,29 +152,66 @@ def test_a_second_sweep_into_a_folder_has_its_own_table(capsys: pytest.CaptureFi
     assert "| 0.2 | 1 |" in second and "| 0.3 | 1 |" in second and "| 0.1 |" not in second
     assert "Choosing one of these 3 runs" in second
     assert main(["train", "-m", *FEW, "optimizer.lr=0.1", "run.name=a", "hydra.sweep.dir=both"]) == 1
-    assert "both/0-a holds a finished run: choose another folder (hydra.sweep.dir)." in capsys.readouterr().err
+    assert "both/0-a holds a finished run: choose another folder (hydra.run.dir; of a sweep" in capsys.readouterr().err
+
+
+def trials_of(folder: str) -> list[dict[str, Any]]:
+    """The best trials of a search, those of the page with the learning rate and the bound."""
+    best: list[dict[str, Any]] = yaml.safe_load((Path(folder) / "optimization_results.yaml").read_text())
+    return best
+
+
+def test_a_study_goes_on_with_the_trials_that_it_lacks(tmp_path: Path) -> None:
+    """Failed trials are its own, and interrupted ones are not."""
+    pytest.importorskip("optuna", minversion="5")
+    from dpbench.harness.run._optuna import sweeper_of
+
+    words = ["optimizer.lr=tag(log,interval(0.1,1))", "seed=1,2", "data.size=int(interval(3,5))", "model=mlp"]
+    overrides = OverridesParser.create().parse_overrides(words)
+    settings: dict[str, Any] = {"_target_": "ours", "sampler": {"_target_": "optuna.samplers.RandomSampler", "seed": 0}}
+    settings |= {"direction": "maximize", "n_jobs": 2, "study_name": "x"}
+    seen: list[list[str]] = []
+    first: list[int] = []
+    values: list[Any] = [[0.5], DPBenchError("diverged"), [0.75], Interrupted(2, "dpbench resume x"), [0.25]]
+
+    def run_jobs(jobs: list[list[str]], number: int) -> list[Any]:
+        first.append(number)
+        seen.extend(jobs)
+        return [values[number + place] for place in range(len(jobs))]
+
+    for number, made in ((2, 2), (4, 2), (4, 1), (4, 0)):
+        outcomes = sweeper_of({**settings, "n_trials": number}).search(overrides, tmp_path, run_jobs)
+        assert len(outcomes) == made
+    assert first == [0, 2, 4] and len({job[0] for job in seen}) == 5
+    assert all(
+        re.fullmatch(r"optimizer\.lr=[\d.e-]+ seed=[12] data\.size=[345] model=mlp", " ".join(job)) for job in seen
+    )
+    (best,) = trials_of(str(tmp_path))
+    assert (best["trial"], best["values"]) == (2, [0.75])
+    assert seen[2][0] == f"optimizer.lr={best['params']['optimizer.lr']}"
+    other = OverridesParser.create().parse_overrides(["seed=3,4"])
+    with pytest.raises(ConfigurationError, match="seed=3,4: "):
+        sweeper_of({**settings, "n_trials": 9}).search(other, tmp_path, run_jobs)
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*declarative_base", "ignore::FutureWarning:optuna")
 def test_optuna(capsys: pytest.CaptureFixture[str]) -> None:
     """Three trials on digits; the best is the one with the best validation, and nothing of them is mixed up."""
-    page = of_the_page("rates")
-    text = PAGE.read_text(encoding="utf-8")
-    storage = text[text.index("    study_name: rates") :].split("```")[0]
-    Path("my/experiment/rates.yaml").write_text(page.replace("    direction:", f"{storage}    direction:"))
+    pytest.importorskip("optuna", minversion="5")
+    of_the_page("rates")
     few = [word for word in FEW if not word.startswith("logger")]
     words = ["experiment=rates", "objective=val/accuracy", "hydra.sweep.dir=trials"]
-    sampler = ["hydra.sweeper.sampler.seed=1", "hydra.sweeper.n_trials=3"]
-    sweep = ["train", "-m", "--config-dir=my", *few, *words, *sampler]
-    assert main(sweep) == 0
+    sweep = ["train", "-m", "--config-dir=my", *few, *words, "hydra.sweeper.sampler.seed=1"]
+    assert main([*sweep, "hydra.sweeper.n_trials=2"]) == 0
+    assert main([*sweep, "hydra.sweeper.n_trials=3"]) == 0  # the study goes on
     shown = capsys.readouterr().out
     found = results("trials")
     chosen = [(one["config"]["optimizer"]["lr"], one["config"]["strategy"]["max_grad_norm"]) for one in found]
     measured = [one["metrics"]["val/accuracy"] for one in found]
-    best = yaml.safe_load(Path("trials/optimization_results.yaml").read_text())
-    assert len(set(chosen)) == 3 and best["best_value"] == max(measured)
-    assert tuple(best["best_params"].values()) == chosen[measured.index(max(measured))]
+    best = trials_of("trials")[0]
+    assert len(set(chosen)) == 3 and best["values"] == [max(measured)]
+    assert chosen[best["trial"]] == chosen[measured.index(max(measured))]
+    assert best["params"]["optimizer.lr"] == chosen[best["trial"]][0]
     folders = sorted(Path("trials").glob("[0-9]*"))
     assert [path.name[:2] for path in folders] == ["0-", "1-", "2-"]
     ledgers = [(path / "ledger.jsonl").read_text() for path in folders]
@@ -191,15 +223,28 @@ def test_optuna(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line[:2] for line in lines[1:6]] == ["| ", "| ", "| ", "| ", ""]  # three trials, and no more
     assert "Choosing one of these 3 runs" in shown and "(dpbench account trials)" in shown
     before = contents("trials")
-    assert main(sweep) == 1
-    assert "trials holds runs of another sweep" in capsys.readouterr().err
+    assert main([*sweep, "hydra.sweeper.n_trials=3"]) == 0  # there is nothing left to do
     assert contents("trials") == before
-    with sqlite3.connect("study.db") as study:  # which goes on in another folder
-        assert main([*sweep, "hydra.sweep.dir=more", "hydra.sweeper.n_trials=1"]) == 0
-        assert study.execute("select count(*) from trials").fetchone() == (4,)
+    database = [f"hydra.sweeper.storage=sqlite:///{Path.cwd()}/study.db", "hydra.sweeper.study_name=rates"]
+    assert main([*sweep, *database, "hydra.sweep.dir=more", "hydra.sweeper.n_trials=1"]) == 0
     assert "Trials of the study rates in other folders count too" in capsys.readouterr().out
-    again = yaml.safe_load(Path("more/optimization_results.yaml").read_text())
-    assert again["best_value"] == max(*measured, results("more")[0]["metrics"]["val/accuracy"])
+
+
+@pytest.mark.slow
+def test_a_search_for_two_objectives_in_which_a_trial_diverges(capsys: pytest.CaptureFixture[str]) -> None:
+    """Others are made and shown, and it is not to be resumed."""
+    pytest.importorskip("optuna", minversion="5")
+    words = ["hydra/sweeper=optuna", "hydra/sweeper/sampler=grid", "hydra.sweep.dir=both", "hydra.sweeper.n_jobs=1"]
+    objectives = ["objective=[val/accuracy,privacy/epsilon]", "hydra.sweeper.direction=[maximize,minimize]"]
+    assert main(["train", "-m", *FEW, *words, *objectives, "optimizer.lr=0.1,1e18"]) == 1
+    out, err = capsys.readouterr()
+    assert "diverged" in err and err.count("error: ") == 1 and "| 0.1 | 1 |" in out
+    assert "not finished" not in out
+    (one,) = results("both")
+    values = [one["metrics"][name] for name in ("val/accuracy", "privacy/epsilon")]
+    assert trials_of("both") == [
+        {"trial": trials_of("both")[0]["trial"], "values": values, "params": {"optimizer.lr": 0.1}}
+    ]
 
 
 @pytest.mark.parametrize(

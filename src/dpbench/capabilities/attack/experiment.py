@@ -68,7 +68,7 @@ def train_runs(
     return place
 
 
-def train_or_go_on(cfg: DictConfig) -> float | None:
+def train_or_go_on(cfg: DictConfig) -> list[float] | None:
     """The job of one seed: train it, go on with what was interrupted, or do nothing where it has ended.
 
     Args:

@@ -27,7 +27,7 @@ from dpbench.templates import render
 WEIGHTS = "model.safetensors"
 BUILD = "config.json"
 FACTS = "privacy.json"
-_OF_A_SWEEP = "multirun.yaml"  # Hydra writes it into the folder of a sweep, beside those of its runs
+_OF_A_SWEEP = "multirun.yaml"  # in the folder of a sweep, beside those of its runs
 _FOREIGN = "loading these weights requires the code that defines it."
 _INPUTS = ("name", "scale", "image_size", "features", "prior_sha256")
 _IN_FRONT = (

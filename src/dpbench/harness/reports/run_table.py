@@ -187,9 +187,8 @@ class RunTable:
                 if name.startswith(MEASURED):
                     columns[name] = metrics[name]
         # What a sweep chose by is shown, whatever else is.
-        for name in sorted({str(record["config"].get("objective") or "") for record in records}):
-            if name and name not in _ACCURACIES:
-                columns.setdefault(name, metrics.get(name, math.nan))
+        for name in sorted({name for record in records for name in _objectives(record)} - {*_ACCURACIES}):
+            columns.setdefault(name, metrics.get(name, math.nan))
         with_canaries, split, _ = APART
         if any(map(is_audited, records)):
             columns[with_canaries] = ["yes" if is_audited(record) else ABSENT for record in records]
@@ -229,8 +228,8 @@ class RunTable:
         more or less is better.
         """
         metrics = pd.DataFrame([dict(row.metrics) for row in self.rows]).astype(float)
-        objectives = {(row.record.get("config") or {}).get("objective") for row in self.rows}
-        names = [*(objectives if len(objectives) == 1 else ()), "val/accuracy", *sorted(map(str, metrics))]
+        asked = {tuple(_objectives(row.record)) for row in self.rows}
+        names = [*(asked.pop() if len(asked) == 1 else ()), "val/accuracy", *sorted(map(str, metrics))]
         for name in names:
             if name in metrics and better_direction(name) is not None and metrics[name].notna().any():
                 return name, metrics[name]
@@ -327,6 +326,12 @@ class RunTable:
             kind = [settings, row.settings.get(UNIT), row.code]
             groups.setdefault(json.dumps(kind, sort_keys=True, default=str), []).append(row)
         return list(groups.values())
+
+
+def _objectives(record: Mapping[str, Any]) -> list[str]:
+    """The metrics by which a sweep chose."""
+    named = (record.get("config") or {}).get("objective") or []
+    return [named] if isinstance(named, str) else list(named)
 
 
 def _setting(row: RunRow, key: str) -> str:

@@ -27,7 +27,7 @@ from dpbench.code import changed_sources, code_hash, foreign_code
 from dpbench.errors import TIME_LIMIT_STATUS, ConfigurationError, Interrupted
 from dpbench.files import write_json
 from dpbench.harness.reproduce.tables import MEASURES, Table, Variant
-from dpbench.harness.run.search_path import code_folder, conf_dir, imports_from
+from dpbench.harness.run.search_path import code_folder, imports_from
 from dpbench.harness.runs.folder import RunFolder
 from dpbench.harness.runs.provenance import available_cores, config_hash
 from dpbench.harness.runs.record import read_result
@@ -202,27 +202,22 @@ def table_jobs(
     from hydra.types import RunMode
     from omegaconf.errors import OmegaConfBaseException
 
-    from dpbench.harness.run.command_line import CommandLine, explain, without_hydra
-    from dpbench.harness.run.search_path import use_plugins
+    from dpbench.harness.run.command_line import explain, hydra_for, without_hydra
 
-    use_plugins()
-    conf = conf_dir()
     cells = list(product(table.rows, table.columns, table.trials))
     composed = []
-    named = [] if config_dir is None else [f"--config-dir={config_dir}"]
-    line = CommandLine.parse(named)
     cell_name = ""
     try:
-        with line.loader(conf) as loader:
+        with hydra_for(config_dir) as hydra:
             for row, column, trial in cells:
                 cell_name = ", ".join([table.name, row.name, column.name])
                 words = (*table.words_of(row, column, trial), *_identity(table, (row, column, trial), 0), *more)
-                line = CommandLine.parse([*named, *words])
-                composed.append(without_hydra(loader.load_configuration("config", list(words), RunMode.RUN)))
+                cfg = hydra.config_loader.load_configuration("config", list(words), RunMode.RUN)
+                composed.append(without_hydra(cfg))
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigurationError(f"{cell_name}: {explain(error, line)}") from error
+        raise ConfigurationError(f"{cell_name}: {explain(error)}") from error
     jobs = []
-    with imports_from(None if config_dir is None else code_folder(config_dir)):
+    with imports_from(code_folder(config_dir)):
         for seed in table.seeds:
             for cell, cfg in zip(cells, composed, strict=True):
                 jobs.append(_job(table, cell, cfg, seed, root, more, config_dir))
@@ -419,7 +414,7 @@ def sweep(jobs: Sequence[Job], words: Sequence[str]) -> None:
     queued = False
     try:
         with counting(len(jobs), lambda: sum(job.state() == "done" for job in jobs)), _terminable():
-            launch(task, swept_job, conf_dir(), "reproduce", checked=False)
+            launch(task, swept_job, "reproduce", checked=False)
     except (KeyboardInterrupt, Interrupted):
         queued = "launcher=submitit" in words  # its jobs go on without us, and look what they are when they begin
         raise

@@ -16,7 +16,6 @@ from dpbench.code import foreign_code
 from dpbench.errors import ConfigurationError
 from dpbench.files import write_atomically
 from dpbench.guards.earlier_fits import PRIVATE_PAST
-from dpbench.harness.run.hydra_folder import folder_key
 from dpbench.harness.run.saved_config import read_config, require_resumable, with_later_options, write_config
 from dpbench.harness.runs.folder import Run, RunFolder
 from dpbench.harness.runs.metrics_log import MetricsCSV
@@ -55,7 +54,7 @@ def prepare_folder(run: Run) -> Path | None:
 
 def _claim(run: Run) -> None:
     folder = run.folder
-    elsewhere = f"choose another folder ({folder_key()})"
+    elsewhere = "choose another folder (hydra.run.dir; of a sweep: hydra.sweep.dir)"
     for path in (folder.result, folder.config):
         if path.exists():
             try:

@@ -22,7 +22,7 @@ from dpbench.data.lots import LotLoader, Lots
 from dpbench.errors import ConfigurationError, DPBenchError, brief
 from dpbench.guards.lots import refuse_uncovered
 from dpbench.guards.precision import refuse_precision
-from dpbench.harness.run.config import CALLBACK, class_of, parts_of_module
+from dpbench.harness.run.config import CALLBACK, PART, class_of, parts_of_module
 from dpbench.harness.run.evaluation import Exposure, TrainingRecords
 from dpbench.harness.run.processes import first_of_node_first, launched_process
 from dpbench.harness.runs.folder import RunFolder
@@ -223,12 +223,9 @@ def module_for(
         if _names_class(config[group]):
             parts[group] = partial(class_of(config[group], group), **_options(config[group]))
     _try_optimizer(parts["optimizer"], parts["schedule"])
-    cls = class_of(config["module"], "module")
-    for name, target in parts_of_module(cls).items():
-        options = config["module"].get(name)
-        if options is not None:
-            parts[name] = partial(target.class_of(options, f"module.{name}"), **_options(options))
-            _try_optimizer(parts[name], None)
+    for name, options in parts_of_module(config["module"]).items():
+        parts[name] = partial(PART.class_of(options, f"module.{name}"), **_options(options))
+        _try_optimizer(parts[name], None)
     module: pl.LightningModule = _model_or_module("module", config, model_options, parts)
     if weights is not None:
         _take_weights(module, weights, config["after"])

@@ -13,7 +13,6 @@ from dpbench.callback.check import StepCheck, check
 from dpbench.harness.run import build
 from dpbench.harness.run._earlier_stage import weights_before, with_earlier_stage
 from dpbench.harness.run.command_line import without_hydra
-from dpbench.harness.run.config import check_config
 from dpbench.harness.run.progress import bars, quiet
 from dpbench.harness.runs.folder import RunFolder
 
@@ -22,15 +21,13 @@ def check_step(cfg: DictConfig) -> StepCheck:
     """Make data and module as a training would, and check the step on the first batches.
 
     Args:
-        cfg: The composed configuration.
+        cfg: The composed configuration, which is checked.
 
     Raises:
         ConfigurationError: A training would not begin, or its first step would fail.
     """
     quiet()
-    config = build.plain(without_hydra(cfg))
-    check_config(config)
-    config = with_earlier_stage(config)
+    config = with_earlier_stage(build.plain(without_hydra(cfg)))
     with tempfile.TemporaryDirectory() as folder:
         strategy = build.build_strategy(config, RunFolder(Path(folder)))
         data = build.build_data(config, strategy)

@@ -6,16 +6,14 @@ without making an object is said here; `run.build` makes the objects.
 
 from __future__ import annotations
 
-import logging
 import re
-import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from inspect import Parameter
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal
 
 import pytorch_lightning as pl
-from hydra.utils import get_class
 from pydantic import AfterValidator, Field
 from pytorch_lightning.loggers.logger import Logger
 from torch import nn
@@ -24,7 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from dpbench.errors import ClassNotFound, ConfigurationError, brief
 from dpbench.harness.run._checkpoint import seconds_of
-from dpbench.harness.run._objective import objective_of
+from dpbench.harness.run._objective import objectives_of
 from dpbench.harness.run.processes import check_processes
 from dpbench.harness.run.saved_config import SCHEMA
 from dpbench.options import (
@@ -42,8 +40,6 @@ from dpbench.options import (
 from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.records.source import RecordSource
 from dpbench.strategies import NonPrivate, PrivateStrategy
-
-_MARKS = ("_target_", "_partial_")
 
 
 def _names_a_folder(name: str) -> str:
@@ -103,7 +99,7 @@ class Target:
         bases: One of these, or a subclass.
         reserved: Options that the harness passes.
         narrower: Annotations that say more than those of the class.
-        protocol: Which it must follow, where that is no base class.
+        methods: Names of the methods that it must have, where it needs no base class.
         without: The group's choice that names no class; None: there is none.
         is_complete: Whether options without a default must be there; else the harness adds some, such as the number
             of classes, that it knows from the data.
@@ -111,8 +107,8 @@ class Target:
 
     bases: tuple[type, ...]
     reserved: Collection[str] = ()
-    narrower: Mapping[str, Any] | None = None
-    protocol: type | None = None
+    narrower: Mapping[str, Any] = field(default_factory=dict)
+    methods: Collection[str] = ()
     without: str | None = None
     is_complete: bool = True
 
@@ -127,22 +123,18 @@ class Target:
             ConfigurationError: There is none, it cannot be imported, or is no class of the right kind.
         """
         path = options.get("_target_")
-        if not isinstance(path, str) or not path.strip():
-            raise ConfigurationError(
-                f"{group}._target_ must name a class ({self._kinds()}, or a subclass), not {shown(path)}."
-            )
+        module, _, name = str(path).rpartition(".")
         try:
-            # Hydra would say in four lines what is said below in one.
-            logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)
-            cls = get_class(path)
-        except Exception as error:
-            # A user's own file may raise whatever it likes.
-            module, _, name = path.rpartition(".")
-            why = f"{module} has no {name}" if module in sys.modules else brief(error.__cause__ or error)
-            raise ClassNotFound(f"{group}._target_={shown(path)} is not an importable class: {why}") from error
-        if not self._accepts(cls):
-            raise ConfigurationError(f"{group}._target_={path} must be {self._kinds()}, or a subclass.")
-        return cls
+            cls = getattr(import_module(module), name)
+        except Exception as error:  # a user's own file may raise whatever it likes
+            raise ClassNotFound(f"{group}._target_={shown(path)} is not an importable class: {brief(error)}") from error
+        is_class = isinstance(cls, type) and issubclass(cls, self.bases)
+        if not is_class or not all(callable(getattr(cls, method, None)) for method in self.methods):
+            kinds = " or ".join(base.__name__ for base in self.bases if base is not object)
+            needed = f"{kinds} or a subclass" if kinds else f"a class with the methods {', '.join(self.methods)}"
+            raise ConfigurationError(f"{group}._target_={path} must be {needed}.")
+        found: type = cls
+        return found
 
     def check(self, options: Mapping[str, Any], group: str) -> None:
         """Refuse a class of another kind, and options that it does not take.
@@ -150,74 +142,20 @@ class Target:
         Raises:
             ConfigurationError: One line that names the first wrong key.
         """
-        if self.without is not None and options.get("_target_", "") is None and not options.keys() - {*_MARKS}:
+        if self.without is not None and options.get("_target_", "") is None:
             return
         cls = self.class_of(options, group)
-        if options.get("_partial_", True) is not True:
-            raise ConfigurationError(f"{group}._partial_ must be true: its first argument comes later.")
-        own = {name: value for name, value in options.items() if name not in _MARKS}
-        self._check_own(cls, own, group)
-
-    def _check_own(self, cls: type, options: dict[str, Any], group: str) -> None:
-        """Check options of the class itself."""
-        for name in options:
-            if name.startswith("_"):
-                raise ConfigurationError(f"there is no key {group}.{name}.")
-        check_options(cls, options, group, self.reserved, self.narrower, self.is_complete)
-
-    def _kinds(self) -> str:
-        """Say what a class has to be."""
-        if self.protocol is not None:
-            return f"{self.protocol.__module__}.{self.protocol.__name__}"
-        return " or ".join(f"{base.__module__.split('.')[0]}'s {base.__name__}" for base in self.bases)
-
-    def _accepts(self, cls: type) -> bool:
-        if not issubclass(cls, self.bases):
-            return False
-        for name, member in vars(self.protocol or object).items():
-            if not name.startswith("_") and callable(member) and not callable(getattr(cls, name, None)):
-                return False
-        return True
-
-
-class _DataTarget(Target):
-    def _check_own(self, cls: type, options: dict[str, Any], group: str) -> None:
-        if "seed" not in options_of(cls):
-            raise ConfigurationError(
-                f"{group}._target_={cls.__module__}.{cls.__name__} takes no seed, and its lots could not be repeated: "
-                "give it an option seed, for LotLoader.poisson(dataset, expected_batch_size, seed=seed)."
-            )
-        super()._check_own(cls, options, group)
-
-
-class _ModuleTarget(Target):
-    def _check_own(self, cls: type, options: dict[str, Any], group: str) -> None:
-        for name, target in parts_of_module(cls).items():
-            part = options.pop(name, None)
-            if part is not None:
-                target.check(require_group(part, f"{group}.{name}"), f"{group}.{name}")
-        super()._check_own(cls, options, group)
-
-
-class _StrategyTarget(Target):
-    def _check_own(self, cls: type, options: dict[str, Any], group: str) -> None:
-        checked_value(bool, options.pop("secure", False), f"{group}.secure")
-        # The baseline of a private run is that run with strategy=none, which leaves its options alone.
-        if not issubclass(cls, NonPrivate):
-            super()._check_own(cls, options, group)
-
-
-class _CallbackTarget(Target):
-    def _check_own(self, cls: type, options: dict[str, Any], group: str) -> None:
-        if issubclass(cls, PrivateStrategy | NonPrivate):
-            raise ConfigurationError(f"{group} is a strategy, and a run has one: choose it by strategy=NAME.")
-        super()._check_own(cls, options, group)
+        own = {name: value for name, value in options.items() if name not in ("_target_", "_partial_")}
+        check_options(cls, own, group, self.reserved, self.narrower, self.is_complete)
 
 
 OPTIMIZER = Target((Optimizer,), {"params"}, {"lr": Positive}, without="none")
 SCHEDULE = Target((LRScheduler,), {"optimizer"}, {"gamma": NonNegative}, without="constant")
-CALLBACK = _CallbackTarget((pl.Callback,))
+PART = Target((Optimizer, LRScheduler), {"params", "optimizer"}, {**OPTIMIZER.narrower, **SCHEDULE.narrower})
+"""Options of a module from which it makes optimizers and schedules of its own."""
+CALLBACK = Target((pl.Callback,))
 LOGGER = Target((Logger,), is_complete=False)
+_METHODS = [name for name, member in vars(RecordSource).items() if callable(member) and not name.startswith("_")]
 
 
 @dataclass
@@ -284,21 +222,21 @@ class Configuration:
     after: RunPath | None = None
     trainable: TrainableParts | None = None
     ema_decay: Decay | None = None
-    objective: Metric | None = None
+    objective: Metric | list[Metric] | None = None
     # Choices of Hydra, which may stand in the configuration of a run that is to be resumed.
     launcher: Any = None
     experiment: Any = None
 
 
 TARGETS: Mapping[str, Target] = {
-    "data": _DataTarget((pl.LightningDataModule,), {"seed"}),
+    "data": Target((pl.LightningDataModule,), {"seed"}),
     "model": Target((nn.Module,), without="none", is_complete=False),
-    "module": _ModuleTarget(
+    "module": Target(
         (pl.LightningModule,),
         {"model", "optimizer", "monitored", "schedule"},
         is_complete=False,
     ),
-    "strategy": _StrategyTarget(
+    "strategy": Target(
         (PrivateStrategy, NonPrivate),
         {"seed", "ledger", "after", "fingerprint", "records", "audit"},
     ),
@@ -309,7 +247,7 @@ TARGETS: Mapping[str, Target] = {
         {"logger", "callbacks", "default_root_dir", "use_distributed_sampler", "fast_dev_run"},
         _TRAINER_OPTIONS,
     ),
-    "records": Target((object,), protocol=RecordSource, without="none"),
+    "records": Target((object,), methods=_METHODS, without="none"),
     "audit": Target((GradientCanaries,), without="none"),
 }
 """Group → what class it is built from."""
@@ -326,19 +264,38 @@ def check_config(config: Mapping[str, Any]) -> None:
     """
     check_options(Configuration, config, group="", is_complete=True)
     for group, target in TARGETS.items():
-        if group in config:  # a run is older than some
-            target.check(config[group], group)
+        chosen = dict(config.get(group, {"_target_": None}))  # a run is older than some
+        if group == "module":
+            for name, part in parts_of_module(chosen).items():
+                PART.check(part, f"module.{name}")
+                if name in options_of(target.class_of(chosen, group)):
+                    del chosen[name]
+        elif group == "strategy":
+            checked_value(bool, chosen.pop("secure", False), "strategy.secure")
+            # The baseline of a private run is that run with strategy=none, which leaves its options alone.
+            if issubclass(target.class_of(chosen, group), NonPrivate):
+                continue
+        target.check(chosen, group)
+    if "seed" not in options_of(class_of(config["data"], "data")):
+        raise ConfigurationError(
+            f"data._target_={config['data']['_target_']} takes no seed, and its lots could not be repeated: give it an "
+            "option seed, for LotLoader.poisson(dataset, expected_batch_size, seed=seed)."
+        )
     for name, options in other_loggers(config).items():
         LOGGER.check(options, f"logger.{name}")
     of_wandb = {name: value for name, value in config["logger"].items() if not isinstance(value, Mapping)}
     check_options(Wandb, of_wandb, "logger")
     for name, options in config["callbacks"].items():
-        if options is not None:
-            CALLBACK.check(require_group(options, f"callbacks.{name}"), f"callbacks.{name}")
+        if options is None:
+            continue
+        group = f"callbacks.{name}"
+        if issubclass(CALLBACK.class_of(require_group(options, group), group), PrivateStrategy | NonPrivate):
+            raise ConfigurationError(f"{group} is a strategy, and a run has one: choose it by strategy=NAME.")
+        CALLBACK.check(options, group)
     _check_parts(config)
     _check_end(config["trainer"], config["strategy"])
     check_processes(config["trainer"])
-    objective_of(config)
+    objectives_of(config)
 
 
 def class_of(options: Mapping[str, Any], group: str) -> type:
@@ -356,20 +313,9 @@ def other_loggers(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {name: options for name, options in config["logger"].items() if isinstance(options, Mapping)}
 
 
-def parts_of_module(cls: type) -> dict[str, Target]:
-    """List the options that a module calls to make an optimizer or a schedule; each is a group with a `_target_`.
-
-    Their annotations say so, such as `Callable[[Iterable[nn.Parameter]], Optimizer]`.
-    """
-    parts = {}
-    for name, option in options_of(cls).items():
-        for hint in (option.annotation, *get_args(option.annotation)):
-            result = get_args(hint)[-1] if get_origin(hint) is Callable and get_args(hint) else None
-            for target in (OPTIMIZER, SCHEDULE):
-                if isinstance(result, type) and issubclass(result, target.bases):
-                    parts[name] = target
-    # The module's own groups are made from groups of the configuration.
-    return {name: target for name, target in parts.items() if name not in TARGETS["module"].reserved}
+def parts_of_module(options: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """List the options of a module from which an optimizer or a schedule of its own is made: groups with a class."""
+    return {name: part for name, part in options.items() if isinstance(part, Mapping) and "_target_" in part}
 
 
 def _check_parts(config: Mapping[str, Any]) -> None:
@@ -386,11 +332,10 @@ def _check_parts(config: Mapping[str, Any]) -> None:
 
 
 def _check_end(trainer: Mapping[str, Any], strategy: Mapping[str, Any]) -> None:
-    """Refuse a run that would not end, or not begin."""
-    limits = [trainer.get("max_steps", -1), trainer.get("max_epochs", -1), trainer.get("max_time")]
-    is_limited = any(limit not in (-1, None) for limit in limits)
+    """Refuse a run that would not end."""
+    limits = {trainer.get("max_steps"), trainer.get("max_epochs"), trainer.get("max_time")} - {-1, None}
     has_budget = strategy.get("target_epsilon") is not None and strategy.get("noise_multiplier") is not None
-    if not is_limited and not has_budget:
+    if not limits and not has_budget:
         raise ConfigurationError(
             "no stopping criterion: set trainer.max_steps or trainer.max_epochs (or strategy.target_epsilon in "
             "addition to the noise)."

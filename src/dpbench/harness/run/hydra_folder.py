@@ -16,7 +16,6 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from dpbench.errors import ConfigurationError
@@ -64,13 +63,12 @@ def claim_sweep_folder(config: DictConfig, swept: Sequence[str]) -> Path:
     Raises:
         OSError: It cannot be made.
     """
-    words = [f"++hydra.callbacks.folders.swept=[{','.join(map(quoted, swept))}]"]
-    by_time = is_named_by_time(config.hydra, "sweep")
     folder = _claim(config, "sweep")
-    if by_time:  # a name of the user's may be another one in each job
-        words.append(f"hydra.sweep.dir={quoted(folder)}")
+    swept_word = f"++hydra.callbacks.folders.swept=[{','.join(map(quoted, swept))}]"
     with read_write(config.hydra.overrides):
-        config.hydra.overrides.hydra.extend(words)
+        config.hydra.overrides.hydra.extend([swept_word, f"hydra.sweep.dir={quoted(folder)}"])
+    folder.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(config, folder / "multirun.yaml")  # by which others know that runs below are of a sweep
     return folder
 
 
@@ -81,6 +79,11 @@ def has_workers(hydra: Any) -> bool:
         hydra: Hydra's own configuration of the sweep.
     """
     return not str(hydra.launcher["_target_"]).endswith("BasicLauncher")
+
+
+def optimizes(hydra: Any) -> bool:
+    """Tell whether the sweeper of Hydra's configuration chooses by the values that runs return."""
+    return not str(hydra["sweeper"]["_target_"]).endswith("BasicSweeper")
 
 
 def quoted(path: Path | str) -> str:
@@ -96,29 +99,23 @@ def output_dir(hydra: Any) -> Path:
 
 
 def _claim(config: DictConfig, kind: str) -> Path:
-    """Make the folder that the configuration names by the time, and write its name there; leave one of the user's."""
-    before = HydraConfig.instance().cfg
+    """Make the folder of a "run" or a "sweep" whose name has the time in it, and write its name there.
+
+    A name without the time is the user's, and stays.
+    """
     HydraConfig.instance().set_config(config)  # `${hydra:...}` in names needs it
-    try:
-        name = str(config.hydra[kind].dir or "")
-    finally:
-        HydraConfig.instance().cfg = before
+    name = str(config.hydra[kind].dir or "")
     if not name.strip():
         raise ConfigurationError(f"hydra.{kind}.dir must be the path of a folder, not {name!r}.")
     folder = Path(name)
-    if not is_named_by_time(config.hydra, kind):
+    template: Any = OmegaConf.to_container(config.hydra[kind], resolve=False)
+    if "${now:" not in str(template["dir"]):
         keep_existing(folder)
         return folder
     folder = make_new(folder)
     with read_write(config.hydra), open_dict(config.hydra):
         config.hydra[kind].dir = str(folder)
     return folder
-
-
-def is_named_by_time(hydra: DictConfig, kind: str) -> bool:
-    """Tell whether the folder of a "run" or a "sweep" has the time in its name, so that another one will do."""
-    template: Any = OmegaConf.to_container(hydra[kind], resolve=False)
-    return "${now:" in str(template["dir"])
 
 
 def hydra_files(cfg: DictConfig) -> dict[str, str]:
@@ -137,9 +134,3 @@ def write_hydra_files(folder: RunFolder, files: Mapping[str, str]) -> None:
     for name, text in files.items():
         folder.hydra.mkdir(exist_ok=True)
         (folder.hydra / name).write_text(text, encoding="utf-8")
-
-
-def folder_key() -> str:
-    """The setting that says where the run at hand lies: a job of a sweep is moved with its sweep."""
-    swept = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
-    return "hydra.sweep.dir" if swept else "hydra.run.dir"

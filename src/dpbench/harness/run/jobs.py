@@ -7,55 +7,46 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
-import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-import hydra
-import hydra.utils
-from hydra.core.hydra_config import HydraConfig
+from hydra._internal.callbacks import Callbacks
+from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
-from hydra.core.utils import configure_log, run_job
+from hydra.core.utils import JobReturn, run_job
 from hydra.errors import HydraException
 from hydra.types import HydraContext
-from omegaconf import DictConfig, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from dpbench.errors import ConfigurationError, DPBenchError, Interrupted
+from dpbench.errors import ConfigurationError, DPBenchError, Interrupted, brief
 from dpbench.harness.run._command import Command, compose
-from dpbench.harness.run._hydra_internals import Callbacks
 from dpbench.harness.run._signals import SweepInterrupted, end_with, hand_back
-from dpbench.harness.run.command_line import CommandLine, explain, without_hydra
-from dpbench.harness.run.hydra_folder import (
-    claim_run_folder,
-    claim_sweep_folder,
-    has_workers,
-    is_named_by_time,
-    quoted,
-)
+from dpbench.harness.run.command_line import explain, hydra_for, parse, without_hydra
+from dpbench.harness.run.hydra_folder import claim_run_folder, claim_sweep_folder, has_workers, optimizes, quoted
 from dpbench.harness.run.processes import launched_process, together
-from dpbench.harness.run.search_path import code_folder, conf_dir, imports_from, use_plugins
+from dpbench.harness.run.search_path import code_folder, imports_from
 from dpbench.harness.runs.command import key_of
 from dpbench.harness.runs.folder import RunFolder, finished_runs_below
 from dpbench.harness.runs.sweep import Sweep
 
-Task: TypeAlias = Callable[[DictConfig], float | None]
+Task: TypeAlias = Callable[[DictConfig], Any]
 """What is done with the configuration of each job."""
 T = TypeVar("T")
 
 _FIXED_IN_RESUME = ("hydra.", "run.resume", "run.schema")
+_RESUMED = "resumed_run"
 
 
 def launch(
     words: Sequence[str],
     task: Task,
-    conf: Path | None = None,
     name: str = "config",
     checked: bool = True,
     afterwards: Callable[[Sweep], None] | None = None,
@@ -65,60 +56,44 @@ def launch(
     Args:
         words: Hydra overrides and flags.
         task: Function of each job's configuration.
-        conf: Folder of the configuration.
-        name: Primary configuration in it.
+        name: Primary configuration.
         checked: Whether a job's configuration is that of a run, to be checked before anything starts.
         afterwards: Reports on a sweep that has ended, whether or not runs of it have failed.
 
     Raises:
         ConfigurationError: The words do not compose, a run's configuration is wrong, a sweep has no run, or its
             sweeper may not choose.
+        Interrupted: A signal.
     """
-    line = CommandLine.parse(words)
-    conf = conf or conf_dir()
-    name = line.flags.config_name or name
-    folder = _code_folder(line)
-    _refuse_processes(line.flags.multirun)
-    if line.is_question:
-        use_plugins()
-        with _errors_explained(line):
-            _answer(line, conf, name)
+    flags = parse(words)
+    code = code_folder(flags.config_dir)
+    if flags.cfg is not None:
+        with _errors_explained(), hydra_for(flags.config_dir) as hydra:
+            hydra.show_cfg(name, flags.overrides, flags.cfg, flags.package, flags.resolve)
         return
-    if folder is not None:
-        task = partial(_with_imports, task, folder)
-    with _composed(line, conf, name) as command:
-        _refuse_processes(command.sweeps)
+    with _composed(flags, name) as command:
+        if command.sweeps and launched_process() is not None:
+            raise ConfigurationError("a sweep is made by one process: start it without torchrun or srun's tasks.")
         with together():
-            jobs = _check(command) if checked else None
-        if command.sweeps:
-            _run_sweep(command, task, jobs, afterwards)
-        else:
-            _run(command, task)
-
-
-def _refuse_processes(sweeps: bool) -> None:
-    if sweeps and launched_process() is not None:
-        raise ConfigurationError("a sweep is made by one process: start it without torchrun or srun's tasks.")
-
-
-def _code_folder(line: CommandLine) -> Path | None:
-    return None if line.flags.config_dir is None else code_folder(Path(line.flags.config_dir))
+            jobs = _check(command) if checked else command.jobs()
+        task = partial(_attempt, task, code, os.getpid())
+        try:
+            if command.sweeps:
+                _run_sweep(command, task, jobs, afterwards, claims=checked)
+            else:
+                _run(command, task)
+        except SweepInterrupted as interruption:
+            raise interruption.error from None
 
 
 @contextmanager
-def _composed(line: CommandLine, conf: Path, name: str) -> Iterator[Command]:
+def _composed(flags: Namespace, name: str) -> Iterator[Command]:
     """Compose a command, and keep Hydra and the user's own code at hand inside."""
-    use_plugins()
-    with _errors_explained(line), imports_from(_code_folder(line)), line.loader(conf) as loader:
+    folder = code_folder(flags.config_dir)
+    with _errors_explained(), imports_from(folder), hydra_for(flags.config_dir) as hydra:
         with together():
-            command = compose(line, loader, name)
+            command = compose(flags, hydra.config_loader, name)
         yield command
-
-
-def _with_imports(task: Task, folder: Path, cfg: DictConfig) -> float | None:
-    """Run a job in whatever process a launcher has started for it: submitit and Ray start some of their own."""
-    with imports_from(folder):
-        return task(cfg)
 
 
 def check_run(words: Sequence[str]) -> DictConfig:
@@ -149,21 +124,21 @@ def with_one_run(words: Sequence[str], task: Callable[[DictConfig], T]) -> T:
     Raises:
         ConfigurationError: See `launch`; or the words ask for something else than one run.
     """
-    line = CommandLine.parse(words)
-    with _composed(line, conf_dir(), "config") as command:
-        if line.is_question or command.sweeps:
-            raise ConfigurationError("one run is asked for here: leave out -m and Hydra's questions such as --cfg.")
+    flags = parse(words)
+    with _composed(flags, "config") as command:
+        if flags.cfg is not None or command.sweeps:
+            raise ConfigurationError("one run is asked for here: leave out -m and --cfg.")
         _check(command)
         return task(command.cfg)
 
 
 @contextmanager
-def _errors_explained(line: CommandLine) -> Iterator[None]:
+def _errors_explained() -> Iterator[None]:
     """Say in one line what Hydra or OmegaConf could not compose."""
     try:
         yield
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        raise ConfigurationError(explain(error, line)) from error
+        raise ConfigurationError(explain(error)) from error
 
 
 def resume(folder: Path, words: Sequence[str], task: Task) -> None:
@@ -177,7 +152,7 @@ def resume(folder: Path, words: Sequence[str], task: Task) -> None:
     Raises:
         ConfigurationError: The folder holds no run, one that cannot be resumed, or a word would move it.
     """
-    from dpbench.harness.run.saved_config import later_words, read_config, require_resumable
+    from dpbench.harness.run.saved_config import read_config, require_resumable
 
     with together():
         config = read_config(RunFolder(folder))
@@ -197,77 +172,41 @@ def resume(folder: Path, words: Sequence[str], task: Task) -> None:
         "+hydra.job_logging.handlers.file.delay=true",
         "hydra.job.name=train",
         "run.resume=true",
-        *later_words(config),
     ]
-    launch([*place, *words], task, folder)
-
-
-def _answer(line: CommandLine, conf: Path, name: str) -> None:
-    """Let Hydra answer a question: it reads the words of the process."""
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # let exceptions through, instead of printing them and leaving
-    before = sys.argv
-    sys.argv = ["dpbench train", *line.in_order]
-    try:
-        hydra.main(version_base="1.3", config_path=str(conf.resolve()), config_name=name)(lambda cfg: None)()
-    finally:
-        sys.argv = before
+    ConfigStore.instance().store(_RESUMED, OmegaConf.create(config))
+    launch([*place, *words], task, name=_RESUMED)
 
 
 def _check(command: Command) -> list[list[str]]:
-    """Check whatever a command would run.
+    """Check whatever a command would run; of a sweep whose jobs are chosen on the way, the first values.
 
     Returns:
-        The words of each job of a sweep; none of a single run, and where a sweeper chooses them on the way.
+        The words of each job of a sweep.
     """
     from dpbench.harness.run._job_check import check_job
-    from dpbench.harness.run._objective import optimizes, refuse_choice
+    from dpbench.harness.run._objective import refuse_choice
 
     settings = command.cfg.hydra
     if not command.sweeps:
-        for override in command.overrides:
-            if override.key_or_group in ("launcher", "hydra/launcher") and override.value() != "basic":
-                raise ConfigurationError(
-                    f"{override.input_line} is for sweeps, and this is one run, made here: add -m, or remove it."
-                )
+        if has_workers(settings):
+            launcher = settings.runtime.choices.get("launcher")
+            raise ConfigurationError(
+                f"launcher={launcher} is for sweeps, and this is one run, made here: add -m, or remove it."
+            )
         _check_run(command.cfg)
         return []
-    if optimizes(settings):
-        _refuse_other_sweep(settings)
-        config = _check_run(_job(command, command.first_trial(), 0))
-        direction = settings.sweeper.get("direction")
-        refuse_choice(config, getattr(direction, "name", direction))
-        return []
-    jobs = command.combinations()
-    for number, words in enumerate(jobs):
-        job = _job(command, words, number)
-        config = _check_run(job)
+    jobs = command.jobs()
+    for number, words in enumerate(jobs[:1] if optimizes(settings) else jobs):
+        job = command.job(words, number)
         try:
+            config = _check_run(job)
+            if optimizes(settings):
+                refuse_choice(config, _sweeper(command).directions)
             check_job(config, RunFolder(Path(str(job.hydra.sweep.dir))))
         except ConfigurationError as error:
             which = [word for word in words if key_of(word) in command.swept]
             raise ConfigurationError(f"{' '.join(which)}: {error}" if which else str(error)) from error
     return jobs
-
-
-def _job(command: Command, words: Sequence[str], number: int) -> DictConfig:
-    """Compose a job of a sweep as a launcher will do it, but for the folder, which there is not yet."""
-    job = command.loader.load_sweep_config(command.cfg, list(words))
-    with read_write(job.hydra.job), open_dict(job.hydra.job):
-        job.hydra.job.num = number
-        job.hydra.job.id = f"{job.hydra.job.name}_{number}"
-    HydraConfig.instance().set_config(job)
-    return job
-
-
-def _refuse_other_sweep(settings: DictConfig) -> None:
-    """Refuse a sweeper that chooses in the folder of another sweep."""
-    folder = Path(str(settings.sweep.dir))
-    # One that is named by the time will be a new one.
-    if not is_named_by_time(settings, "sweep") and next(folder.rglob(RunFolder.lock), None) is not None:
-        raise ConfigurationError(
-            f"{folder} holds runs of another sweep, and what that one chose would be written over: name another folder "
-            "(hydra.sweep.dir)."
-        )
 
 
 def _check_run(cfg: DictConfig) -> dict[str, Any]:
@@ -280,157 +219,138 @@ def _check_run(cfg: DictConfig) -> dict[str, Any]:
     return config
 
 
+def _context(command: Command) -> HydraContext:
+    return HydraContext(config_loader=command.loader, callbacks=Callbacks(command.cfg))
+
+
 def _run(command: Command, task: Task) -> None:
     """Run a single job here."""
-    failures: list[BaseException] = []
-
-    def run(cfg: DictConfig) -> float | None:
-        try:
-            return task(cfg)
-        except (DPBenchError, OSError, KeyboardInterrupt) as error:
-            failures.append(error)  # raised below: Hydra would print a line of its own before it
-            return None
-
-    cfg = command.cfg
-    configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
-    claim_run_folder(cfg)
-    callbacks = Callbacks(cfg)
-    callbacks.on_run_start(config=cfg, config_name=command.name)
-    context = HydraContext(config_loader=command.loader, callbacks=callbacks)
-    result = run_job(run, cfg, job_dir_key="hydra.run.dir", job_subdir_key=None, hydra_context=context)
-    callbacks.on_run_end(config=cfg, config_name=command.name, job_return=result)
-    if failures:
-        raise failures[0]
-    _ = result.return_value  # raises what is no error of a user
+    claim_run_folder(command.cfg)
+    job = run_job(
+        task,
+        command.cfg,
+        job_dir_key="hydra.run.dir",
+        job_subdir_key=None,
+        hydra_context=_context(command),
+    )
+    if isinstance(job.return_value, Exception):
+        raise job.return_value
 
 
 def _run_sweep(
     command: Command,
     task: Task,
-    jobs: Sequence[Sequence[str]] | None,
+    jobs: list[list[str]],
     afterwards: Callable[[Sweep], None] | None,
+    claims: bool,
 ) -> None:
     """Hand the jobs of a sweep to its launcher, and report on those that have a result.
 
     Args:
         command: The sweep.
         task: Function of each job's configuration.
-        jobs: The result of `_check`; None for a sweep that makes its folders itself.
+        jobs: The words of each job.
         afterwards: Reports on the sweep.
+        claims: Whether the sweep has a folder of its own, and its runs have theirs below.
     """
     cfg = command.cfg
-    failures: list[DPBenchError | OSError] = []
-    parent = os.getpid()
-    if str(cfg.hydra.launcher["_target_"]).endswith("JoblibLauncher"):
-        task = _ending_with(parent, task)
+    settings = cfg.hydra
+    searches = optimizes(settings)
+    folder = claim_sweep_folder(cfg, command.swept) if claims else Path(str(settings.sweep.dir))
+    earlier = finished_runs_below([folder]) if claims and not searches else ()
+    study = settings.sweeper.study_name if searches and settings.sweeper.storage else None
+    sweep = Sweep(folder, command.swept, frozenset(run.path for run in earlier), study)
+    if str(settings.launcher["_target_"]).endswith("JoblibLauncher"):
+        task = partial(_ending_with, task, os.getpid())
+    launcher = Plugins.instance().instantiate_launcher(
+        hydra_context=_context(command),
+        task_function=task,
+        config=cfg,
+    )
 
-    def run(cfg: DictConfig) -> float | None:
-        try:
-            return task(cfg)
-        except (DPBenchError, OSError) as error:
-            if isinstance(error, Interrupted):
-                hand_back(error)
-            _leave_sweep(error, HydraConfig.get(), os.getpid() == parent)
-            failures.append(error)  # the others of the sweep go on, and this one is told in the end
-            return None
+    def run_jobs(batch: list[list[str]], first: int = 0) -> list[Any]:
+        return [_value(job) for job in launcher.launch(batch, initial_job_idx=first)]
 
-    _require_scheduler(cfg.hydra.launcher)
-    configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
-    sweep = _begin(command, jobs) if jobs is not None else None
-    callbacks = Callbacks(cfg)
-    callbacks.on_multirun_start(config=cfg, config_name=command.name)
-    context = HydraContext(config_loader=command.loader, callbacks=callbacks)
-    sweeper: Any = Plugins.instance().instantiate_sweeper(config=cfg, hydra_context=context, task_function=run)
-    # Hydra's sweeper would compose each job only to see whether it can; they have been composed and checked.
-    sweeper.validate_batch_is_legal = lambda batch: None
-    stop: DPBenchError | OSError | None = None
     try:
-        with _progress(sweep, cfg.hydra):
-            sweeper.sweep(arguments=command.task_words())
-        callbacks.on_multirun_end(config=cfg, config_name=command.name)
-    except SweepInterrupted as interruption:
-        raise interruption.error from None
-    except (DPBenchError, OSError) as error:
-        if isinstance(error, Interrupted) and not error.is_time_limit:
-            raise
-        stop = error
+        if searches:
+            outcomes = _sweeper(command).search(command.task_overrides, folder, run_jobs)
+        else:
+            with _progress(sweep, len(jobs), claims and has_workers(settings)):
+                outcomes = run_jobs(jobs)
     except (RuntimeError, ValueError) as error:
         if not type(error).__module__.startswith("submitit."):
             raise
-        stop = _submitit_error(error)
-    if afterwards is not None and sweep is not None:
+        raise _submitit_error(error) from error
+    if afterwards is not None:
         afterwards(sweep)
-    if stop is not None:
-        raise stop
+    failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
     if len(failures) > 1:
         raise DPBenchError(f"{len(failures)} runs of the sweep failed, the first of them: {failures[0]}")
     if failures:
         raise failures[0]
 
 
-def _ending_with(parent: int, task: Task) -> Task:
-    """The task in workers of joblib, which save and end when the process that makes the sweep is gone."""
+def _sweeper(command: Command) -> Any:
+    from dpbench.harness.run._optuna import sweeper_of
 
-    def run(cfg: DictConfig) -> float | None:
-        if os.getpid() == parent:  # where n_jobs=1
+    settings: Any = OmegaConf.to_container(command.cfg.hydra.sweeper, resolve=True)
+    return sweeper_of(settings)
+
+
+def _attempt(task: Task, code: Path | None, parent: int, cfg: DictConfig) -> Any:
+    """Run a job, and return an error of the user's as its value: Hydra would print it in its own words.
+
+    Args:
+        task: What to run.
+        code: Folder of the user's own code, for the processes of launchers, which start some of their own.
+        parent: Id of the process that was started. A signal to it ends all jobs.
+        cfg: Configuration of the job.
+
+    Raises:
+        SweepInterrupted: A signal.
+    """
+    try:
+        with imports_from(code):
             return task(cfg)
-        end_with(parent, signal.SIGTERM)  # which asks for a last checkpoint
-        try:
-            return task(cfg)
-        except Interrupted as error:
-            if os.getppid() != parent:
-                print(f"dpbench: {error}", file=sys.stderr, flush=True)  # nobody else would
-            raise
-        finally:
-            end_with(parent, signal.SIGTERM)  # without a parent it would wait for another job for ever
-
-    return run
+    except Interrupted as error:
+        hand_back(error)
+        if os.getpid() == parent and not error.is_time_limit:
+            raise SweepInterrupted(error) from error
+        return error
+    except (DPBenchError, OSError) as error:
+        return error
 
 
-def _begin(command: Command, jobs: Sequence[Sequence[str]]) -> Sweep:
-    """Make the folder of a sweep, and tell its jobs of it."""
-    settings = command.cfg.hydra
-    folder = claim_sweep_folder(command.cfg, command.swept)
-    finished = frozenset(run.path for run in finished_runs_below([folder]))
-    study = settings.sweeper.get("study_name") if settings.sweeper.get("storage") else None
-    return Sweep(folder, command.swept, finished, study, tuple(map(tuple, jobs)))
+def _value(job: JobReturn) -> Any:
+    """What a job returned, or its error where a launcher gave it up."""
+    try:
+        return job.return_value
+    except (DPBenchError, OSError) as error:
+        return error
 
 
-def _progress(sweep: Sweep | None, settings: Any) -> AbstractContextManager[None]:
+def _ending_with(task: Task, parent: int, cfg: DictConfig) -> Any:
+    """Run a job in a worker of joblib, which saves and ends when the process that makes the sweep is gone."""
+    if os.getpid() == parent:  # where n_jobs=1
+        return task(cfg)
+    end_with(parent, signal.SIGTERM)  # which asks for a last checkpoint
+    try:
+        return task(cfg)
+    finally:
+        end_with(parent, signal.SIGTERM)  # without a parent it would wait for another job for ever
+
+
+def _progress(sweep: Sweep, jobs: int, shows: bool) -> AbstractContextManager[None]:
     """Count the runs that other processes make; a run that is made here has a bar of its own."""
-    if sweep is None or not sweep.jobs or not has_workers(settings):
+    if not shows:
         return nullcontext()
     from dpbench.harness.run.progress import counting
 
-    return counting(len(sweep.jobs), lambda: len(sweep.finished()))
-
-
-def _leave_sweep(error: DPBenchError | OSError, settings: Any, in_parent: bool) -> None:
-    """Raise an error where Hydra has to hear of it: in another process, of a sweeper that waits for a value.
-
-    Args:
-        error: The error of a run.
-        settings: Hydra's configuration.
-        in_parent: Whether the run was made by the process that makes the sweep (joblib does so where n_jobs=1): there
-            Hydra would keep an interruption to itself until all other runs are made.
-    """
-    from dpbench.harness.run._objective import optimizes
-
-    stops_all = isinstance(error, Interrupted) and not error.is_time_limit
-    if (has_workers(settings) and not (stops_all and in_parent)) or optimizes(settings):
-        raise error
-    if isinstance(error, Interrupted) and stops_all:
-        raise SweepInterrupted(error) from error
-
-
-def _require_scheduler(launcher: DictConfig) -> None:
-    if str(launcher["_target_"]).endswith("SlurmLauncher") and shutil.which("srun") is None:
-        raise ConfigurationError("launcher=submitit needs Slurm (srun): here, take launcher=submitit_local.")
+    return counting(jobs, lambda: len(sweep.finished()))
 
 
 def _submitit_error(error: RuntimeError | ValueError) -> ConfigurationError:
     """Shorten submitit's error to one line: Slurm's last word, or the first line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    of_slurm = [line for line in lines if re.search("error: |fatal: ", line)]
-    cause = [*lines[:1], *of_slurm][-1]
+    of_slurm = [line.strip() for line in str(error).splitlines() if re.search("error: |fatal: ", line)]
+    cause = [brief(error), *of_slurm][-1]
     return ConfigurationError(f"launcher=submitit: {cause.rstrip('.:')}.")

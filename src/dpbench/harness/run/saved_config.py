@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from copy import deepcopy
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -71,10 +72,7 @@ def read_config(folder: RunFolder) -> dict[str, Any]:
         raise ConfigurationError(f"{path} is damaged: {brief(error)} (restore it; a resume needs it)") from error
     if not isinstance(config, dict) or not {"run", "data", "strategy"} <= set(config):
         raise ConfigurationError(f"{path} is damaged: it holds no settings of a run (restore it; a resume needs it).")
-    # Hydra would read, and obey, these in a configuration.
-    directives = config.keys() & {"hydra", "defaults"}
-    if "@package" in path.read_text(encoding="utf-8", errors="replace"):
-        directives |= {"@package"}
+    directives = config.keys() & {"hydra", "defaults"}  # Hydra would obey them
     if directives:
         raise ConfigurationError(
             f"{path} sets {max(directives)}, which no run keeps, and by which it could run any code: take it out."
@@ -89,43 +87,21 @@ def with_later_options(config: dict[str, Any]) -> dict[str, Any]:
     Args:
         config: A run's configuration as read from its file.
     """
-    engine = config.get("engine")
-    if isinstance(engine, dict) and "triton" in engine:  # a plug-in now
-        others = {name: value for name, value in engine.items() if name != "triton"}
-        config = {**config, "engine": others if engine["triton"] == "off" else {**others, "kernels": "triton"}}
-    strategy = config.get("strategy")
-    if isinstance(strategy, dict) and (strategy.get("bands") is None or strategy.get("coefficients") == "square_root"):
+    config = deepcopy(config)
+    groups = {name: group for name, group in config.items() if isinstance(group, dict)}
+    engine, strategy, data = (groups.get(name, {}) for name in ("engine", "strategy", "data"))
+    if engine.pop("triton", "off") != "off":  # a plug-in now
+        engine["kernels"] = "triton"
+    if strategy.get("bands") is None or strategy.get("coefficients") == "square_root":
         # The coefficients of independent noise said nothing, and the square root's are those of today.
-        kept = {name: value for name, value in strategy.items() if name != "coefficients"}
-        config = {**config, "strategy": kept}
-    callbacks = config.get("callbacks")
-    if isinstance(callbacks, dict):
-        config = {**config, "callbacks": {name: _moved(options) for name, options in callbacks.items()}}
-    data = config.get("data")
-    if isinstance(data, dict) and data.get("_target_") in _SPLIT_BY_NUMBER and "split" not in data:
-        return {**config, "data": {**data, "split": "permutation"}}
+        strategy.pop("coefficients", None)
+    if data.get("_target_") in _SPLIT_BY_NUMBER:
+        data.setdefault("split", "permutation")
+    for options in groups.get("callbacks", {}).values():
+        target = str(options.get("_target_")) if isinstance(options, dict) else ""
+        if target.startswith("dpbench.synthesis."):  # moved
+            options["_target_"] = target.replace("dpbench.", "dpbench.capabilities.", 1)
     return config
-
-
-def later_words(config: dict[str, Any]) -> list[str]:
-    """Overrides that tell Hydra, which reads the file itself, what the file of an older run does not say.
-
-    Args:
-        config: A run's configuration as `read_config` returns it.
-    """
-    words = [f"++data.split={config['data']['split']}"] if "split" in config["data"] else []
-    for name, options in (config.get("callbacks") or {}).items():
-        if isinstance(options, dict) and str(options.get("_target_")).startswith("dpbench."):
-            words.append(f"callbacks.{name}._target_={options['_target_']}")
-    return words
-
-
-def _moved(options: Any) -> Any:
-    """Options of a callback whose class may lie elsewhere today."""
-    target = options.get("_target_") if isinstance(options, dict) else None
-    if not str(target).startswith("dpbench.synthesis."):
-        return options
-    return {**options, "_target_": str(target).replace("dpbench.", "dpbench.capabilities.", 1)}
 
 
 def _refuse_code_of(folder: RunFolder, config: Any) -> None:

@@ -6,16 +6,16 @@ import hashlib
 import os
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
@@ -26,7 +26,7 @@ from dpbench.harness.runs.command import key_of
 ENTRY_POINT_GROUP = "dpbench.conf"
 _DISTRIBUTION = "dpbench-lightning"  # not "dpbench", which is another project on the package registry
 _LONGEST_SETTINGS = 80  # letters in the name of a folder
-_NO_CHOICES = ("table", "base")  # definitions of tables, and what files of several choices share
+_NO_CHOICES = ("table", "base", "hydra")  # definitions of tables, what files of several choices share, and Hydra's own
 
 
 def conf_dir() -> Path:
@@ -36,18 +36,20 @@ def conf_dir() -> Path:
     return installed if installed.is_dir() else package.parents[1] / "conf"
 
 
-def code_folder(config_dir: Path) -> Path:
+def code_folder(config_dir: Path | None) -> Path | None:
     """Find the folder from which classes beside a configuration of one's own are imported.
 
     It is the folder that holds `config_dir`; where that is a package itself, the one that holds the package, as pytest
     finds it.
 
     Args:
-        config_dir: The folder that --config-dir names.
+        config_dir: The folder that --config-dir names; None without it.
 
     Raises:
         ConfigurationError: It is no folder.
     """
+    if config_dir is None:
+        return None
     if not config_dir.is_dir():
         raise ConfigurationError(f"--config-dir {config_dir} is no folder.")
     folder = Path(os.path.abspath(config_dir)).parent
@@ -85,11 +87,12 @@ def installing(extra: str) -> str:
 def groups_of(*folders: Path) -> dict[str, list[str]]:
     """List the names in each configuration group of some folders together."""
     groups: dict[str, set[str]] = {}
-    for folder in filter(Path.is_dir, folders):
-        for group in sorted(path for path in folder.iterdir() if path.is_dir() and path.name not in _NO_CHOICES):
-            names = {path.relative_to(group).with_suffix("").as_posix() for path in group.rglob("*.yaml")}
-            groups.setdefault(group.name, set()).update(names)
-    return {group: sorted(names) for group, names in groups.items() if names}
+    for folder in folders:
+        for path in folder.glob("*/**/*.yaml"):
+            group, *name = path.relative_to(folder).with_suffix("").parts
+            if group not in _NO_CHOICES:
+                groups.setdefault(group, set()).add("/".join(name))
+    return {group: sorted(groups[group]) for group in sorted(groups)}
 
 
 @cache
@@ -104,28 +107,30 @@ def plugin_dirs() -> tuple[Path, ...]:
 
 
 def _folder_of(point: EntryPoint) -> Path:
-    why = "it is no folder of an installed package"
-    places = None
     try:
-        spec = find_spec(point.value)
-        places = spec and spec.submodule_search_locations
+        return Path(import_module(point.value).__path__[0])
     except Exception as error:  # whatever the import of the package may raise
-        why = brief(error)
-    if not places:
         raise ConfigurationError(
-            f"the plug-in {point.name} names {point.value} as its configuration ({ENTRY_POINT_GROUP}): {why}. Mend or "
-            "uninstall it."
-        )
-    return Path(places[0])
+            f"the plug-in {point.name} names {point.value} as its configuration ({ENTRY_POINT_GROUP}), which is no "
+            f"folder of an installed package: {brief(error)}. Mend or uninstall it."
+        ) from error
 
 
 class PluginSearchPath(SearchPathPlugin):
-    """Hydra finds the choices of installed plug-ins behind those of dpbench."""
+    """Hydra finds the choices of installed plug-ins behind those of dpbench, and last those of --config-dir.
+
+    Attributes:
+        own: The folder that --config-dir names.
+    """
+
+    own: ClassVar[Path | None] = None
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Add the folders of installed packages to Hydra's search path."""
         for folder in plugin_dirs():
             search_path.append("dpbench-plugin", f"file://{folder}")
+        if self.own is not None:
+            search_path.append("command-line", f"file://{os.path.abspath(self.own)}")
 
 
 def _unless(value: Any, default: Any) -> Any:
@@ -136,34 +141,19 @@ def _unless(value: Any, default: Any) -> Any:
 def _swept_settings(*, _root_: DictConfig) -> str:
     """Settings of a job in which the sweep's jobs differ, for the name of its folder: "-lr_0.1-seed_3".
 
-    It has letters, digits and ._+- only: nothing that a file system, a shell or Hydra's grammar minds. A choice that is
-    a part of the run's name already, such as the model, is not said twice; the end of a long text is cut off.
+    It has letters, digits and ._+- only: nothing that a file system, a shell or Hydra's grammar minds. The end of a
+    long text is cut off.
     """
-    words: dict[str, str] = {}
-    overrides = OmegaConf.to_container(_root_.hydra.overrides.task, resolve=False)
-    assert isinstance(overrides, list)
-    for word in map(str, overrides):
-        words[key_of(word)] = word.partition("=")[2]
+    words = OmegaConf.to_container(_root_.hydra.overrides.task, resolve=False)
     swept = OmegaConf.select(_root_, "hydra.callbacks.folders.swept", default=None) or []
-    settings = {key: words[key] for key in map(str, swept) if key in words and not key.startswith("run.")}
-    ends = Counter(key.rpartition(".")[2] for key in settings)
+    assert isinstance(words, list)
     text = ""
-    for key, word in settings.items():
-        value = re.sub(r"[^A-Za-z0-9.+-]+", "_", _rounded(word)).strip("_")
-        if key in _root_.hydra.runtime.choices and value in str(_root_.run.name).split("-"):
-            continue
-        end = key.rpartition(".")[2]
-        name = re.sub(r"[^A-Za-z0-9.]+", "_", end if ends[end] == 1 else key)
-        text += f"-{name}_{value}"
+    for word in map(str, words):
+        key = key_of(word)
+        if key in swept and not key.startswith("run."):
+            value = re.sub(r"[^A-Za-z0-9.+-]+", "_", word.partition("=")[2]).strip("_")
+            text += f"-{key.rpartition('.')[2]}_{value}"
     return text[:_LONGEST_SETTINGS].rstrip(".-_")
-
-
-def _rounded(value: str) -> str:
-    """A number with six digits, as an optimizing sweeper does not give it."""
-    try:
-        return value if len(value) <= len("0.123456") else f"{float(value):.6g}"
-    except ValueError:
-        return value
 
 
 def _prior_sha256(path: Any, root: str | None) -> str | None:
@@ -192,3 +182,6 @@ def use_plugins() -> None:
     """
     plugin_dirs()
     Plugins.instance().register(PluginSearchPath)
+    sweepers = ConfigStore.instance().repo["hydra"]["sweeper"]
+    for name in ("optuna.yaml", "sampler"):  # of hydra-optuna-sweeper, if it is there; ours are in conf/hydra
+        sweepers.pop(name, None)

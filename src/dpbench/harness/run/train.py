@@ -23,18 +23,18 @@ from dpbench.callback.lines import show_lines
 from dpbench.callback.strategy import keep_scores
 from dpbench.canonical import digest_of
 from dpbench.code import code_hash
-from dpbench.errors import BudgetExhausted, ConfigurationError, DPBenchError, Interrupted, brief
-from dpbench.files import remove_torn
+from dpbench.errors import BudgetExhausted, ConfigurationError, Diverged, DPBenchError, Interrupted, brief
+from dpbench.files import remove_torn, write_atomically
 from dpbench.harness.run import build, logs
 from dpbench.harness.run._checkpoint import LastCheckpoint, deadline_of
 from dpbench.harness.run._earlier_stage import weights_before, with_earlier_stage
 from dpbench.harness.run._misfit import misfit_of
-from dpbench.harness.run._objective import optimizes, refuse_choice, value_of
+from dpbench.harness.run._objective import values_of
 from dpbench.harness.run._resume import Reopened, is_started_again, prepare_folder, resuming
 from dpbench.harness.run._signals import interrupted_at_once
 from dpbench.harness.run.config import check_config, uses_wandb
 from dpbench.harness.run.evaluation import moving_average
-from dpbench.harness.run.hydra_folder import has_workers, hydra_files, output_dir, write_hydra_files
+from dpbench.harness.run.hydra_folder import has_workers, hydra_files, optimizes, output_dir, write_hydra_files
 from dpbench.harness.run.logs import EvaluationRow, Origin, build_loggers, log_end, origin_of, services
 from dpbench.harness.run.processes import (
     from_first_process,
@@ -101,7 +101,7 @@ class _Job:
     trust: bool
 
 
-def train_job(cfg: DictConfig, reporter: Reporter | None = None, trust: bool = False) -> float | None:
+def train_job(cfg: DictConfig, reporter: Reporter | None = None, trust: bool = False) -> list[float] | None:
     """The task of `dpbench train`: one run in the folder that Hydra made.
 
     Args:
@@ -110,17 +110,14 @@ def train_job(cfg: DictConfig, reporter: Reporter | None = None, trust: bool = F
         trust: Whether the checkpoint of a run that is resumed may hold objects, see `read_checkpoint`.
 
     Returns:
-        The objective, for sweepers; None without one.
+        The objectives, for a sweeper that chooses by them; else None.
 
     Raises:
-        ConfigurationError: The sweeper would choose by test data.
+        ConfigurationError: An objective was not measured.
     """
     hydra = HydraConfig.get()
     config = build.plain(cfg)
     is_swept = hydra.mode == RunMode.MULTIRUN
-    is_trial = is_swept and optimizes(hydra)
-    if is_trial:
-        refuse_choice(config)
     record = train(
         config,
         output_dir(hydra),
@@ -130,7 +127,7 @@ def train_job(cfg: DictConfig, reporter: Reporter | None = None, trust: bool = F
         origin=origin_of(hydra),
         trust=trust,
     )
-    return value_of(record, config, is_trial) if record else None
+    return values_of(record, config) if is_swept and optimizes(hydra) else None
 
 
 def train(
@@ -242,6 +239,10 @@ def _train_and_record(config: dict[str, Any], job: _Job) -> dict[str, Any]:
         record = _finish(trainer, module, data, run, last, start, job.reporter)
         failed = False
         return record
+    except Diverged as error:
+        if is_first():
+            write_atomically(folder.diverged, f"{error}\n")
+        raise
     except MisconfigurationException as error:  # Lightning's, of settings that do not fit the data
         raise ConfigurationError(f"trainer: {brief(error)}") from error
     finally:

@@ -13,8 +13,6 @@ from typing import Any, overload
 import yaml
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.accounting.ledger import FILE_NAME
-from dpbench.privacy.canaries.file import FILE_NAME as SCORES
 
 FastLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """Of YAML: fifteen times as fast, where libyaml is there."""
@@ -61,6 +59,7 @@ class RunFolder:
         checkpoint_metrics: Last value of everything that was logged before the checkpoint.
         result: Record of the finished run.
         partial_result: Record of an interrupted run.
+        diverged: Why a run ended that diverged, which nobody resumes.
         evaluation: What `dpbench evaluate` found of a GAN.
         audit: What the canaries of an audited run saw, see `privacy.canaries.file`.
         audit_picture: What `dpbench audit` draws.
@@ -81,15 +80,16 @@ class RunFolder:
     job = _Entry(".job")
     wandb = _Entry("wandb", is_folder=True)
     loggers = _Entry("loggers.json")
-    ledger = _Entry(FILE_NAME)
+    ledger = _Entry("ledger.jsonl")
     metrics = _Entry("metrics.csv")
     checkpoints = _Entry("checkpoints", is_folder=True)
     checkpoint = _Entry("checkpoints/last.ckpt")
     checkpoint_metrics = _Entry("checkpoints/metrics.json")
     result = _Entry("result.json")
     partial_result = _Entry("partial_result.json")
+    diverged = _Entry("diverged.txt")
     evaluation = _Entry("evaluation.json")
-    audit = _Entry(SCORES)
+    audit = _Entry("audit.json")
     audit_picture = _Entry("audit.png")
     curves = _Entry("curves.png")
     samples = _Entry("samples.png")
@@ -184,9 +184,9 @@ def finished_runs_below(folders: Collection[Path]) -> list[RunFolder]:
 
 
 def unfinished_runs_below(folder: Path) -> list[RunFolder]:
-    """Runs below a folder that were begun and have no result: interrupted, failed, or still under way."""
+    """Runs below a folder that were begun and can be resumed: interrupted, failed, or still under way."""
     runs = map(RunFolder, places_of(RunFolder.lock, folder))
-    return [run for run in runs if run.begun and not run.finished]
+    return [run for run in runs if run.begun and not run.finished and not run.diverged.exists()]
 
 
 def natural_order(path: Path | str) -> list[str | int]:

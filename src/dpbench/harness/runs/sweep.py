@@ -18,14 +18,12 @@ class Sweep:
         swept: Keys to which it gave several values, as far as its words say so.
         before: Runs that were finished there before it began.
         study: Of a sweeper that keeps its trials in a database: what it is called there.
-        jobs: The words of each of its runs; empty where its sweeper chooses them on the way.
     """
 
     folder: Path
     swept: tuple[str, ...] = ()
     before: frozenset[Path] = frozenset()
     study: str | None = None
-    jobs: tuple[tuple[str, ...], ...] = ()
 
     def finished(self) -> list[RunFolder]:
         """Its runs that have a result."""
