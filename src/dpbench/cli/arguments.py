@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -137,7 +137,7 @@ def own_code(options: argparse.Namespace, run: Path) -> Iterator[None]:
     from dpbench.harness.runs.folder import RunFolder
 
     named = options.config_dir
-    with imports_from(None if named is None else code_folder(named)):
+    with imports_from(code_folder(named)):
         try:
             yield
         except ClassNotFound as error:
@@ -197,21 +197,16 @@ def png(word: str) -> Path:
 
 def _writable(path: Path) -> Path:
     # Refused when the command starts: its result may take hours.
-    parent = path if path.is_dir() else next(folder for folder in path.absolute().parents if folder.exists())
-    if not parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{path} cannot be written: {parent} is a file")
-    if not os.access(parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{path} cannot be written: no permission in {parent}")
+    parent = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir())
+    if any(folder.is_file() for folder in path.absolute().parents) or not os.access(parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{path} cannot be written")
     return path
 
 
 def integer(word: str) -> int:
     """Read a whole number, also one like 1e6."""
-    try:
-        number = int(word) if word.strip().isdecimal() else float(word)
-    except ValueError:
-        number = math.nan
-    if not abs(number) < 2**63 or number != int(number):
-        shown = word if len(word) <= 40 else f"{word[:37]}..."
-        raise argparse.ArgumentTypeError(f"must be a whole number (below 2^63), not {shown}")
-    return int(number)
+    with suppress(ArithmeticError, ValueError):
+        number = Decimal(word)
+        if abs(number) < 2**63 and number == int(number):
+            return int(number)
+    raise argparse.ArgumentTypeError(f"must be a whole number (below 2^63), not {word:.40}")

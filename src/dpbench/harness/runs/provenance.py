@@ -11,8 +11,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dpbench.code import foreign_code
-
 _NOT_HASHED = ("run", "logger", "launcher", "objective")
 _NO_GRADIENTS = ("trainer", "diagnostics")  # of the trainer only the precision decides gradients
 _LENGTH = ("max_steps", "max_epochs")
@@ -33,6 +31,8 @@ def _deciding(config: dict[str, Any]) -> dict[str, Any]:
     strategy = config.get("strategy") or {}
     if strategy.get("noise_multiplier") is None and strategy.get("target_epsilon") is not None:  # solved for the length
         chosen["length"] = {name: config["trainer"].get(name) for name in _LENGTH}
+    from dpbench.code import foreign_code  # which looks at all that is installed
+
     chosen["code"] = foreign_code(config)
     return chosen
 
