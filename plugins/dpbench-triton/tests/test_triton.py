@@ -364,7 +364,7 @@ def test_group_norm(records: int, channels: int, height: int, width: int, groups
 
 
 def words_of(counter: int, nonce: int, key: bytes, blocks: int = 1) -> list[list[int]]:
-    from dpbench.privacy.triton import _noise
+    from dpbench_triton import _noise
 
     words = torch.zeros(blocks, 16, dtype=torch.int32, device=DEVICE)
     key_words = torch.frombuffer(bytearray(key), dtype=torch.int32).to(DEVICE)
