@@ -25,7 +25,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from benchmarks import axis, machine, networks, pages, rounds, rows, startup
+from benchmarks import axis, machine, pages, rounds, rows, startup
 from benchmarks.methods import GPU_METHODS, METHODS, QUICK, methods_for
 from benchmarks.rows import Row
 from benchmarks.timing import measure_steps
@@ -69,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("\n".join(axis.shares(options.workloads or axis.WORKLOADS)))
             return 0
         case "networks":
+            from benchmarks import networks  # with libraries that take seconds
+
             print(networks.write_page(path.with_suffix(".md"), options.repeats, options.wait, _say))
             return 0
         case "users":

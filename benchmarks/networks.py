@@ -13,13 +13,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import peft
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
+from torchvision.models import SwinTransformer
 
 from benchmarks import pages, rows
 from benchmarks.machine import processor, wait_until_quiet
+from benchmarks.orders import one_line
 from benchmarks.timing import Say
 from dpbench.callback.loop import PrivateLoop
 from dpbench.data.lots import LotLoader, Lots, make_sampling
@@ -28,7 +31,7 @@ from dpbench.strategies import DPSGD
 RECORDS = 16
 _VOCABULARY = 8000
 _WARM = 3  # steps before the clocks run
-Step = Callable[[nn.Module, Any], Tensor]
+Lot = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -36,15 +39,14 @@ class Network:
     """A network with a lot for it.
 
     Attributes:
-        build: Makes it, given a rate of dropout.
-        lot: Tensors with a row for each record.
-        step: (network, lot) → loss.
-        dropout: Its rate; that of stochastic depth in networks for images.
+        build: Makes it, given a rate of dropout, or of stochastic depth in networks for images; its output is the loss
+            or has it.
+        lot: Arguments of its forward pass, with a row for each record.
+        dropout: Its rate.
     """
 
     build: Callable[[float], nn.Module]
-    lot: Callable[[], tuple[Tensor, ...]]
-    step: Step
+    lot: Callable[[], Lot]
     dropout: float = 0.0
 
 
@@ -53,8 +55,6 @@ def _tokens(length: int) -> Tensor:
 
 
 def _t5(dropout: float) -> nn.Module:
-    from transformers import T5Config, T5ForConditionalGeneration
-
     settings: dict[str, Any] = {
         "vocab_size": _VOCABULARY,
         "d_model": 256,
@@ -65,12 +65,10 @@ def _t5(dropout: float) -> nn.Module:
         "decoder_start_token_id": 0,
         "dropout_rate": dropout,
     }
-    return T5ForConditionalGeneration(T5Config(**settings))
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(**settings))
 
 
 def _opt(dropout: float) -> nn.Module:
-    from transformers import OPTConfig, OPTForCausalLM
-
     settings: dict[str, Any] = {
         "vocab_size": _VOCABULARY,
         "hidden_size": 256,
@@ -80,121 +78,107 @@ def _opt(dropout: float) -> nn.Module:
         "num_attention_heads": 8,
         "dropout": dropout,
     }
-    return OPTForCausalLM(OPTConfig(**settings))
+    return transformers.OPTForCausalLM(transformers.OPTConfig(**settings))
+
+
+_SWIN: dict[str, Any] = {"embed_dim": 48, "depths": [2, 2, 2], "num_heads": [3, 6, 12]}
 
 
 def _swin(dropout: float) -> nn.Module:
-    from transformers import SwinConfig, SwinForImageClassification
-
-    settings: dict[str, Any] = {
-        "image_size": 64,
-        "patch_size": 4,
-        "embed_dim": 48,
-        "depths": [2, 2, 2],
-        "num_heads": [3, 6, 12],
-        "window_size": 4,
-        "num_labels": 10,
-        "drop_path_rate": dropout,
-    }
-    return SwinForImageClassification(SwinConfig(**settings))
+    settings: dict[str, Any] = {"image_size": 64, "patch_size": 4, "window_size": 4, "num_labels": 10}
+    config = transformers.SwinConfig(**_SWIN, **settings, drop_path_rate=dropout)
+    return transformers.SwinForImageClassification(config)
 
 
-def _swin_of_torchvision(dropout: float) -> nn.Module:
-    from torchvision.models import SwinTransformer
+class _SwinOfTorchvision(SwinTransformer):
+    """Torchvision's, with the arguments and the loss of that of transformers."""
 
-    net: nn.Module = SwinTransformer(
-        patch_size=[4, 4],
-        embed_dim=48,
-        depths=[2, 2, 2],
-        num_heads=[3, 6, 12],
-        window_size=[4, 4],
-        stochastic_depth_prob=dropout,
-        num_classes=10,
-    )
-    return net
+    def __init__(self, dropout: float) -> None:
+        settings: dict[str, Any] = {"patch_size": [4, 4], "window_size": [4, 4], "num_classes": 10}
+        super().__init__(**_SWIN, **settings, stochastic_depth_prob=dropout)
+
+    def forward(self, pixel_values: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(super().forward(pixel_values), labels)
 
 
 def _bert_with_lora(dropout: float) -> nn.Module:
-    import peft
-    from transformers import BertConfig, BertForSequenceClassification
-
-    sizes: dict[str, Any] = {
+    settings: dict[str, Any] = {
+        "vocab_size": _VOCABULARY,
         "hidden_size": 256,
         "intermediate_size": 1024,
         "num_hidden_layers": 4,
         "num_attention_heads": 4,
+        "hidden_dropout_prob": dropout,
+        "attention_probs_dropout_prob": dropout,
     }
-    rates: dict[str, Any] = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
-    net = BertForSequenceClassification(BertConfig(vocab_size=_VOCABULARY, **sizes, **rates))
+    net = transformers.BertForSequenceClassification(transformers.BertConfig(**settings))
     lora = peft.LoraConfig(r=8, target_modules=["query", "value"], lora_dropout=0.0, task_type="SEQ_CLS")
     adapted: nn.Module = peft.get_peft_model(net, lora)
     return adapted
 
 
-def _images() -> tuple[Tensor, Tensor]:
-    return torch.randn(RECORDS, 3, 64, 64), torch.arange(RECORDS) % 10
+def _images() -> Lot:
+    return {"pixel_values": torch.randn(RECORDS, 3, 64, 64), "labels": torch.arange(RECORDS) % 10}
 
 
-def _texts() -> tuple[Tensor, Tensor]:
-    return _tokens(48), _tokens(32)
+def _translations() -> Lot:
+    return {"input_ids": _tokens(48), "labels": _tokens(32)}
 
 
-def _translation(net: nn.Module, lot: Any) -> Tensor:
-    loss: Tensor = net(input_ids=lot[0], labels=lot[1]).loss
+def _texts() -> Lot:
+    words = _tokens(64)
+    return {"input_ids": words, "labels": words}
+
+
+def _classified_texts() -> Lot:
+    return {"input_ids": _tokens(64), "labels": torch.arange(RECORDS) % 2}
+
+
+_KINDS = (
+    ("T5", "dropout", _t5, _translations),
+    ("OPT", "dropout", _opt, _texts),
+    ("Swin (transformers)", "stochastic depth", _swin, _images),
+    ("Swin (torchvision)", "stochastic depth", _SwinOfTorchvision, _images),
+    ("BERT with LoRA", "dropout", _bert_with_lora, _classified_texts),
+)
+NETWORKS: dict[str, Network] = {}
+for name, rate, build, lot in _KINDS:
+    NETWORKS[name] = Network(build, lot)
+    NETWORKS[f"{name}, {rate} 0.1"] = Network(build, lot, 0.1)
+
+
+def _step(net: nn.Module, lot: Any) -> Tensor:
+    output = net(**lot)
+    loss: Tensor = output if isinstance(output, Tensor) else output.loss
     return loss
 
 
-def _language(net: nn.Module, lot: Any) -> Tensor:
-    loss: Tensor = net(input_ids=lot[0], labels=lot[0]).loss
-    return loss
+def _sgd(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.0)
 
 
-def _pixels(net: nn.Module, lot: Any) -> Tensor:
-    loss: Tensor = net(pixel_values=lot[0], labels=lot[1]).loss
-    return loss
-
-
-def _logits(net: nn.Module, lot: Any) -> Tensor:
-    return F.cross_entropy(net(lot[0]), lot[1])
-
-
-NETWORKS = {
-    "T5": Network(_t5, _texts, _translation),
-    "T5, dropout 0.1": Network(_t5, _texts, _translation, 0.1),
-    "OPT": Network(_opt, lambda: (_tokens(64),), _language),
-    "OPT, dropout 0.1": Network(_opt, lambda: (_tokens(64),), _language, 0.1),
-    "Swin (transformers)": Network(_swin, _images, _pixels),
-    "Swin (transformers), stochastic depth 0.1": Network(_swin, _images, _pixels, 0.1),
-    "Swin (torchvision)": Network(_swin_of_torchvision, _images, _logits),
-    "Swin (torchvision), stochastic depth 0.1": Network(_swin_of_torchvision, _images, _logits, 0.1),
-    "BERT with LoRA": Network(_bert_with_lora, lambda: (_tokens(64), torch.arange(RECORDS) % 2), _translation),
-    "BERT with LoRA, dropout 0.1": Network(
-        _bert_with_lora, lambda: (_tokens(64), torch.arange(RECORDS) % 2), _translation, 0.1
-    ),
-}
-
-
-def _plain(net: nn.Module, step: Step, lot: tuple[Tensor, ...]) -> Iterator[None]:
-    optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.0)
+def _plain(net: nn.Module, optimizer: torch.optim.Optimizer, lot: Lot) -> Iterator[None]:
     while True:
         optimizer.zero_grad()
-        step(net, lot).backward()  # type: ignore[no-untyped-call]
+        _step(net, lot).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         yield
 
 
-def _opacus(net: nn.Module, step: Step, lot: tuple[Tensor, ...]) -> Iterator[None]:
+def _opacus(net: nn.Module, lot: Lot) -> Iterator[None]:
     from opacus.grad_sample import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
     sampled = GradSampleModule(net)
-    inner = torch.optim.SGD([p for p in sampled.parameters() if p.requires_grad], lr=0.0)
-    optimizer = DPOptimizer(inner, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=RECORDS)
-    while True:
-        optimizer.zero_grad()
-        step(sampled, lot).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        yield
+    optimizer = DPOptimizer(_sgd(sampled), noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=RECORDS)
+    yield from _plain(sampled, optimizer, lot)
+
+
+def _ours(net: nn.Module, lot: Lot, folder: str) -> PrivateLoop:
+    strategy = DPSGD(noise_multiplier=1.0, delta=1e-3, gradients="engine", ledger=f"{folder}/ledger.jsonl")
+    records: Any = [dict(zip(lot, record, strict=True)) for record in zip(*lot.values(), strict=True)]
+    loader = LotLoader(records, Lots(make_sampling("full", RECORDS, RECORDS), None))
+    return PrivateLoop(net, _sgd(net), loader, strategy, _step, steps=10**6)
 
 
 def measure_network(name: str, turns: int) -> dict[str, Any]:
@@ -213,20 +197,16 @@ def measure_network(name: str, turns: int) -> dict[str, Any]:
         torch.manual_seed(0)
         return network.build(network.dropout).train()
 
+    outcome: dict[str, Any] = {}
     with TemporaryDirectory() as folder:
-        strategy = DPSGD(noise_multiplier=1.0, delta=1e-3, gradients="engine", ledger=f"{folder}/ledger.jsonl")
         net = built()
-        optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.0)
-        loader = LotLoader(TensorDataset(*lot), Lots(make_sampling("full", RECORDS, RECORDS), None))
-        ours = PrivateLoop(net, optimizer, loader, strategy, network.step, steps=_WARM + turns)
-        ways: dict[str, Iterator[Any]] = {
-            "plain": _plain(built(), network.step, lot),
-            "ours": iter(ours),
-            "opacus": _opacus(built(), network.step, lot),
+        ways = {
+            "plain": _plain(net, _sgd(net), lot),
+            "ours": iter(_ours(built(), lot, folder)),
+            "opacus": _opacus(built(), lot),
         }
-        outcome: dict[str, Any] = {}
         seconds: dict[str, list[float]] = {way: [] for way in ways}
-        for turn in range(_WARM + turns):
+        for _ in range(_WARM + turns):
             for way, steps in ways.items():
                 if way in outcome:
                     continue
@@ -234,11 +214,9 @@ def measure_network(name: str, turns: int) -> dict[str, Any]:
                 try:
                     next(steps)
                 except Exception as error:  # of a peer that does not know the network
-                    outcome[way] = f"{type(error).__name__}: {' '.join(str(error).split())}"[:120]
-                    continue
-                if turn >= _WARM:
-                    seconds[way].append(time.perf_counter() - start)
-    return outcome | {way: statistics.median(values) for way, values in seconds.items() if values}
+                    outcome[way] = one_line(error)[:120]
+                seconds[way].append(time.perf_counter() - start)
+    return {way: statistics.median(values[_WARM:]) for way, values in seconds.items() if way not in outcome} | outcome
 
 
 def write_page(path: Path, turns: int, patience: float, say: Say) -> Path:

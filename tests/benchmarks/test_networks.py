@@ -22,16 +22,16 @@ class Shared(nn.Module):
         self.out = nn.Linear(4, 10)
         self.dropout = dropout
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         x = x + self.places(torch.arange(5)).mean(0)
         logits: torch.Tensor = self.out(nn.functional.dropout(x, self.dropout).mean(1))
-        return logits
+        return nn.functional.cross_entropy(logits, labels)
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    lot = (torch.randn(16, 5, 4), torch.arange(16) % 10)
-    monkeypatch.setattr(networks, "NETWORKS", {"shared": Network(Shared, lambda: lot, networks._logits, 0.1)})
+    lot = {"x": torch.randn(16, 5, 4), "labels": torch.arange(16) % 10}
+    monkeypatch.setattr(networks, "NETWORKS", {"shared": Network(Shared, lambda: lot, 0.1)})
 
 
 @pytest.mark.usefixtures("small")
@@ -58,4 +58,4 @@ def test_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_are_built() -> None:
     for network in networks.NETWORKS.values():
         assert sum(p.numel() for p in network.build(network.dropout).parameters()) > 1_000_000
-        assert {len(tensor) for tensor in network.lot()} == {networks.RECORDS}
+        assert {len(tensor) for tensor in network.lot().values()} == {networks.RECORDS}
