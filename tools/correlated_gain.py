@@ -110,12 +110,12 @@ def predicted_gain(
         noise_multiplier = solved(training, "rdp").noise_multiplier
         assert noise_multiplier is not None
         noises[bands] = noise_multiplier
-    independent = expected_error(np.ones(1), workload, noises[1], "mean")
+    independent = expected_error(np.ones(1), workload, noises[1])
     ratios = {}
     coefficients = np.ones(1)
     for bands, noise_multiplier in noises.items():
-        coefficients = coefficients_for(workload, bands, "mean", start=coefficients)
-        ratios[bands] = expected_error(coefficients, workload, noise_multiplier, "mean") / independent
+        coefficients = coefficients_for(workload, bands, start=coefficients)
+        ratios[bands] = expected_error(coefficients, workload, noise_multiplier) / independent
     return Gain(setting, noises, ratios, min(ratios, key=lambda bands: ratios[bands]))
 
 
