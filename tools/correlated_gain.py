@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,8 +24,10 @@ from scipy.stats import ttest_1samp
 
 from dpbench.files import write_atomically
 from dpbench.harness.reports.figures import new_figure, write_figure
+from dpbench.harness.reports.markdown import markdown_rows
 from dpbench.harness.reproduce.tables import Table, read_table, table_names
 from dpbench.privacy.accounting.calibration import TrainingSetting, solved
+from dpbench.templates import render
 from tools.factorization import Floats, coefficients_for, expected_error
 
 _COLORS = ("#3060a8", "#508850", "#c04030", "#806090", "#a07020")
@@ -61,62 +63,37 @@ class Setting:
     learning_rate: float = 1.0
     in_turn: bool = False
 
-    @property
-    def epochs(self) -> float:
-        """Passes over the data."""
-        return round(self.steps * self.batch_size / self.population, 1)
 
-
-@dataclass(frozen=True)
-class Gain:
-    """Prediction for one setting.
-
-    Attributes:
-        setting: What it is for.
-        noise_multipliers: z that meets ε, by bands.
-        ratios: Expected error over that of independent noise, by bands.
-        best: Bands of the least error.
-    """
-
-    setting: Setting
-    noise_multipliers: dict[int, float]
-    ratios: dict[int, float]
-    best: int
-
-
-def predicted_gain(
-    setting: Setting,
-    bands_of_table: int,
-) -> Gain:
+def predictions(setting: Setting, bands_of_table: int) -> pd.DataFrame:
     """The error with each number of bands, at equal ε.
 
     Args:
         setting: What it is for.
         bands_of_table: Shown whether or not it is a number that is tried.
+
+    Returns:
+        By bands: the noise multiplier that meets ε, and the ratio of the expected error to that of independent noise.
     """
     sample_rate = setting.batch_size / setting.population
     groups = math.floor(1 / sample_rate + 1e-9)
     workload = _workload(setting)
-    noises = {}
+    lines = {}
+    coefficients = np.ones(1)
     for bands in sorted({*_bands_to_try(min(setting.steps, groups)), bands_of_table}):
         # A record's group is sampled once in a round: of b steps at b times the rate, or whole where none is amplified.
-        round_steps = groups if setting.in_turn else bands
         training = TrainingSetting(
             sample_rate=1.0 if setting.in_turn else min(1.0, bands * sample_rate),
-            steps=math.ceil(setting.steps / round_steps),
+            steps=math.ceil(setting.steps / (groups if setting.in_turn else bands)),
             epsilon=setting.epsilon,
             delta=setting.delta,
         )
         noise_multiplier = solved(training, "rdp").noise_multiplier
         assert noise_multiplier is not None
-        noises[bands] = noise_multiplier
-    independent = expected_error(np.ones(1), workload, noises[1])
-    ratios = {}
-    coefficients = np.ones(1)
-    for bands, noise_multiplier in noises.items():
         coefficients = coefficients_for(workload, bands, start=coefficients)
-        ratios[bands] = expected_error(coefficients, workload, noise_multiplier) / independent
-    return Gain(setting, noises, ratios, min(ratios, key=lambda bands: ratios[bands]))
+        lines[bands] = noise_multiplier, expected_error(coefficients, workload, noise_multiplier)
+    frame = pd.DataFrame.from_dict(lines, orient="index", columns=["noise_multiplier", "ratio"])
+    frame["ratio"] /= frame["ratio"][1]
+    return frame.rename_axis("bands")
 
 
 def _workload(setting: Setting) -> Floats:
@@ -142,45 +119,22 @@ def _bands_to_try(most: int) -> list[int]:
     return sorted(tried)
 
 
-def write_predictions(path: Path, gains_by_table: Mapping[str, Sequence[Gain]]) -> None:
-    """A line for each table, setting and number of bands.
-
-    Args:
-        path: Of the file.
-        gains_by_table: Predictions by the name of their table.
-    """
-    rows = []
-    for table, gains in gains_by_table.items():
-        for gain in gains:
-            for bands, ratio in gain.ratios.items():
-                row: dict[str, Any] = {
-                    "table": table,
-                    **asdict(gain.setting),
-                    "bands": bands,
-                    "noise_multiplier": f"{gain.noise_multipliers[bands]:.5g}",
-                    "ratio": f"{ratio:.4f}",
-                    "best": int(bands == gain.best),
-                }
-                rows.append(row)
-    write_atomically(path, pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
-
-
 @dataclass(frozen=True)
 class Comparison:
     """One row of a table: what is predicted, and what was measured.
 
     Attributes:
         label: Of the row.
-        duration: What it says besides ε, such as "3 epochs"; empty where all rows are alike.
         bands: Of the column with banded noise.
-        gain: The prediction.
+        setting: Of the row.
+        predicted: See `predictions`.
         accuracies: Columns independent and banded, in percent; a line for each seed that has both.
     """
 
     label: str
-    duration: str
     bands: int
-    gain: Gain
+    setting: Setting
+    predicted: pd.DataFrame
     accuracies: pd.DataFrame
 
     @property
@@ -215,15 +169,7 @@ def comparisons(table: Table, runs: pd.DataFrame) -> list[Comparison]:
             in_turn=words["data.sampling"] == "min_separation",
         )
         bands = int(words["strategy.bands"])
-        compared.append(
-            Comparison(
-                label=row.label,
-                duration=_EPSILON.sub("", row.label),
-                bands=bands,
-                gain=predicted_gain(setting, bands_of_table=bands),
-                accuracies=accuracies,
-            )
-        )
+        compared.append(Comparison(row.label, bands, setting, predictions(setting, bands), accuracies))
     return compared
 
 
@@ -235,71 +181,70 @@ def write_page(results: Path) -> None:
     """
     folder = results / _FOLDER
     folder.mkdir(exist_ok=True)
-    by_table = {}
+    sections = []
+    lines = []
     for name in table_names():
         table = read_table(name)
         path = results / table.folder / "runs.csv"
         # A table that only chooses has no pairs to show.
-        if name.startswith(_GROUP) and table.chosen_from and path.is_file():
-            compared = comparisons(table, pd.read_csv(path))
-            if compared:  # a table may have runs of one column only, so far
-                by_table[name] = compared
-                write_figure(folder / f"{_picture(name)}.png", measured_figure(compared))
-    gains_by_table = {name: [comparison.gain for comparison in compared] for name, compared in by_table.items()}
-    write_predictions(folder / "predicted.csv", gains_by_table)
-    write_atomically(folder / "README.md", measured_page(by_table))
-
-
-def _picture(name: str) -> str:
-    return name.removeprefix(_GROUP)
-
-
-def measured_page(by_table: Mapping[str, Sequence[Comparison]]) -> str:
-    """The page of results: prediction and measurement in one table for each of them, in Markdown.
-
-    Args:
-        by_table: Rows by the name of their table.
-    """
-    lines = [
-        "# Correlated noise: predicted and measured",
-        "",
-        "Made by `make results` (`python -m tools.correlated_gain results`) from the runs of the tables.",
-        "",
-        "Predicted: root mean square error that noise leaves in the iterates, over that of independent noise at the",
-        "same ε (by RDP), if gradients did not follow the noise. Measured: test accuracy in percent, mean ± standard",
-        "deviation over n seeds, and of the paired difference half the 95 % interval of its mean; the settings of each",
-        "cell were chosen on validation data.",
-        "",
-    ]
-    for name, compared in by_table.items():
-        table = read_table(name)
-        setting = compared[0].gain.setting
-        bands = compared[0].bands
-        lines += [
-            f"## {table.title}",
-            "",
-            f"[{table.folder}](../{table.folder}/README.md): batches of {setting.batch_size:g} of "
-            f"{setting.population:,} records, δ = {setting.delta:g}.",
-            "",
-            f"| | noise multiplier, independent → {bands} bands | error of the iterates, {bands} bands | best bands | "
-            "accuracy, independent | banded | paired difference | n |",
-            "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-        ]
+        if not (name.startswith(_GROUP) and table.chosen_from and path.is_file()):
+            continue
+        compared = comparisons(table, pd.read_csv(path))
+        if not compared:  # a table may have runs of one column only, so far
+            continue
+        picture = f"{name.removeprefix(_GROUP)}.png"
+        write_figure(folder / picture, measured_figure(compared))
         for comparison in compared:
-            gain = comparison.gain
-            cells = [
+            frame = comparison.predicted.reset_index()
+            frame["best"] = (frame["ratio"] == frame["ratio"].min()).astype(int)
+            lines.append(frame.assign(table=name, **asdict(comparison.setting)))
+        sections.append(
+            {
+                "table": table,
+                "setting": compared[0].setting,
+                "rows": _table_of(compared),
+                "tests": _tested_together(compared),
+                "picture": picture,
+            }
+        )
+    predicted = pd.concat(lines)
+    predicted["noise_multiplier"] = predicted["noise_multiplier"].map("{:.5g}".format)
+    predicted["ratio"] = predicted["ratio"].map("{:.4f}".format)
+    columns = ["table", *(field.name for field in fields(Setting)), "bands", "noise_multiplier", "ratio", "best"]
+    write_atomically(folder / "predicted.csv", predicted.to_csv(columns=columns, index=False, lineterminator="\n"))
+    write_atomically(folder / "README.md", render(Path(__file__).with_suffix(".md.jinja"), sections=sections))
+
+
+def _table_of(compared: Sequence[Comparison]) -> str:
+    bands = compared[0].bands
+    rows = [
+        [
+            "",
+            f"noise multiplier, independent → {bands} bands",
+            f"error of the iterates, {bands} bands",
+            "best bands",
+            "accuracy, independent",
+            "banded",
+            "paired difference",
+            "n",
+        ]
+    ]
+    for comparison in compared:
+        noises = comparison.predicted["noise_multiplier"]
+        ratios = comparison.predicted["ratio"]
+        rows.append(
+            [
                 comparison.label,
-                f"{gain.noise_multipliers[1]:.3f} → {gain.noise_multipliers[bands]:.3f}",
-                f"× {gain.ratios[bands]:.2f}",
-                f"{gain.best} (× {gain.ratios[gain.best]:.2f})",
+                f"{noises[1]:.3f} → {noises[bands]:.3f}",
+                f"× {ratios[bands]:.2f}",
+                f"{ratios.idxmin()} (× {ratios.min():.2f})",
                 _spread(comparison.accuracies["independent"]),
                 _spread(comparison.accuracies["banded"]),
                 _gap(comparison.differences),
                 str(len(comparison.accuracies)),
             ]
-            lines.append(f"| {' | '.join(cells)} |")
-        lines += ["", _tested_together(compared), "", f"![predicted and measured]({_picture(name)}.png)", ""]
-    return "\n".join(lines)
+        )
+    return markdown_rows(rows)
 
 
 def _tested_together(compared: Sequence[Comparison]) -> str:
@@ -339,25 +284,25 @@ def measured_figure(compared: Sequence[Comparison]) -> Figure:
     """
     figure = new_figure(8, 3.6)
     predicted, measured = figure.subplots(1, 2)
-    for number, duration in enumerate(dict.fromkeys(comparison.duration for comparison in compared)):
-        color = _COLORS[number % len(_COLORS)]
-        lines = [comparison for comparison in compared if comparison.duration == duration]
-        budgets = [comparison.gain.setting.epsilon for comparison in lines]
-        ratios = [comparison.gain.ratios[comparison.bands] for comparison in lines]
+    bands = compared[0].bands
+    by_duration: dict[str, list[Comparison]] = {}
+    for comparison in compared:
+        by_duration.setdefault(_EPSILON.sub("", comparison.label), []).append(comparison)
+    for color, (duration, lines) in zip(cycle(_COLORS), by_duration.items(), strict=False):
+        budgets = [comparison.setting.epsilon for comparison in lines]
+        ratios = [comparison.predicted["ratio"][bands] for comparison in lines]
         predicted.plot(budgets, ratios, "o-", color=color, label=duration)
         for comparison in lines:
-            differences = comparison.differences
-            seeds = [comparison.gain.setting.epsilon] * len(differences)
-            measured.plot(seeds, differences, ".", color=color, alpha=0.4)
+            seeds = [comparison.setting.epsilon] * len(comparison.differences)
+            measured.plot(seeds, comparison.differences, ".", color=color, alpha=0.4)
         measured.plot(budgets, [comparison.differences.mean() for comparison in lines], "o-", color=color)
-    bands = compared[0].bands
     predicted.axhline(1.0, color="#808080", linewidth=0.8, linestyle=":")
     predicted.set_ylabel(f"error with {bands} bands ÷ independent")
     predicted.set_title("predicted error of the iterates", fontsize=10)
     measured.axhline(0.0, color="#808080", linewidth=0.8, linestyle=":")
     measured.set_ylabel("banded − independent, points")
     measured.set_title("measured test accuracy (dots: seeds)", fontsize=10)
-    budgets = sorted({comparison.gain.setting.epsilon for comparison in compared})
+    budgets = sorted({comparison.setting.epsilon for comparison in compared})
     for axes in (predicted, measured):
         axes.set_xscale("log")
         axes.set_xticks(budgets, [f"{epsilon:g}" for epsilon in budgets], minor=False)
@@ -365,9 +310,9 @@ def measured_figure(compared: Sequence[Comparison]) -> Figure:
         axes.set_xlabel("ε")
         axes.grid(axis="y", alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    handles, labels = predicted.get_legend_handles_labels()
-    if any(labels):
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
+    if any(by_duration):
+        handles = predicted.get_lines()[: len(by_duration)]
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(by_duration), frameon=False, fontsize=9)
     return figure
 
 
