@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import transformers
+from hydra.utils import instantiate
 from torch import Tensor, nn
 
 from tools.zoo.architectures import ZOO
@@ -31,33 +32,23 @@ def drawn(fields: dict[str, str]) -> Record:
         if kind == "same":
             record[name] = record[words[0]]
         else:
-            record[name] = _tensor(kind, [int(word) for word in words])
+            record[name] = _KINDS[kind](*map(int, words))
     return record
 
 
-def _tensor(kind: str, numbers: list[int]) -> Tensor:
-    match kind:
-        case "words":
-            return torch.randint(5, 60, numbers)
-        case "picture_words":  # the word 3 stands for a patch of the picture: 16 of them
-            return torch.cat([torch.full((16,), 3), torch.randint(5, 60, numbers)])
-        case "letters":
-            return torch.randint(1, 30, numbers)
-        case "int":
-            return torch.randint(0, numbers[0], numbers[1:])
-        case "one_hot":
-            return nn.functional.one_hot(torch.randint(0, numbers[0], ()), numbers[0]).double()
-        case "boxes":
-            return torch.randint(0, 500, (*numbers, 4)).sort(-1).values
-        case "normal":
-            return torch.randn(numbers)
-        case "uniform":
-            return torch.rand(numbers)
-        case "depth":
-            return torch.rand(numbers) + 0.5
-        case "ones":
-            return torch.ones(numbers)
-    raise ValueError(f"zoo.yaml: there is no kind of field {kind!r}")
+_KINDS: dict[str, Callable[..., Tensor]] = {
+    "words": lambda *shape: torch.randint(5, 60, shape),
+    # The word 3 stands for a patch of the picture: 16 of them.
+    "picture_words": lambda *shape: torch.cat([torch.full((16,), 3), torch.randint(5, 60, shape)]),
+    "letters": lambda *shape: torch.randint(1, 30, shape),
+    "int": lambda most, *shape: torch.randint(0, most, shape),
+    "one_hot": lambda classes: nn.functional.one_hot(torch.randint(0, classes, ()), classes).double(),
+    "boxes": lambda *shape: torch.randint(0, 500, (*shape, 4)).sort(-1).values,
+    "normal": torch.randn,
+    "uniform": torch.rand,
+    "depth": lambda *shape: torch.rand(shape) + 0.5,
+    "ones": torch.ones,
+}
 
 
 def _masked() -> Record:
@@ -115,84 +106,24 @@ def _depth(net: nn.Module, batch: Any) -> Tensor:
     return (net(batch["pixel_values"]).predicted_depth - batch["labels"]).abs().mean()
 
 
-def _composed(name: str, keep_dropout: bool) -> Any:
-    """Configurations of networks that are made of others; None: it is not one of them."""
-    t: Any = transformers
+def part(kind: str, **options: Any) -> Any:
+    """A small configuration of a class of transformers, for a network that is made of several."""
+    return small(getattr(transformers, kind), **options)
 
-    def part(kind: Any, **options: Any) -> Any:
-        return small(kind, keep_dropout, **options)
 
-    if name == "EncoderDecoderModel":
-        config = t.EncoderDecoderConfig.from_encoder_decoder_configs(part(t.BertConfig), part(t.BertConfig))
-    elif name == "VisionEncoderDecoderModel":
-        config = t.VisionEncoderDecoderConfig.from_encoder_decoder_configs(part(t.ViTConfig), part(t.GPT2Config))
-    elif name == "LlavaForConditionalGeneration":
-        config = t.LlavaConfig(
-            vision_config=part(t.CLIPVisionConfig),
-            text_config=part(t.LlamaConfig),
-            image_token_id=3,
-            vision_feature_layer=-1,
-        )
-    elif name in ("CLIPModel", "CLIPForImageClassification"):
-        config = t.CLIPConfig(
-            text_config=part(t.CLIPTextConfig).to_dict(),
-            vision_config=part(t.CLIPVisionConfig).to_dict(),
-            projection_dim=16,
-        )
-    elif name == "SiglipForImageClassification":
-        config = t.SiglipConfig(
-            text_config=part(t.SiglipTextConfig).to_dict(), vision_config=part(t.SiglipVisionConfig).to_dict()
-        )
-    elif name == "BlipForConditionalGeneration":
-        config = t.BlipConfig(
-            text_config=part(t.BlipTextConfig, encoder_hidden_size=16).to_dict(),
-            vision_config=part(t.BlipVisionConfig).to_dict(),
-        )
-    elif name == "GitForCausalLM":
-        config = part(t.GitConfig, vision_config=part(t.GitVisionConfig).to_dict())
-    elif name in ("DetrForObjectDetection", "MaskFormerForInstanceSegmentation", "UperNetForSemanticSegmentation"):
-        backbone = t.ResNetConfig(
-            embedding_size=8,
-            hidden_sizes=[8, 8, 16, 16],
-            depths=[1, 1, 1, 1],
-            out_features=["stage1", "stage2", "stage3", "stage4"],
-        )
-        return _with_backbone(name, backbone, part)
-    else:
-        return None
+def part_as_dict(kind: str, **options: Any) -> dict[str, Any]:
+    """The same as a dictionary, which is what some configurations take."""
+    options_of_part: dict[str, Any] = part(kind, **options).to_dict()
+    return options_of_part
+
+
+def _composed(name: str) -> Any:
+    """The configuration of a network that is made of others."""
+    config = instantiate(ZOO["composed"][name], _convert_="all")
     config.num_labels = 4
     config.pad_token_id = 0
     config.decoder_start_token_id = 1
     return config
-
-
-def _with_backbone(name: str, backbone: Any, part: Callable[..., Any]) -> Any:
-    t: Any = transformers
-    if name == "DetrForObjectDetection":
-        return part(t.DetrConfig, backbone_config=backbone, num_queries=5, use_timm_backbone=False, backbone=None)
-    if name == "UperNetForSemanticSegmentation":
-        return part(
-            t.UperNetConfig,
-            backbone_config=backbone,
-            pool_scales=[2, 4],
-            use_auxiliary_head=False,
-            hidden_size=64,
-            backbone=None,
-        )
-    decoder = part(t.DetrConfig, backbone_config=backbone, num_queries=5, use_timm_backbone=False, backbone=None)
-    swin = t.SwinConfig(
-        image_size=32,
-        patch_size=2,
-        embed_dim=8,
-        depths=[1, 1, 1, 1],
-        num_heads=[1, 1, 2, 2],
-        window_size=2,
-        drop_path_rate=0.0,
-        out_features=["stage1", "stage2", "stage3", "stage4"],
-    )
-    return t.MaskFormerConfig(
-        backbone_config=swin, decoder_config=decoder, fpn_feature_size=32, mask_feature_size=32, num_labels=4
-    )
 
 
 def small(kind: Any, keep_dropout: bool = False, **options: Any) -> Any:
@@ -229,7 +160,8 @@ def build(name: str, step: str, keep_dropout: bool = False) -> Network:
     options = dict(ZOO["options"].get(name, {}))
     if "balances" in step:
         options["output_router_logits"] = True
-    config = _composed(name, keep_dropout) or small(kind.config_class, keep_dropout, **options)
+    composed = name in ZOO["composed"]
+    config = _composed(name) if composed else small(kind.config_class, keep_dropout, **options)
     config._attn_implementation = "eager"
     model: nn.Module = kind(config)
     if "ForImageClassification" in name:
