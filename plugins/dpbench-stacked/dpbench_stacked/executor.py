@@ -12,7 +12,8 @@ ones are computed as copies. So a run rounds alike beside others, alone, and whe
 the executor's name, stack:N.
 
 The Python of a step runs once for all. So a step that leaves something behind, draws numbers or reads the number of the
-batch is refused at its first batch, and in some batches the step of each run is carried out by itself and compared.
+batch is refused at its first batch, and in some batches the step of each run is carried out by itself, compared with
+the stacked one and trained on: a stacked step has no graph with which autograd could compare per-record gradients.
 What cannot be stacked is carried out eagerly, with a line that says why; those runs train one after the other.
 """
 
@@ -296,7 +297,7 @@ class Stacked(Executor):
             raise NotRepeatable("the per-record gradients of the first batch could not be compared with autograd")
 
     def _answer(self, request: Request, batch: Any) -> bool:
-        """Carry out a request together with those of others; False: it has to be carried out eagerly."""
+        """Carry out a request together with those of others; False: this batch has to be carried out eagerly."""
         own_place = place()
         if own_place is None:
             self._carry_out({0: request})
@@ -309,7 +310,7 @@ class Stacked(Executor):
             gap = self._gap(request, batch)
             if gap > _CLOSE:
                 self._go_eager(_OTHER_STEP.format(gap=gap))
-                return False
+            return False  # such batches are those whose gradients the source compares with autograd's
         return True
 
     def _gap(self, request: Request, batch: Any) -> float:
