@@ -11,25 +11,29 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tools.mutants import reached
-from tools.mutants.mutation import Mutation, files_of, mutations_of, sample
+from tools.mutants.mutation import Mutation, mutations_of, sample
 from tools.mutants.trial import KILLED, PACKAGE, ROOT, Trials, copy_tree, record
 
 TABLE = ROOT / "tests" / "mutants.tsv"
 _WORK = ROOT / ".mutants"
 _HEAD = ("room", "function", "kind", "change", "verdict", "by")
-_LEDGER = ("privacy/accounting/ledger.py", "privacy/accounting/writer.py", "privacy/budget.py", "privacy/releases.py")
 CORE = {
-    "mechanism": ("privacy/mechanism",),
-    "sampling": ("privacy/sampling",),
-    "ledger": _LEDGER,
-    "accounting": ("privacy/accounting",),
-    "gradients": ("privacy/gradients",),
-    "session": ("session",),
-    "guards": ("guards",),
-    "records": ("records",),
-    "randomness": ("privacy/randomness.py", "privacy/kept_keys.py", "callback/run_key.py"),
+    "privacy/mechanism": "mechanism",
+    "privacy/sampling": "sampling",
+    "privacy/accounting/ledger.py": "ledger",
+    "privacy/accounting/writer.py": "ledger",
+    "privacy/budget.py": "ledger",
+    "privacy/releases.py": "ledger",
+    "privacy/accounting": "accounting",
+    "privacy/gradients": "gradients",
+    "session": "session",
+    "guards": "guards",
+    "records": "records",
+    "privacy/randomness.py": "randomness",
+    "privacy/kept_keys.py": "randomness",
+    "callback/run_key.py": "randomness",
 }
-"""Folders and files of the rooms that ε depends on. A file belongs to the first room that names it."""
+"""Folder or file → room that ε depends on. A file belongs to the first that names it."""
 _FOLDERS_OF_ROOMS = (
     "harness",
     "capabilities",
@@ -42,18 +46,17 @@ Row = tuple[str, ...]
 
 def rooms() -> dict[str, list[Mutation]]:
     """All mutations of each room: those of `CORE`, then each other folder, and the files beside them as "top"."""
-    package = ROOT / PACKAGE
-    taken: set[Path] = set()
-    places: dict[str, list[Path]] = {}
-    for name, parts in CORE.items():
-        places[name] = [path for path in files_of(package, parts) if path not in taken]
-        taken.update(places[name])
-    for path in sorted(package.rglob("*.py")):
-        if path not in taken:
-            *folders, _ = path.relative_to(package).parts
-            name = next((folder for folder in folders if folder not in _FOLDERS_OF_ROOMS), "top")
-            places.setdefault(name, []).append(path)
-    return {name: [one for path in paths for one in mutations_of(path)] for name, paths in places.items()}
+    mutations: dict[str, list[Mutation]] = {}
+    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
+        mutations.setdefault(_room_of(path.relative_to(ROOT / PACKAGE)), []).extend(mutations_of(path))
+    return mutations
+
+
+def _room_of(path: Path) -> str:
+    for place, room in CORE.items():
+        if path.is_relative_to(place):
+            return room
+    return next((folder for folder in path.parts[:-1] if folder not in _FOLDERS_OF_ROOMS), "top")
 
 
 def read_table(path: Path) -> dict[Row, Row]:
@@ -97,7 +100,7 @@ def run(names: Sequence[str], workers: int, seconds: float) -> None:
     ranked = []
     for room, mutations in rooms().items():
         if not names or room in names:
-            count = _CORE_COUNT if room in CORE else _COUNT
+            count = _CORE_COUNT if room in CORE.values() else _COUNT
             ranked += [(rank, room, mutation) for rank, mutation in enumerate(sample(mutations, count))]
     ranked.sort(key=lambda one: one[0])  # a few of each room first
     drawn = [(room, mutation) for _, room, mutation in ranked]

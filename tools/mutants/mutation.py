@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -246,13 +245,3 @@ def _shortened(text: str) -> str:
     if len(line) <= _LONGEST_TEXT:
         return line
     return f"{line[: _LONGEST_TEXT - 1]}…"
-
-
-def files_of(folder: Path, names: tuple[str, ...]) -> Iterator[Path]:
-    """Python files of a room, which names folders and files."""
-    for name in names:
-        place = folder / name
-        if place.is_dir():
-            yield from sorted(place.rglob("*.py"))
-        elif place.exists():
-            yield place
