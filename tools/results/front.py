@@ -126,6 +126,7 @@ def _draw(frame: pd.DataFrame, times: pd.DataFrame) -> Figure:
     places = accuracy.subplots(1, len(panels), squeeze=False).flat
     for axes, panel in zip(places, panels, strict=True):
         _draw_accuracy(axes, panel)
+        _name_sources(axes, panel)
         _color(axes)
     _add_legend(accuracy, _legend(frame))
     if speed:
@@ -133,9 +134,6 @@ def _draw(frame: pd.DataFrame, times: pd.DataFrame) -> Figure:
         _draw_times(axes, times)
         _color(axes)
         _add_legend(speed[0], axes.get_legend_handles_labels()[0])
-    figure.draw_without_rendering()  # places the axes, among which names are placed
-    for axes, panel in zip(figure.axes, panels, strict=False):
-        _name_sources(axes, panel)
     return figure
 
 
@@ -193,42 +191,18 @@ def _draw_accuracy(axes: Axes, panel: pd.DataFrame) -> None:
 
 
 def _name_sources(axes: Axes, panel: pd.DataFrame) -> None:
-    """Write who published a star beside the last one of each, on the side on which the fewest marks and names are."""
-    to_points = axes.transData.transform
-    scale = 72 / axes.figure.dpi
-    marks = [scale * place for place in to_points(panel[["epsilon", "value"]].to_numpy(float))]
-    boxes: list[tuple[float, ...]] = [(x - 4, y - 4, x + 4, y + 4) for x, y in marks]
-    left, right = (scale * edge for edge in (axes.bbox.x0, axes.bbox.x1))
-    stars = panel[panel["whose"] == FIELD].drop_duplicates("method", keep="last")
-    for star in stars.sort_values("value", ascending=False).to_dict("records"):
-        width = 0.56 * _SMALL * len(star["source"])
-        x, y = scale * to_points((star["epsilon"], star["value"]))
-        sides: list[tuple[float, int, int, int, tuple[float, ...]]] = []
-        for across, up in ((7, 5), (-7, 5), (7, -11), (-7, -11), (9, -3), (-9, -3)):
-            start = x + across if across > 0 else x + across - width
-            box: tuple[float, ...] = (start, y + up, start + width, y + up + _SMALL)
-            cost = sum(_overlap(box, other) for other in boxes)
-            cost += 10 * (max(0.0, left - box[0]) + max(0.0, box[2] - right))
-            sides.append((cost, len(sides), across, up, box))
-        _, _, across, up, box = min(sides)
-        boxes.append(box)
+    """Write who published a star, beside the one of each source that has a place for it."""
+    for star in panel.dropna(subset="beside").to_dict("records"):
         axes.annotate(
             star["source"],
             (star["epsilon"], star["value"]),
-            xytext=(across, up),
+            xytext=star["beside"],
             textcoords="offset points",
-            ha="left" if across > 0 else "right",
+            ha="left" if star["beside"][0] > 0 else "right",
             fontsize=_SMALL,
             color=_INK,
             zorder=7,
         )
-
-
-def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> float:
-    """The area that two boxes (left, bottom, right, top) have in common."""
-    width = min(one[2], other[2]) - max(one[0], other[0])
-    height = min(one[3], other[3]) - max(one[1], other[1])
-    return max(0.0, width) * max(0.0, height)
 
 
 def _finish_accuracy(axes: Axes, panel: pd.DataFrame) -> None:

@@ -51,7 +51,7 @@ _COLUMNS = [
     "half",
     "n",
 ]
-_ONLY_DRAWN = ["method", "is_chosen"]
+_ONLY_DRAWN = ["method", "is_chosen", "beside"]
 """Columns that the picture of the README shows and overview.csv does not have."""
 METHODS = {
     "dpsgd": ("DP-SGD", "#3060a8"),
