@@ -7,28 +7,26 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import Counter, defaultdict
 from pathlib import Path
 from xml.etree import ElementTree
+
+import pandas as pd
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "tests" / "times.tsv"
 
 
-def by_file(report: Path, root: Path = ROOT) -> tuple[Counter[str], dict[str, float]]:
-    """Cases and seconds of each file, with the fixtures made for them.
+def by_file(report: Path, root: Path = ROOT) -> pd.DataFrame:
+    """Cases and seconds of each file, with the fixtures made for them, the slowest first.
 
     Args:
         report: JUnit report of a run.
         root: Folder of the tests.
     """
-    cases: Counter[str] = Counter()
-    seconds: dict[str, float] = defaultdict(float)
-    for case in ElementTree.parse(report).iter("testcase"):
-        file = _file_of(case.attrib["classname"], root)
-        cases[file] += 1
-        seconds[file] += float(case.attrib["time"])
-    return cases, seconds
+    cases = [case.attrib for case in ElementTree.parse(report).iter("testcase")]
+    seconds = pd.Series([float(case["time"]) for case in cases])
+    files = [_file_of(case["classname"], root) for case in cases]
+    return seconds.groupby(files, sort=False).agg(["size", "sum"]).sort_values("sum", ascending=False, kind="stable")
 
 
 def _file_of(module: str, root: Path) -> str:
@@ -47,14 +45,13 @@ def main() -> int:
     """Write the table."""
     parser = argparse.ArgumentParser(prog="python -m tools.test_times", description=__doc__)
     parser.add_argument("reports", nargs="+", metavar="TIER=JUNIT.xml")
-    rows = [("tier", "file", "cases", "seconds")]
+    lines = ["tier\tfile\tcases\tseconds"]
     for words in parser.parse_args().reports:
         tier, _, report = words.partition("=")
-        cases, seconds = by_file(Path(report))
-        rows.append((tier, "all", str(cases.total()), f"{sum(seconds.values()):.0f}"))
-        slowest_first = sorted(seconds, key=lambda file: -seconds[file])
-        rows += [(tier, file, str(cases[file]), f"{seconds[file]:.1f}") for file in slowest_first]
-    TABLE.write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
+        files = by_file(Path(report))
+        lines.append(f"{tier}\tall\t{files['size'].sum()}\t{files['sum'].sum():.0f}")
+        lines += [f"{tier}\t{file}\t{count}\t{seconds:.1f}" for file, count, seconds in files.itertuples()]
+    TABLE.write_text("\n".join([*lines, ""]), encoding="utf-8")
     return 0
 
 
