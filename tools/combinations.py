@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import tempfile
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -26,6 +24,8 @@ from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.records import LocalTraining, Users
+from dpbench.templates import render
+from tools.trainers import quiet, trainer_for
 
 _DELTA = 1e-4
 _STEPS = 2
@@ -132,7 +132,7 @@ def try_cell(cell: Cell, folder: Path) -> str:
     module = ImageClassifier(MLP(**facts, hidden=[8]), OPTIMIZERS[cell.optimizer], facts["num_classes"])
     before = _weights(module)
     try:
-        _trainer(cell.strategy(folder), folder).fit(module, data)
+        trainer_for(folder, [cell.strategy(folder)], _STEPS).fit(module, data)
     except DPBenchError as error:
         return str(error)
     after = _weights(module)
@@ -155,28 +155,6 @@ def _weights(module: pl.LightningModule) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten().clone() for parameter in module.parameters()])
 
 
-def _trainer(strategy: pl.Callback, folder: Path) -> pl.Trainer:
-    return pl.Trainer(
-        max_steps=_STEPS,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        use_distributed_sampler=False,
-        limit_val_batches=0,
-        default_root_dir=str(folder),
-        callbacks=[strategy],
-    )
-
-
-def _quiet() -> None:
-    warnings.simplefilter("ignore")
-    for name in ("pytorch_lightning", "lightning_fabric", "lightning.fabric", "absl"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    torch.set_num_threads(1)
-
-
 def outcomes(chosen: Iterable[Cell]) -> dict[Cell, str]:
     """Try combinations.
 
@@ -186,7 +164,7 @@ def outcomes(chosen: Iterable[Cell]) -> dict[Cell, str]:
     Raises:
         AssertionError: A combination is neither refused nor works.
     """
-    _quiet()
+    quiet()
     with tempfile.TemporaryDirectory() as folder:
         return {cell: try_cell(cell, Path(folder) / str(number)) for number, cell in enumerate(chosen)}
 
@@ -200,53 +178,18 @@ def page_of(outcomes: dict[Cell, str]) -> str:
     """The page: a line for each way to release, a column for each way to draw; refusals as footnotes."""
     columns = list(itertools.product(SAMPLERS, UNITS))
     reasons = list(dict.fromkeys(reason for reason in outcomes.values() if reason))
-    head = ["clipping", "transform", "denoiser", *(f"{sampler}, {unit}" for sampler, unit in columns)]
-    rows = [head]
-    for clipping, transform, denoiser in itertools.product(STRATEGIES, TRANSFORMS, DENOISERS):
-        row = [clipping, transform, denoiser]
-        for sampler, unit in columns:
-            marks = set()
-            for optimizer in OPTIMIZERS:
-                reason = outcomes[Cell(clipping, transform, denoiser, sampler, unit, optimizer)]
-                marks.add(f"[{reasons.index(reason) + 1}]" if reason else "✓")
-            row.append(" ".join(sorted(marks)))
+    rows = [["clipping", "transform", "denoiser", *map(", ".join, columns)]]
+    for release in itertools.product(STRATEGIES, TRANSFORMS, DENOISERS):
+        row = list(release)
+        for column in columns:
+            cells = [outcomes[Cell(*release, *column, optimizer)] for optimizer in OPTIMIZERS]
+            row.append(" ".join(sorted({f"[{reasons.index(reason) + 1}]" if reason else "✓" for reason in cells})))
         rows.append(row)
-    trained = Counter(cell.optimizer for cell, reason in outcomes.items() if not reason)
-    tried = len(outcomes) // len(OPTIMIZERS)
-    counts = [["optimizer", "combinations that train"]]
-    counts += [[name, f"{trained[name]} of {tried}"] for name in OPTIMIZERS]
-    notes = [f"{number}. {reason}" for number, reason in enumerate(reasons, start=1)]
-    parts = [
-        _HEAD.format(optimizers=", ".join(OPTIMIZERS)),
-        markdown_rows(rows, text=len(head)),
-        "",
-        markdown_rows(counts, text=2),
-        "",
-        "Refused because:",
-        "",
-        *notes,
-        _TAIL,
-    ]
-    return "\n".join(parts)
-
-
-_HEAD = """\
-# What goes together
-
-Written by `make combinations`, which trains every combination for two steps on the digits, and checks that the ledger
-gives an epsilon. ✓: works with each of the optimizers {optimizers}; a number: refused,
-for the reason below.
-Columns: how batches are drawn, and what a record is (an example, a microbatch of four, or a user with two epochs of
-local training, of the 100 synthetic users of `digits_users`). With `full`, the data set has 32 examples or ten users.
-"""
-
-
-_TAIL = """
-What cannot be asked for, because there is no option for it:
-
-- automatic with an adaptive bound: a normalized gradient always has norm C, there is nothing to adapt to.
-- joint clipping with an adaptive bound: S lies in [1, √k] by its definition, the scales are given.
-- adaptive bounds for groups named by patterns: the papers adapt the whole gradient or layers (`clipping=per_layer`).
-- microbatches of users, or batches of users in parts: a user is one record, and one is trained at a time.
-- `target_epsilon` and private metrics for the references: they are not private.
-- diagnostics with several processes: each would see its own records only."""
+    return render(
+        Path(__file__).with_suffix(".md.jinja"),
+        optimizers=list(OPTIMIZERS),
+        table=markdown_rows(rows, text=len(rows[0])),
+        trained=Counter(cell.optimizer for cell, reason in outcomes.items() if not reason),
+        tried=len(outcomes) // len(OPTIMIZERS),
+        reasons=reasons,
+    )

@@ -17,7 +17,6 @@ from dpbench.privacy.sampling import schemes
 from tools.golden import compare
 from tools.golden.ledgers import LEDGERS, facts_of
 from tools.golden.numbers import numbers, verdict
-from tools.golden.runs import quiet
 from tools.golden.scenarios import (
     AXES,
     STRATEGIES,
@@ -30,6 +29,7 @@ from tools.golden.scenarios import (
 )
 from tools.golden.values import values_of, wrong_twins, wrong_values, wrong_weights
 from tools.golden.worlds import SAMPLINGS
+from tools.trainers import quiet
 
 ROOT = Path(__file__).parents[2]
 FLAT = Scenario("dpsgd", "poisson", "examples", "dense", "automatic", "1", "straight", "torch")
@@ -160,14 +160,14 @@ MUTANTS = {
 @pytest.mark.parametrize("name", ["a comment", "another stream of noise", "another stream of lots", "another divisor"])
 def test_a_change_of_the_source_is_seen(name: str, outcomes: dict[str, Any], tmp_path: Path) -> None:
     file, old, new, differs = MUTANTS[name]
-    shutil.copytree(ROOT / "src", tmp_path / "src")
-    shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    for folder in ("src", "conf", "tools"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
     path = tmp_path / "src/dpbench" / file
     text = path.read_text(encoding="utf-8")
     assert text.count(old) == 1
     path.write_text(text.replace(old, new), encoding="utf-8")
     straight = Scenario.named(next(reversed(outcomes)))
-    before = compare.train([straight], source=tmp_path / "src")
+    before = compare.train([straight], tmp_path)
     assert bool(list(wrong_weights([straight], outcomes, before))) == differs
 
 

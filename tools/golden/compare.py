@@ -19,9 +19,10 @@ from typing import Any
 
 from tools.golden.ledgers import add_facts, facts_of
 from tools.golden.numbers import numbers, unraised, verdict
-from tools.golden.runs import kernels_are_there, quiet
+from tools.golden.runs import kernels_are_there
 from tools.golden.scenarios import Scenario, scenarios, with_twins
 from tools.golden.values import Outcomes, equal, lines_of, values_of, wrong_twins, wrong_values, wrong_weights
+from tools.trainers import quiet
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "tests" / "golden"
@@ -75,10 +76,7 @@ def wrong_ledgers() -> Iterator[str]:
 
 
 def other_weights(chosen: Sequence[Scenario], outcomes: Outcomes, revision: str | None, say: Say) -> Iterator[str]:
-    """Say which runs have other weights than an earlier revision gives them on this machine.
-
-    Where the revision has no way to train them as this one does, its own golden runs are compared.
-    """
+    """Say which runs have other weights than those of an earlier revision, trained by its own tools here."""
     revision = revision or base()
     if not has_history():
         say("weights are not compared: this is no git checkout, or its history is cut off")
@@ -99,7 +97,7 @@ def other_weights(chosen: Sequence[Scenario], outcomes: Outcomes, revision: str 
         say(f"weights are not compared: the source is that of {revision[:10]}")
         return
     say(f"training those of {revision[:10]}")
-    before = weights_before(chosen, revision, say)
+    before = weights_before(chosen, revision)
     wrong = list(wrong_weights(chosen, outcomes, before))
     count = len({scenario.name for scenario in chosen} & set(before)) - len(wrong)
     say(f"{count} of {len(chosen)} runs have the weights of {revision[:10]}, to the bit")
@@ -110,25 +108,15 @@ def other_weights(chosen: Sequence[Scenario], outcomes: Outcomes, revision: str 
         yield from wrong
 
 
-def weights_before(chosen: Sequence[Scenario], revision: str, say: Say) -> Outcomes:
-    """Train with the source of a revision."""
+def weights_before(chosen: Sequence[Scenario], revision: str) -> Outcomes:
+    """Train the golden runs that a revision has, with its own source."""
     with tempfile.TemporaryDirectory() as folder:
         place = _extract(revision, Path(folder))
-        try:
-            return train(chosen, source=place / "src")
-        except subprocess.CalledProcessError:
-            if not (place / "tools" / "golden").exists():
-                raise
-        say("it has another interface: with its own golden runs")
-        common = [scenario for scenario in chosen if scenario.name in _names(place)]
-        return train(common, source=place / "src", runner=place)
-
-
-def _names(checkout: Path) -> set[str]:
-    words = ["-c", "from tools.golden.scenarios import scenarios; print(*(one.name for one in scenarios()))"]
-    environment = {**os.environ, "PYTHONPATH": f"{checkout / 'src'}{os.pathsep}{checkout}"}
-    process = subprocess.run([sys.executable, *words], cwd=checkout, env=environment, capture_output=True, check=True)
-    return set(process.stdout.decode().split())
+        words = ["-c", "from tools.golden.scenarios import scenarios; print(*(one.name for one in scenarios()))"]
+        environment = {**os.environ, "PYTHONPATH": f"{place / 'src'}{os.pathsep}{place}"}
+        process = subprocess.run([sys.executable, *words], cwd=place, env=environment, capture_output=True, check=True)
+        names = process.stdout.decode().split()
+        return train([scenario for scenario in chosen if scenario.name in names], place)
 
 
 def write(say: Say = print) -> None:
@@ -158,34 +146,30 @@ def write(say: Say = print) -> None:
 # ------------------------------------------------------------------------------------- training
 
 
-def train(chosen: Sequence[Scenario], source: Path | None = None, runner: Path | None = None) -> Outcomes:
+def train(chosen: Sequence[Scenario], checkout: Path | None = None) -> Outcomes:
     """Train scenarios, in processes of their own.
 
     Args:
         chosen: What to train.
-        source: The folder that holds the package `dpbench`; None: that of this process.
-        runner: The checkout whose `tools.golden` trains; None: this one.
+        checkout: The folder whose `src` and `tools.golden` train them; None: this one.
 
     Raises:
         subprocess.CalledProcessError: A run failed; its error was printed.
     """
     outcomes: Outcomes = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for processes in ("1", "2"):
-            part = [scenario for scenario in chosen if scenario.processes == processes]
-            if part:
-                outcomes |= _train_part(part, processes, Path(folder) / processes, source, runner)
+    for processes in ("1", "2"):
+        part = [scenario for scenario in chosen if scenario.processes == processes]
+        if part:
+            with tempfile.TemporaryDirectory() as folder:
+                outcomes |= _train_part(part, processes, Path(folder), checkout)
     return outcomes
 
 
-def _train_part(
-    chosen: Sequence[Scenario], processes: str, folder: Path, source: Path | None, runner: Path | None
-) -> Outcomes:
-    folder.mkdir()
+def _train_part(chosen: Sequence[Scenario], processes: str, folder: Path, checkout: Path | None) -> Outcomes:
     names = folder / "names.json"
     names.write_text(json.dumps([scenario.name for scenario in chosen]), encoding="utf-8")
-    root = runner or ROOT
-    path = [str(source), str(root)] if source is not None else [*sys.path, str(root)]
+    root = checkout or ROOT
+    path = [str(root / "src"), str(root)] if checkout is not None else [*sys.path, str(root)]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path),
@@ -245,9 +229,6 @@ def _is_source_of(revision: str) -> bool:
 
 def _extract(revision: str, folder: Path) -> Path:
     """Put the files of a revision into a folder, without touching the checkout."""
-    parts = ["src", "conf"]
-    if git("ls-tree", revision, "--", "tools/golden"):
-        parts.append("tools")
-    with tarfile.open(fileobj=BytesIO(git("archive", "--format=tar", revision, "--", *parts))) as archive:
+    with tarfile.open(fileobj=BytesIO(git("archive", "--format=tar", revision, "src", "conf", "tools"))) as archive:
         archive.extractall(folder, filter="data")
     return folder

@@ -22,9 +22,10 @@ from dpbench.privacy import native
 from dpbench.privacy.randomness import RANDOM_NUMBERS
 from dpbench.privacy.sampling import Sampling, ShuffledEpochs
 from tools.golden import worlds
-from tools.golden.runs import kernels_are_there, trainer_for
-from tools.golden.scenarios import Scenario, fixed_keys
+from tools.golden.runs import kernels_are_there
+from tools.golden.scenarios import STEPS, Scenario, fixed_keys
 from tools.golden.values import significant
+from tools.trainers import trainer_for
 
 KEYS = {"small": 36, "large": 2**127 + 36}
 _WIDTH = 40
@@ -174,7 +175,7 @@ def _weights_without_noise(scenario: Scenario) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         strategy = scenario.make_strategy(Path(folder) / "ledger.jsonl")
         loader = worlds.lots_of(scenario.sampling, scenario.records == "users", 36, torch.float64)
-        trainer_for(Path(folder), (strategy,), 1).fit(module, loader)
+        trainer_for(Path(folder), (strategy,), STEPS).fit(module, loader)
     return _first_weights(model)
 
 

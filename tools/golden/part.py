@@ -7,8 +7,9 @@ import os
 import sys
 from pathlib import Path
 
-from tools.golden.runs import quiet, run
+from tools.golden.runs import run
 from tools.golden.scenarios import Scenario
+from tools.trainers import quiet
 
 
 def main(names: Path, folder: Path) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import signal
 import traceback
-import warnings
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,13 +13,13 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
-from pytorch_lightning.strategies import DDPStrategy
 from torch import nn
 
 from dpbench import PrivateLoop
 from dpbench.privacy import native
 from tools.golden import worlds
 from tools.golden.scenarios import SEED, STEPS, Scenario, fixed_keys
+from tools.trainers import trainer_for
 
 CHECKPOINT = 10
 """Steps after which a checkpoint is saved."""
@@ -141,7 +139,7 @@ def _fit(
     strategy = scenario.make_strategy(folder / "ledger.jsonl")
     loader = worlds.lots_of(scenario.sampling, scenario.records == "users", SEED)
     outcome = Outcome(resumed=checkpoint is not None)
-    trainer = trainer_for(folder, (strategy, _Trail(outcome.steps), *more), int(scenario.processes))
+    trainer = trainer_for(folder, (strategy, _Trail(outcome.steps), *more), STEPS, devices=int(scenario.processes))
     torch.manual_seed(1)  # of what has no key: training without privacy
     trainer.fit(module, loader, ckpt_path=checkpoint, weights_only=False)
     outcome.weights = _weights(model)
@@ -177,32 +175,5 @@ def _in_a_fork(scenario: Scenario, folder: Path, last: tuple[pl.Callback, ...]) 
         raise RuntimeError(f"{scenario.name} was to be killed, and ended with status {status}.")
 
 
-def trainer_for(folder: Path, callbacks: tuple[pl.Callback, ...], processes: int, steps: int = STEPS) -> pl.Trainer:
-    """A trainer that leaves nothing but what its callbacks do."""
-    ddp = DDPStrategy(process_group_backend="gloo")
-    return pl.Trainer(
-        max_steps=steps,
-        max_epochs=-1,
-        accelerator="cpu",
-        devices=processes,
-        strategy=ddp if processes > 1 else "auto",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=any(isinstance(callback, ModelCheckpoint) for callback in callbacks),
-        use_distributed_sampler=False,
-        default_root_dir=str(folder),
-        callbacks=list(callbacks),
-    )
-
-
 def _weights(module: nn.Module) -> list[float]:
     return [float(value) for parameter in module.parameters() for value in parameter.detach().flatten()]
-
-
-def quiet() -> None:
-    """One thread, so that rounding is the same each time, and nothing printed."""
-    warnings.simplefilter("ignore")
-    for name in ("pytorch_lightning", "lightning_fabric", "lightning.fabric", "absl"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    torch.set_num_threads(1)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -140,9 +139,6 @@ class Scenario:
 @contextmanager
 def fixed_keys() -> Iterator[None]:
     """Have the seed of a run, a number that only these runs have, be its root key, whatever else the run is made of."""
-    if find_spec("dpbench.callback.run_key") is None:  # a revision whose key in Python was the seed
-        yield
-        return
     with (
         patch("dpbench.callback.run_key.run_key", lambda seed, *_: (seed, "")),
         patch("dpbench.privacy.releases.ReleaseEngine.lot_key", None),
