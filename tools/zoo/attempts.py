@@ -6,6 +6,7 @@ import importlib
 import logging
 import multiprocessing
 import os
+import pkgutil
 import sys
 import warnings
 from collections.abc import Callable, Iterable
@@ -22,6 +23,15 @@ from tools.zoo.page import Result, page_of
 
 LIMIT = 120.0
 """Seconds of one network."""
+_BUILDERS = {
+    "transformers": "transformers_networks:build",
+    "torchvision": "image_networks:build_torchvision",
+    "timm": "image_networks:build_timm",
+    "torch_geometric": "graph_networks:build",
+    "peft": "peft_networks:build",
+    "own": "own_networks:build",
+}
+"""Library → function of (name, step, whether to keep dropout), imported when it is called."""
 
 
 def page() -> str:
@@ -85,29 +95,7 @@ def builder_of(architecture: Architecture) -> Callable[[], Network]:
 
 
 def _build(architecture: Architecture) -> Network:
-    name = architecture.name
-    step = architecture.step
-    keep_dropout = architecture.family == "with dropout"
-    if architecture.library == "transformers":
-        from tools.zoo import transformers_networks
-
-        return transformers_networks.build(name, step, keep_dropout)
-    if architecture.library == "torchvision":
-        from tools.zoo import image_networks
-
-        return image_networks.build_torchvision(name, step, keep_dropout)
-    if architecture.library == "timm":
-        from tools.zoo import image_networks
-
-        return image_networks.build_timm(name)
-    if architecture.library == "torch_geometric":
-        from tools.zoo import graph_networks
-
-        return graph_networks.build(name)
-    if architecture.family == "peft":
-        from tools.zoo import peft_networks
-
-        return peft_networks.build(name, step)
-    from tools.zoo import own_networks
-
-    return own_networks.build(name)
+    kind = "peft" if architecture.family == "peft" else architecture.library
+    build = pkgutil.resolve_name(f"tools.zoo.{_BUILDERS[kind]}")
+    network: Network = build(architecture.name, architecture.step, architecture.family == "with dropout")
+    return network

@@ -8,6 +8,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -22,6 +23,7 @@ from dpbench.callback.lightning_training import LightningTraining
 from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.errors import DPBenchError
 from dpbench.strategies import ClipOnly
+from tools.trainers import trainer_for
 from tools.zoo.network import Network, without_dropout
 
 ENGINE = "engine"
@@ -184,18 +186,7 @@ def train(network: Network, bound: float) -> list[Tensor]:
     module = _Module(network)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer = pl.Trainer(
-            max_steps=_LOTS,
-            max_epochs=-1,
-            accelerator="cpu",
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            enable_checkpointing=False,
-            use_distributed_sampler=False,
-            default_root_dir=folder,
-            callbacks=[ClipOnly(max_grad_norm=bound, seed=0)],
-        )
+        trainer = trainer_for(Path(folder), [ClipOnly(max_grad_norm=bound, seed=0)], _LOTS)
         trainer.fit(module, loader)
     return module.released
 

@@ -6,15 +6,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from hydra.utils import instantiate
 from torch import Tensor, nn
 
+from tools.zoo.architectures import ZOO
 from tools.zoo.network import CLASSES, RECORDS, Network, label
 
 _NODES = 5
 _WIDTH = 8
 
 
-def build(name: str) -> Network:
+def build(name: str, *_: object) -> Network:
     """A network of two layers of that name, a mean over nodes, and a linear classifier."""
     from torch_geometric.data import Batch
 
@@ -45,7 +47,7 @@ class _OfGraphs(nn.Module):
         self.first = _layer(name)
         self.second = _layer(name)
         self.out = nn.Linear(_WIDTH, CLASSES)
-        self.pool = _layer("pool") if name == "TopKPooling" else None
+        self.pool = instantiate(ZOO["pool"]) if name == "TopKPooling" else None
         self.takes_edges = name == "NNConv"
 
     def forward(self, batch: Any) -> Tensor:
@@ -64,40 +66,13 @@ class _OfGraphs(nn.Module):
 
 
 def _layer(name: str) -> nn.Module:
-    import torch_geometric.nn as graphs
-
-    mlp = nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.ReLU(), nn.Linear(_WIDTH, _WIDTH))
-    if name == "GINConv":
-        return graphs.GINConv(mlp, train_eps=True)
-    if name == "NNConv":
-        return graphs.NNConv(_WIDTH, _WIDTH, nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, _WIDTH * _WIDTH)))
-    if name == "PNAConv":
-        return graphs.PNAConv(_WIDTH, _WIDTH, ["mean", "max", "std"], ["identity", "attenuation"], deg=torch.ones(6))
-    if name == "pool":
-        return graphs.TopKPooling(_WIDTH, ratio=0.8)
-    kind = graphs.GraphConv if name == "TopKPooling" else getattr(graphs, name)
-    made: nn.Module = kind(_WIDTH, _WIDTH)
-    return made
+    plain = {"_target_": f"torch_geometric.nn.{name}", "in_channels": _WIDTH, "out_channels": _WIDTH}
+    layer: nn.Module = instantiate(ZOO["built"].get(name, plain), _convert_="all")
+    return layer
 
 
 def _loss(net: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(net(batch), batch.y)
-
-
-class _Dense(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        from torch_geometric.nn import DenseGCNConv
-
-        self.first = DenseGCNConv(_WIDTH, _WIDTH)
-        self.second = DenseGCNConv(_WIDTH, _WIDTH)
-        self.out = nn.Linear(_WIDTH, CLASSES)
-
-    def forward(self, x: Tensor, adjacency: Tensor, mask: Tensor) -> Tensor:
-        x = self.first(x, adjacency, mask).relu()
-        x = self.second(x, adjacency, mask)
-        output: Tensor = self.out(x.sum(1) / mask.sum(1, keepdim=True))
-        return output
 
 
 def _padded() -> Network:
@@ -112,8 +87,10 @@ def _padded() -> Network:
         x = F.pad(graph.x, (0, 0, 0, most - nodes))
         records.append((x, adjacency, torch.arange(most) < nodes, graph.y[0]))
 
-    def step(net: nn.Module, batch: Any) -> Tensor:
+    def step(net: Any, batch: Any) -> Tensor:
         x, adjacency, mask, y = batch
-        return F.cross_entropy(net(x, adjacency, mask), y)
+        x = net.second(net.first(x, adjacency, mask).relu(), adjacency, mask)
+        return F.cross_entropy(net.out(x.sum(1) / mask.sum(1, keepdim=True)), y)
 
-    return Network(_Dense(), records, step)
+    layers = {"first": _layer("DenseGCNConv"), "second": _layer("DenseGCNConv"), "out": nn.Linear(_WIDTH, CLASSES)}
+    return Network(nn.ModuleDict(layers), records, step)

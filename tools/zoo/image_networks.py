@@ -34,7 +34,7 @@ def build_torchvision(name: str, step: str, keep_dropout: bool = False) -> Netwo
     return _classifier(model, ZOO["shapes"].get(name, [3, 32, 32]), keep_dropout)
 
 
-def build_timm(name: str) -> Network:
+def build_timm(name: str, *_: object) -> Network:
     """A network of timm."""
     import timm
 

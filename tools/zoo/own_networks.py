@@ -17,7 +17,7 @@ _LENGTH = 9
 _SIDE = 8
 
 
-def build(name: str) -> Network:
+def build(name: str, *_: object) -> Network:
     """A network of that name."""
     return _BUILDERS[name]()
 

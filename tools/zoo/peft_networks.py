@@ -11,26 +11,22 @@ from tools.zoo import transformers_networks
 from tools.zoo.architectures import ZOO
 from tools.zoo.network import Network
 
-_LAYERS_OF_GPT2 = ["c_attn", "c_proj"]
 _LAYERS_OF_LLAMA = ["q_proj", "v_proj"]
-_LAYERS_OF_BERT = ["query", "value"]
-
+_BASES = {
+    "GPT-2": ("GPT2LMHeadModel", "causal language modelling", ["c_attn", "c_proj"], "CAUSAL_LM"),
+    "BERT": ("BertForSequenceClassification", "classification", ["query", "value"], "SEQ_CLS"),
+    "": ("LlamaForCausalLM", "causal language modelling", _LAYERS_OF_LLAMA, "CAUSAL_LM"),
+}
+"""Word of the step → network, what it is trained for, layers that are adapted, and the task's name in peft."""
 _OF_THE_INPUT = ("PromptTuningConfig", "PrefixTuningConfig", "PromptEncoderConfig")
 
 
-def build(name: str, step: str) -> Network:
+def build(name: str, step: str, *_: object) -> Network:
     """A network with the parameters that a configuration of peft adds."""
     import peft
 
-    if "GPT-2" in step:
-        network = transformers_networks.build("GPT2LMHeadModel", "causal language modelling")
-        layers, task = _LAYERS_OF_GPT2, "CAUSAL_LM"
-    elif "BERT" in step:
-        network = transformers_networks.build("BertForSequenceClassification", "classification")
-        layers, task = _LAYERS_OF_BERT, "SEQ_CLS"
-    else:
-        network = transformers_networks.build("LlamaForCausalLM", "causal language modelling")
-        layers, task = _LAYERS_OF_LLAMA, "CAUSAL_LM"
+    base, step_of_base, layers, task = next(_BASES[word] for word in _BASES if word in step)
+    network = transformers_networks.build(base, step_of_base)
     if name == "BitFit":
         for parameter_name, parameter in network.model.named_parameters():
             parameter.requires_grad = parameter_name.endswith("bias") or parameter_name.startswith("classifier")
