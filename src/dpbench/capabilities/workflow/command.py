@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 from dpbench.cli.arguments import Answer, Commands, add_command, add_overrides
-from dpbench.cli.experiments import add_output, refuse_idle_replacement
+from dpbench.cli.experiments import add_output
 from dpbench.errors import ConfigurationError
 
 _EPILOG = """\
@@ -58,7 +58,6 @@ def add_parser(commands: Commands) -> None:
         metavar="POINTS",
         help="how many points better than fresh labels training labels may be recalled (default: 10)",
     )
-    add("--replace", action="store_true", help="overwrite results of other settings or other code")
     add_output(parser, Path("runs") / "workflow")
 
 
@@ -82,7 +81,6 @@ def _workflow(options: argparse.Namespace) -> Answer:
             raise ConfigurationError(f"name the {name}: dpbench workflow model=mlp data=mnist, say.")
     if not 0 < options.margin < 100:
         raise ConfigurationError(f"--margin must be between 0 and 100 points, not {options.margin:g}.")
-    refuse_idle_replacement(options.status, options.replace)
     launcher = [word for word in options.words if word.startswith(("launcher=", "hydra.launcher."))]
     passed = run_workflow(
         [word for word in options.words if word not in launcher],
@@ -92,6 +90,5 @@ def _workflow(options: argparse.Namespace) -> Answer:
         out=options.out,
         runs=options.runs,
         only_status=options.status,
-        replace=options.replace,
     )
     return Answer(status=0 if passed else 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from dpbench.harness.run.config import class_of
 from dpbench.harness.run.jobs import check_run
 from dpbench.harness.runs.command import key_of
 from dpbench.modules.image_classifier import ImageClassifier
+from dpbench.options import options_of
 from dpbench.privacy.accounting.calibration import TrainingSetting, solved
 from dpbench.strategies import AdaptiveMeanClipping, PrivateStrategy
 
@@ -32,7 +33,18 @@ _FRESH = (2_000, 10_000)  # fresh images of noise, at least and at most
 _PAPER = ("strategy.alpha=1.0", "strategy.beta=2.0")  # defaults of section 3
 _CANARIES = (20, 2_000)  # at least and at most
 _RECORDS_A_CANARY = 5
-_OF_THE_RUN = ("run.", "logger", "hydra.", "audit", "experiment", "objective", "diagnostics", "data.inserted")
+_OF_THE_WORKFLOW = (
+    "run.",
+    "logger",
+    "hydra.",
+    "audit",
+    "experiment",
+    "objective",
+    "diagnostics",
+    "data.inserted",
+    "strategy.noise_multiplier",
+    "strategy.target_epsilon",
+)
 _OF_THE_DATA = (
     "data.root",
     "data.download",
@@ -55,7 +67,6 @@ class Plan:
         records: Number of training records.
         lot: Expected number of records in a batch.
         steps: Number of steps.
-        delta: δ.
         seed: Seed of all runs.
         noise: Noise multipliers to try, increasing.
     """
@@ -67,30 +78,14 @@ class Plan:
     records: int
     lot: float
     steps: int
-    delta: float
     seed: int
     noise: tuple[float, ...]
 
-    @property
-    def _common_words(self) -> list[str]:
-        return [word for word in self.words if key_of(word).partition(".")[0] != "strategy"]
-
-    @property
-    def _strategy_words(self) -> list[str]:
-        return [word for word in self.words if key_of(word).startswith("strategy.")]
-
-    @property
-    def dropped(self) -> list[str]:
-        """Options that adaptive clipping does not have: it chooses its bounds itself."""
-        options = [field.name for field in fields(AdaptiveMeanClipping)]
-        return [word for word in self._strategy_words if key_of(word).split(".")[1] not in options]
-
     def on_noise(self) -> Table:
         """Runs on noise of the data's size and shape: one without privacy, one for each noise multiplier."""
+        common, own = self._words()
         words = [f"data={NOISE}"]
-        for word in self._common_words:
-            if key_of(word) != "data" and not key_of(word).startswith(_OF_THE_DATA):
-                words.append(word)
+        words += [word for word in common if key_of(word) != "data" and not key_of(word).startswith(_OF_THE_DATA)]
         words += [
             f"data.like={self.data}",
             f"data.train_size={self.records}",
@@ -98,29 +93,53 @@ class Plan:
             f"data.expected_batch_size={self.lot:g}",
             "++trainer.limit_val_batches=0",
         ]
-        rows: dict[str, Any] = {NO_PRIVACY: {"words": ["strategy=none"]}}
+        rows = {NO_PRIVACY: ["strategy=none"]}
         for z in self.noise:
-            row_words = [f"strategy={self.strategy}", *self._strategy_words, f"strategy.noise_multiplier={z:g}"]
-            rows[f"z_{z:g}"] = {"words": row_words}
-        return self._table(words, rows, {"noise": None})
+            rows[f"z_{z:g}"] = [f"strategy={self.strategy}", *own, f"strategy.noise_multiplier={z:g}"]
+        return self._table(words, rows, {"noise": []})
 
     def on_data(self, z: float) -> Table:
         """Runs on the data: without privacy, with constant and with adaptive bounds; each also with canaries."""
-        usable = [word for word in self._strategy_words if word not in self.dropped]
-        private = {self.strategy: self._strategy_words}
-        private.setdefault("adaptive_mean", [*_PAPER, *usable])
-        rows: dict[str, Any] = {NO_PRIVACY: {"words": ["strategy=none"]}}
-        for name, words in private.items():
-            rows[name] = {"words": [f"strategy={name}", *words, f"strategy.noise_multiplier={z:g}"]}
+        common, own = self._words()
+        adaptive = options_of(AdaptiveMeanClipping)  # which chooses its bounds itself
+        usable = [word for word in own if key_of(word).split(".")[1] in adaptive]
+        private = {"adaptive_mean": [*_PAPER, *usable], self.strategy: own}
+        rows = {NO_PRIVACY: ["strategy=none"]}
+        for name in (self.strategy, "adaptive_mean"):
+            rows[name] = [f"strategy={name}", *private[name], f"strategy.noise_multiplier={z:g}"]
         canaries = np.clip(self.records // _RECORDS_A_CANARY, *_CANARIES)
         audit = ["audit=gradient_canaries", f"audit.canaries={canaries}"]
-        return self._table(self._common_words, rows, {"plain": None, AUDITED: {"words": audit}})
+        return self._table(common, rows, {"plain": [], AUDITED: audit})
 
-    def _table(self, words: Sequence[str], rows: Mapping[str, Any], columns: Mapping[str, Any]) -> Table:
+    def _words(self) -> tuple[list[str], list[str]]:
+        """Words of all runs, and those that set options of the strategy."""
+        common, own = [], []
+        for word in self.words:
+            if key_of(word).startswith("strategy."):
+                own.append(word)
+            elif key_of(word) != "strategy":
+                common.append(word)
+        return common, own
+
+    def _table(
+        self,
+        words: Sequence[str],
+        rows: Mapping[str, Sequence[str]],
+        columns: Mapping[str, Sequence[str]],
+    ) -> Table:
         name = f"workflow/{self.data}_{self.model}"
-        source = "three_tools_2018, section 3"
-        table = {"name": name, "command": name, "title": name, "source": source, "seeds": [self.seed], "hours": 0.0}
-        return Table.model_validate({**table, "words": words, "rows": rows, "columns": columns})
+        definition = {
+            "name": name,
+            "command": name,
+            "title": name,
+            "source": "three_tools_2018, section 3",
+            "seeds": [self.seed],
+            "hours": 0.0,
+            "words": words,
+            "rows": {row: {"words": own} for row, own in rows.items()},
+            "columns": {column: {"words": own} for column, own in columns.items()},
+        }
+        return Table.model_validate(definition)
 
 
 def make_plan(words: Sequence[str], noise: Sequence[float] | None = None) -> Plan:
@@ -135,7 +154,10 @@ def make_plan(words: Sequence[str], noise: Sequence[float] | None = None) -> Pla
         DataError: The data are absent or damaged.
     """
     for word in words:
-        _refuse_word(word)
+        if key_of(word).startswith(_OF_THE_WORKFLOW):
+            raise ConfigurationError(
+                f"{word}: the workflow sets {key_of(word)} of its runs itself (noise: --noise-multipliers). Remove it."
+            )
     composed = check_run([*words, "run.name=x", "run.group=x", "logger=none"])  # refuses what any training refuses
     choices = composed.hydra.runtime.choices
     config: dict[str, Any] = plain(without_hydra(composed))
@@ -146,7 +168,6 @@ def make_plan(words: Sequence[str], noise: Sequence[float] | None = None) -> Pla
     records = len(data.train_set)
     lot = float(options["expected_batch_size"])
     steps = config["trainer"]["max_steps"]
-    delta = float(config["strategy"]["delta"])
     return Plan(
         words=tuple(word for word in words if key_of(word) != "seed"),
         data=str(data.name),
@@ -155,24 +176,9 @@ def make_plan(words: Sequence[str], noise: Sequence[float] | None = None) -> Pla
         records=records,
         lot=lot,
         steps=steps,
-        delta=delta,
         seed=config["seed"],
-        noise=tuple(noise or _noise_multipliers(lot / records, steps, delta)),
+        noise=tuple(noise or _noise_multipliers(lot / records, steps, float(config["strategy"]["delta"]))),
     )
-
-
-def _refuse_word(word: str) -> None:
-    key = key_of(word)
-    if "=" not in word or word.startswith("-"):
-        raise ConfigurationError(f"invalid override {word!r}: expected KEY=VALUE or GROUP=NAME, as for dpbench train.")
-    if key in ("strategy.noise_multiplier", "strategy.target_epsilon"):
-        raise ConfigurationError(
-            f"{word}: the noise is what the workflow chooses; --noise-multipliers sets those to try. Remove it."
-        )
-    if key.startswith(_OF_THE_RUN):
-        raise ConfigurationError(f"{word}: the workflow sets {key} of its runs itself. Remove it.")
-    if key == "seed" and not word.partition("=")[2].isdecimal():
-        raise ConfigurationError(f"{word} must be one whole number: the workflow makes its runs with one seed.")
 
 
 def _refuse_kind(config: Mapping[str, Any]) -> None:
@@ -180,18 +186,14 @@ def _refuse_kind(config: Mapping[str, Any]) -> None:
     data = config["data"]
     data_sets = [name for name in source_names() if name != NOISE]
     has_noise = data.get("name") in data_sets and class_of(data, "data") is ImageDataModule
-    if not has_noise or config["records"].get("_target_"):
+    is_classifier = issubclass(class_of(config["module"], "module"), ImageClassifier)
+    if not has_noise or not is_classifier or config["records"].get("_target_"):
         raise ConfigurationError(
-            f"the workflow trains on noise of the size and shape of an image data set with a label for each example: "
-            f"choose data= of {', '.join(data_sets)}, with records=examples."
+            f"the workflow asks whether random labels of images are learned: choose data= of {', '.join(data_sets)}, "
+            "with records=examples and module=classifier."
         )
-    if not issubclass(class_of(config["module"], "module"), ImageClassifier):
-        raise ConfigurationError("the workflow asks whether random labels are learned: it needs module=classifier.")
     if not issubclass(class_of(config["strategy"], "strategy"), PrivateStrategy):
-        raise ConfigurationError(
-            "the workflow calibrates the noise of a private strategy, and trains without one as well: remove "
-            "strategy=none."
-        )
+        raise ConfigurationError("the workflow calibrates the noise of a private strategy: remove strategy=none.")
     if config["trainer"]["max_steps"] < 1:
         raise ConfigurationError("noise and data are trained on for as many steps: set trainer.max_steps=1000, say.")
 
