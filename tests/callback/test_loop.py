@@ -460,13 +460,6 @@ def test_what_needs_a_trainer_is_refused(tmp_path: Path) -> None:
         ("set the path of the ledger", model, sgd, loader(), DPSGD(noise_multiplier=1.0)),
         ("is not a private strategy", model, sgd, loader(), NonPrivate()),
         ("not a Module", Module(), sgd, loader(), private),
-        (
-            "without a closure, which LBFGS.step requires",
-            model,
-            torch.optim.LBFGS(model.parameters()),
-            loader(),
-            private,
-        ),
         ("is unknown", model, sgd, torch.utils.data.DataLoader(data(), 12), private),
     ]
     for message, *parts in refused:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.overrides import _get_current_function_mode_stack
 
-from dpbench import PrivateLoop
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.guards.withheld_loss import WITHHELD_LOSS
 from dpbench.records import LocalTraining, Users
@@ -310,17 +309,6 @@ def test_an_optimizer_that_nobody_can_watch(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigurationError, match=r"Stranger is not a subclass of torch.optim.Optimizer"):
         fit(tmp_path, Module(Stranger))  # type: ignore[arg-type]
-
-
-def test_a_loop_has_no_closure_to_give(tmp_path: Path) -> None:
-    class Needs(torch.optim.SGD):
-        def step(self, closure: Any) -> Any:  # type: ignore[override]
-            return super().step(closure)
-
-    model = nn.Linear(64, 3)
-    strategy = DPSGD(noise_multiplier=1.0, ledger=str(tmp_path / "ledger.jsonl"))
-    with pytest.raises(ConfigurationError, match=r"calls step\(\) without a closure, which Needs.step requires"):
-        PrivateLoop(model, Needs(model.parameters(), 0.1), loader_of(pictures()), strategy, lambda m, b: m(b[0]), 3)
 
 
 # ------------------------------------------------------------------------------------------------- trained

@@ -6,7 +6,6 @@ is and what is checked of lots.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, repeat
 from typing import Any
@@ -71,7 +70,7 @@ class PrivateLoop:
         loss: Loss,
         steps: int,
     ) -> None:
-        _refuse_other_kinds(model, optimizer, strategy)
+        _refuse_other_kinds(model, strategy)
         self._strategy = strategy
         self._steps = checked_value(PositiveInt, steps, "steps")
         self._loader = require_lot_loader(loader)
@@ -235,10 +234,6 @@ class LoopTraining(Training):
             loss = self._step(batch, number)
             for function in self.after_zero_grad:
                 function()
-            if not isinstance(loss, Tensor):
-                raise ConfigurationError(
-                    f"the loss function gave a {type(loss).__name__}: return the loss, one tensor, for every batch."
-                )
             if torch.is_inference_mode_enabled() or any(p.grad is not None for p in self.module.parameters()):
                 raise ConfigurationError(
                     "the loss has no gradient, or was differentiated already: leave backward() to the loop, and do not "
@@ -247,7 +242,7 @@ class LoopTraining(Training):
             self._backward(loss)
 
 
-def _refuse_other_kinds(model: object, optimizer: object, strategy: object) -> None:
+def _refuse_other_kinds(model: object, strategy: object) -> None:
     """Raise ConfigurationError where something is not what a loop trains, or trains by."""
     if not isinstance(strategy, PrivateStrategy):
         raise ConfigurationError(f"{type(strategy).__name__} is not a private strategy: pass DPSGD(...), for example.")
@@ -263,13 +258,3 @@ def _refuse_other_kinds(model: object, optimizer: object, strategy: object) -> N
             f"PrivateLoop trains a torch.nn.Module by a loss function, not a {type(model).__name__}: a LightningModule "
             "trains in a Lightning Trainer, with callbacks=[strategy]."
         )
-    if not isinstance(optimizer, Optimizer):
-        raise ConfigurationError(f"the optimizer must be one of torch.optim's kind, not a {type(optimizer).__name__}.")
-    try:
-        # Of the class: a learning rate schedule puts a function on the object, whose signature names the object, too.
-        inspect.signature(type(optimizer).step).bind(optimizer)
-    except TypeError:
-        raise ConfigurationError(
-            f"PrivateLoop calls step() without a closure, which {type(optimizer).__name__}.step requires: give it a "
-            "default (closure=None). An optimizer that reads the loss of a batch cannot train privately."
-        ) from None

@@ -27,7 +27,12 @@ def test_metrics_are_continued_and_merged_by_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "why"), [("", "no column step"), ("a,b\n", "no column step"), ("step,step\n1,2\n", "there twice")]
+    ("content", "why"),
+    [
+        ("", "No columns"),
+        ("a,b\n", ""),
+        ("step,a\n1,x\n", "could not convert"),
+    ],
 )
 def test_a_file_without_steps_is_not_overwritten(content: str, why: str, tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text(content)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from argparse import Namespace
 from pathlib import Path
@@ -75,19 +74,16 @@ class MetricsCSV(Logger):
     def _read(self) -> dict[int, dict[str, float]]:
         if not self.path.exists():
             return {}
+        rows = {}
         try:
-            with open(self.path, encoding="utf-8", newline="") as file:
-                reader = csv.DictReader(file)
-                rows = list(reader)
-                columns = reader.fieldnames or []
-            if "step" not in columns or len(set(columns)) < len(columns):
-                raise ValueError("it has no column step" if "step" not in columns else "a column is there twice")
-            # `float` reads what was written to the last bit; what pandas does depends on its version.
-            return {int(row.pop("step")): {key: float(value) for key, value in row.items() if value} for row in rows}
-        except (ValueError, KeyError, TypeError, csv.Error) as error:
+            # As text, of which `float` reads what was written to the last bit.
+            for step, row in pd.read_csv(self.path, index_col="step", dtype=str).iterrows():
+                rows[int(step)] = {str(name): float(value) for name, value in row.dropna().items()}
+        except (TypeError, ValueError) as error:  # pandas has the first where there is no column step
             raise ConfigurationError(
                 f"{self.path} is damaged: move it away, and the run continues with curves from here ({brief(error)})."
             ) from error
+        return rows
 
     def check(self) -> None:
         """Raise ConfigurationError where what is there cannot be continued."""
