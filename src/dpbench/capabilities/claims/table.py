@@ -6,7 +6,7 @@ import itertools
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from dpbench.privacy.accounting.calibration import TrainingSetting, solved
 from dpbench.privacy.accounting.composition import delta_of
 from dpbench.privacy.events import effective_noise_multiplier
 from dpbench.privacy.mechanism.clipping import VectorGroup
-from dpbench.privacy.mechanism.plan import NoiseAllocation, ReleasePlan, Statistic
+from dpbench.privacy.mechanism.plan import NoiseAllocation, ReleasePlan
 from dpbench.privacy.sampling import PoissonSampling
 from dpbench.templates import render
 
@@ -41,7 +41,9 @@ _SIDES = {
     "epsilon": ("less is spent, the claim is safe", "more is spent than claimed"),
     "noise_multiplier": ("less noise is enough, the claim is safe", "more noise is needed"),
 }
-_COLORS = {"rdp-classic": "#c04030", "rdp": "#3060a8", "pld": "#508850", TENSORS_APART: "#a070b0"}
+_ACCOUNTANTS = list(dict.fromkeys(("rdp-classic", "rdp", "pld", TENSORS_APART, *ACCOUNTANTS)))
+_FORMS = {"rdp-classic": "o", "rdp": "o", "pld": "o", TENSORS_APART: "o", "claim": "kx"}
+"""Columns of the figure, and how matplotlib draws them."""
 
 
 @dataclass(frozen=True)
@@ -79,17 +81,18 @@ def claims_of(data: Mapping[str, Any]) -> list[Claim]:
     claims = []
     for row in data["claim"]:
         texts = {name: row[name] for name in Claim.__dataclass_fields__ if name in row}
-        claims.append(Claim(**texts, setting=_setting(row)))
+        claims.append(Claim(**texts, setting=_setting(row, row["batch_size"])))
     return claims
 
 
-def _setting(row: Mapping[str, Any]) -> TrainingSetting:
+def _setting(row: Mapping[str, Any], batch_size: int) -> TrainingSetting:
+    """The setting of a training; δ is printed, or a power of the population."""
     return TrainingSetting(
         noise_multiplier=row.get("noise_multiplier"),
-        sample_rate=row["batch_size"] / row["population"],
-        steps=row["steps"] if "steps" in row else _steps(row, row["batch_size"]),
+        sample_rate=batch_size / row["population"],
+        steps=row["steps"] if "steps" in row else _steps(row, batch_size),
         epsilon=row.get("epsilon"),
-        delta=_delta(row),
+        delta=row["delta"] if "delta" in row else row["population"] ** -row["delta_exponent"],
         sampling=row.get("sampling", "poisson"),
         population=row["population"],
     )
@@ -98,11 +101,6 @@ def _setting(row: Mapping[str, Any]) -> TrainingSetting:
 def _steps(row: Mapping[str, Any], batch_size: int) -> int:
     """Steps of a number of epochs as the papers' programs count them: whole batches in all passes together."""
     return int(row["epochs"] * row["population"]) // batch_size
-
-
-def _delta(row: Mapping[str, Any]) -> float:
-    """δ, printed or as a power of the population."""
-    return float(row["delta"] if "delta" in row else row["population"] ** -row["delta_exponent"])
 
 
 def recomputed(claim: Claim) -> dict[str, float | None]:
@@ -144,22 +142,11 @@ def verdict(claim: Claim, values: Mapping[str, float | None]) -> str:
 def recomputed_identity(row: Mapping[str, Any]) -> float:
     """Compute a figure that no accountant enters."""
     quantity = row["quantity"]
-    if quantity == "combined_noise_multiplier":
-        # Two sums over one lot are one release: 1/z² = 1/z_gradient² + 1/z_statistic².
-        return float((row["gradient"] ** -2 + row["statistic"] ** -2) ** -0.5)
-    if quantity == "statistic_noise_multiplier":
-        # The same, solved for the statistic.
-        return float((row["whole"] ** -2 - row["gradient"] ** -2) ** -0.5)
-    if quantity == "gradient_noise_multiplier":
-        # The same, solved for the gradients by the plan that training uses.
-        plan = ReleasePlan(
-            sampling=PoissonSampling(1, 1.0),
-            groups=(VectorGroup("gradient", (0,), 1.0),),
-            noise_multiplier=row["whole"],
-            sizes=(1,),
-            statistics=(Statistic("counts", 1, 1.0, row["statistic"]),),
-        )
-        return plan.gradient_multiplier
+    if quantity.endswith("_noise_multiplier"):
+        # Two sums over one lot are one release: 1/z² = 1/z_gradient² + 1/z_statistic². Any of the three is asked for.
+        parts = [row[part] ** -2 for part in ("gradient", "statistic") if part in row]
+        precision = row["whole"] ** -2 - sum(parts) if "whole" in row else sum(parts)
+        return float(precision**-0.5)
     if quantity == "allocation":
         return _allocated(row["value"], row["allocation"])
     if quantity == "replacement_factor":
@@ -235,12 +222,7 @@ def limits_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Account for the noise behind the ε = 20 of three_tools_2018 as that paper does, and with limits of the truth."""
     lines = []
     for size in row["rows"]:
-        setting = TrainingSetting(
-            sample_rate=size["batch_size"] / row["population"],
-            population=row["population"],
-            steps=_steps(row, size["batch_size"]),
-            delta=_delta(row),
-        )
+        setting = _setting(row, size["batch_size"])
         limits = tensors_apart(setting, row["tensors"], size["noise_multipliers"])
         lines.append({"batch_size": size["batch_size"], **limits})
     return lines
@@ -272,12 +254,7 @@ def noise_per_example(row: Mapping[str, Any]) -> pd.DataFrame:
     """Recompute three_tools_2018's Fig. 5: σ per example that uses up a budget ε, by batch size."""
     shares = pd.DataFrame(index=row["batch_sizes"], columns=row["epsilons"], dtype=float)
     for epsilon, batch_size in itertools.product(row["epsilons"], row["batch_sizes"]):
-        setting = TrainingSetting(
-            sample_rate=batch_size / row["population"],
-            steps=_steps(row, batch_size),
-            epsilon=epsilon,
-            delta=_delta(row),
-        )
+        setting = replace(_setting(row, batch_size), epsilon=epsilon)
         shares.loc[batch_size, epsilon] = solved(setting, "rdp-classic").noise_multiplier / batch_size
     return shares
 
@@ -308,8 +285,7 @@ def reproduce_claims(folder: Path) -> str:
         variants=claims[claims["variant"]],
         identities=identities,
         left_open=data["open"],
-        # Those of the figure first.
-        accountants=[*_COLORS, *(name for name in ACCOUNTANTS if name not in _COLORS)],
+        accountants=_ACCOUNTANTS,
         apart=TENSORS_APART,
         limits=limits_of(data["tensors_apart"]),
         count=count,
@@ -350,30 +326,16 @@ def _draw(path: Path, claims: pd.DataFrame, by_order: pd.DataFrame, noise: pd.Da
     grid = figure.add_gridspec(2, 2, width_ratios=[1.5, 1])
     axes = figure.add_subplot(grid[:, 0])
     labels = claims["paper"].str.rsplit("_", n=1).str[0] + ": " + claims["source"]
-    for name, color in _COLORS.items():
-        axes.plot(claims[name], labels, "o", color=color, label=name, alpha=0.85)
-    axes.plot(claims["claim"], labels, "x", color="black", label="printed", markersize=8)
+    for name, form in _FORMS.items():
+        axes.plot(claims[name], labels, form, label=name)
     axes.invert_yaxis()
     axes.tick_params(axis="y", labelsize=7)
-    axes.set(xscale="log", xlabel="ε", title="printed and recomputed")
-    by_order.plot(
-        ax=figure.add_subplot(grid[0, 1]),
-        xlim=(1, 20),
-        ylim=(0, 10),
-        xlabel="order α",
-        ylabel="ε",
-        title="pyvacy, Fig. 3: q=0.005, σ=1.1, 2,500 steps",
-    )
-    noise.add_prefix("ε=").plot(
-        ax=figure.add_subplot(grid[1, 1]),
-        loglog=True,
-        marker=".",
-        xlabel="batch size",
-        ylabel="σ / batch size",
-        title="three_tools, Fig. 5: noise per example, 10 epochs",
-    )
-    for axes in figure.axes:
-        axes.legend(frameon=False, fontsize=8)
-        axes.grid(alpha=0.3)
-        axes.title.set_fontsize(10)
+    axes.set(xscale="log", xlabel="ε", title="printed (claim) and recomputed")
+    axes.legend(fontsize=8)
+    title = "pyvacy, Fig. 3: q=0.005, σ=1.1, 2,500 steps"
+    axes = figure.add_subplot(grid[0, 1])
+    by_order.plot(ax=axes, xlim=(1, 20), ylim=(0, 10), xlabel="order α", ylabel="ε", title=title)
+    title = "three_tools, Fig. 5: noise per example, 10 epochs"
+    axes = figure.add_subplot(grid[1, 1])
+    noise.add_prefix("ε=").plot(ax=axes, loglog=True, xlabel="batch size", ylabel="σ / batch size", title=title)
     write_figure(path, figure)
