@@ -234,6 +234,10 @@ class LoopTraining(Training):
             loss = self._step(batch, number)
             for function in self.after_zero_grad:
                 function()
+            if not isinstance(loss, Tensor):
+                raise ConfigurationError(
+                    f"the loss function gave a {type(loss).__name__}: return the loss, one tensor, for every batch."
+                )
             if torch.is_inference_mode_enabled() or any(p.grad is not None for p in self.module.parameters()):
                 raise ConfigurationError(
                     "the loss has no gradient, or was differentiated already: leave backward() to the loop, and do not "
