@@ -51,6 +51,14 @@ CAPABILITIES = {
     ),
     "export": Capability(r"capabilities\.export|dpbench export", ("tests/capabilities/export",)),
     "graphs": Capability(r"capabilities\.graphs|\bGraphs\b", ("tests/session/test_graphs.py", "tests/gpu")),
+    "synthesis": Capability(
+        r"capabilities\.synthesis\b|dpbench sample|dpbench evaluate",
+        (
+            *(f"conf/table/pyvacy/gan{name}.yaml" for name in ("", "_augmented", "_tuning")),
+            "tests/capabilities/synthesis",
+            "tools/attacked_claims.py",
+        ),
+    ),
     "workflow": Capability("workflow", ("tests/capabilities/workflow",)),
     "prior": Capability(
         r"capabilities\.prior|random_prior|random_shapes|pretrain\b",
@@ -92,7 +100,7 @@ def copy_without(names: list[str], folder: Path) -> dict[str, str]:
         shutil.rmtree(folder / "src" / "dpbench" / "capabilities" / name)
         for other in CAPABILITIES[name].others:
             place = folder / other
-            shutil.rmtree(place) if place.is_dir() else place.unlink()
+            shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
         text, count = re.subn(rf'(?m)^\w+ = "dpbench\.capabilities\.{name}[.:].*\n', "", text)
         assert count, f"{name} has no entry point"
     (folder / "pyproject.toml").write_text(text, encoding="utf-8")
@@ -129,7 +137,8 @@ def test_a_capability_can_be_deleted(name: str, tmp_path: Path) -> None:
     ran([str(Path(sys.executable).with_name("lint-imports")), "--no-logo"], tmp_path, environment)
     shown = ran([sys.executable, "-m", "dpbench", "--help"], tmp_path, environment)
     listed = ran([sys.executable, "-m", "dpbench", "reproduce", "list"], tmp_path, environment)
-    commands = {"attack": "attack", "audit": "auditing", "export": "export", "workflow": "workflow"}
+    commands = {"attack": "attack", "audit": "auditing", "evaluate": "synthesis", "export": "export"}
+    commands |= {"sample": "synthesis", "workflow": "workflow"}
     for command, capability in commands.items():
         assert (f"  {command} " in shown) is (capability not in gone)
     assert ("claims" in listed) is (name != "claims")

@@ -14,11 +14,12 @@ import torch
 from dpbench.capabilities.attack.attack import FEWEST_RUNS, AttackedSetting, attack_runs
 from dpbench.capabilities.attack.results import text_of
 from dpbench.capabilities.synthesis.memorization import memorization
-from dpbench.capabilities.synthesis.sample import load_gan, make
+from dpbench.capabilities.synthesis.sample import load_gan
 from dpbench.data.images import ImageDataModule
 from dpbench.data.user_module import UserDataModule
 from dpbench.errors import ConfigurationError
 from dpbench.files import write_json
+from dpbench.harness.run.samples import sample_images
 from dpbench.harness.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
@@ -107,7 +108,7 @@ def _unusually_close(setting: AttackedSetting, data: ImageDataModule) -> dict[st
     suspected = 0
     for row, members in zip(setting.rows, setting.members, strict=True):
         assert isinstance(row.folder, RunFolder)
-        images, _ = make(load_gan(row.folder).module, _SAMPLES, seed=0)
+        images, _ = sample_images(load_gan(row.folder).module, _SAMPLES, seed=0)
         figures = memorization(images.float() / 255, train[torch.from_numpy(members)], test)
         shares.append(float(figures["unusually_close"]))
         suspected += bool(figures["memorization_suspected"])

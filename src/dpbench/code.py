@@ -53,7 +53,6 @@ COMPUTING = (
 """What computes inside a run, and imports nothing of the rest: whatever may change a result is hashed."""
 READING = (
     "__main__.py", "templates", "cli", "harness/reports", "harness/reproduce",
-    "capabilities/synthesis",
     *(_rooms("dpbench.commands", "dpbench.computed_tables") - {*COMPUTING}),
 )  # fmt: skip
 """What starts runs and reads them: an edit of it changes no result."""

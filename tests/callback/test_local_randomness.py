@@ -104,9 +104,8 @@ def test_no_seed_of_32_bits_is_left_where_private_records_are_in_sight() -> None
         "harness/run/check.py",  # a step that is run and thrown away
         "capabilities/synthesis/_fidelity.py",
         "capabilities/synthesis/memorization.py",
-        "capabilities/synthesis/sample.py",  # of a trained generator
-        "capabilities/synthesis/samples.py",
         "harness/run/priors.py",  # public data
+        "harness/run/samples.py",  # of a trained generator
         "harness/run/train.py",  # first weights
     }
 

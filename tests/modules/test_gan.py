@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils.data import TensorDataset, default_collate
 
-from dpbench.capabilities.synthesis.samples import SampleGrid
 from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.harness.run._checkpoint import LastCheckpoint
+from dpbench.harness.run.samples import SampleGrid
 from dpbench.harness.runs.folder import RunFolder
 from dpbench.models import MLPGAN, ConvGAN
 from dpbench.modules import GAN

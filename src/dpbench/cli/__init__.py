@@ -15,7 +15,7 @@ from contextlib import redirect_stdout
 from importlib.metadata import entry_points
 
 from dpbench import __version__
-from dpbench.cli import check, experiments, new, privacy, results, synthetic, train
+from dpbench.cli import check, experiments, new, privacy, results, train
 from dpbench.cli.arguments import Answer, Commands, OneLineParser, print_json
 from dpbench.errors import DPBenchError, Interrupted, ReportedByAnotherRank, brief
 from dpbench.harness.run.processes import is_first
@@ -25,7 +25,6 @@ _GROUPS = {
     "experiments": experiments.add_parsers,
     "privacy": privacy.add_parsers,
     "results": results.add_parsers,
-    "synthetic data": synthetic.add_parsers,
     "packages of your own": new.add_parsers,
 }
 _PLUGINS = "dpbench.commands"

@@ -14,11 +14,11 @@ import pytest
 import torch
 from PIL import Image
 
-from dpbench.capabilities.synthesis.samples import grid, write_grid
 from dpbench.cli import main
 from dpbench.harness.reproduce._outputs import strip
 from dpbench.harness.reproduce.jobs import Job, table_jobs
 from dpbench.harness.reproduce.tables import read_table
+from dpbench.harness.run.samples import grid, write_grid
 from tests.harness.reproduce.digits_table import edited
 from tools.results import refresh
 

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torchvision.transforms.functional import to_tensor
 
-from dpbench.capabilities.synthesis.samples import SampleGrid, grid
 from dpbench.errors import ConfigurationError
 from dpbench.harness.run._checkpoint import LastCheckpoint
 from dpbench.harness.run.evaluation import moving_average
+from dpbench.harness.run.samples import SampleGrid, grid
 from dpbench.harness.runs.folder import RunFolder
 from dpbench.models import ConvGAN
 from dpbench.modules import GAN

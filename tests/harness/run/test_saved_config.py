@@ -59,10 +59,11 @@ def test_a_class_that_has_moved_is_known_by_its_old_place(tmp_path: Path) -> Non
     noise = ["strategy.target_epsilon=null", "strategy.noise_multiplier=1.0"]
     assert main(["train", *words, *noise]) == 0
     text = run.config.read_text()
-    assert "dpbench.capabilities.synthesis." in text
-    run.config.write_text(text.replace("dpbench.capabilities.synthesis.", "dpbench.synthesis."))
-    assert main(["resume", str(run.path), "trainer.max_steps=2"]) == 0
-    assert json.loads(run.result.read_text())["privacy"]["releases"] == 2
+    assert "dpbench.harness.run.samples." in text
+    for steps, place in enumerate(("dpbench.synthesis.samples.", "dpbench.capabilities.synthesis.samples."), 2):
+        run.config.write_text(text.replace("dpbench.harness.run.samples.", place))
+        assert main(["resume", str(run.path), f"trainer.max_steps={steps}"]) == 0
+        assert json.loads(run.result.read_text())["privacy"]["releases"] == steps
 
 
 def test_a_run_of_before_goes_on_with_the_same_records(tmp_path: Path) -> None:

@@ -125,8 +125,8 @@ def test_what_computes_names_nothing_that_reads() -> None:
 
 def test_a_reader_that_takes_part_in_a_run_is_hashed_with_it() -> None:
     """A callback that draws on the way could disturb the training."""
-    drawing = {"callbacks": {"samples": {"_target_": "dpbench.capabilities.synthesis.samples.SampleGrid"}}}
-    assert set(foreign_code(drawing)) == {"dpbench.capabilities.synthesis.samples"}
+    drawing = {"callbacks": {"samples": {"_target_": "dpbench.harness.reports.plots.Picture"}}}
+    assert set(foreign_code(drawing)) == {"dpbench.harness.reports.plots"}
     assert foreign_code({"model": {"_target_": "dpbench.models.MLP"}, "strategy": {"_target_": "dpbench.DPSGD"}}) == {}
 
 

@@ -17,13 +17,12 @@ from torch import Tensor
 from dpbench.canonical import digest_of
 from dpbench.capabilities.attack.membership import log_odds
 from dpbench.capabilities.auditing.label_scores import margins
-from dpbench.capabilities.synthesis.memorization import nearest
-from dpbench.capabilities.synthesis.sample import make
 from dpbench.data.module import LotDataModule
 from dpbench.errors import ConfigurationError
 from dpbench.harness.run.build import instantiate
 from dpbench.harness.run.config import class_of
 from dpbench.harness.run.evaluation import score_records
+from dpbench.harness.run.samples import nearest, sample_images
 from dpbench.harness.run.saved_module import final_checkpoint, load_module
 from dpbench.harness.runs.folder import RunFolder
 from dpbench.modules.gan import GAN
@@ -162,7 +161,7 @@ def _near_samples(module: Any) -> Callable[[Any], Tensor]:
     """Minus the distance of each image to the nearest that the generator draws, (N,)."""
     if not isinstance(module, GAN):
         raise ConfigurationError("signal=samples looks at what a GAN draws: attack a GAN, or by --signal loss.")
-    drawn, _ = make(module, _SAMPLES, seed=0)
+    drawn, _ = sample_images(module, _SAMPLES, seed=0)
     samples = drawn.float() / 255
     # A GAN's data are scaled to [−1, 1], and its samples to [0, 1].
     return lambda batch: -nearest((batch[0].cpu() + 1) / 2, samples)[0]

@@ -14,11 +14,19 @@ from safetensors.torch import save
 
 from dpbench import __version__
 from dpbench.capabilities.export._network import Network, load_network
-from dpbench.capabilities.synthesis.sample import complete_ledger, guarantee, new_contents, resolve_out
 from dpbench.errors import ConfigurationError
 from dpbench.harness.reports.end_of_sweep import cost_of_sweep
 from dpbench.harness.runs.folder import RunFolder
-from dpbench.harness.runs.numbers import epsilon_text, epsilons_text, membership_text, noise_text, uncovered_text
+from dpbench.harness.runs.ledgers import complete_ledger
+from dpbench.harness.runs.new_folder import new_contents, resolve_out
+from dpbench.harness.runs.numbers import (
+    epsilon_text,
+    epsilons_text,
+    guarantee_text,
+    membership_text,
+    noise_text,
+    uncovered_text,
+)
 from dpbench.harness.runs.provenance import config_hash
 from dpbench.harness.runs.record import doubt, has_canaries, privacy_of, read_result, without_accuracy
 from dpbench.privacy.accounting.ledger import Ledger
@@ -80,7 +88,7 @@ def export(run: Path, out: Path, insecure: bool = False, trust: bool = False) ->
         if ledger is not None:
             shutil.copyfile(folder.ledger, new / RunFolder.ledger)
     count = sum(value.numel() for value in network.weights.values())
-    summary = f"{count:,} numbers in {out}: {guarantee(facts)}"
+    summary = f"{count:,} numbers in {out}: {guarantee_text(facts)}"
     if facts["sweep"] is not None:
         summary += f"\n{facts['sweep']}"
     return summary

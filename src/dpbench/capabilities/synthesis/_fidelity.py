@@ -13,7 +13,6 @@ from torchmetrics.image.fid import FrechetInceptionDistance
 
 from dpbench.data.images import normalize
 from dpbench.data.sources import source
-from dpbench.errors import ConfigurationError, brief
 from dpbench.models import MNISTCNN
 
 NEIGHBORS = 5  # of density and coverage
@@ -134,56 +133,29 @@ class DigitsFeatures(nn.Module):
         return features
 
 
-def feature_distance(shape: tuple[int, int, int], features: str) -> FrechetInceptionDistance:
-    """An empty Fréchet distance in the features of a network.
+def fidelity(synthetic: Tensor, real: Tensor) -> dict[str, float | str]:
+    """Fréchet distance (torchmetrics), density and coverage (Naeem et al. 2020) of gray images in [0, 1].
 
     Args:
-        shape: (channels, height, width) of the images.
-        features: "digits" or "inception".
-
-    Raises:
-        ConfigurationError: The network does not fit the images, or its weights are not at hand.
+        synthetic: (N, 1, H, W).
+        real: (M, 1, H, W), test data.
     """
-    if features == "digits":
-        if shape[0] != 1:
-            raise ConfigurationError("--features digits knows gray images only: take --features inception.")
-        return FrechetInceptionDistance(feature=DigitsFeatures(shape[1]), normalize=True)
-    if features != "inception":
-        raise ConfigurationError(f"--features must be digits or inception, not {features!r}.")
-    try:
-        return FrechetInceptionDistance(feature=2048, normalize=True)
-    except Exception as error:  # not installed, or weights that cannot be downloaded
-        raise ConfigurationError(
-            f"the Inception network is not at hand ({brief(error)}): pip install torch-fidelity and let "
-            "it download its weights, or take --features digits."
-        ) from error
-
-
-def fidelity(synthetic: Tensor, real: Tensor, distance: FrechetInceptionDistance) -> dict[str, float | str]:
-    """Fréchet distance (torchmetrics), density and coverage (Naeem et al. 2020) of images in [0, 1].
-
-    Args:
-        synthetic: (N, C, H, W).
-        real: (M, C, H, W), test data.
-        distance: A new one of `feature_distance`.
-    """
-    network = distance.inception
-    name = "digits_cnn" if isinstance(network, DigitsFeatures) else "inception"
-    channels = 1 if name == "digits_cnn" else 3  # gray images go through Inception in three equal channels
+    network = DigitsFeatures(real.shape[2])
+    distance = FrechetInceptionDistance(feature=network, normalize=True)
     features_of = []
     with torch.no_grad():
         for images, is_real in ((synthetic, False), (real, True)):
             parts = []
-            for part in torch.split(images.expand(-1, channels, -1, -1), _IMAGES_AT_ONCE):
+            for part in torch.split(images, _IMAGES_AT_ONCE):
                 distance.update(part, real=is_real)
-                parts.append(network(part if name == "digits_cnn" else (255 * part).byte()))
+                parts.append(network(part))
             features_of.append(torch.cat(parts).double())
     of_synthetic, of_real = features_of
     # As many of both: density counts synthetic points near real ones.
     density, coverage = density_and_coverage(of_synthetic[: len(of_real)], of_real)
     return {
-        "features": name,
-        f"frechet_distance_{name}": float(distance.compute()),
+        "features": "digits_cnn",
+        "frechet_distance_digits_cnn": float(distance.compute()),
         "density": density,
         "coverage": coverage,
     }

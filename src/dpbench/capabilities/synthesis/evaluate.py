@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpbench.capabilities.synthesis._fidelity import accuracies, feature_distance, fidelity
+from dpbench.capabilities.synthesis._fidelity import accuracies, fidelity
 from dpbench.capabilities.synthesis.memorization import memorization
-from dpbench.capabilities.synthesis.sample import load_gan, make
+from dpbench.capabilities.synthesis.sample import load_gan
 from dpbench.data.images import ImageDataModule, InMemoryImages
 from dpbench.errors import ConfigurationError
 from dpbench.files import write_json
+from dpbench.harness.run.samples import sample_images
 from dpbench.harness.run.saved_module import SavedModule
 from dpbench.harness.runs.folder import RunFolder
 
@@ -37,7 +38,6 @@ def evaluate(
     run: Path,
     number: int = 60_000,
     seed: int = 0,
-    features: str = "digits",
     on: str = "test",
     trust: bool = False,
 ) -> dict[str, Any]:
@@ -51,7 +51,6 @@ def evaluate(
         run: Folder of a trained GAN.
         number: Images to sample.
         seed: Of their noise.
-        features: Network of the Fréchet distance, "digits" or "inception".
         on: "test", or "val" for training records that the run held out.
         trust: Whether the checkpoint may hold objects, see `read_checkpoint`.
 
@@ -67,8 +66,7 @@ def evaluate(
     folder = RunFolder(run)
     trained = load_gan(folder, trust)
     data, real = _real_data(run, trained, on)
-    distance = feature_distance(data.input_shape, features)  # a wrong name is refused now, not after a minute
-    pixels, labels = make(trained.module, number, seed)
+    pixels, labels = sample_images(trained.module, number, seed)
     images = pixels.float() / 255
     train = _unit(data.train_set)[0]
     if data.members is not None:  # of an experiment on membership the others are no training data
@@ -82,7 +80,8 @@ def evaluate(
     }
     if labels is not None:
         figures |= accuracies((images, labels), unseen, data.num_classes)
-    figures |= fidelity(images[: len(unseen[0])], unseen[0], distance)
+    if images.shape[1] == 1:  # the network of the features knows gray images
+        figures |= fidelity(images[: len(unseen[0])], unseen[0])
     figures |= memorization(images, train, unseen[0])
     write_json(folder.evaluation, figures)
     return figures
@@ -117,7 +116,6 @@ _LABELS = {
     "accuracy_cnn_augmented": "the same, its training images rotated, scaled, sheared and shifted",
     "accuracy_logistic_regression": "the same of logistic regression",
     "frechet_distance_digits_cnn": "Fréchet distance (digits_cnn features)",
-    "frechet_distance_inception": "Fréchet distance (inception features)",
     "density": "density (1 is as real images)",
     "coverage": "coverage (1 is as real images)",
     "unusually_close": "share unusually close to a training image (0.01 is right)",

@@ -6,25 +6,11 @@ import torch
 from scipy.stats import betabinom
 from torch import Tensor
 
+from dpbench.harness.run.samples import nearest
+
 EXPECTED = 0.01  # share of unusually close images without memorization
 _IMPROBABLE = 1e-4  # p-value below which memorization is suspected
 _COMPARED = 2000  # images: all distances take memory of the product
-_AT_ONCE = 250  # images, whose distances to all others are in memory together
-
-
-def nearest(images: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """Euclidean distance of each image to the nearest of some others, and which one that is: both (N,).
-
-    Args:
-        images: (N, ...).
-        others: (M, ...).
-    """
-    points = images.flatten(1)
-    other_points = others.flatten(1)
-    places = torch.cat([torch.cdist(part, other_points).argmin(1) for part in torch.split(points, _AT_ONCE)])
-    # By subtraction: the products by which many distances are fast leave rounding errors where images are the same.
-    distances = torch.linalg.vector_norm(points - other_points[places], dim=1)
-    return distances, places
 
 
 def memorization(synthetic: Tensor, train: Tensor, test: Tensor, seed: int = 0) -> dict[str, float | bool]:

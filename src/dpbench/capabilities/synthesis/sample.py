@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from dpbench.errors import ConfigurationError
-from dpbench.files import replacing
+from dpbench.harness.run.samples import sample_images
 from dpbench.harness.run.saved_config import read_config
 from dpbench.harness.run.saved_module import SavedModule, last_checkpoint, load_module, require_module
 from dpbench.harness.runs.folder import RunFolder
-from dpbench.harness.runs.ledgers import read_run_ledger
-from dpbench.harness.runs.numbers import epsilon_text, membership_text
+from dpbench.harness.runs.ledgers import complete_ledger
+from dpbench.harness.runs.new_folder import new_contents, resolve_out
+from dpbench.harness.runs.numbers import guarantee_text, membership_text
 from dpbench.harness.runs.provenance import commit, config_hash
 from dpbench.harness.runs.record import doubt, has_canaries, privacy_of, read_result
 from dpbench.modules.gan import GAN
 from dpbench.modules.image_generator import SHAPE
-from dpbench.privacy.accounting.ledger import Ledger
-from dpbench.privacy.accounting.seal import STATE_KEY, Seal, difference
 from dpbench.templates import render
 
 IMAGES = "images.npz"
 CARD = "privacy.json"
-_IMAGES_AT_ONCE = 1000
-_MOST_IMAGES = 10_000_000
 
 
 def sample(
@@ -63,12 +58,12 @@ def sample(
     folder = RunFolder(run)
     trained = load_gan(folder, trust)
     card = _card(folder, trained, number, seed)
-    images, labels = make(trained.module, number, seed)
+    images, labels = sample_images(trained.module, number, seed)
     with new_contents(out) as new:
         _write_npz(new, images, labels)
         (new / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
         (new / "README.md").write_text(_readme(card), encoding="utf-8")
-    return f"{number} images in {out}: {guarantee(card)}"
+    return f"{number} images in {out}: {guarantee_text(card)}"
 
 
 def _write_npz(folder: Path, images: Tensor, labels: Tensor | None) -> None:
@@ -108,50 +103,12 @@ def _card(run: RunFolder, trained: SavedModule, number: int, seed: int) -> dict[
     }
 
 
-def complete_ledger(path: Path, checkpoint: dict[str, Any]) -> Ledger | None:
-    """The ledger of a checkpoint; None if it was trained without privacy, whatever ledger lies beside it.
-
-    Raises:
-        ConfigurationError: It tells of fewer releases than the checkpoint, or is not the ledger that the checkpoint or
-            the result knows: ε would be wrong.
-    """
-    strategy = checkpoint.get("callbacks", {}).get(STATE_KEY, {"private": False})
-    if not strategy["private"]:
-        return None
-    ledger = read_run_ledger(path) if path.exists() else None
-    if ledger is None or ledger.damage or len(ledger.releases) < strategy["releases"]:
-        raise ConfigurationError(
-            f"{path} is missing, damaged or cut: the checkpoint made {strategy['releases']} releases. Without all of "
-            "them no epsilon can be stated; restore the ledger."
-        )
-    seal = Seal.read(strategy.get("ledger"))
-    reason = ledger.doubt
-    if not reason and seal is not None:
-        reason = difference(path, seal, "the checkpoint")
-    if reason is not None:
-        raise ConfigurationError(f"{path}: {reason}. No epsilon can be stated; restore the ledger of this run.")
-    return ledger
-
-
-def guarantee(card: Mapping[str, Any]) -> str:
-    """What a card states of epsilon, in one line."""
-    if card["delta"] is None:
-        return "NOT private, it was trained without privacy"
-    epsilons = []
-    for name, epsilon in card["epsilon"].items():
-        if epsilon is not None:
-            epsilons.append(f"ε = {epsilon_text(epsilon)} ({name.upper()})")
-    stated = ", ".join(epsilons) or "no finite ε"
-    relation = str(card["neighbouring_relation"]).replace("_", " ")
-    return f"{stated} at δ = {card['delta']:g}, unit: {card['unit']}, {relation}"
-
-
 def _readme(card: Mapping[str, Any]) -> str:
     return render(
         "data_card.md",
         card=card,
         images_file=IMAGES,
-        guarantee=guarantee(card),
+        guarantee=guarantee_text(card),
         membership=membership_text(card["membership"]),
         card_file=CARD,
     )
@@ -173,64 +130,3 @@ def load_gan(run: RunFolder, trust: bool = False) -> SavedModule:
     if SHAPE not in checkpoint:
         raise ConfigurationError(f"{run.checkpoint} is of another architecture than {run.config} says: no generator's.")
     return load_module(run, checkpoint)
-
-
-def make(module: GAN, number: int, seed: int) -> tuple[Tensor, Tensor | None]:
-    """Images, every class as often as the others (frequencies of the training data are private).
-
-    Args:
-        module: From `load_gan`.
-        number: Of images.
-        seed: Of the noise; the same seed gives the same images.
-
-    Returns:
-        uint8 (N, C, H, W), and labels (N,) where the generator knows classes.
-
-    Raises:
-        ConfigurationError: The number or the seed is out of range, or what was made are no images.
-    """
-    if not 1 <= number <= _MOST_IMAGES:
-        raise ConfigurationError(
-            f"--num-samples must lie between 1 and {_MOST_IMAGES:,} images, not {number} (more: with other seeds)."
-        )
-    if not 0 <= seed < 2**63:
-        raise ConfigurationError(f"--seed must lie between 0 and 2^63 - 1, not {seed}.")
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.arange(number) % module.num_classes
-    parts = []
-    for part in torch.split(labels, _IMAGES_AT_ONCE):
-        images = module.sample(part, generator)
-        if not images.isfinite().all():
-            raise ConfigurationError("the generator makes values that are not finite: its training has diverged.")
-        parts.append((255 * images).round().byte().cpu())
-    return torch.cat(parts), labels if module.classes else None
-
-
-@contextmanager
-def new_contents(out: Path) -> Iterator[Path]:
-    """An empty folder that becomes `out` when the block ends without an error.
-
-    Raises:
-        ConfigurationError: It cannot be written; what was there is still there.
-    """
-    try:
-        with replacing(out) as new:
-            new.mkdir(parents=True)
-            yield new
-    except OSError as error:
-        raise ConfigurationError(f"--out {out} cannot be written: {error.strerror}.") from error
-
-
-def resolve_out(out: Path) -> Path:
-    """Resolve the links of a new folder's path.
-
-    Raises:
-        ConfigurationError: Something is there, or links lead nowhere.
-    """
-    try:
-        out = out.resolve()
-    except (RuntimeError, OSError) as error:  # a loop of links
-        raise ConfigurationError(f"{out} cannot be written: {error}.") from error
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ConfigurationError(f"{out} is not empty: choose another folder, or remove it.")
-    return out

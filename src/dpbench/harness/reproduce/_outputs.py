@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-from dpbench.capabilities.synthesis.samples import FRAME, PER_CLASS
 from dpbench.files import replacing, write_atomically
 from dpbench.harness.reports.figures import new_figure, write_figure
 from dpbench.harness.reproduce._pictures import draw_logged, draw_table
@@ -28,6 +27,7 @@ from dpbench.harness.reproduce._results import (
 from dpbench.harness.reproduce._summary import EXAMPLE, late_means, latex, markdown, summary
 from dpbench.harness.reproduce.jobs import Job
 from dpbench.harness.reproduce.tables import MEASURES, Table, select_cell, short_name
+from dpbench.harness.run.samples import FRAME, PER_CLASS
 from dpbench.harness.runs.numbers import ABSENT
 from dpbench.templates import render
 

@@ -69,7 +69,7 @@ class Job:
         code_hash: Of the source that runs it.
         steps: How many it makes.
         folder: Where it runs; named by cell, seed, and the hashes of configuration and code.
-        evaluated: Data that `dpbench evaluate` judges it on afterwards, "test" or "val"; None: it is not.
+        evaluated: Data that the command evaluate judges its images on afterwards, "test" or "val"; None: it is not.
         trial: Name, of tables whose cells choose among trials.
         foreign_code: Package → hash of its source, of those that are not dpbench.
         config_dir: Further configuration, beside which classes may lie; None without one.

@@ -99,8 +99,8 @@ def with_later_options(config: dict[str, Any]) -> dict[str, Any]:
         data.setdefault("split", "permutation")
     for options in groups.get("callbacks", {}).values():
         target = str(options.get("_target_")) if isinstance(options, dict) else ""
-        if target.startswith("dpbench.synthesis."):  # moved
-            options["_target_"] = target.replace("dpbench.", "dpbench.capabilities.", 1)
+        if target.endswith(".synthesis.samples.SampleGrid"):  # moved
+            options["_target_"] = "dpbench.harness.run.samples.SampleGrid"
     return config
 
 

@@ -60,7 +60,7 @@ class RunFolder:
         result: Record of the finished run.
         partial_result: Record of an interrupted run.
         diverged: Why a run ended that diverged, which nobody resumes.
-        evaluation: What `dpbench evaluate` found of a GAN.
+        evaluation: Evaluation of a GAN's synthetic images.
         audit: What the canaries of an audited run saw, see `privacy.canaries.file`.
         audit_picture: What `dpbench audit` draws.
         curves: Picture of the metrics.

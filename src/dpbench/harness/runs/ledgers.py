@@ -97,6 +97,31 @@ def read_run_ledger(path: Path) -> Ledger:
     return ledger
 
 
+def complete_ledger(path: Path, checkpoint: dict[str, Any]) -> Ledger | None:
+    """The ledger of a checkpoint; None if it was trained without privacy, whatever ledger lies beside it.
+
+    Raises:
+        ConfigurationError: It tells of fewer releases than the checkpoint, or is not the ledger that the checkpoint or
+            the result knows: ε would be wrong.
+    """
+    strategy = checkpoint.get("callbacks", {}).get(STATE_KEY, {"private": False})
+    if not strategy["private"]:
+        return None
+    ledger = read_run_ledger(path) if path.exists() else None
+    if ledger is None or ledger.damage or len(ledger.releases) < strategy["releases"]:
+        raise ConfigurationError(
+            f"{path} is missing, damaged or cut: the checkpoint made {strategy['releases']} releases. Without all of "
+            "them no epsilon can be stated; restore the ledger."
+        )
+    seal = Seal.read(strategy.get("ledger"))
+    reason = ledger.doubt
+    if not reason and seal is not None:
+        reason = difference(path, seal, "the checkpoint")
+    if reason is not None:
+        raise ConfigurationError(f"{path}: {reason}. No epsilon can be stated; restore the ledger of this run.")
+    return ledger
+
+
 def read_one_ledger(path: Path) -> Ledger:
     """The intact ledger of one run.
 

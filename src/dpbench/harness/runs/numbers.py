@@ -41,6 +41,19 @@ def epsilons_text(epsilons: Mapping[str, float | None]) -> str:
     return ", ".join(finite) or "none: no accountant gives a finite figure"
 
 
+def guarantee_text(card: Mapping[str, Any]) -> str:
+    """State the epsilon of a card in one line."""
+    if card["delta"] is None:
+        return "NOT private, it was trained without privacy"
+    epsilons = []
+    for name, epsilon in card["epsilon"].items():
+        if epsilon is not None:
+            epsilons.append(f"ε = {epsilon_text(epsilon)} ({name.upper()})")
+    stated = ", ".join(epsilons) or "no finite ε"
+    relation = str(card["neighbouring_relation"]).replace("_", " ")
+    return f"{stated} at δ = {card['delta']:g}, unit: {card['unit']}, {relation}"
+
+
 def audit_text(epsilon: float | None) -> str:
     """An ε beside lower limits of it, with as many digits as these have; None or 0: no accountant covers the lots."""
     if not epsilon:

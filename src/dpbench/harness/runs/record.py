@@ -26,7 +26,7 @@ MEASURED = ("val/", "test/")  # names of what was measured on data that are not 
 
 
 def read_result(folder: RunFolder) -> dict[str, Any]:
-    """Record of a finished run, with what `dpbench evaluate` found of a GAN among its metrics (evaluation/...).
+    """Record of a finished run, with the evaluation of a GAN's images among its metrics (evaluation/...).
 
     `judged_on` is there with it. What was found of a checkpoint on the way is left out. `privacy` holds `damage` where
     the ledger was not intact in the end, is not what it was then, or is gone. Its `audit` holds nothing else than

@@ -1,4 +1,4 @@
-"""What a generator makes during training: a grid of images, a row for each class."""
+"""Images that a GAN's generator makes: a grid during the training, any number afterwards."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ import torch
 from torch import Tensor
 from torchvision.utils import make_grid, save_image
 
+from dpbench.errors import ConfigurationError
 from dpbench.files import replacing
 from dpbench.harness.runs.folder import RunFolder
 from dpbench.modules.gan import GAN
+from dpbench.modules.image_generator import ImageGenerator
 
 _SEED = 0  # the same noise each time, so that grids can be compared
 PER_CLASS = 10  # images in a row
 FRAME = 2  # pixels between them
+_IMAGES_AT_ONCE = 1000
+_MOST_IMAGES = 10_000_000
+_DISTANCES_AT_ONCE = 250  # images, whose distances to all others are in memory together
 
 
 def grid(module: GAN, per_class: int = PER_CLASS) -> Tensor:
@@ -35,6 +40,52 @@ def write_grid(images: Tensor, path: Path) -> None:
     """Write a grid as PNG, atomically."""
     with replacing(path) as new:
         save_image(images, new, format="png")
+
+
+def sample_images(module: ImageGenerator, number: int, seed: int) -> tuple[Tensor, Tensor | None]:
+    """Sample images, every class as often as the others (frequencies of the training data are private).
+
+    Args:
+        module: A trained generator.
+        number: Number of images.
+        seed: Seed of the noise; the same seed gives the same images.
+
+    Returns:
+        uint8 (N, C, H, W), and labels (N,) where the generator knows classes.
+
+    Raises:
+        ConfigurationError: The number or the seed is out of range, or the values are not finite.
+    """
+    if not 1 <= number <= _MOST_IMAGES:
+        raise ConfigurationError(
+            f"--num-samples must lie between 1 and {_MOST_IMAGES:,} images, not {number} (more: with other seeds)."
+        )
+    if not 0 <= seed < 2**63:
+        raise ConfigurationError(f"--seed must lie between 0 and 2^63 - 1, not {seed}.")
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(number) % module.num_classes
+    parts = []
+    for part in torch.split(labels, _IMAGES_AT_ONCE):
+        images = module.sample(part, generator)
+        if not images.isfinite().all():
+            raise ConfigurationError("the generator makes values that are not finite: its training has diverged.")
+        parts.append((255 * images).round().byte().cpu())
+    return torch.cat(parts), labels if module.classes else None
+
+
+def nearest(images: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """Euclidean distance of each image to the nearest of some others, and which one that is: both (N,).
+
+    Args:
+        images: (N, ...).
+        others: (M, ...).
+    """
+    points = images.flatten(1)
+    other_points = others.flatten(1)
+    places = torch.cat([torch.cdist(part, other_points).argmin(1) for part in torch.split(points, _DISTANCES_AT_ONCE)])
+    # By subtraction: the products by which many distances are fast leave rounding errors where images are the same.
+    distances = torch.linalg.vector_norm(points - other_points[places], dim=1)
+    return distances, places
 
 
 class SampleGrid(pl.Callback):

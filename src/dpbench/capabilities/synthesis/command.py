@@ -1,4 +1,4 @@
-"""Commands that make something of a trained GAN: `dpbench sample` and `dpbench evaluate`."""
+"""The commands `dpbench sample` and `dpbench evaluate`, entry points of `dpbench.commands`."""
 
 from __future__ import annotations
 
@@ -30,13 +30,8 @@ examples:
 """
 
 
-def add_parsers(commands: Commands) -> None:
-    """Add the commands."""
-    _add_sample(commands)
-    _add_evaluate(commands)
-
-
-def _add_sample(commands: Commands) -> None:
+def add_sample(commands: Commands) -> None:
+    """Add `dpbench sample`."""
     parser = add_command(commands, "sample", "Sample a synthetic data set from a trained GAN.", _sample, epilog=_SAMPLE)
     add = parser.add_argument
     add("folder", type=place, metavar="RUN", help="folder of a run with module=gan")
@@ -61,19 +56,14 @@ def _sample(options: argparse.Namespace) -> Answer:
     return Answer(text)
 
 
-def _add_evaluate(commands: Commands) -> None:
+def add_evaluate(commands: Commands) -> None:
+    """Add `dpbench evaluate`."""
     summary = "Evaluate a GAN's synthetic data (utility, fidelity, memorization)."
     parser = add_command(commands, "evaluate", summary, _evaluate, epilog=_EVALUATE)
     add = parser.add_argument
     add("folder", type=place, metavar="RUN", help="folder of a run with module=gan")
     add("--num-samples", type=int, default=60_000, metavar="N", help="images to sample (default: 60000)")
     add("--seed", type=int, default=0, help="seed of the generator's noise (default: 0)")
-    add(
-        "--features",
-        default="digits",
-        metavar="NETWORK",
-        help="features for the Fréchet distance: digits (default) or inception",
-    )
     add(
         "--split",
         choices=["test", "val"],
@@ -93,7 +83,6 @@ def _evaluate(options: argparse.Namespace) -> Answer:
             options.folder,
             options.num_samples,
             options.seed,
-            options.features,
             options.split,
             options.trust,
         )
