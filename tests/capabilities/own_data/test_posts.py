@@ -10,9 +10,11 @@ from xml.sax.saxutils import quoteattr
 import pytest
 import torch
 
-from dpbench.capabilities.own_data import read_stackexchange
 from dpbench.capabilities.own_data.posts import questions_of, read_posts, words_of_others
+from dpbench.capabilities.own_data.texts import bags_of_words
+from dpbench.data.texts import by_frequency
 from dpbench.data.user_data import UserData, load_user_data
+from dpbench.data.users import UserDataset
 from dpbench.errors import DataError
 
 
@@ -59,22 +61,29 @@ def test_the_vocabulary_is_of_people_who_asked_nothing_with_a_tag(tmp_path: Path
     assert not {"secret", "hops", "yeast", "deleted"} & set(others)  # of users 7 and 8, who ask
 
 
+def read(root: Path, num_tags: int) -> UserDataset:
+    """All askers of the site, training and test users together."""
+    posts, tags = questions_of(site(root))
+    known = sorted(by_frequency(tags)[:num_tags])
+    words = [post.words for post in posts]
+    examples = bags_of_words(words, [post.tags for post in posts], ["malt", "hops", "yeast"], known, 5, num_tags)
+    return UserDataset(examples, [str(post.user) for post in posts])
+
+
 def test_bags_of_words_by_asker(tmp_path: Path) -> None:
-    users = read_stackexchange(site(tmp_path), ["malt", "hops", "yeast"], num_features=5, num_tags=6)
+    users = read(tmp_path, 6)
     assert users.names == ["7", "8"] and users.sizes.tolist() == [2, 1]
     features, targets = users.batch(0, [0, 1])
     assert features.dtype == targets.dtype == torch.float32
     assert torch.allclose(features, torch.tensor([[1 / 9, 3 / 9, 0, 0, 0], [0, 0, 2 / 3, 0, 0]]))
     assert targets.tolist() == [[0, 1, 1, 0, 0, 0], [0, 0, 0, 1, 0, 0]]  # in the order of the alphabet
     assert all(torch.equal(a, b) for a, b in zip(users.examples[1], (features[1], targets[1]), strict=True))
-    assert read_stackexchange(tmp_path / "stackexchange/beer/Posts.xml", num_tags=None).batch(1, [0])[1].shape == (1, 4)
-    few = read_stackexchange(tmp_path / "stackexchange/beer/Posts.xml", num_tags=1)
-    assert few.batch(0, [0, 1])[1].tolist() == [[1], [0]]  # malt is the most frequent
+    assert read(tmp_path, 1).batch(0, [0, 1])[1].tolist() == [[1], [0]]  # malt is the most frequent
 
 
 def test_private_rounds_read_them_too(tmp_path: Path) -> None:
     """Who looks on while examples are read must not take SciPy's matrices, which have no length, for data sets."""
-    users = read_stackexchange(site(tmp_path), ["malt", "hops", "yeast"], num_features=5, num_tags=6)
+    users = read(tmp_path, 6)
     expected = users.batch(0, [0, 1])
     users.watch()
     assert all(torch.equal(a, b) for a, b in zip(users.batch(0, [0, 1]), expected, strict=True))

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch.utils.data import Dataset, Subset
 
 from dpbench.capabilities.own_data.image_folder import class_folders, read_image_folder
-from dpbench.capabilities.own_data.table import read_table
+from dpbench.capabilities.own_data.table import read_user_table
 from dpbench.data.held_out import Split, name_bytes, parted, parted_by_hash
 from dpbench.data.sources import find_file
 from dpbench.data.texts import CHARACTER_TOKENS, WORDS, Sequences, read_vocabulary
@@ -42,6 +42,7 @@ _Classes = Annotated[int | None, Field(ge=2), "a whole number from 2 on, or null
 _ClassNames = Annotated[
     Annotated[list[str], Field(min_length=2)] | None, "names of two or more classes, such as [cat, dog], or null"
 ]
+_NOT_OF_A_FILE = ("path", "test_path", "num_classes", "held_out")
 _Side = Annotated[int, Field(ge=4, le=1024), "a side in pixels from 4 to 1024"]
 
 
@@ -79,14 +80,6 @@ class TableOptions:
     num_classes: _Classes = None
     held_out: HeldOutShare = 0.1
 
-    def reading(self, root: Path) -> dict[str, Any]:
-        """Options of `read_table`, with the contents of files in the place of their paths."""
-        names = ("features", "ranges", "classes", "images", "text", "sequence_length")
-        options = {name: getattr(self, name) for name in names}
-        if self.vocabulary:
-            options["vocabulary"] = read_vocabulary(find_file(root, self.vocabulary))
-        return {**options, "texts": False}
-
 
 @dataclass(frozen=True)
 class UserTableOptions(TableOptions):
@@ -115,18 +108,16 @@ def load_table(
         options: Options of the data set. Without a column of users `held_out` is a share of the rows.
         held_out_by: How users, or rows, are held out, see `UserDataModule`.
     """
-    user = options.user if isinstance(options, UserTableOptions) else None
-
-    def provided(train: Dataset[Any], test: Dataset[Any]) -> Mapping[str, Any]:
-        if options.features is None and isinstance(train, Rows) and train.tensors[0].dim() == 1:
-            beside = f" beside {user!r}" if user else ""
-            raise ConfigurationError(
-                f"{options.path} has columns of single numbers{beside}: say which are the input together, and which is "
-                "the target: data.options.features=[[age, height], label]."
-            )
-        return _model_options(train, test, options)
-
-    return _user_data(partial(read_table, user=user, **options.reading(root)), root, options, held_out_by, provided)
+    reading = {name: value for name, value in vars(options).items() if name not in _NOT_OF_A_FILE}
+    if options.vocabulary:
+        reading["vocabulary"] = read_vocabulary(find_file(root, options.vocabulary))
+    train, test_users, test = _split(partial(read_user_table, **{"user": None, **reading}), root, options, held_out_by)
+    if options.features is None and isinstance(train.examples, Rows) and train.examples.tensors[0].dim() == 1:
+        raise ConfigurationError(
+            f"{options.path} has columns of single numbers: say which are the input together, and which is the target: "
+            "data.options.features=[[age, height], label]."
+        )
+    return UserData(train, test, _model_options(train.examples, test, options), test_users=test_users)
 
 
 @dataclass(frozen=True)
@@ -166,47 +157,27 @@ def load_image_folder(
         options: Of the data set; `held_out` is a share of the images.
         held_out_by: How images are held out, see `UserDataModule`.
     """
-    folder = _training_file(root, options.path)
-    classes = options.classes or class_folders(folder)
+    classes = options.classes or class_folders(_training_file(root, options.path))
+    read = partial(read_image_folder, classes=classes, image_size=options.image_size, grayscale=options.grayscale)
+    train, test_users, test = _split(read, root, options, held_out_by)
     shape = (1 if options.grayscale else 3, options.image_size, options.image_size)
-    return _user_data(
-        partial(read_image_folder, classes=classes, image_size=options.image_size, grayscale=options.grayscale),
-        root,
-        options,
-        held_out_by,
-        lambda train, test: {"input_shape": shape, "num_classes": len(classes)},
-    )
+    model_options = {"input_shape": shape, "num_classes": len(classes)}
+    return UserData(train, test, model_options, test_users=test_users)
 
 
-def _user_data(
+def _split(
     read: Callable[[Path], UserDataset],
     root: Path,
     options: TableOptions | ImageFolderOptions,
     split: Split,
-    provided: Callable[[Dataset[Any], Dataset[Any]], Mapping[str, Any]],
-) -> UserData:
-    """Read training and test data.
-
-    Args:
-        read: Reads a file or folder.
-        root: Folder of the data sets.
-        options: Where both are.
-        split: How test users are chosen where there are no test data.
-        provided: Model options that training and test examples determine.
-    """
+) -> tuple[UserDataset, UserDataset, Dataset[Any]]:
+    """Training users, test users and the examples of these: of the test data, or held out."""
     file = _training_file(root, options.path)
-    train = read(file)
-    if options.test_path:
-        test_users = read(find_file(root, options.test_path))
-        test = test_users.examples
-    else:
-        train, test_users, test = held_out_users(train, options.held_out, split, file)
-    return UserData(
-        train=train,
-        test=test,
-        model_options=provided(train.examples, test),
-        test_users=test_users,
-    )
+    users = read(file)
+    if options.test_path is None:
+        return held_out_users(users, options.held_out, split, file)
+    test_users = read(find_file(root, options.test_path))
+    return users, test_users, test_users.examples
 
 
 def _training_file(root: Path, path: str | None) -> Path:
@@ -259,8 +230,7 @@ def _model_options(train: Dataset[Any], test: Dataset[Any], options: TableOption
     if isinstance(train, Sequences):
         # Characters are stored as bytes, words in two bytes or more.
         return {"vocabulary_size": CHARACTER_TOKENS if train.tokens.dtype == torch.uint8 else WORDS + 4}
-    if not isinstance(train, Rows):
-        return {}
+    assert isinstance(train, Rows)
     inputs = train.tensors[0]
     determined: dict[str, Any] = {}
     if options.text == "labels":
@@ -270,15 +240,14 @@ def _model_options(train: Dataset[Any], test: Dataset[Any], options: TableOption
     if len(train.tensors) < 2:
         return determined
     targets = train.tensors[1]
-    is_label = targets.dtype == torch.int64 and targets.dim() == 1
     # A table's whole numbers may be classes, or an amount to be predicted: the module decides.
     may_be_amount = inputs.dim() == 2 and options.text is None
     if targets.dim() <= 2 and (may_be_amount or targets.is_floating_point()):
         determined["num_targets"] = targets.shape[1:].numel()
-    if not is_label:
+    if targets.dtype != torch.int64 or targets.dim() != 1:
         return determined
     if isinstance(test, Rows) and len(test.tensors) > 1:
-        targets = torch.cat([targets.flatten(), test.tensors[1].flatten().long()])
+        targets = torch.cat([targets, test.tensors[1].flatten().long()])
     low = int(targets.min())
     high = int(targets.max())
     num_classes = len(options.classes) if options.classes else options.num_classes

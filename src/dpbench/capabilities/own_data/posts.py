@@ -1,18 +1,16 @@
-"""Questions of a Stack Exchange site by who asks them: `Posts.xml` of its public dump, as bags of words with tags."""
+"""Posts of a Stack Exchange site, from `Posts.xml` of its public dump."""
 
 from __future__ import annotations
 
 import html
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from dpbench.capabilities.own_data.texts import bags_of_words
-from dpbench.data.texts import by_frequency, words
-from dpbench.data.users import UserDataset
+from dpbench.data.texts import words
 from dpbench.errors import DataError, brief
 
 _MARKUP = re.compile(r"<[^>]*>")
@@ -96,42 +94,3 @@ def words_of_others(path: str | Path, users: Collection[str | None]) -> Counter[
         if post.user is not None and post.user not in users:
             counts.update(post.words)
     return counts
-
-
-def read_stackexchange(
-    path: str | Path,
-    vocabulary: Sequence[str] | None = None,
-    num_features: int = 10_000,
-    num_tags: int | None = 500,
-) -> UserDataset:
-    """Askers of a site with their tagged questions, as bags of words with tags.
-
-    Args:
-        path: `Posts.xml`.
-        vocabulary: Words; None: the most frequent ones of the site's people who never asked a tagged question, which
-            say nothing of those who did.
-        num_features: Size of the vocabulary; a shorter one leaves features zero.
-        num_tags: Size of the targets, which are in the order of the alphabet; a site with fewer tags leaves targets
-            zero, of one with more the most frequent are taken. None: as many as the site has. A site publishes its
-            tags and how often each is used.
-
-    Returns:
-        Users by number of account, as text; an example is (features (num_features,), targets (num_tags,)).
-
-    Raises:
-        DataError: See `questions_of`.
-    """
-    posts, tags = questions_of(path)
-    users = [str(post.user) for post in posts]
-    if vocabulary is None:
-        vocabulary = by_frequency(words_of_others(path, set(users)))
-    height = len(tags) if num_tags is None else num_tags
-    examples = bags_of_words(
-        [post.words for post in posts],
-        [post.tags for post in posts],
-        vocabulary[:num_features],
-        sorted(by_frequency(tags)[:height]),
-        num_features,
-        height,
-    )
-    return UserDataset(examples, users)

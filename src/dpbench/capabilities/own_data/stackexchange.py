@@ -11,15 +11,16 @@ from pydantic import Field
 from torch import Tensor
 
 from dpbench.capabilities.own_data.files import FilePath, HeldOutShare, held_out_users
-from dpbench.capabilities.own_data.posts import read_stackexchange
+from dpbench.capabilities.own_data.posts import questions_of, words_of_others
+from dpbench.capabilities.own_data.texts import bags_of_words
 from dpbench.data.held_out import Split
 from dpbench.data.sources import find_file
-from dpbench.data.texts import read_vocabulary
+from dpbench.data.texts import by_frequency, read_vocabulary
 from dpbench.data.user_data import UserData, by_users
+from dpbench.data.users import UserDataset
 
 Size = Annotated[int, Field(ge=1, le=1_000_000), "a whole number from 1 to 1000000"]
 SizeOrAll = Annotated[int, Field(ge=0, le=1_000_000), "a whole number from 0 to 1000000"]
-_NO_TAGS = 0
 
 
 @by_users("stackexchange_tags")
@@ -45,24 +46,27 @@ def load_tags(
         download: Not used: the file has to be there.
         site: Name of the site, as its folder is called.
         path: Another `Posts.xml`, see `sources.find_file`.
-        num_features: Words that are features.
-        num_tags: Targets; the published model has 500. 0: as many as the site has tags.
+        num_features: Words that are features; where there are fewer, features stay zero.
+        num_tags: Targets, in the order of the alphabet; the published model has 500. A site with fewer tags leaves
+            targets zero, of one with more the most frequent are taken. 0: as many as the site has tags. (A site
+            publishes its tags and how often each is used.)
         vocabulary: "others": the most frequent words of people who never asked a tagged question, which say nothing of
             the users (9,712 on beer.stackexchange, 96 % of the users' words). Else the path of a file of words.
         held_out: HeldOutShare of the users that test questions are of.
         held_out_by: How these are chosen, see `UserDataModule`.
     """
     file = find_file(root, path) if path else root / f"stackexchange/{site}/Posts.xml"
-    word_list = None if vocabulary == "others" else read_vocabulary(find_file(root, vocabulary), num_features)
-    every = read_stackexchange(
-        file,
-        word_list,
-        num_features,
-        None if num_tags == _NO_TAGS else num_tags,
-    )
-    train, test_users, test = held_out_users(every, held_out, held_out_by, file)
-    height = int(every.examples[0][1].shape[0])
-
+    posts, tags = questions_of(file)
+    users = [str(post.user) for post in posts]
+    if vocabulary == "others":
+        vocabulary_words = by_frequency(words_of_others(file, set(users)))[:num_features]
+    else:
+        vocabulary_words = read_vocabulary(find_file(root, vocabulary), num_features)
+    height = num_tags or len(tags)
+    known_tags = sorted(by_frequency(tags)[:height])
+    texts = [post.words for post in posts]
+    examples = bags_of_words(texts, [post.tags for post in posts], vocabulary_words, known_tags, num_features, height)
+    train, test_users, test = held_out_users(UserDataset(examples, users), held_out, held_out_by, file)
     return UserData(
         train=train,
         test=test,

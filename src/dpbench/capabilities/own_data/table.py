@@ -18,36 +18,26 @@ _PARQUET = (".parquet", ".pq")
 _JSON_LINES = (".jsonl", ".ndjson")
 
 
-def read_user_table(path: str | Path, user: str = "user", **options: Any) -> UserDataset:
+def read_user_table(path: str | Path, user: str | None = "user", **options: Any) -> UserDataset:
     """Read the users of a table, of which a row is an example.
 
     A Hugging Face data set that is open already needs no reader: `UserDataset(ds, ds["user"])`.
 
     Args:
         path: A `.csv`, `.jsonl` or `.parquet` file, or a folder of `.parquet` files.
-        user: Column with the user of each row. In a CSV users are texts: 007 is not 7.
-        **options: As for `read_frame`.
+        user: Column with the user of each row; in a CSV users are texts: 007 is not 7. None: each row is that of a user
+            with no other one.
+        **options: Options of `read_frame`.
 
     Raises:
         ConfigurationError: Parquet without pyarrow, and as `read_frame`.
         DataError: The file is absent, damaged or empty, and as `read_frame`.
     """
-    return read_table(path, user, **options)
-
-
-def read_table(path: str | Path, user: str | None, **options: Any) -> UserDataset:
-    """Read a table as `read_user_table` does; without a column of users, each row is that of a user with no other one.
-
-    Args:
-        path: As for `read_user_table`.
-        user: Column with the user of each row, or None.
-        **options: As for `read_frame`.
-    """
     path = Path(path)
     features = options.get("features")
-    words = [user] if user is not None else []
-    if options.get("classes") is not None and features and isinstance(list(features)[-1], str):
-        words.append(list(features)[-1])
+    words = [] if user is None else [user]
+    if options.get("classes") is not None and features:
+        words += [name for name in list(features)[-1:] if isinstance(name, str)]
     names = names_of_rows(_frame(path, (), as_written=True)) if user is None else None
     return read_frame(_frame(path, words), user, where=str(path), names=names, **options)
 
@@ -63,8 +53,6 @@ def _frame(path: Path, words: Sequence[str], as_written: bool = False) -> pd.Dat
     """
     import pandas as pd
 
-    if not path.exists():
-        raise DataError(f"file not found: {path}.")
     try:
         if path.suffix == ".csv":
             if as_written:

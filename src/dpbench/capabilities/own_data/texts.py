@@ -88,8 +88,8 @@ def bags_of_words(
     tags: Sequence[Sequence[str]],
     vocabulary: Sequence[str],
     known_tags: Sequence[str],
-    num_features: int | None = None,
-    num_tags: int | None = None,
+    num_features: int,
+    num_tags: int,
 ) -> BagsOfWords:
     """Encode texts as the share that each word has of all words of the text, unknown ones counted too.
 
@@ -100,8 +100,8 @@ def bags_of_words(
         tags: Tags of each text; those that are not known are left out.
         vocabulary: Words, at most `num_features`.
         known_tags: At most `num_tags`.
-        num_features: Columns of the features; None: as many as words.
-        num_tags: Columns of the targets; None: as many as known tags.
+        num_features: Columns of the features.
+        num_tags: Columns of the targets.
     """
     features = []
     for text in texts:
@@ -109,8 +109,8 @@ def bags_of_words(
         features.append({word: count / len(text) for word, count in counts.items()})
     targets = [dict.fromkeys(marks, 1.0) for marks in tags]
     return BagsOfWords(
-        _sparse(features, vocabulary, num_features or len(vocabulary)),
-        _sparse(targets, known_tags, num_tags or len(known_tags)),
+        _sparse(features, vocabulary, num_features),
+        _sparse(targets, known_tags, num_tags),
     )
 
 
