@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from hashlib import md5, sha256
 from pathlib import Path
@@ -11,13 +12,12 @@ import numpy as np
 import pytest
 import torch
 from scipy.io import loadmat, savemat
-from torchvision.datasets import SVHN
+from torchvision.datasets import CIFAR100, SVHN
 
 from dpbench.data import noise, sources
 from dpbench.data.images import ImageDataModule, normalize
 from dpbench.data.sources import SOURCES, Images, data_root, source_names
 from dpbench.errors import ConfigurationError, DataError
-from tests.data.user_sources.test_cifar import write_cifar100
 
 
 def test_digits_need_no_files(tmp_path: Path) -> None:
@@ -163,6 +163,24 @@ def test_damaged_files_are_named(tmp_path: Path, data_folder: Path) -> None:
     victim.write_bytes(victim.read_bytes()[:-1000])
     with pytest.raises(DataError, match="CIFAR10 in .* is incomplete or damaged .*delete that folder"):
         ImageDataModule("cifar10", root=str(tmp_path)).setup()
+
+
+def write_cifar100(root: Path, monkeypatch: pytest.MonkeyPatch, train: int, test: int = 100) -> None:
+    """An archive of CIFAR-100's layout whose md5 sums torchvision expects."""
+    folder = root / "cifar-100-python"
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+
+    def write(name: str, entry: Any) -> str:
+        (folder / name).write_bytes(pickle.dumps(entry, protocol=2))
+        return md5((folder / name).read_bytes()).hexdigest()
+
+    for name, size in (("train", train), ("test", test)):
+        labels = rng.permutation(np.arange(size) % 100)
+        entry = {"data": rng.integers(0, 256, (size, 3072), dtype=np.uint8), "fine_labels": labels.tolist()}
+        monkeypatch.setattr(CIFAR100, f"{name}_list", [[name, write(name, entry)]])
+    names = {"fine_label_names": [f"fine{i}" for i in range(100)]}
+    monkeypatch.setattr(CIFAR100, "meta", {**CIFAR100.meta, "md5": write("meta", names)})
 
 
 def test_cifar100_has_its_hundred_fine_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

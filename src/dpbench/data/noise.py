@@ -54,7 +54,6 @@ def labeled_noise(
     shape: tuple[int, int, int],
     num_classes: int,
     prepare: Callable[[Tensor], Tensor],
-    as_bytes: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Draw a batch of uniform noise with random labels.
 
@@ -64,16 +63,11 @@ def labeled_noise(
         shape: (H, W, C).
         num_classes: Number of labels.
         prepare: Makes pixels what networks see of the data; may work in place.
-        as_bytes: Whether pixels are whole numbers up to 255 before that, instead of numbers in [0, 1].
 
     Returns:
         Images (N, C, H, W) and labels (N,).
     """
-    if as_bytes:
-        pixels = torch.randint(256, (size, *shape), generator=generator)
-    else:
-        pixels = torch.rand(size, *shape, generator=generator)
-    pixels = prepare(pixels)
+    pixels = prepare(torch.rand(size, *shape, generator=generator))
     labels = torch.randint(num_classes, (size,), generator=generator)
     return pixels.permute(0, 3, 1, 2), labels
 

@@ -22,8 +22,7 @@ class UserData:
     """Training users and test examples, ready to be trained on.
 
     Attributes:
-        train: Users that cohorts are drawn from. Examples that are augmented have an attribute `plain`: the same ones
-            as they are for an evaluation.
+        train: Users that cohorts are drawn from.
         test: Test examples.
         model_options: What the data set provides to a model and a module: `input_shape` and `num_classes` of labeled
             images; `num_targets` of numbers to be predicted; `vocabulary_size` of sequences; `num_features` and

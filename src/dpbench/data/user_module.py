@@ -105,7 +105,7 @@ class UserDataModule(LotDataModule[Dataset[Any]]):
         val = data.val
         if self._val_count:
             held_out, train = self._hold_out(users.sizes, lambda: map(name_bytes, data.train.names))
-            val = _examples(users.subset(held_out), plain=True)
+            val = _examples(users.subset(held_out))
             users = users.subset(train)
         if data.attribution:
             rank_zero_info(f"{self.name}: {data.attribution}")
@@ -147,7 +147,7 @@ class UserDataModule(LotDataModule[Dataset[Any]]):
         return self.users.collate_fn
 
     def _plain_examples(self) -> Dataset[Any]:
-        return _examples(self.users, plain=True)
+        return _examples(self.users)
 
     @property
     def record_of_row(self) -> Positions:
@@ -162,8 +162,7 @@ def _user_of_row(users: UserDataset) -> Positions:
     return np.repeat(positions, users.sizes)[order]
 
 
-def _examples(users: UserDataset, plain: bool = False) -> Dataset[Any]:
-    """The examples of some users, without saying whose; `plain`: as they are for an evaluation."""
+def _examples(users: UserDataset) -> Dataset[Any]:
+    """The examples of some users, without saying whose."""
     rows = np.sort(users.rows_of(np.arange(len(users))))
-    examples = getattr(users.examples, "plain", users.examples) if plain else users.examples
-    return Subset(examples, rows.tolist())
+    return Subset(users.examples, rows.tolist())

@@ -230,10 +230,7 @@ def _user_column(users: Sequence[Hashable] | NDArray[Any] | Tensor) -> NDArray[A
     Raises:
         ConfigurationError: A user is missing, or users are named in several ways.
     """
-    column = np.asarray(users) if isinstance(users, np.ndarray | Tensor) else np.array(list(users), dtype=object)
-    if column.ndim != 1 or column.dtype.kind in "iub":
-        return column
-    names = column.tolist()
+    names = users.tolist() if isinstance(users, np.ndarray | Tensor) else list(users)
     if any(name is None or (isinstance(name, float) and math.isnan(name)) for name in names):
         raise ConfigurationError("some examples have no user (None, NaN): remove them, or name their user.")
     kinds = sorted({type(name).__name__ for name in names})

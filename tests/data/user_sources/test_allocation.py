@@ -47,21 +47,6 @@ def test_concentration_says_how_many_classes_a_user_has() -> None:
     assert largest_share(1000.0) == pytest.approx(0.155, abs=0.015)
 
 
-def test_two_levels() -> None:
-    """A user has few coarse classes, and within each of them nearly all of the fine ones."""
-    coarse = np.repeat(np.arange(20), 5)
-    labels = np.arange(50_000) % 100
-    user_of = allocate(labels, [100] * 100, 0.1, np.random.default_rng(0), coarse, beta=10.0)
-    shares, fine = [], []
-    for user in range(100):
-        counts = np.bincount(coarse[labels[user_of == user]], minlength=20)
-        shares.append(counts.max() / counts.sum())
-        largest = np.bincount(labels[user_of == user], minlength=100).reshape(20, 5)[counts.argmax()]
-        fine.append((largest > 0).mean() if counts.max() > 30 else 1.0)
-    assert np.mean(shares) > 0.45  # Dirichlet(0.1) over 20; 0.05 would be even
-    assert np.mean(fine) > 0.97
-
-
 def test_digits_are_dealt_the_same_each_time_and_all_of_them() -> None:
     one, two = (UserDataModule("digits_users", options={"image_size": 8}).users for _ in range(2))
     other = UserDataModule("digits_users", options={"image_size": 8, "seed": 1}).users
