@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor, nn
-from torchmetrics import MeanSquaredError, Metric
+from torchmetrics import MeanSquaredError
 
 from dpbench.errors import ConfigurationError
+from dpbench.modules.regression import Regression
 from dpbench.modules.supervised import OptimizerMaker, ScheduleMaker, Supervised
 
 
-class Reconstruction(Supervised):
+class Reconstruction(Regression):
     """Training by the mean squared error of an image's pixels; knows nothing of privacy.
+
+    A batch is images (N, C, H, W), alone or before their labels.
 
     Args:
         model: (N, C, H, W) → pixels (N, C·H·W), or of the images' shape.
@@ -24,7 +26,6 @@ class Reconstruction(Supervised):
             learning rates go with it. Where examples are the records, strategy.loss_reduction must say the same.
     """
 
-    objective = "val/mean_squared_error"
     masks_padding = True
 
     def __init__(
@@ -35,26 +36,8 @@ class Reconstruction(Supervised):
         schedule: ScheduleMaker | None = None,
         loss_reduction: str = "mean",
     ) -> None:
-        super().__init__(model, optimizer, MeanSquaredError(), monitored, schedule, loss_reduction)
+        Supervised.__init__(self, model, optimizer, MeanSquaredError(), monitored, schedule, loss_reduction)
         self.record_metrics = {"loss": 1}
-
-    def training_step(
-        self,
-        batch: Sequence[Tensor] | Tensor,
-        batch_idx: int,
-    ) -> dict[str, Any]:
-        """Squared error of a lot, the mean over pixels; the budget does not cover the logged value.
-
-        Args:
-            batch: Images (N, C, H, W), alone or before their labels.
-            batch_idx: Unused.
-        """
-        reconstructed, images = self._pair(batch)
-        return self._result((reconstructed - images).square().mean(1), {})
-
-    def measure(self, metric: Metric, batch: Sequence[Tensor] | Tensor) -> None:
-        """Add up squared errors, of all pixels of all images together."""
-        metric(*self._pair(batch))
 
     def _pair(self, batch: Sequence[Tensor] | Tensor) -> tuple[Tensor, Tensor]:
         """Reconstructed and true pixels, (N, C·H·W) both.

@@ -39,7 +39,7 @@ class Regression(Supervised):
 
     def training_step(
         self,
-        batch: tuple[Tensor, Tensor],
+        batch: Any,
         batch_idx: int,
     ) -> dict[str, Any]:
         """Squared error of a lot, the mean over targets; the budget does not cover the logged value.
@@ -51,16 +51,16 @@ class Regression(Supervised):
         predicted, targets = self._pair(batch)
         return self._result((predicted - targets).square().mean(1), {})
 
-    def losses(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def losses(self, batch: Any) -> Tensor:
         """Squared error of each record, (N,), in double precision."""
         predicted, targets = self._pair(batch)
         return (predicted.double() - targets.double()).square().mean(1)
 
-    def measure(self, metric: Metric, batch: tuple[Tensor, Tensor]) -> None:
+    def measure(self, metric: Metric, batch: Any) -> None:
         """Add up squared errors, of all targets of all records together."""
         metric(*self._pair(batch))
 
-    def _pair(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def _pair(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Predicted and true targets, (N, num_targets) both.
 
         Raises:
