@@ -33,10 +33,11 @@ def _verdict(rows: Tensor, labels: Tensor | None) -> Tensor:
     return rows[:, 0] if labels is None else rows[:, 0] + rows.gather(1, labels[:, None] + 1)[:, 0]
 
 
-class MLPGenerator(nn.Module):
-    """Noise → 128 → 256 → 512 → 1024 → image, LeakyReLU 0.2, BatchNorm from 256 on, tanh (pyvacy_2019, appendix B).
+class Generator(nn.Module):
+    """Noise and a class → image.
 
     Args:
+        layers: (N, noise_size + classes) → (N, C·H·W), or images.
         image_shape: (channels, height, width).
         classes: Number of classes that condition it; 0 for none.
         noise_size: Numbers of noise.
@@ -47,6 +48,7 @@ class MLPGenerator(nn.Module):
 
     def __init__(
         self,
+        layers: nn.Sequential,
         image_shape: tuple[int, int, int],
         classes: int,
         noise_size: int,
@@ -55,123 +57,41 @@ class MLPGenerator(nn.Module):
         self.image_shape = image_shape
         self.classes = classes
         self.noise_size = noise_size
-        layers: list[nn.Module] = [nn.Linear(noise_size + classes, 128), nn.LeakyReLU(_SLOPE)]
-        for n_in, n_out in pairwise((128, 256, 512, 1024)):
-            layers += [nn.Linear(n_in, n_out), nn.BatchNorm1d(n_out, _APPENDIX_EPS), nn.LeakyReLU(_SLOPE)]
-        self.layers = nn.Sequential(*layers, nn.Linear(1024, math.prod(image_shape)), nn.Tanh())
+        self.layers = layers
 
     def forward(self, noise: Tensor, labels: Tensor | None = None) -> Tensor:
         """Images (N, *image_shape) in [−1, 1], from noise (N, noise_size) and labels (N,)."""
-        flat: Tensor = self.layers(_with_class(noise, labels, self.classes))
-        return flat.view(len(noise), *self.image_shape)
+        images: Tensor = self.layers(_with_class(noise, labels, self.classes))
+        return images.view(len(noise), *self.image_shape)
 
 
-class MLPDiscriminator(nn.Module):
-    """Image → 512 → 256 → logit, LeakyReLU 0.2 (pyvacy_2019, appendix B; the sigmoid is part of the loss).
+class Discriminator(nn.Module):
+    """Image and its class → logit; the sigmoid is part of the loss.
 
     Args:
-        image_shape: (channels, height, width).
+        layers: Images, flattened where the first layer is linear → (N, 1 + classes).
         classes: Number of classes that condition it; 0 for none.
 
     Shape:
         Images (N, *image_shape) and labels (N,) or None → logits (N,), positive for real.
     """
 
-    def __init__(self, image_shape: tuple[int, int, int], classes: int) -> None:
+    def __init__(self, layers: nn.Sequential, classes: int) -> None:
         super().__init__()
         self.classes = classes
-        layers: list[nn.Module] = []
-        for n_in, n_out in pairwise((math.prod(image_shape), 512, 256)):
-            layers += [nn.Linear(n_in, n_out), nn.LeakyReLU(_SLOPE)]
-        self.layers = nn.Sequential(*layers, nn.Linear(256, 1 + classes))
+        self.layers = layers
+        self._is_flat = isinstance(layers[0], nn.Linear)
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         """Logits (N,) of images being real, of the classes `labels` where there are any."""
-        return _verdict(self.layers(images.flatten(1)), labels)
-
-
-class ConvGenerator(nn.Module):
-    """Noise → (2·width)×H/4×W/4 → width×H/2×W/2 → image by transposed convolutions (Radford et al. 2016, small).
-
-    Args:
-        image_shape: (channels, height, width); sides are multiples of four.
-        classes: Number of classes that condition it; 0 for none.
-        noise_size: Numbers of noise.
-        width: Channels before the last layer.
-
-    Shape:
-        As `MLPGenerator`.
-    """
-
-    def __init__(
-        self,
-        image_shape: tuple[int, int, int],
-        classes: int,
-        noise_size: int,
-        width: int,
-    ) -> None:
-        super().__init__()
-        channels, height, side = image_shape
-        self.image_shape = image_shape
-        self.classes = classes
-        self.noise_size = noise_size
-        first = (2 * width, height // 4, side // 4)
-        self.layers = nn.Sequential(
-            nn.Linear(noise_size + classes, math.prod(first), bias=False),
-            nn.Unflatten(1, first),
-            nn.BatchNorm2d(2 * width),
-            nn.ReLU(),
-            nn.ConvTranspose2d(2 * width, width, 4, 2, 1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-            nn.ConvTranspose2d(width, channels, 4, 2, 1),
-            nn.Tanh(),
-        )
-
-    def forward(self, noise: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Images (N, *image_shape) in [−1, 1], from noise (N, noise_size) and labels (N,)."""
-        images: Tensor = self.layers(_with_class(noise, labels, self.classes))
-        return images
-
-
-class ConvDiscriminator(nn.Module):
-    """Image → width×H/2×W/2 → (2·width)×H/4×W/4 → logit, GroupNorm, LeakyReLU 0.2.
-
-    Args:
-        image_shape: (channels, height, width); sides are multiples of four.
-        classes: Number of classes that condition it; 0 for none.
-        width: Channels of the first layer; a multiple of eight.
-
-    Shape:
-        As `MLPDiscriminator`.
-    """
-
-    def __init__(
-        self,
-        image_shape: tuple[int, int, int],
-        classes: int,
-        width: int,
-    ) -> None:
-        super().__init__()
-        channels, height, side = image_shape
-        self.classes = classes
-        self.layers = nn.Sequential(
-            nn.Conv2d(channels, width, 4, 2, 1),
-            nn.LeakyReLU(_SLOPE),
-            nn.Conv2d(width, 2 * width, 4, 2, 1),
-            nn.GroupNorm(width // 8, 2 * width),
-            nn.LeakyReLU(_SLOPE),
-            nn.Flatten(),
-            nn.Linear(2 * width * (height // 4) * (side // 4), 1 + classes),
-        )
-
-    def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Logits (N,) of images being real, of the classes `labels` where there are any."""
-        return _verdict(self.layers(images), labels)
+        return _verdict(self.layers(images.flatten(1) if self._is_flat else images), labels)
 
 
 class MLPGAN(nn.Module):
-    """The fully connected pair of pyvacy_2019.
+    """The fully connected pair of pyvacy_2019, appendix B.
+
+    Generator: noise → 128 → 256 → 512 → 1024 → image, LeakyReLU 0.2, BatchNorm from 256 on, tanh. Discriminator: image
+    → 512 → 256 → logit, LeakyReLU 0.2.
 
     Args:
         input_shape: (channels, height, width) of an image.
@@ -189,12 +109,23 @@ class MLPGAN(nn.Module):
     ) -> None:
         super().__init__()
         classes = num_classes if conditional else 0
-        self.generator = MLPGenerator(input_shape, classes, noise_size)
-        self.discriminator = MLPDiscriminator(input_shape, classes)
+        pixels = math.prod(input_shape)
+        layers: list[nn.Module] = [nn.Linear(noise_size + classes, 128), nn.LeakyReLU(_SLOPE)]
+        for n_in, n_out in pairwise((128, 256, 512, 1024)):
+            layers += [nn.Linear(n_in, n_out), nn.BatchNorm1d(n_out, _APPENDIX_EPS), nn.LeakyReLU(_SLOPE)]
+        layers += [nn.Linear(1024, pixels), nn.Tanh()]
+        self.generator = Generator(nn.Sequential(*layers), input_shape, classes, noise_size)
+        layers = []
+        for n_in, n_out in pairwise((pixels, 512, 256)):
+            layers += [nn.Linear(n_in, n_out), nn.LeakyReLU(_SLOPE)]
+        self.discriminator = Discriminator(nn.Sequential(*layers, nn.Linear(256, 1 + classes)), classes)
 
 
 class ConvGAN(nn.Module):
-    """A small convolutional pair; the discriminator has no normalization that mixes records.
+    """A small convolutional pair (Radford et al. 2016); the discriminator has no normalization that mixes records.
+
+    Generator: noise → (2·width)×H/4×W/4 → width×H/2×W/2 → image by transposed convolutions, BatchNorm, ReLU, tanh.
+    Discriminator: image → width×H/2×W/2 → (2·width)×H/4×W/4 → logit, GroupNorm, LeakyReLU 0.2.
 
     Args:
         input_shape: (channels, height, width) of an image; sides are multiples of four.
@@ -213,13 +144,34 @@ class ConvGAN(nn.Module):
         width: Annotated[int, Field(ge=8, multiple_of=8), "a width that 8 divides"] = 16,
     ) -> None:
         super().__init__()
-        sides = input_shape[1:]
+        channels, height, side = input_shape
         require(
-            all(side % 4 == 0 and side >= 4 for side in sides),
+            height % 4 == 0 and side % 4 == 0 and min(height, side) >= 4,
             "conv_gan",
             input_shape,
             "sides that 4 divides",
         )
         classes = num_classes if conditional else 0
-        self.generator = ConvGenerator(input_shape, classes, noise_size, width)
-        self.discriminator = ConvDiscriminator(input_shape, classes, width)
+        smallest = (2 * width, height // 4, side // 4)
+        generating = nn.Sequential(
+            nn.Linear(noise_size + classes, math.prod(smallest), bias=False),
+            nn.Unflatten(1, smallest),
+            nn.BatchNorm2d(2 * width),
+            nn.ReLU(),
+            nn.ConvTranspose2d(2 * width, width, 4, 2, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.ConvTranspose2d(width, channels, 4, 2, 1),
+            nn.Tanh(),
+        )
+        judging = nn.Sequential(
+            nn.Conv2d(channels, width, 4, 2, 1),
+            nn.LeakyReLU(_SLOPE),
+            nn.Conv2d(width, 2 * width, 4, 2, 1),
+            nn.GroupNorm(width // 8, 2 * width),
+            nn.LeakyReLU(_SLOPE),
+            nn.Flatten(),
+            nn.Linear(math.prod(smallest), 1 + classes),
+        )
+        self.generator = Generator(generating, input_shape, classes, noise_size)
+        self.discriminator = Discriminator(judging, classes)

@@ -2,46 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from dpbench.models.shapes import Size, require
-
-
-class _BandedNormalization(torch.autograd.Function):
-    """y = x · (k + α/n · B x²)^(-3/4), B the band matrix of neighbors; backward in closed form."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        band: Tensor,
-        scale: float,
-        k: float,
-    ) -> Tensor:
-        rows = x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
-        denominator = torch.addmm(rows.new_full((1,), k), rows.square(), band, alpha=scale)
-        root = denominator.rsqrt()
-        power = root * root.sqrt()
-        ctx.save_for_backward(rows, denominator, power, band)
-        ctx.scale = scale
-        ctx.shape = x.shape
-        return _as_image(rows * power, x.shape)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        rows, denominator, power, band = ctx.saved_tensors
-        scaled = grads[0].permute(0, 2, 3, 1).reshape(rows.shape) * power
-        neighbors = (scaled * rows / denominator) @ band
-        return _as_image(scaled - 1.5 * ctx.scale * rows * neighbors, ctx.shape), None, None, None
-
-
-def _as_image(rows: Tensor, shape: torch.Size) -> Tensor:
-    batch, channels, height, width = shape
-    return rows.view(batch, height, width, channels).permute(0, 3, 1, 2)
 
 
 class LocalResponseNorm(nn.Module):
@@ -78,14 +45,13 @@ class LocalResponseNorm(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """The normalized input, channels-last in memory; in float32 at least."""
         x = input.float() if input.dtype.itemsize < 4 else input
+        batch, channels, height, width = x.shape
+        rows = x.permute(0, 2, 3, 1).reshape(-1, channels)
         with torch.autocast(x.device.type, enabled=False):  # which would make powers float32 and products not
-            output: Tensor = _BandedNormalization.apply(
-                x,
-                self.band.to(x.dtype),
-                self.scale,
-                self.k,
-            )
-        return output
+            squares = torch.addmm(rows.new_full((1,), self.k), rows.square(), self.band.to(x.dtype), alpha=self.scale)
+            root = squares.rsqrt()
+            normalized = rows * (root * root.sqrt())
+        return normalized.view(batch, height, width, channels).permute(0, 3, 1, 2)
 
 
 class CenterCrop(nn.Module):
