@@ -6,12 +6,13 @@ import errno
 import math
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from dpbench.capabilities.prior import pretraining
+from dpbench.capabilities.prior import extractor, pretraining
 from dpbench.capabilities.prior.extractor import Settings, load
 from dpbench.capabilities.prior.pretraining import alignment_and_uniformity, pretrain
 from dpbench.cli import main
@@ -76,7 +77,7 @@ def test_a_training_that_diverges_writes_nothing(tmp_path: Path, monkeypatch: py
         return real(self, step)
 
     monkeypatch.setattr(pretraining._Training, "_step", diverging)
-    with pytest.raises(Diverged, match=r"is not finite at step 2: train with a smaller --learning-rate"):
+    with pytest.raises(Diverged, match=r"is not finite at step 2: train with another --seed"):
         pretrain(tmp_path / "prior.pt", SMALL)
     assert not list(tmp_path.iterdir())
 
@@ -181,14 +182,7 @@ def test_refusals(small: Path, options: dict[str, object], message: str) -> None
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("--image-size=20", "pretrain.image_size must be a multiple of eight from 16 on, not 20"),
-        ("--width=12", "pretrain.width must be a multiple of 8, not 12"),
-        ("--batch-size=6", "pretrain.batch_size must be a multiple of four, not 6"),
-        ("--steps=0", "pretrain.steps must be at least 1, not 0"),
-        ("--learning-rate=0", "pretrain.learning_rate must be positive and at most 1, not 0"),
-        ("--learning-rate=inf", "pretrain.learning_rate must be positive and at most 1, not inf"),
-        ("--learning-rate=nan", "pretrain.learning_rate must be positive and at most 1, not nan"),
-        (f"--seed={2**63}", "pretrain.seed must be a whole number from 0 on (below 2^32), not 9223372036854775808"),
+        ("--steps=0", "--steps must be at least 1, not 0"),
         ("--device=nonsense", "--device=nonsense is not there: take cpu"),
         ("--device=meta", "--device=meta is not there: take cpu"),
     ],
@@ -204,10 +198,14 @@ def test_command_refuses(
     assert not (tmp_path / "prior.pt").exists()
 
 
-def test_command_and_the_hash_in_a_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_and_the_hash_in_a_configuration(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     path = tmp_path / "prior.pt"
-    words = ["--steps=2", "--width=8", "--batch-size=8", "--image-size=16"]
-    assert main(["pretrain", "--out", str(path), *words]) == 0
+    monkeypatch.setattr(extractor, "Settings", partial(Settings, image_size=16, width=8, batch_size=8))
+    assert main(["pretrain", "--out", str(path), "--steps=2"]) == 0
     answer = capsys.readouterr().out
     assert "trained on 16 random images (seed 0)" in answer
     sha256 = load(path).sha256
@@ -240,8 +238,8 @@ def test_a_full_disk_is_one_line(
 
     monkeypatch.setattr(Path, "write_bytes", full)
     path = tmp_path / "prior.pt"
-    words = ["--steps=1", "--width=8", "--batch-size=8", "--image-size=16"]
-    assert main(["pretrain", "--out", str(path), *words]) == 1
+    monkeypatch.setattr(extractor, "Settings", partial(Settings, image_size=16, width=8, batch_size=8))
+    assert main(["pretrain", "--out", str(path), "--steps=1"]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == f"dpbench: error: {path}: No space left on device"
     assert not list(tmp_path.iterdir())
 

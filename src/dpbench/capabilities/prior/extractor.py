@@ -8,17 +8,15 @@ import math
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 
 from dpbench.data.scattering import by_pieces, scattering
 from dpbench.errors import ConfigurationError
 from dpbench.files import replacing
-from dpbench.options import check_options
 
 CHANNELS = 3
 _FORMAT = "dpbench random prior 1"
@@ -32,26 +30,20 @@ class Settings:
     """All that a prior is made of; the same settings give the same weights on one machine and number of threads.
 
     Attributes:
-        image_size: Side of an image, in pixels; a multiple of eight.
-        width: Channels of the first layer; the others have two, four and eight times as many.
+        image_size: Side of an image, in pixels; a multiple of eight from 16 on.
+        width: Channels of the first layer, a multiple of eight; the others have two, four and eight times as many.
         steps: Steps of the training.
         batch_size: Images of a step, each of which is seen in two views; a multiple of four.
-        learning_rate: Of AdamW, after a warmup and before a cosine; at most 1.
-        seed: Of the images, the views and the first weights; from 0 on, below 2^32.
-
-    Raises:
-        ConfigurationError: One of them is out of range.
+        learning_rate: Learning rate of AdamW, after a warmup and before a cosine.
+        seed: Seed of the images, the views and the first weights; from 0 on, below 2^32.
     """
 
-    image_size: Annotated[int, Field(ge=16, multiple_of=8), "a multiple of eight from 16 on"] = 32
-    width: Annotated[int, Field(ge=_GROUPS, multiple_of=_GROUPS), f"a multiple of {_GROUPS}"] = 32
-    steps: Annotated[int, Field(ge=1), "at least 1"] = 2500
-    batch_size: Annotated[int, Field(ge=4, multiple_of=4), "a multiple of four"] = 256
-    learning_rate: Annotated[float, Field(gt=0, le=1), "positive and at most 1"] = 1.5e-3
-    seed: Annotated[int, Field(ge=0, lt=2**32), "a whole number from 0 on (below 2^32)"] = 0
-
-    def __post_init__(self) -> None:
-        check_options(type(self), vars(self), "pretrain")
+    image_size: int = 32
+    width: int = 32
+    steps: int = 2500
+    batch_size: int = 256
+    learning_rate: float = 1.5e-3
+    seed: int = 0
 
 
 def _convolution(n_in: int, n_out: int, stride: int) -> tuple[nn.Conv2d, nn.GroupNorm]:
@@ -145,7 +137,7 @@ class Prior:
         if (height, width) != (side, side):
             raise ConfigurationError(
                 f"the prior was trained on images of {side}×{side} pixels, and these have {height}×{width}: set "
-                f"data.image_size={side}, or train one with dpbench pretrain --image-size."
+                f"data.image_size={side}."
             )
         return by_pieces(self._features, pixels)
 

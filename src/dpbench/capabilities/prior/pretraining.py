@@ -96,8 +96,7 @@ class _Training:
                 alignment, uniformity = map(float, losses)
                 if not math.isfinite(alignment + uniformity):
                     raise Diverged(
-                        f"the loss of the pretraining is not finite at step {step + 1}: train with a smaller "
-                        "--learning-rate."
+                        f"the loss of the pretraining is not finite at step {step + 1}: train with another --seed."
                     )
                 bar.set_postfix_str(f"alignment {alignment:.3f}, uniformity {uniformity:.3f}")
         return alignment, uniformity
