@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torchmetrics import MeanSquaredError
 
 from dpbench.errors import ConfigurationError
-from dpbench.modules.regression import Regression
-from dpbench.modules.supervised import OptimizerMaker, ScheduleMaker, Supervised
+from dpbench.modules.regression import SquaredErrors
+from dpbench.modules.supervised import OptimizerMaker, ScheduleMaker
 
 
-class Reconstruction(Regression):
+class Reconstruction(SquaredErrors):
     """Training by the mean squared error of an image's pixels; knows nothing of privacy.
 
     A batch is images (N, C, H, W), alone or before their labels.
@@ -36,7 +36,7 @@ class Reconstruction(Regression):
         schedule: ScheduleMaker | None = None,
         loss_reduction: str = "mean",
     ) -> None:
-        Supervised.__init__(self, model, optimizer, MeanSquaredError(), monitored, schedule, loss_reduction)
+        super().__init__(model, optimizer, MeanSquaredError(), monitored, schedule, loss_reduction)
         self.record_metrics = {"loss": 1}
 
     def _pair(self, batch: Sequence[Tensor] | Tensor) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,8 +12,34 @@ from dpbench.errors import ConfigurationError
 from dpbench.modules.supervised import OptimizerMaker, ScheduleMaker, Supervised
 
 
-class Regression(Supervised):
+class SquaredErrors(Supervised):
+    """Training by the mean squared error of each record; a subclass says which numbers are compared."""
+
+    objective = "val/mean_squared_error"
+
+    @abstractmethod
+    def _pair(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Predicted and true numbers of each record, (N, numbers) both."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        """Squared error of a lot, the mean over a record's numbers; the budget does not cover the logged value."""
+        predicted, targets = self._pair(batch)
+        return self._result((predicted - targets).square().mean(1), {})
+
+    def losses(self, batch: Any) -> Tensor:
+        """Squared error of each record, (N,), in double precision."""
+        predicted, targets = self._pair(batch)
+        return (predicted.double() - targets.double()).square().mean(1)
+
+    def measure(self, metric: Metric, batch: Any) -> None:
+        """Add up squared errors, of all numbers of all records together."""
+        metric(*self._pair(batch))
+
+
+class Regression(SquaredErrors):
     """Training by the mean squared error of the targets; knows nothing of privacy.
+
+    A batch is inputs (N, ...) and targets (N,) or (N, num_targets), of any type of numbers.
 
     Args:
         model: (N, ...) → (N, num_targets), or (N,) for one target.
@@ -22,7 +49,6 @@ class Regression(Supervised):
         schedule: Called with the optimizer; it moves after every step. None: a constant learning rate.
     """
 
-    objective = "val/mean_squared_error"
     masks_padding = True
 
     def __init__(
@@ -36,29 +62,6 @@ class Regression(Supervised):
         super().__init__(model, optimizer, MeanSquaredError(), monitored, schedule)
         self._num_targets = num_targets
         self.record_metrics = {"loss": 1}
-
-    def training_step(
-        self,
-        batch: Any,
-        batch_idx: int,
-    ) -> dict[str, Any]:
-        """Squared error of a lot, the mean over targets; the budget does not cover the logged value.
-
-        Args:
-            batch: Inputs (N, ...) and targets (N,) or (N, num_targets), of any type of numbers.
-            batch_idx: Unused.
-        """
-        predicted, targets = self._pair(batch)
-        return self._result((predicted - targets).square().mean(1), {})
-
-    def losses(self, batch: Any) -> Tensor:
-        """Squared error of each record, (N,), in double precision."""
-        predicted, targets = self._pair(batch)
-        return (predicted.double() - targets.double()).square().mean(1)
-
-    def measure(self, metric: Metric, batch: Any) -> None:
-        """Add up squared errors, of all targets of all records together."""
-        metric(*self._pair(batch))
 
     def _pair(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Predicted and true targets, (N, num_targets) both.
