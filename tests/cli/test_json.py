@@ -23,8 +23,8 @@ COMMANDS = [
     ("table runs/demo runs/again --json", "run"),
     ("table runs/demo runs/again --folder --json", "folder"),
     ("table runs/demo runs/again --group-by optimizer.lr --json", "n"),
-    ("compare runs/demo runs/again --json", "name"),
-    ("compare runs/demo runs/again --mean --json", "name"),
+    ("compare runs/demo runs/again --json", "run"),
+    ("compare runs/demo runs/again --mean --json", "run"),
     ("reproduce list --json", "title"),
 ]
 ELSEWHERE = {"evaluate", "attack"}  # test_synthesis.py, which has a GAN, and tests/attack

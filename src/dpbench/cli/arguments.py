@@ -187,11 +187,11 @@ def file(word: str) -> Path:
     return _writable(path)
 
 
-def png(word: str) -> Path:
+def picture(word: str) -> Path:
     """Read the path of a picture that can be written."""
     path = file(word)
-    if path.suffix != ".png":
-        raise argparse.ArgumentTypeError(f"{path} should end in .png")
+    if path.suffix not in (".png", ".pdf"):
+        raise argparse.ArgumentTypeError(f"{path} should end in .png or .pdf")
     return path
 
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpbench.cli.arguments import Answer, Commands, add_command, add_json, add_runs, file, note, png
+from dpbench.cli.arguments import Answer, Commands, add_command, add_json, add_runs, file, note, picture
 from dpbench.errors import ConfigurationError
 
 _TABLE = """\
@@ -50,28 +50,29 @@ def _add_table(commands: Commands) -> None:
     parser.add_argument("--folder", action="store_true", help="add a column with each run's folder")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--csv", action="store_true", help="print CSV instead of Markdown")
+    form.add_argument("--latex", action="store_true", help="print LaTeX (booktabs)")
     add_json(form)
 
 
 def _table(options: argparse.Namespace) -> Answer:
-    from dpbench.harness.reports.groups import grouped, keys_of
+    from dpbench.harness.reports.groups import group_by, keys_of
     from dpbench.harness.reports.run_table import RunTable
 
-    if options.group_by is None:
-        table = RunTable.read(options.sources)
-        text = table.to_csv(options.folder) if options.csv else table.to_markdown(options.folder)
-        records = table.to_records(options.folder)
-    elif options.folder:
+    if options.folder and options.group_by is not None:
         raise ConfigurationError("--folder is of single runs, and a row of --group-by holds several: leave one out.")
-    else:
-        groups = grouped(options.sources, keys_of(options.group_by))
-        text = groups.to_csv() if options.csv else groups.to_markdown()
-        records = groups.to_records()
-        if options.csv or options.json:  # Markdown has them below the table
-            for line in groups.notes:
-                note(line)
+    table = RunTable.read(options.sources)
+    if options.group_by is not None:
+        table = group_by(table, keys_of(options.group_by))
+    text = table.to_markdown(options.folder)
+    if options.csv:
+        text = table.to_csv(options.folder)
+    elif options.latex:
+        text = table.to_latex(options.folder)
+    if options.csv or options.latex or options.json:  # Markdown has them below the table
+        for line in table.notes:
+            note(line)
     _note_shared_noise(options.sources)
-    return Answer(text.rstrip("\n"), records)
+    return Answer(text.rstrip("\n"), table.to_records(options.folder))
 
 
 def _note_shared_noise(sources: Sequence[Path]) -> None:
@@ -88,10 +89,10 @@ def _add_compare(commands: Commands) -> None:
     add_runs(parser, "folders of runs or sweeps")
     parser.add_argument(
         "--plot",
-        type=png,
-        metavar="PNG",
+        type=picture,
+        metavar="FILE",
         default=Path("compare.png"),
-        help="picture of the curves (default: compare.png)",
+        help="picture of the curves, .png or .pdf (default: compare.png)",
     )
     parser.add_argument(
         "--axis",
@@ -116,11 +117,11 @@ def _compare(options: argparse.Namespace) -> Answer:
         table = table.over_seeds()
     options.plot.parent.mkdir(parents=True, exist_ok=True)
     replaced = " (replaced)" if options.plot.exists() else ""
-    picture = draw_comparison(table, options.plot, options.axis)
+    drawn = draw_comparison(table, options.plot, options.axis)
     _note_shared_noise(options.sources)
-    curves = "none of these logged any" if picture is None else f"{picture}{replaced}"
-    text = f"{table.compare()}\n\ncurves: {curves}"
-    return Answer(text, table.compared_records())
+    curves = "none of these logged any" if drawn is None else f"{drawn}{replaced}"
+    text = "\n\n".join([table.compare(), *table.notes, f"curves: {curves}"])
+    return Answer(text, table.to_records(wide=True))
 
 
 def _add_report(commands: Commands) -> None:

@@ -20,7 +20,9 @@ def run(folder: Path, seed: int, lr: float, accuracy: float) -> Path:
     data = {"name": "digits", "inserted": {"seed": seed}}
     config = {"run": {"name": folder.name}, "seed": seed, "optimizer": {"lr": lr}, "data": data}
     record = {"config": config, "seed": seed, "seconds": 2.5, "steps": 2, "metrics": {"test/accuracy": accuracy}}
-    (folder / "result.json").write_text(json.dumps({**record, "privacy": {"epsilon": {"rdp": 1.5, "pld": None}}}))
+    (folder / "result.json").write_text(
+        json.dumps({**record, "privacy": {"epsilon": {"rdp": 1.5, "pld": None}, "unit": "example"}})
+    )
     (folder / "metrics.csv").write_text(f"step,val/accuracy\n1,0.1\n2,{accuracy}\n")
     return folder
 
@@ -30,8 +32,8 @@ def test_runs_are_shown_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["compare", str(one), str(two), "--plot", str(tmp_path / "new" / "both.png")]) == 0
     shown = capsys.readouterr().out
     assert "| optimizer.lr | 0.1 | 0.2 |" in shown and "data.name" not in shown
-    assert "| test/accuracy | 80.00 % | 90.00 % |" in shown
-    assert "| privacy/epsilon_pld | – | – |" in shown
+    assert "| test accuracy (%) | 80.00 | 90.00 |" in shown
+    assert "| epsilon (PLD) | – | – |" in shown
     assert (tmp_path / "new" / "both.png").read_bytes().startswith(b"\x89PNG")
     assert main(["compare", str(tmp_path)]) == 0  # below a folder
 
@@ -57,7 +59,7 @@ def test_runs_of_several_seeds_are_a_mean(tmp_path: Path, capsys: pytest.Capture
     picture = tmp_path / "mean.png"
     assert main(["compare", str(tmp_path), "--mean", "--axis", "epsilon", "--plot", str(picture)]) == 0
     shown = capsys.readouterr().out
-    assert "85.00 ± 7.07 %" in shown and "| optimizer.lr | 0.1 | 0.2 |" in shown and "| seed | 0, 1 | 0 |" in shown
+    assert "85.00 ± 7.07" in shown and "| optimizer.lr | 0.1 | 0.2 |" in shown and "| seed | 0, 1 | 0 |" in shown
     mean, other = RunTable.read([tmp_path], curves=True).over_seeds().rows
     assert mean.n == 2 and mean.curves["val/accuracy"].to_dict() == {1: 0.1, 2: pytest.approx(0.85)}
     assert mean.bands["val/accuracy"][2] == pytest.approx(0.1 / 2**0.5) and other.n == 1
@@ -83,10 +85,12 @@ def test_nothing_to_compare_is_one_clear_line(capsys: pytest.CaptureFixture[str]
     assert "nowhere is not there: name a folder" in error and error.count("\n") == 1
 
 
-def test_the_picture_is_a_png(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_picture_is_a_png_or_a_pdf(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["compare", str(run(tmp_path / "a", 0, 0.1, 0.8)), "--plot", "x.jpg"])
-    assert "should end in .png" in capsys.readouterr().err
+    assert "should end in .png or .pdf" in capsys.readouterr().err
+    assert main(["compare", str(tmp_path / "a"), "--plot", str(tmp_path / "x.pdf")]) == 0
+    assert (tmp_path / "x.pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_what_nobody_set_and_what_stands_there_already_is_left_out(tmp_path: Path) -> None:
@@ -98,7 +102,7 @@ def test_what_nobody_set_and_what_stands_there_already_is_left_out(tmp_path: Pat
         (folder / "result.json").write_text(json.dumps(record))
     text = RunTable.read([tmp_path]).compare()
     assert "| seed | 0 | 1 |" in text and "data.inserted.seed" not in text
-    assert "| privacy/epsilon_rdp | 1.500 | 1.500 |" in text and "| privacy/epsilon |" not in text
+    assert "| epsilon (RDP) | 1.500 | 1.500 |" in text and "| privacy/epsilon |" not in text
 
 
 def test_many_runs_stand_below_one_another_in_their_natural_order(tmp_path: Path) -> None:
@@ -113,7 +117,7 @@ def test_a_line_in_a_name_stays_in_its_cell(tmp_path: Path) -> None:
     run(tmp_path / "a|b", 0, 0.1, 0.5)
     run(tmp_path / "c", 0, 0.2, 0.5)
     heading = RunTable.read([tmp_path]).compare().splitlines()[0]
-    assert heading == "|  | a\\|b, seed 0 | c, seed 0 |"
+    assert heading == "| run | a\\|b, seed 0 | c, seed 0 |"
     assert markdown_rows([["x|y", "z"], ["1", "2\n3"]]).splitlines()[::2] == ["| x\\|y | z |", "| 1 | 2 3 |"]
 
 
@@ -141,7 +145,8 @@ def test_an_option_without_a_value_is_like_none_at_all() -> None:
     rows = tuple(RunRow(name="run", settings=one, metrics={}) for one in settings)
     assert RunTable(rows).differing() == ["strategy._target_"]
     given = replace(rows[0], settings={**settings[0], "strategy.priors": 0.5})
-    assert RunTable((given, rows[1])).differing() == ["strategy._target_", "strategy.priors"]
+    assert RunTable((given, rows[1])).differing() == ["strategy._target_"]  # the other one has no such option
+    assert RunTable((given, rows[0])).differing() == ["strategy.priors"]
 
 
 def test_a_seed_that_equals_the_runs_by_chance_is_a_setting() -> None:

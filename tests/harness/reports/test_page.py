@@ -112,7 +112,7 @@ def test_a_run(tmp_path: Path) -> None:
     assert "Membership inference: an attacker with a false positive rate of 1 % identifies at most " in text
     assert sections(text) == ALWAYS | {"results", "bounds"}
     is_closed(text)
-    assert "90.00 %" in text and "The unit of privacy is one example, of 1,000" in text
+    assert "90.00" in text and "The unit of privacy is one example, of 1,000" in text
     assert "Seeded noise" in text and "<dd>intact</dd>" in text
     assert text == page(tmp_path / "again.html", tmp_path / "run")
 

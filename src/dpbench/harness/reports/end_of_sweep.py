@@ -9,8 +9,9 @@ from pathlib import Path
 from dpbench.errors import DPBenchError
 from dpbench.files import typed, write_atomically
 from dpbench.harness.reports.account import AccountingRequest, account
-from dpbench.harness.reports.groups import group_by, unfinished_note
-from dpbench.harness.reports.run_table import RunTable
+from dpbench.harness.reports.groups import group_by
+from dpbench.harness.reports.run_rows import row_of
+from dpbench.harness.reports.run_table import RunTable, unfinished_notes
 from dpbench.harness.runs.folder import RunFolder, places_of
 from dpbench.harness.runs.ledgers import runs_without_privacy
 from dpbench.harness.runs.numbers import epsilon_text
@@ -32,10 +33,10 @@ def end_of_sweep(sweep: Sweep) -> str | None:
     finished = sweep.finished()
     if not finished:
         return None
-    table = RunTable.of(finished)
+    table = RunTable(tuple(map(row_of, finished)))
     # A word may set what is no setting of a run, such as its launcher's.
     groups = group_by(table, [key for key in sweep.differing() if table.knows(key)])
-    notes = [*groups.notes, *unfinished_note([sweep.folder], len(finished))]
+    notes = [*groups.notes, *unfinished_notes([sweep.folder], len(finished))]
     cost = cost_of_sweep([sweep.folder])
     if cost is not None:
         notes += cost.lines(held_out=any(name.startswith("val/") for row in table.rows for name in row.metrics))
@@ -44,7 +45,7 @@ def end_of_sweep(sweep: Sweep) -> str | None:
     if groups.keys:
         again = f"dpbench table {typed(sweep.folder)} --group-by {','.join(groups.keys)}"
         notes.append(f"The same table again: {again}")
-    text = replace(groups, notes=notes).to_markdown()
+    text = replace(groups, notes=tuple(notes)).to_markdown()
     page = sweep.folder / "table.md"
     write_atomically(page, text + "\n")
     write_atomically(page.with_suffix(".csv"), groups.to_csv())

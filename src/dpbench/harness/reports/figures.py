@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,19 +20,6 @@ COLORS = ("#3060a8", "#c04030", "#508850", "#a070b0", "#c09020")
 BLUE = COLORS[0]
 RED = COLORS[1]
 GRAY = "#808080"
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A drawing on a page.
-
-    Attributes:
-        title: Title above the drawing.
-        svg: The drawing, an image element.
-    """
-
-    title: str
-    svg: str
 
 
 class FolderPicture(NamedTuple):

@@ -1,8 +1,31 @@
-"""Tables as Markdown."""
+"""Tables as Markdown and LaTeX."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from dpbench.templates import render
+
+_LATEX = str.maketrans(
+    {
+        "%": r"\%",
+        "_": r"\_",
+        "&": r"\&",
+        "#": r"\#",
+        "σ": r"$\sigma$",
+        "ε": r"$\varepsilon$",
+        "α": r"$\alpha$",
+        "γ": r"$\gamma$",
+        "μ": r"$\mu$",
+        "ν": r"$\nu$",
+        "τ": r"$\tau$",
+        "±": r"$\pm$",
+        "≤": r"$\le$",
+        "×": r"$\times$",
+        "–": "--",
+        "−": "$-$",
+    }
+)
 
 
 def markdown_rows(lines: Sequence[Sequence[str]], text: int = 1) -> str:
@@ -26,3 +49,13 @@ def markdown_cell(text: str) -> str:
     """Escape what would end a cell: names of runs, labels and options may hold anything."""
     # What is escaped already stays: pages hold cells that were written as Markdown.
     return " ".join(text.replace("\\|", "|").replace("|", "\\|").splitlines())
+
+
+def latex_rows(lines: Sequence[Sequence[str]]) -> str:
+    """Format rows as a LaTeX table (booktabs).
+
+    Args:
+        lines: Cells, the headings first.
+    """
+    rows = [[text.translate(_LATEX) for text in line] for line in lines]
+    return render("table.tex", head=rows[0], body=rows[1:])

@@ -17,7 +17,7 @@ from dpbench import __version__
 from dpbench.errors import ConfigurationError
 from dpbench.files import write_atomically
 from dpbench.harness.reports.end_of_sweep import cost_of_sweep
-from dpbench.harness.reports.figures import FolderPicture, Picture, svg
+from dpbench.harness.reports.figures import FolderPicture, svg
 from dpbench.harness.reports.plots import BOUND, curve_names, curves_figure
 from dpbench.harness.reports.run_rows import RunRow, flat
 from dpbench.harness.reports.run_table import RunTable
@@ -63,10 +63,11 @@ def _facts(sources: Sequence[Path]) -> dict[str, Any]:
     groups = table.over_seeds()
     held_out = any(name.startswith("val/") for run in runs for name in run.metrics)
     cost = cost_of_sweep(sources) if len(runs) > 1 else None
-    results = table.figures() if alone is not None else []
+    results = table.compared_rows() if alone is not None else []
     return {
         "title": ", ".join(source.resolve().name for source in sources) if alone is None else alone.name,
         "runs": runs,
+        "notes": table.notes,
         "alone": alone,
         "any_seeded": any(run.private and not run.record["config"]["strategy"].get("secure") for run in runs),
         "cost_of_choosing": [] if cost is None else cost.lines(held_out),
@@ -103,6 +104,6 @@ def _all_settings(run: RunRow) -> list[tuple[str, str]]:
     return settings
 
 
-def _curves(title: str, table: RunTable, names: Sequence[str]) -> Picture | None:
+def _curves(title: str, table: RunTable, names: Sequence[str]) -> dict[str, str] | None:
     figure = curves_figure(table, names)
-    return None if figure is None else Picture(title, svg(figure, title))
+    return None if figure is None else {"title": title, "svg": svg(figure, title)}

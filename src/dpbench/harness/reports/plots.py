@@ -181,14 +181,7 @@ def plot_curves(folder: RunFolder, title: str) -> Path | None:
     """
     row = RunRow(name=title, settings={}, metrics={}, curves=read_metrics(folder.metrics))
     names = [name for name in curve_names([row]) if not name.startswith("nonprivate/")]
-    figure = curves_figure(RunTable((row,)), [*names, *curve_names([row], BOUND)])
-    if figure is None:
-        return None
-    figure.suptitle(title)
-    return write_figure(folder.curves, figure)
-
-
-# Diagnostics
+    return _plot_run(row, [*names, *curve_names([row], BOUND)], title, folder.curves)
 
 
 def plot_diagnostics(folder: RunFolder, title: str) -> Path | None:
@@ -203,11 +196,15 @@ def plot_diagnostics(folder: RunFolder, title: str) -> Path | None:
     """
     row = RunRow(name=title, settings={}, metrics={}, curves=read_metrics(folder.metrics))
     names = [name for prefix in _DIAGNOSTICS for name in curve_names([row], prefix)]
+    return _plot_run(row, names, f"{title}: not private", folder.diagnostics)
+
+
+def _plot_run(row: RunRow, names: Sequence[str], title: str, path: Path) -> Path | None:
     figure = curves_figure(RunTable((row,)), names)
     if figure is None:
         return None
-    figure.suptitle(f"{title}: not private")
-    return write_figure(folder.diagnostics, figure)
+    figure.suptitle(title)
+    return write_figure(path, figure)
 
 
 def draw_histogram(axes: Axes, counts: pd.DataFrame) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,9 +16,18 @@ from dpbench.harness.runs.command import choices_of
 from dpbench.harness.runs.folder import RunFolder
 from dpbench.harness.runs.numbers import ABSENT
 from dpbench.harness.runs.readers import read_metrics
-from dpbench.harness.runs.record import audited_epsilon, doubt, read_result, verdict_of, without_accuracy
+from dpbench.harness.runs.record import (
+    audited_epsilon,
+    doubt,
+    is_audited,
+    read_result,
+    verdict_of,
+    without_accuracy,
+)
 
 AUDITED = "privacy/audited_epsilon"
+TIME = "ms per step"
+STEPS = "steps"
 CODE = "code_hash"
 UNIT = "unit of privacy"
 OWN_CODE = "code of "
@@ -35,11 +45,12 @@ class RunRow:
     Attributes:
         name: What people call it, with what speaks against it.
         settings: Its configuration by dotted keys, its unit of privacy, and a hash of each package that is not ours.
-        metrics: Final figures; None where one is missing or infinite.
+        metrics: Final figures; None where one is missing.
         curves: What was logged, by step; empty where nobody asked for it.
         record: As in result.json; of a mean that of its first run.
-        folder: Folder of the run; None of a mean.
-        verdict: Of its audit; None without one.
+        folder: Folder of the run; of a mean that of its first run.
+        words: By column of a table: whether it has canaries, its unit of privacy, the verdict of its audit, the state
+            of its ledger.
         note: What a reader has to know of it wherever it is shown.
         code: Hash of the code that made it, if it is known.
         n: Number of runs of which it is the mean.
@@ -53,7 +64,7 @@ class RunRow:
     curves: pd.DataFrame = field(default_factory=pd.DataFrame)
     record: Mapping[str, Any] = field(default_factory=dict)
     folder: RunFolder | None = None
-    verdict: str | None = None
+    words: Mapping[str, str] = field(default_factory=dict)
     note: str | None = None
     code: str | None = None
     n: int = 1
@@ -64,6 +75,12 @@ class RunRow:
     def choices(self) -> dict[str, str]:
         """Group of the configuration → name of the file that was chosen, such as strategy → dpsgd."""
         return {} if self.folder is None else choices_of(self.folder)
+
+    @property
+    def objectives(self) -> tuple[str, ...]:
+        """The metrics by which a sweep chose."""
+        named = self.record["config"].get("objective") or ()
+        return (named,) if isinstance(named, str) else tuple(named)
 
     @property
     def private(self) -> bool:
@@ -119,17 +136,26 @@ def row_of(folder: RunFolder, record: Mapping[str, Any] | None = None) -> RunRow
     privacy = record["privacy"]
     metrics = without_accuracy(record)
     for name, value in privacy["epsilon"].items():
-        metrics[f"privacy/epsilon_{name}"] = value
+        # Infinite without privacy; else the accountant shows none.
+        metrics[f"privacy/epsilon_{name}"] = math.inf if value is None and privacy.get("unit") is None else value
     if "audit" in privacy:
         metrics[AUDITED] = audited_epsilon(privacy)
     metrics["seconds"] = record["seconds"]
+    metrics[TIME] = 1000 * record["seconds"] / max(record["steps"], 1)
+    metrics[STEPS] = record["steps"]
     return RunRow(
         name=marked(f"{config['run']['name']}, seed {record['seed']}", doubt(privacy)),
         settings=flat_settings(config) | unit_setting(privacy.get("unit")) | _code_settings(record),
         metrics=metrics,
         record=record,
         folder=folder,
-        verdict=verdict_of(privacy),
+        words={
+            "trained with canaries": "yes" if is_audited(record) else ABSENT,
+            "evaluation split": record.get("judged_on", ABSENT),
+            "unit": privacy.get("unit") or ABSENT,
+            "verdict": verdict_of(privacy) or ABSENT,
+            "ledger": privacy.get("damage", "intact"),
+        },
         note=doubt(privacy),
         code=record.get(CODE),
     )
@@ -158,6 +184,11 @@ def unit_setting(unit: Any) -> dict[str, str]:
 def _code_settings(record: Mapping[str, Any]) -> dict[str, str]:
     """The source of packages that are not ours, as settings in which runs may differ."""
     return {OWN_CODE + package: source[:8] for package, source in record.get("foreign_code", {}).items()}
+
+
+def joined(words: Iterable[str | None]) -> str | None:
+    """Each word once; None where there is none."""
+    return ", ".join(dict.fromkeys(word for word in words if word is not None)) or None
 
 
 def keys_of_any(mappings: Iterable[Iterable[str]]) -> list[str]:

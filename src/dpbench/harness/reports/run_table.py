@@ -9,23 +9,24 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from dpbench.errors import ConfigurationError
-from dpbench.harness.reports.markdown import markdown_rows
+from dpbench.harness.reports.markdown import latex_rows, markdown_rows
 from dpbench.harness.reports.run_rows import (
     AUDITED,
     MISSING,
-    OWN_CODE,
+    STEPS,
+    TIME,
     UNIT,
     RunRow,
     floats,
+    joined,
     keys_of_any,
     marked,
     require_folder,
@@ -34,48 +35,40 @@ from dpbench.harness.reports.run_rows import (
     with_curves,
     without_seeds,
 )
-from dpbench.harness.runs.folder import RunFolder, finished_runs_below
+from dpbench.harness.runs.folder import RunFolder, finished_runs_below, unfinished_runs_below
 from dpbench.harness.runs.metrics_log import better_direction
-from dpbench.harness.runs.numbers import ABSENT, epsilon_text, mean_text, metric_text, range_text
-from dpbench.harness.runs.record import (
-    MEASURED,
-    UNPROVEN,
-    accusation,
-    audited_epsilon,
-    is_audited,
-    verdict_of,
-    without_accuracy,
-)
+from dpbench.harness.runs.numbers import ABSENT, epsilon_text, mean_text, metric_text
+from dpbench.harness.runs.record import MEASURED
 
 EPSILON = "privacy/epsilon"
 """ε by RDP after so many steps, as a run logs it."""
 AUDITED_LABEL = "audited epsilon (95 %)"
-APART = ("trained with canaries", "evaluation split", "unit")
-"""Columns of outcomes: figures of runs that differ in these have no mean."""
-TIME = "ms per step"
 
 _ACCURACIES = {
     "val/accuracy": "validation accuracy (%)",
     "test/accuracy": "test accuracy (%)",
     "evaluation/accuracy_cnn": "accuracy of a CNN on synthetic images (%)",
 }
-_WORDS = (*APART, "verdict", "ledger")
-_RANGES = {AUDITED_LABEL: ".3f", "steps": ".0f", TIME: ".1f"}  # columns of which several runs show the ends, and how
-_CLASSES = ("_target_", "name")  # settings whose values say what they are
-_EPSILON_BY = "privacy/epsilon_rdp"
+_PLAIN = {ABSENT, "example", "test", "intact"}  # words that go without saying
+_FORMS = {AUDITED: ".3f", TIME: ".1f", STEPS: ".0f"}
 _LONGEST = 80  # letters of a legend's line
 _MOST_COLUMNS = 8  # runs beside one another; more stand below one another
+_MOST_NAMED = 8  # runs in a note
 
 
 @dataclass(frozen=True)
 class RunTable:
-    """Runs, each with its settings and figures.
+    """Runs or means of runs, each with its settings and figures.
 
     Attributes:
         rows: In the order in which they are shown.
+        keys: Settings by which runs were grouped; None shows single runs, with the settings in which they differ.
+        notes: What a reader has to know of the rows, such as runs that are left out.
     """
 
     rows: tuple[RunRow, ...]
+    keys: tuple[str, ...] | None = None
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, sources: Sequence[Path], curves: bool = False) -> RunTable:
@@ -100,224 +93,157 @@ class RunTable:
         for number, row in enumerate(rows):
             if names[row.name] > 1:  # told apart by its folder
                 rows[number] = replace(row, name=f"{row.name} ({row.folder})")
-        return cls(tuple(rows))
-
-    @classmethod
-    def of(cls, folders: Iterable[RunFolder]) -> RunTable:
-        """Read finished runs, without their curves."""
-        return cls(tuple(map(row_of, folders)))
+        return cls(tuple(rows), notes=unfinished_notes(sources, len(rows)))
 
     # Settings
 
-    def differing(self, stated: bool = False) -> list[str]:
-        """Keys in which runs differ; not those that take their value from the seed, beside the seed itself.
-
-        Args:
-            stated: Leave out keys in which those runs do not differ that have them: options of one strategy, say.
-        """
+    def differing(self) -> list[str]:
+        """Keys in which those runs differ that have them; of keys that follow the seed the seed alone."""
         free = keys_of_any(without_seeds(self.rows))
         differing = []
         for key in keys_of_any(row.settings for row in self.rows):
-            rows = list(self.rows)
-            if stated or key.startswith(OWN_CODE):  # a package that a run does not use has no code in it
-                rows = [row for row in self.rows if key in row.settings]
-            # An option that is null, and one that the class of a run does not have, are no difference.
-            values = {None if row.settings.get(key) is None else _setting(row, key) for row in rows}
+            values = {str(row.settings[key]) for row in self.rows if key in row.settings}
             if len(values) > 1 and key in (*free, "seed", UNIT):
                 differing.append(key)
         return differing
 
-    def distinguishing(self) -> list[str]:
-        """As few keys as distinguish all runs that differ: first those that all of them set, classes before options."""
-
-        def rank(key: str) -> tuple[bool, bool, bool]:
-            missing = any(row.settings.get(key) is None for row in self.rows)
-            return key == "seed", missing, not key.endswith(_CLASSES)
-
-        # One key after the other, where it tells more runs apart than those before it do: few, if not the fewest.
-        kinds = 1
-        chosen: list[str] = []
-        for key in sorted(self.differing(), key=rank):
-            if key == UNIT:
-                continue
-            values = {tuple(_setting(row, name) for name in (*chosen, key)) for row in self.rows}
-            if len(values) > kinds:
-                kinds = len(values)
-                chosen.append(key)
-        return chosen
-
     def labels(self) -> list[str]:
         """What distinguishes each run from the others, for a legend; its name where that is too long or not enough."""
-        names = [row.name for row in self.rows]
-        keys = self.distinguishing()
-        labels = []
-        for row in self.rows:
-            parts = []
-            for key in keys:
-                if row.settings.get(key) is not None:
-                    parts.append(f"{_end(key.removesuffix('._target_'))}={row.settings[key]}")
-            count = f" (n = {row.n})" if row.n > 1 else ""
-            label = marked(", ".join(parts) + count, row.note)
-            labels.append(label if parts and len(label) <= _LONGEST else row.name)
-        return labels if len(set(labels)) == len(labels) else names
+        keys = [key for key in self.differing() if key not in (UNIT, "seed")]
+        for names in (keys, [*keys, "seed"]):  # the seed where it takes that, too
+            labels = [self._label(row, names) for row in self.rows]
+            if names and len(set(labels)) == len(self.rows) > 1:
+                return labels
+        return [row.name for row in self.rows]
+
+    def _label(self, row: RunRow, keys: Sequence[str]) -> str:
+        parts = []
+        for key in keys:
+            if row.settings.get(key) is not None:
+                parts.append(f"{key.removesuffix('._target_').rpartition('.')[2]}={row.settings[key]}")
+        count = f" (n = {row.n})" if row.n > 1 else ""
+        label = marked(", ".join(parts) + count, row.note)
+        return label if parts and len(label) <= _LONGEST else row.name
 
     def knows(self, key: str) -> bool:
         """Whether any run has a key."""
         return any(row.lookup(key) is not MISSING for row in self.rows)
 
-    # One row a run
-
-    @cached_property
-    def outcomes(self) -> pd.DataFrame:
-        """What came out of each run.
-
-        Columns: accuracies (of other tasks what was measured on validation and test data; nothing of a model that
-        learned from the canaries of an audit, which a column says), the unit of privacy where one is no example,
-        epsilon by each accountant (infinite without privacy), `audited epsilon (95 %)` and `verdict` where a run was
-        audited, `ledger` where one is not intact, milliseconds per step, steps.
-        """
-        records = [row.record for row in self.rows]
-        metrics = pd.DataFrame([without_accuracy(record) for record in records]).astype(float)
-        columns: dict[str, Any] = {}
-        for name, label in _ACCURACIES.items():
-            if name in metrics and metrics[name].notna().any():
-                columns[label] = 100 * metrics[name]
-        if not columns:  # no classifiers
-            for name in sorted(map(str, metrics), reverse=True):
-                if name.startswith(MEASURED):
-                    columns[name] = metrics[name]
+    def _figures(self, wide: bool) -> dict[str, str]:
+        """The metrics that a row shows, and their headings: of classifiers accuracies, of others what was measured."""
+        logged = keys_of_any(row.metrics for row in self.rows)
+        shown = [name for name in _ACCURACIES if any(row.metrics.get(name) is not None for row in self.rows)]
+        if not shown:
+            shown = sorted((name for name in logged if name.startswith(MEASURED)), reverse=True)
         # What a sweep chose by is shown, whatever else is.
-        for name in sorted({name for record in records for name in _objectives(record)} - {*_ACCURACIES}):
-            columns.setdefault(name, metrics.get(name, math.nan))
-        with_canaries, split, _ = APART
-        if any(map(is_audited, records)):
-            columns[with_canaries] = ["yes" if is_audited(record) else ABSENT for record in records]
-        judged = [record.get("judged_on", ABSENT) for record in records]
-        if "val" in judged:
-            columns[split] = judged
-        columns |= _privacy_columns([record["privacy"] for record in records])
-        columns[TIME] = [1000 * record["seconds"] / max(record["steps"], 1) for record in records]
-        columns["steps"] = [record["steps"] for record in records]
-        return pd.DataFrame(columns)
+        shown += sorted({name for row in self.rows for name in row.objectives})
+        if wide:
+            shown += [name for name in logged if "/" in name and not name.startswith("privacy/")]
+        epsilons = keys_of_any(row.record["privacy"]["epsilon"] for row in self.rows)
+        shown += [f"privacy/epsilon_{name}" for name in sorted(epsilons, reverse=True)]
+        if wide:
+            shown += [name for name in logged if name.startswith("privacy/") and name != EPSILON]
+        last = [AUDITED, "seconds" if wide else TIME, STEPS] if self.keys is None else [AUDITED, STEPS]
+        shown += [name for name in last if name in logged]
+        return {name: _heading(name) for name in shown}
 
-    def frame(self, folders: bool = False) -> pd.DataFrame:
-        """A row for each run: its name, the settings in which runs differ, and the outcomes.
+    def _names(self, folders: bool, wide: bool) -> dict[str, list[Any]]:
+        """The columns to the left of the figures: which run it is, its settings, and words that say what differs."""
+        names: dict[str, list[Any]] = {}
+        if self.keys is None:
+            names["run"] = [row.name if wide else row.record["config"]["run"]["name"] for row in self.rows]
+            if folders:
+                names["folder"] = [str(row.folder) for row in self.rows]
+            for key in self.differing():
+                if key != UNIT:
+                    names[key.removesuffix("._target_")] = [_shown(row.settings.get(key)) for row in self.rows]
+        else:
+            for key in self.keys:
+                names[key] = [_shown(row.lookup(key)) for row in self.rows]
+            names["n"] = [row.n for row in self.rows]
+        for word in keys_of_any(row.words for row in self.rows):
+            words = [row.words[word] for row in self.rows]
+            if set(words) - _PLAIN:
+                names[word] = words
+        return names
+
+    def frame(self, folders: bool = False, wide: bool = False) -> pd.DataFrame:
+        """A row for each run or mean, unrounded: its names and settings, and its figures (`... sd`: deviations).
 
         Args:
             folders: Add a column that says where each run lies.
+            wide: Show all figures that were logged.
         """
-        return pd.concat([self._names(folders), self.outcomes], axis=1)
+        columns = self._names(folders, wide)
+        for name, heading in self._figures(wide).items():
+            columns[heading] = [_scaled(name, row.metrics) for row in self.rows]
+            if any(name in row.deviations for row in self.rows) and name not in _FORMS:
+                columns[f"{heading} sd"] = [_scaled(name, row.deviations) for row in self.rows]
+        return pd.DataFrame(columns)
 
-    def _names(self, folders: bool) -> pd.DataFrame:
-        """The columns to the left of the outcomes."""
-        names: dict[str, list[Any]] = {"run": [row.record["config"]["run"]["name"] for row in self.rows]}
-        if folders:
-            names["folder"] = [str(row.folder) for row in self.rows]
-        # An option that only some strategies have differs if the runs of those strategies differ in it.
-        for key in self.differing(stated=True):
-            if key != UNIT:
-                values = [row.settings.get(key) for row in self.rows]
-                names[key.removesuffix("._target_")] = [ABSENT if value is None else value for value in values]
-        return pd.DataFrame(names).astype(object)
+    def texts(self, folders: bool = False, wide: bool = False) -> list[list[str]]:
+        """The frame as people read it: headings, then a line for each row, with doubts beside each epsilon."""
+        columns = []
+        for heading, values in self._names(folders, wide).items():
+            columns.append([heading, *(f"{value:.6g}" if isinstance(value, float) else str(value) for value in values)])
+        for name, heading in self._figures(wide).items():
+            columns.append([heading, *(_figure_text(name, row) for row in self.rows)])
+        return [list(line) for line in zip(*columns, strict=True)]
 
-    @cached_property
-    def validated(self) -> tuple[str, pd.Series[float]] | None:
-        """The metric on validation data by which a best run is chosen, and its value of each run; None without one.
+    def best_note(self) -> tuple[str, ...]:
+        """One line that names the run that is best by validation; none of fewer than two, or of equal ones.
 
-        That is the objective of a sweep if it is such a metric, else the accuracy, else the first that says whether
-        more or less is better.
+        The metric is the objective of a sweep if it is of validation data, else the accuracy, else the first of which
+        is known whether more or less is better.
         """
-        metrics = pd.DataFrame([dict(row.metrics) for row in self.rows]).astype(float)
-        asked = {tuple(_objectives(row.record)) for row in self.rows}
-        names = [*(asked.pop() if len(asked) == 1 else ()), "val/accuracy", *sorted(map(str, metrics))]
-        for name in names:
-            if name in metrics and better_direction(name) is not None and metrics[name].notna().any():
-                return name, metrics[name]
-        return None
-
-    def best_note(self) -> list[str]:
-        """One line that names the run that is best by validation; none of fewer than two, or of equal ones."""
-        if self.validated is None or self.validated[1].nunique() < 2:
-            return []
-        name, values = self.validated
-        row = self.rows[int(values.argmax() if better_direction(name) == "max" else values.argmin())]
-        return [f"Best by {name}: {row.folder or row.name} ({metric_text(name, row.metrics[name])})."]
+        objectives = {row.objectives for row in self.rows}
+        logged = sorted(keys_of_any(row.metrics for row in self.rows))
+        for name in (*(objectives.pop() if len(objectives) == 1 else ()), "val/accuracy", *logged):
+            values = pd.Series([row.metrics.get(name) for row in self.rows], dtype=float)
+            direction = better_direction(name)
+            if direction is None or values.isna().all():
+                continue
+            if values.nunique() < 2:
+                return ()
+            row = self.rows[int(values.argmax() if direction == "max" else values.argmin())]
+            return (f"Best by {name}: {row.folder or row.name} ({metric_text(name, row.metrics[name])}).",)
+        return ()
 
     def to_markdown(self, folders: bool = False) -> str:
-        """The frame, with rounded figures and doubts beside each epsilon; below it, which run is best by validation."""
-        names = self._names(folders)
-        rows = [[*map(str, names), *map(str, self.outcomes)]]
-        for number in range(len(names)):
-            figures = outcome_texts(self.outcomes.iloc[[number]])
-            rows.append([*map(str, names.iloc[number]), *figures])
-        return "\n\n".join([markdown_rows(rows), *self.best_note()])
+        """The table as text, and its notes as paragraphs."""
+        notes = self.notes if self.keys is not None else (*self.best_note(), *self.notes)
+        return "\n\n".join([markdown_rows(self.texts(folders), len(self.keys or "1")), *notes])
+
+    def to_latex(self, folders: bool = False) -> str:
+        """The table as text, in LaTeX (booktabs)."""
+        return latex_rows(self.texts(folders))
 
     def to_csv(self, folders: bool = False) -> str:
         """The frame, unrounded."""
         return str(self.frame(folders).to_csv(index=False))
 
-    def to_records(self, folders: bool = False) -> list[dict[str, Any]]:
-        """A dictionary for each run, fit for JSON: figures that are missing or infinite are None."""
-        return json_records(self.frame(folders))
+    def to_records(self, folders: bool = False, wide: bool = False) -> list[dict[str, Any]]:
+        """A dictionary for each row, fit for JSON: figures that are missing or infinite are None."""
+        records = []
+        for record in self.frame(folders, wide).rename(columns=str).to_dict("records"):
+            finite = {}
+            for name, value in record.items():
+                finite[str(name)] = None if isinstance(value, float) and not math.isfinite(value) else value
+            records.append(finite)
+        return records
 
-    # One column a run
+    def compared_rows(self) -> list[list[str]]:
+        """All figures of runs beside one another, many runs below one another."""
+        rows = self.texts(wide=True)
+        return rows if len(self.rows) > _MOST_COLUMNS else [list(line) for line in zip(*rows, strict=True)]
 
     def compare(self) -> str:
         """`compared_rows` in Markdown."""
         return markdown_rows(self.compared_rows())
 
-    def compared_rows(self) -> list[list[str]]:
-        """Runs beside one another, many below one another: settings in which they differ, and figures; names first."""
-        rows = [["", *(row.name for row in self.rows)]]
-        for key in self.differing():
-            rows.append([key, *(_setting(row, key) for row in self.rows)])
-        rows += self.figures()
-        if len(self.rows) > _MOST_COLUMNS:
-            rows = [list(cells) for cells in zip(*rows, strict=True)]
-            rows[0][0] = "run"
-        return rows
-
-    def figures(self) -> list[list[str]]:
-        """Final figures as people read them, a line for each."""
-        names = keys_of_any(row.metrics for row in self.rows)
-        lines = []
-        for name in names:
-            if "/" not in name and name != "seconds":
-                continue
-            if name == EPSILON and _EPSILON_BY in names:  # the same, as it was logged last
-                continue
-            cells = []
-            for row in self.rows:
-                value = row.metrics.get(name)
-                is_epsilon = name.startswith("privacy/epsilon") and value is not None
-                deviation = row.deviations.get(name)
-                cells.append(epsilon_text(value) if is_epsilon else metric_text(name, value, deviation))
-            lines.append([AUDITED_LABEL if name == AUDITED else name, *cells])
-        verdicts = [row.verdict for row in self.rows]
-        if any(verdicts):
-            lines.append(["verdict of the audit", *(verdict or ABSENT for verdict in verdicts)])
-        return lines
-
-    def compared_records(self) -> list[dict[str, Any]]:
-        """A dictionary for each run, fit for JSON: its name, settings in which runs differ, and unrounded figures."""
-        keys = self.differing()
-        records = []
-        for row in self.rows:
-            record = {
-                "name": row.name,
-                "n": row.n,
-                "settings": {key: row.settings.get(key) for key in keys},
-                "metrics": _finite(row.metrics),
-                "deviations": _finite(row.deviations),
-                "verdict": row.verdict,
-                "note": row.note,
-            }
-            records.append(record)
-        return records
-
     def over_seeds(self) -> RunTable:
         """Mean and standard deviation of runs that differ by their seed only, each group in the place of its first."""
-        return RunTable(tuple(_mean(rows) if len(rows) > 1 else rows[0] for rows in self.groups_of_seeds()))
+        return replace(self, rows=tuple(map(mean, self.groups_of_seeds())))
 
     def groups_of_seeds(self) -> list[list[RunRow]]:
         """Runs that differ by their seed only, together; the groups in the order of their first runs."""
@@ -328,118 +254,45 @@ class RunTable:
         return list(groups.values())
 
 
-def _objectives(record: Mapping[str, Any]) -> list[str]:
-    """The metrics by which a sweep chose."""
-    named = (record.get("config") or {}).get("objective") or []
-    return [named] if isinstance(named, str) else list(named)
+def _shown(value: Any) -> Any:
+    """A value of a setting, as a cell."""
+    return ABSENT if value is MISSING or value is None else value
 
 
-def _setting(row: RunRow, key: str) -> str:
-    return str(row.settings.get(key, ABSENT))
+def _heading(name: str) -> str:
+    """The heading of a metric; accuracies, which are shares, are shown in percent."""
+    if name == AUDITED:
+        return AUDITED_LABEL
+    if name.startswith("privacy/epsilon_"):
+        return f"epsilon ({name.removeprefix('privacy/epsilon_').upper()})"
+    return _ACCURACIES.get(name, f"{name} (%)" if "accuracy" in name else name)
 
 
-def _end(key: str) -> str:
-    """The last part of a dotted key."""
-    return key.rpartition(".")[2]
+def _scaled(name: str, figures: Mapping[str, float | None]) -> float:
+    """A figure as a table shows it; not a number where there is none."""
+    value = figures.get(name)
+    if value is None:
+        return math.nan
+    return 100 * value if "accuracy" in name else value
 
 
-# Outcomes
+def _figure_text(name: str, row: RunRow) -> str:
+    value = _scaled(name, row.metrics)
+    if name.startswith("privacy/epsilon_"):
+        return marked(epsilon_text(value), row.note)
+    if name in _FORMS:
+        return ABSENT if math.isnan(value) else format(value, _FORMS[name])
+    return mean_text(value, _scaled(name, row.deviations), percent="accuracy" in name)
 
 
-def _privacy_columns(privacies: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """What runs guarantee, and what their audits and ledgers say of it."""
-    columns: dict[str, list[Any]] = {}
-    units = [privacy.get("unit") or ABSENT for privacy in privacies]
-    if set(units) - {"example", ABSENT}:
-        columns["unit"] = units
-    accountants = {name for privacy in privacies for name in privacy["epsilon"]}
-    for name in sorted(accountants, reverse=True):
-        columns[f"epsilon ({name.upper()})"] = [_epsilon(privacy, name) for privacy in privacies]
-    if any("audit" in privacy for privacy in privacies):
-        columns[AUDITED_LABEL] = list(map(audited_epsilon, privacies))
-        columns["verdict"] = [verdict_of(privacy) or ABSENT for privacy in privacies]
-    if any("damage" in privacy for privacy in privacies):
-        columns["ledger"] = [privacy.get("damage", "intact") for privacy in privacies]
-    return columns
+def mean(rows: Sequence[RunRow]) -> RunRow:
+    """The mean of several runs, with the record and folder of the first; a single one is returned as it is.
 
-
-def _epsilon(privacy: Mapping[str, Any], accountant: str) -> float:
-    """Infinite without privacy, not a number where the accountant shows none."""
-    value = privacy["epsilon"].get(accountant)
-    if value is not None:
-        return float(value)
-    return math.inf if privacy.get("unit") is None else math.nan
-
-
-def outcome_texts(outcomes: pd.DataFrame) -> list[str]:
-    """Outcomes of one or several runs as people read them, a cell for each column."""
-    doubts = []
-    for _, outcome in outcomes.iterrows():
-        intact = outcome.get("ledger", "intact") == "intact"
-        doubts.append(accusation(outcome.get("verdict")) if intact else UNPROVEN)
-    doubt = joined(doubts)
-    figures = outcome_means(outcomes)
-    cells = []
-    for column in map(str, outcomes):
-        figure = figures[column]
-        if column in _WORDS:
-            cells.append(figure)
-        elif _has_mean(column):
-            cells.append(mean_text(figure, figures[f"{column} sd"], percent=column in _ACCURACIES.values()))
-        elif math.isnan(figure):
-            cells.append(ABSENT if column in _RANGES else marked(ABSENT, doubt))
-        elif column in _RANGES:
-            cells.append(range_text([figures[f"{column} least"], figure], _RANGES[column]))
-        else:
-            ends = dict.fromkeys([epsilon_text(figures[f"{column} least"]), epsilon_text(figure)])
-            cells.append(marked(" to ".join(ends), doubt))
-    return cells
-
-
-def outcome_means(outcomes: pd.DataFrame) -> dict[str, Any]:
-    """Outcomes of one or several runs as unrounded figures, by the columns of a frame of groups."""
-    line: dict[str, Any] = {}
-    for name, values in outcomes.items():
-        column = str(name)
-        if column in _WORDS:
-            line[column] = joined(map(str, values)) or ABSENT
-            continue
-        # A figure that is missing may be the largest of all.
-        numbers = pd.to_numeric(values, errors="coerce")
-        if _has_mean(column):
-            line[column] = float(numbers.mean(skipna=False))
-            line[f"{column} sd"] = float(numbers.std(skipna=False))
-        else:
-            line[f"{column} least"] = numbers.min(skipna=False)
-            line[column] = numbers.max(skipna=False)
-    return line
-
-
-def _has_mean(column: str) -> bool:
-    """Whether the mean stands for several runs: of an epsilon the largest does, of steps and times the range."""
-    return column not in _RANGES and not column.startswith("epsilon (")
-
-
-def json_records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """A dictionary for each row, fit for JSON."""
-    return [_finite(record) for record in frame.rename(columns=str).to_dict("records")]
-
-
-def _finite(values: Mapping[Any, Any]) -> dict[str, Any]:
-    """With None for what is no finite number: JSON has no other."""
-    finite = dict(values)
-    for key, value in values.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            finite[key] = None
-    return finite
-
-
-# Means
-
-
-def _mean(rows: Sequence[RunRow]) -> RunRow:
-    """Of metrics that all of them have, at steps at which all of them logged; of epsilons the largest."""
+    Metrics are those that all of them have, at steps at which all of them logged; of epsilons the largest stands.
+    """
     first = rows[0]
+    if len(rows) == 1:
+        return first
     table = pd.DataFrame([dict(row.metrics) for row in rows], columns=list(first.metrics)).astype(float)
     # A mean of epsilons would hold for none of the runs; the largest holds for each.
     largest = table.filter(regex="^privacy/")
@@ -464,8 +317,7 @@ def _mean(rows: Sequence[RunRow]) -> RunRow:
         settings=without_seeds(rows)[0] | unit_setting(first.settings.get(UNIT)) | {"seed": seeds},
         metrics=floats(metrics),
         curves=pd.DataFrame(means),
-        folder=None,
-        verdict=joined(row.verdict for row in rows),
+        words={word: joined(row.words[word] for row in rows) or ABSENT for word in first.words},
         note=note,
         n=len(rows),
         deviations=floats(deviations),
@@ -473,6 +325,18 @@ def _mean(rows: Sequence[RunRow]) -> RunRow:
     )
 
 
-def joined(words: Iterable[str | None]) -> str | None:
-    """Each word once; None where there is none."""
-    return ", ".join(dict.fromkeys(word for word in words if word is not None)) or None
+def unfinished_notes(folders: Sequence[Path], finished: int) -> tuple[str, ...]:
+    """A note on runs below some folders that are in no row; none where all have ended.
+
+    Args:
+        folders: Folders of runs, or of sweeps.
+        finished: Number of runs that have ended.
+    """
+    names = []
+    for folder in folders:
+        for run in unfinished_runs_below(folder):
+            names.append(f"{run} ({run.command('resume')})")
+    if not names:
+        return ()
+    more = f"; and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return (f"{len(names)} of {finished + len(names)} runs are not finished: {'; '.join(names[:_MOST_NAMED])}{more}.",)
