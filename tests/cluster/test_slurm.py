@@ -90,7 +90,7 @@ def test_a_table_that_is_interrupted_leaves_its_jobs_in_the_queue(slurm: Slurm, 
         first = subprocess.Popen(command(*words), cwd=tmp_path, env=alone(slurm.environment), stdout=log, stderr=log)
     wait(lambda: bool(list(tmp_path.glob("runs/mine/*/output.log"))), "no run begins", 600)
     first.send_signal(signal.SIGTERM)
-    assert first.wait(300) == 143
+    assert first.wait(300) == -signal.SIGTERM
     wait(lambda: len(list(tmp_path.glob("runs/mine/*/result.json"))) == 4, "the jobs have not gone on", 600)
 
 

@@ -24,9 +24,10 @@ from dpbench.cli.experiments import part_of
 from dpbench.errors import ConfigurationError, DPBenchError
 from dpbench.files import write_atomically
 from dpbench.harness.reports.markdown import markdown_rows
+from dpbench.harness.reports.run_rows import flat
 from dpbench.harness.reproduce._results import RUNS, with_choices
-from dpbench.harness.reproduce.jobs import Job, status, sweep, table_jobs, value_at
-from dpbench.harness.reproduce.reproduction import Part, refuse_unknown_choices
+from dpbench.harness.reproduce.jobs import Job, status, sweep, table_jobs
+from dpbench.harness.reproduce.reproduction import Part
 from dpbench.harness.reproduce.tables import Table, Variant, read_table
 from dpbench.harness.runs.numbers import ABSENT, MOST_AUDITED, epsilon_text
 from dpbench.harness.runs.readers import read_csv
@@ -95,7 +96,6 @@ def audit_tables(name: str, part: Part, out: Path, runs: Path, keep: bool = Fals
             are more rows than verdicts that hold together.
         Interrupted: A signal stopped it; finished runs stay.
     """
-    refuse_unknown_choices((*part.sweep, *part.trainer))
     folder = out / FOLDER
     tables = _tables(name, out)
     # Of all tables before the first of them trains: what is refused costs no hours.
@@ -277,8 +277,9 @@ def _line(table: str, label: str, job: Job) -> dict[str, Any]:
     }
     try:
         record = job.result() or {}
-        audit = value_at(record, "privacy.audit") or {}
-        line |= {name: value_at(record, place) for name, place in _RECORDED.items()}
+        audit = (record.get("privacy") or {}).get("audit") or {}
+        facts = flat(record)
+        line |= {name: facts.get(place) for name, place in _RECORDED.items()}
         if "verdict" in audit:
             scores = read_scores(job.run).scores
             line["canaries"] = scores.canaries

@@ -10,11 +10,9 @@ import pandas as pd
 
 from dpbench.errors import ConfigurationError, DPBenchError
 from dpbench.files import write_atomically
-from dpbench.harness.reproduce._outputs import keep_strips, write_montage, write_outputs
+from dpbench.harness.reproduce._outputs import write_outputs
 from dpbench.harness.reproduce._results import (
     RUNS,
-    STRIPS,
-    of_best_trials,
     read_logged,
     refuse_other_words,
     with_choices,
@@ -52,9 +50,6 @@ def refresh(root: Path) -> list[str]:
         refuse_other_words(table, runs)  # before anything is written
     for table, runs in with_runs.values():
         folder = results / table.folder
-        if table.samples and (folder / STRIPS).is_dir():  # older results have the picture alone: it stays
-            keep_strips((), of_best_trials(table, runs), folder, folder)
-            write_montage(table, folder)
         write_outputs(table, runs, read_logged(table, folder), folder)
     frame = points(with_runs, tables)
     write_overview(frame, results)

@@ -151,7 +151,7 @@ def _add_reproduce(commands: Commands) -> None:
         dest="existing",
         action="store_const",
         const="replace",
-        default="stays",
+        default="refuse",
         help="overwrite results made by other code",
     )
     existing.add_argument(
@@ -178,7 +178,7 @@ def _reproduce(options: argparse.Namespace) -> Answer:
 
     if options.config_dir is not None:
         code_folder(options.config_dir)  # names the folder that was meant
-    alone = not options.words and not options.status and options.existing == "stays"
+    alone = not options.words and not options.status and options.existing == "refuse"
     if options.table == "list":
         if not alone:
             raise ConfigurationError("list takes no further words: dpbench reproduce list.")
@@ -192,7 +192,7 @@ def _reproduce(options: argparse.Namespace) -> Answer:
             raise ConfigurationError(f"{options.table} takes no runs: only --out goes with it.")
         out = options.out / options.table.replace("/", "_")
         out.mkdir(parents=True, exist_ok=True)  # find out now, not after a minute
-        return Answer(computed.write(out))
+        return Answer(computed.load()(out))
     refuse_idle_replacement(options.status, options.existing == "replace")
     from dpbench.harness.reproduce.reproduction import (
         reproduce_table,  # slow to import, which a listing need not wait for
@@ -224,8 +224,7 @@ def part_of(words: Sequence[str]) -> Part:
     for word in words:
         key, _, value = word.partition("=")
         if key in values:
-            remedy = "choose one" if key == "trainer" else f"write {key}=A,B"
-            raise ConfigurationError(f"{key}= is given twice: {remedy}.")
+            raise ConfigurationError(f"{key}= is given twice: write it once.")
         names = tuple(dict.fromkeys(name.strip() for name in value.strip("[]").split(",") if name.strip()))
         if key in ("rows", "columns") and names:
             values[key] = names

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
@@ -11,7 +13,7 @@ from dpbench.errors import ConfigurationError
 from dpbench.harness.reproduce._outputs import write_outputs
 from dpbench.harness.reproduce._results import best_trials, collect, of_best_trials, refuse_other_words, with_choices
 from dpbench.harness.reproduce._summary import cells
-from dpbench.harness.reproduce.jobs import _JOBS, table_jobs
+from dpbench.harness.reproduce.jobs import _JOB_FILE, table_jobs
 from dpbench.harness.reproduce.tables import Table, read_table
 
 TUNING = """
@@ -135,7 +137,7 @@ def test_every_trial_is_a_job_of_its_own(tuning: Table, tmp_path: Path) -> None:
     jobs = table_jobs(tuning, tmp_path)
     assert len(jobs) == len({job.folder for job in jobs}) == len({job.config_hash for job in jobs}) == 16
     assert jobs[1].name == "tight, low, fast, seed 0" and "optimizer.lr=3" in jobs[1].words
-    assert _JOBS.validate_json(_JOBS.dump_json(jobs)) == jobs  # as other machines of a cluster read them
+    assert _JOB_FILE.validate_json(json.dumps(asdict(jobs[0]))) == jobs[0]  # as other machines of a cluster read it
 
 
 def test_what_the_best_trials_logged_is_kept_with_their_names(tuning: Table, tmp_path: Path) -> None:
@@ -222,7 +224,7 @@ def test_a_choice_that_cannot_be_made_is_one_clear_error(
         ("metric: val/accuracy", "metric: test/accuracy", "chosen by a metric of validation data"),
         ("rows:\n", "chosen_from: x\nrows:\n", "give both"),
         ("label: C = 1,", "label: C = 1, chosen: [a],", "rows.1.chosen: Input should be a valid dictionary"),
-        ("rows:\n", "nominal: 7\nrows:\n", "nominal: Input should be a valid dictionary .*, not 7"),
+        ("rows:\n", "nominal: 7\nrows:\n", "nominal: Input should be a valid dictionary"),
         ("rows:\n", "difference: [[low]]\nrows:\n", "difference.0.1: Field required"),
     ],
 )
@@ -238,5 +240,5 @@ def test_a_wrong_definition_of_choices_is_one_clear_error(
 def test_choices_among_users_need_users_that_are_held_out(tuning: Table, tmp_path: Path) -> None:
     path = tmp_path / "own" / "tuning.yaml"
     path.write_text(TUNING.replace("data.val_users=10, ", ""))
-    with pytest.raises(ConfigurationError, match=r"tight-low-slow-0 holds no users out: data.val_users=0"):
+    with pytest.raises(ConfigurationError, match=r"tight-low-slow-0 holds nothing out: data.val_users=0"):
         table_jobs(read_table(str(path)), tmp_path)

@@ -10,10 +10,9 @@ import pandas as pd
 import pytest
 
 from dpbench.cli import main
-from dpbench.harness.reproduce._results import EarlierRuns
+from dpbench.harness.reproduce._results import joined
 from dpbench.harness.reproduce.jobs import Job, table_jobs
 from dpbench.harness.reproduce.tables import read_table
-from tests.harness.reproduce.digits_table import edited
 from tests.harness.reproduce.test_outputs import runs
 
 
@@ -50,43 +49,44 @@ def test_kept_runs_are_not_run_again(
     assert _call(definition, tmp_path, "--keep") == 0
     assert asked == [[job.name for job in jobs if job.seed == 1]]
     printed = capsys.readouterr().out
-    assert "0/4 done, 0 running, 0 failed, 4 to do\n4 more are kept" in printed
+    assert "0/4 done, 0 begun, 0 failed, 4 to do\n4 more are kept" in printed
     folder = tmp_path / "out" / "own_digits"
     assert f"written to {folder}" in printed and "- commit: abc" in (folder / "README.md").read_text(encoding="utf-8")
     assert len(pd.read_csv(folder / "runs.csv")) == 4 and len(pd.read_csv(folder / "curves.csv")) == 3
 
 
-def test_status_says_what_the_results_hold(
+def test_status_counts_what_is_kept(
     held: tuple[list[Job], list[list[str]]], definition: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _call(definition, tmp_path, "--status") == 0
-    folder = tmp_path / "out" / "own_digits"
-    assert f"{folder} holds results: --keep counts their runs as done" in capsys.readouterr().out
+    assert "0/8 done" in capsys.readouterr().out
     assert _call(definition, tmp_path, "--status", "--keep") == 0
-    assert "holds" not in capsys.readouterr().out and not held[1]
+    assert "0/4 done" in capsys.readouterr().out and not held[1]
 
 
-def test_a_picture_without_its_images_is_not_lost(
-    held: tuple[list[Job], list[list[str]]], definition: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "out" / "own_digits"
-    (folder / "samples.png").write_bytes(b"of an older version")
-    edited(definition, "seeds: 2", "seeds: 2\nsamples: true")
-    (folder / "samples").mkdir()
-    assert _call(definition, tmp_path, "--keep") == 1
-    assert "has samples.png, but not the images of which it is made" in capsys.readouterr().err and not held[1]
-    edited(definition, "seeds: 2", "seeds: 2\nsamples: false")
-    assert _call(definition, tmp_path, "--keep") == 0  # nothing touches the file
-    assert (folder / "samples.png").read_bytes() == b"of an older version"
-
-
-def test_without_the_word_every_run_is_run(
+def test_runs_of_other_code_need_a_word(
     held: tuple[list[Job], list[list[str]]], definition: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     jobs, asked = held
-    assert _call(definition, tmp_path) == 0
+    before = (tmp_path / "out" / "own_digits" / "runs.csv").read_bytes()
+    assert _call(definition, tmp_path) == 1
+    error = capsys.readouterr().err
+    assert "holds 4 run(s) of other code, settings or seeds: --replace overwrites them, --keep leaves" in error
+    assert not asked and (tmp_path / "out" / "own_digits" / "runs.csv").read_bytes() == before
+    assert _call(definition, tmp_path, "--replace") == 0
     assert asked == [[job.name for job in jobs]]
-    assert "kept" not in capsys.readouterr().out
+
+
+def test_runs_of_this_code_are_kept_without_a_word(
+    held: tuple[list[Job], list[list[str]]], definition: Path, tmp_path: Path
+) -> None:
+    jobs, asked = held
+    path = tmp_path / "out" / "own_digits" / "runs.csv"
+    lines = pd.read_csv(path)
+    lines["config_hash"] = [job.config_hash for job in jobs if job.seed == 0]
+    lines.assign(code_hash=jobs[0].code_hash).to_csv(path, index=False)
+    assert _call(definition, tmp_path) == 0
+    assert asked == [[job.name for job in jobs if job.seed == 1]]
 
 
 @pytest.mark.parametrize(
@@ -141,10 +141,7 @@ def test_a_run_that_stands_there_twice_is_refused(
 def test_a_run_that_is_kept_and_new_counts_as_the_new_one() -> None:
     old = runs({("short", "private", 0): 0.5, ("short", "private", 1): 0.6})
     new = runs({("short", "private", 1): 0.7})
-    curves = pd.DataFrame({"row": "short", "column": "private", "seed": [0, 1, 2], "step": 1, "value": [0.1, 0.2, 0.3]})
-    kept = EarlierRuns(old, {"curves": curves})
-    whole = kept.runs_with(new)
-    assert list(whole["value"]) == [0.5, 0.7]
-    logged = kept.logged_with({"curves": curves.iloc[1:2].assign(value=0.9)}, new, whole)
-    assert list(logged["curves"]["value"]) == [0.1, 0.9]  # seed 2 is in no table
-    assert EarlierRuns().runs_with(new).equals(new)
+    assert list(joined(old, new)["value"]) == [0.5, 0.7]
+    assert joined(pd.DataFrame(), new).equals(new) and joined(old, pd.DataFrame()).equals(old)
+    steps = pd.DataFrame({"row": "short", "column": "private", "seed": [0, 1], "step": 1, "value": [0.1, 0.2]})
+    assert list(joined(steps, steps.iloc[1:].assign(value=0.9))["value"]) == [0.1, 0.9]

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -20,7 +19,6 @@ from dpbench.harness.reproduce.jobs import Job, table_jobs
 from dpbench.harness.reproduce.tables import read_table
 from dpbench.harness.run.samples import grid, write_grid
 from tests.harness.reproduce.digits_table import edited
-from tools.results import refresh
 
 
 @pytest.fixture
@@ -61,18 +59,8 @@ def _call(definition: Path, tmp_path: Path, *words: str) -> int:
     )
 
 
-def _level(folder: Path, job: Job) -> float | None:
-    path = folder / "samples" / job.row / f"{job.column}.png"
-    return round(Image.open(path).convert("L").getpixel((1, 1)) / 255, 2) if path.is_file() else None  # type: ignore[operator]
-
-
 def _height(path: Path) -> int:
     return np.asarray(Image.open(path)).shape[0]
-
-
-def _by_other_code(folder: Path, **columns: object) -> None:
-    """What is held looks as if other code had made it."""
-    pd.read_csv(folder / "runs.csv").assign(**columns).to_csv(folder / "runs.csv", index=False)
 
 
 def test_a_strip_has_two_images_of_each_class(tmp_path: Path) -> None:
@@ -82,74 +70,23 @@ def test_a_strip_has_two_images_of_each_class(tmp_path: Path) -> None:
     assert centers == [0, 1, 10, 11, 20, 21]
 
 
-def test_images_of_kept_runs_stay_and_new_ones_join(
+def test_the_picture_is_drawn_of_all_cells_or_stays(
     jobs: list[Job], definition: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "out" / "own_digits"
+    picture = tmp_path / "out" / "own_digits" / "samples.png"
     for job in jobs[:2]:
         _finish(job, 0.2)
     assert _call(definition, tmp_path) == 0
-    assert "samples.png has no images of long, private; long, plain" in capsys.readouterr().out
-    small = _height(folder / "samples.png")
-    _by_other_code(folder, code_hash="old")
-    shutil.rmtree(tmp_path / "runs")
-    for job in jobs[1:]:  # the second cell is run anew, the first stays
-        _finish(job, 0.8)
-    assert _call(definition, tmp_path, "--keep") == 0
-    assert "has no images" not in capsys.readouterr().out
-    assert [_level(folder, job) for job in jobs] == [0.2, 0.8, 0.8, 0.8]
-    assert pd.read_csv(folder / "runs.csv")["value"].tolist() == [0.2, 0.8, 0.8, 0.8]
-    assert _height(folder / "samples.png") > small
-    shutil.rmtree(tmp_path / "runs")
-    assert _call(definition, tmp_path, "--keep") == 0  # with no run folder at all
-    assert [_level(folder, job) for job in jobs] == [0.2, 0.8, 0.8, 0.8]
-
-
-@pytest.mark.long
-def test_images_of_replaced_runs_go(jobs: list[Job], definition: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "out" / "own_digits"
-    for job in jobs:
-        _finish(job, 0.2)
+    small = _height(picture)
+    for job in jobs[2:]:
+        _finish(job, 0.8, pictured=job is not jobs[3])
     assert _call(definition, tmp_path) == 0
-    _by_other_code(folder, code_hash="old")
-    for job in jobs:
-        _finish(job, 0.8)
-    assert _call(definition, tmp_path, "--replace") == 0
-    assert [_level(folder, job) for job in jobs] == [0.8] * 4
-
-
-@pytest.mark.long
-def test_elsewhere_kept_images_come_along(jobs: list[Job], definition: Path, tmp_path: Path) -> None:
-    for job in jobs:
-        _finish(job, 0.2)
+    assert "samples.png is not drawn, as no folder here has images of long, plain" in capsys.readouterr().out
+    assert _height(picture) == small
+    _finish(jobs[3], 0.8)
     assert _call(definition, tmp_path) == 0
-    held = tmp_path / "out" / "own_digits"
-    _by_other_code(held, code_hash="old", config_hash=[f"h{number}" for number in range(4)])
+    assert _height(picture) > small
+    drawn = picture.read_bytes()
     shutil.rmtree(tmp_path / "runs")
-    _finish(jobs[0], 0.8)  # of other settings than the one that is held: a table beside it
-    assert _call(definition, tmp_path, "--keep") == 0
-    beside = tmp_path / "runs" / "own_digits" / "table"
-    assert [_level(beside, job) for job in jobs] == [0.8, 0.2, 0.2, 0.2]
-    assert [_level(held, job) for job in jobs] == [0.2] * 4
-
-
-@pytest.mark.long
-def test_pages_are_written_again_with_their_pictures(
-    jobs: list[Job], definition: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for job in jobs:
-        _finish(job, 0.2)
-    assert _call(definition, tmp_path) == 0
-    folder = tmp_path / "out" / "own_digits"
-    drawn = (folder / "samples.png").read_bytes()
-    (folder / "samples.png").unlink()
-    table = read_table(str(definition))
-    monkeypatch.setattr(refresh, "table_names", lambda: [str(definition)])
-    monkeypatch.setattr(refresh, "_PAGES", ())
-    shutil.copytree(tmp_path / "out", tmp_path / "checkout" / "results")
-    refresh.refresh(tmp_path / "checkout")
-    again = tmp_path / "checkout" / "results" / table.folder
-    assert (again / "samples.png").read_bytes() == drawn
-    shutil.rmtree(again / "samples")  # as older versions wrote it
-    refresh.refresh(tmp_path / "checkout")
-    assert (again / "samples.png").read_bytes() == drawn
+    assert _call(definition, tmp_path) == 0  # with no run folder at all
+    assert picture.read_bytes() == drawn

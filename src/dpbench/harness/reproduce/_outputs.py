@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,20 +10,20 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-from dpbench.files import replacing, write_atomically
+from dpbench.files import write_atomically
 from dpbench.harness.reports.figures import new_figure, write_figure
+from dpbench.harness.reports.markdown import latex_rows, markdown_rows
 from dpbench.harness.reproduce._pictures import draw_logged, draw_table
 from dpbench.harness.reproduce._results import (
     CURVES,
     MONTAGE,
     RUNS,
-    STRIPS,
     Logged,
     best_trials,
     logged_names,
     of_best_trials,
 )
-from dpbench.harness.reproduce._summary import EXAMPLE, late_means, latex, markdown, summary
+from dpbench.harness.reproduce._summary import EXAMPLE, cells, late_means, summary
 from dpbench.harness.reproduce.jobs import Job
 from dpbench.harness.reproduce.tables import MEASURES, Table, select_cell, short_name
 from dpbench.harness.run.samples import FRAME, PER_CLASS
@@ -47,8 +46,9 @@ def write_outputs(table: Table, runs: pd.DataFrame, logged: Logged, folder: Path
     folder.mkdir(parents=True, exist_ok=True)
     # First: everything else can be written again from it.
     write_atomically(folder / RUNS, runs.to_csv(index=False))
-    write_atomically(folder / "table.md", markdown(table, runs) + "\n")
-    write_atomically(folder / "table.tex", latex(table, runs))
+    rows = cells(table, runs)
+    write_atomically(folder / "table.md", markdown_rows(rows) + "\n")
+    write_atomically(folder / "table.tex", latex_rows(rows))
     best = of_best_trials(table, runs)
     draw_table(table, best, summary(table, best), folder)
     pictures = write_logged(table, logged, folder)
@@ -83,7 +83,7 @@ def _page(table: Table, runs: pd.DataFrame, pictures: Sequence[Path], logged: Lo
     return render(
         "table.md",
         table=table,
-        cells=markdown(table, runs),
+        cells=markdown_rows(cells(table, runs)),
         relations=_listed(best["neighbouring_relation"].replace(_RELATIONS), separator=" or "),
         deltas=_listed(best["delta"].astype(float), "g"),
         units=_units(best),
@@ -166,70 +166,28 @@ def strip(grid: Path) -> np.ndarray:
     return np.concatenate(parts, axis=1)
 
 
-def keep_strips(jobs: Sequence[Job], runs: pd.DataFrame, earlier: Path, folder: Path) -> None:
-    """Bring one run's images of each cell into the folder, so that the picture can be drawn again without the runs.
-
-    Args:
-        jobs: Runs that the table shows whose folders may be there.
-        runs: All runs that the table shows, as in runs.csv.
-        earlier: Results of earlier runs, whose images stay where no folder of a run of the cell is there.
-        folder: Folder of the results; made if need be.
-    """
-    grids: dict[tuple[str, str], Path] = {}
-    for job in jobs:
-        if job.result() is not None and job.run.samples.is_file():
-            grids.setdefault((job.row, job.column), job.run.samples)
-    cells = set(zip(runs["row"], runs["column"], strict=True))
-    for path in (folder / STRIPS).glob("*/*.png"):
-        if (path.parent.name, path.stem) not in cells:
-            path.unlink()
-    for row, column in cells:
-        place = _place(folder, row, column)
-        before = _place(earlier, row, column)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if (row, column) in grids:
-            with replacing(place) as new:
-                Image.fromarray(strip(grids[row, column])).save(new, format="png")
-        elif before.is_file() and before != place:
-            shutil.copyfile(before, place)
-
-
-def write_montage(table: Table, folder: Path) -> list[str]:
-    """Draw the images of all cells, one below the other; the picture goes where there are none.
+def write_montage(table: Table, jobs: Sequence[Job], folder: Path) -> list[str]:
+    """Draw images of one run of each cell, one below the other.
 
     Args:
         table: The definition.
-        folder: Of the results, with the images of each cell.
+        jobs: Runs that the table shows.
+        folder: Folder of the results.
 
     Returns:
-        Cells without images, for the reader.
+        Cells without images in a folder of a run, for the reader: then the picture that is there stays.
     """
-    strips = {}
-    without = []
-    for row, column in table.cells:
-        place = _place(folder, row.name, column.name)
-        if place.is_file():
-            strips[place] = table.label_of(row, column, "\n")
-        else:
-            without.append(f"{row.name}, {column.name}")
-    if not strips:
-        (folder / MONTAGE).unlink(missing_ok=True)
-        return without
-    figure = new_figure(12.0, 0.75 * len(strips) + 0.4)
-    places = figure.subplots(len(strips), 1, squeeze=False)[:, 0]
-    for axes, (path, label) in zip(places, strips.items(), strict=True):
-        axes.imshow(np.asarray(Image.open(path)), interpolation="nearest")
-        axes.set_ylabel(
-            label,
-            rotation=0,
-            ha="right",
-            va="center",
-            fontsize=8,
-        )
+    labels = {(row.name, column.name): table.label_of(row, column, "\n") for row, column in table.cells}
+    cells = {(job.row, job.column) for job in jobs}
+    grids = {(job.row, job.column): job.run.samples for job in reversed(jobs) if job.run.samples.is_file()}
+    if without := cells - set(grids):
+        return sorted(", ".join(cell) for cell in without)
+    figure = new_figure(12.0, 0.75 * len(grids) + 0.4)
+    places = figure.subplots(len(grids), 1, squeeze=False)[:, 0]
+    shown = [cell for cell in labels if cell in grids]
+    for axes, cell in zip(places, shown, strict=True):
+        axes.imshow(strip(grids[cell]), interpolation="nearest")
+        axes.set_ylabel(labels[cell], rotation=0, ha="right", va="center", fontsize=8)
         axes.set(xticks=[], yticks=[])
     write_figure(folder / MONTAGE, figure)
-    return without
-
-
-def _place(folder: Path, row: object, column: object) -> Path:
-    return folder / STRIPS / str(row) / f"{column}.png"
+    return []

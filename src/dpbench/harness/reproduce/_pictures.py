@@ -33,60 +33,37 @@ def draw_table(table: Table, runs: pd.DataFrame, lines: pd.DataFrame, folder: Pa
         lines: A line for each cell, see `_summary.summary`.
         folder: Where to.
     """
-    rows = [row.name for row in table.rows if (runs["row"] == row.name).any()]
-    columns = [column.name for column in table.columns if (runs["column"] == column.name).any()]
-    if rows and columns:
-        table = table.selected(rows, columns, None)
-        lines = lines[lines["row"].isin(rows) & lines["column"].isin(columns)]
-    figure = new_figure(8.0, 1.6 + len(table.rows) * (0.25 + 0.17 * len(table.columns)))
-    axes = figure.add_subplot()
+    rows = [row for row in table.rows if row.name in set(runs["row"])]
+    columns = [column for column in table.columns if column.name in set(runs["column"])]
     runs = runs.assign(value=table.measure.scale * runs["value"])
-    names = [row.name for row in table.rows]
+    figure = new_figure(8.0, 1.6 + len(rows) * (0.25 + 0.17 * len(columns)))
+    axes = figure.add_subplot()
+    values: list[pd.Series[Any]] = []
     # Columns of a row lie below each other, so that their intervals do not cover one another.
-    shifts = np.linspace(-0.35, 0.35, 2 * len(table.columns) + 1)[1::2]
-    for number, (column, shift) in enumerate(zip(table.columns, shifts, strict=True)):
+    shifts = np.linspace(-0.35, 0.35, 2 * len(columns) + 1)[1::2]
+    for number, (column, shift) in enumerate(zip(columns, shifts, strict=True)):
         color = f"C{number % 10}"
-        heights = pd.Series(range(len(names)), index=names) + shift
-        part = runs[(runs["column"] == column.name) & runs["row"].isin(names)]
-        axes.plot(
-            part["value"],
-            part["row"].map(heights),
-            ".",
-            color=color,
-            alpha=0.45,
-            markersize=5,
-        )
-        cells = lines[lines["column"] == column.name]
+        heights = pd.Series({row.name: place + shift for place, row in enumerate(rows)})
+        part = runs[runs["column"] == column.name]
+        axes.plot(part["value"], part["row"].map(heights), ".", color=color, alpha=0.45, markersize=5)
+        cells = lines[(lines["column"] == column.name) & lines["row"].isin(heights.index)]
         height = cells["row"].map(heights)
         half = cells["half"].where(cells["n"] > _FEW)
-        axes.errorbar(
-            cells["mean"],
-            height,
-            xerr=half,
-            fmt="o",
-            color=color,
-            capsize=3,
-            label=f"{column.label}, ours",
-        )
+        label = f"{column.label}, ours"
+        axes.errorbar(cells["mean"], height, xerr=half, fmt="o", color=color, capsize=3, label=label)
         if cells["paper"].notna().any():
-            axes.plot(
-                cells["paper"],
-                height,
-                "x",
-                color=color,
-                markersize=9,
-                label=f"{column.label}, paper",
-            )
-    axes.set_yticks(range(len(table.rows)), [row.label for row in table.rows], fontsize=8)
+            axes.plot(cells["paper"], height, "x", color=color, markersize=9, label=f"{column.label}, paper")
+        values += [part["value"], cells["paper"]]
+    axes.set_yticks(range(len(rows)), [row.label for row in rows], fontsize=8)
     axes.invert_yaxis()
-    values = pd.concat([runs["value"], lines["paper"]]).dropna()
-    if len(values):
-        # Of what was measured, not of the intervals: those of few runs that differ much may be wider than the picture.
-        least = 1.0 if table.measure.percent else 0.05 * float(values.abs().max()) or 1.0
-        margin = max(least, 0.15 * float(values.max() - values.min()))
+    # Of what was measured, not of the intervals: those of few runs that differ much may be wider than the picture.
+    shown = pd.concat(values).dropna()
+    if len(shown):
+        least = 1.0 if table.measure.percent else 0.05 * float(shown.abs().max()) or 1.0
+        margin = max(least, 0.15 * float(shown.max() - shown.min()))
         axes.set_xlim(
-            max(table.measure.least, float(values.min()) - margin),
-            min(table.measure.most, float(values.max()) + margin),
+            max(table.measure.least, float(shown.min()) - margin),
+            min(table.measure.most, float(shown.max()) + margin),
         )
     axes.set_xlabel(table.measure.label)
     axes.set_title(table.title, fontsize=10)

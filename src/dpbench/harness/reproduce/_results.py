@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,13 @@ import pandas as pd
 
 from dpbench.code import sources_text
 from dpbench.errors import ConfigurationError
-from dpbench.harness.reproduce.jobs import Job, value_at
+from dpbench.harness.reports.run_rows import flat
+from dpbench.harness.reproduce.jobs import Job
 from dpbench.harness.reproduce.tables import MEASURES, Table, Variant, read_table, select_lines
 from dpbench.harness.runs.readers import read_csv, read_metrics
 
 RUNS = "runs.csv"
 MONTAGE = "samples.png"
-STRIPS = "samples"
-"""The folder with the images of each cell, of which the montage is put together."""
 CURVES = "curves"
 GRADIENTS = "gradient_values"
 NOMINAL = "epsilon_nominal_rdp"
@@ -31,18 +29,13 @@ FOREIGN = "foreign_code"
 """Column of runs.csv: packages that are not dpbench and hashes of their sources, where a table's runs use any."""
 
 _KEY = ["row", "column", TRIAL, "seed"]
-_CELL_WORDS = ("row", "column", TRIAL)
+_NOT_OF_ALL = (TRIAL, NOMINAL, FOREIGN)
 _RESTORE = "restore {path}, or move it away"
 _END = 2  # evaluations: the last validation and the test
 _POINTS = 200  # of a line
 
 Logged = dict[str, pd.DataFrame]
 """Name of a file without its ending → columns row, column, trial (if the table has any), seed, and what was logged."""
-
-
-def trials_of(runs: pd.DataFrame) -> pd.Series[str]:
-    """Name of each run's trial, empty where its table has none."""
-    return keys_of(runs).get_level_values(TRIAL).to_series(index=runs.index)
 
 
 def keys_of(frame: pd.DataFrame) -> pd.MultiIndex:
@@ -76,23 +69,19 @@ def finished_runs(table: Table, jobs: Sequence[Job]) -> pd.DataFrame:
             raise ConfigurationError(
                 f"{table.name} shows {table.metric}, which its runs do not have: they have {', '.join(metrics)}."
             )
-        line = {"row": job.row, "column": job.column, TRIAL: job.trial, "seed": job.seed, "metric": table.metric}
+        line: dict[str, Any] = dict(zip(_KEY, job.key, strict=True))
+        line["metric"] = table.metric
         line["value"] = metrics.get(table.metric)
         line |= {name: metrics.get(name) for name in table.more}
-        line |= {name: value_at(record, key) for name, key in _OF_THE_RECORD.items()}
+        facts = flat(record)
+        line |= {name: facts.get(key) for name, key in _OF_THE_RECORD.items()}
         line[FOREIGN] = sources_text(foreign)
         line[NOMINAL] = _nominal_epsilon(table, job)
         line["date"] = date.fromtimestamp(job.run.result.stat().st_mtime).isoformat()
         line["words"] = " ".join(job.words)
         lines.append(line)
     frame = pd.DataFrame(lines)
-    if not table.has_trials:
-        frame = frame.drop(columns=TRIAL, errors="ignore")
-    if table.nominal is None:
-        frame = frame.drop(columns=NOMINAL, errors="ignore")
-    if not any(job.foreign_code for job in jobs):
-        frame = frame.drop(columns=FOREIGN, errors="ignore")
-    return frame
+    return frame.drop(columns=[name for name in _NOT_OF_ALL if name in frame and not frame[name].any()])
 
 
 _OF_THE_RECORD = {
@@ -135,30 +124,6 @@ def _nominal_epsilon(table: Table, job: Job) -> float | None:
     return ledger_epsilon(ledger, table.nominal.delta, "rdp")
 
 
-def conflicting_results(folder: Path, runs: pd.DataFrame, any_code: bool = False) -> str | None:
-    """Say which runs of a results folder new ones would wipe out: runs of other code, or other runs; None: none.
-
-    Args:
-        folder: Folder of the table's results.
-        runs: What is to be written there.
-        any_code: Whether the runs there may be of other code, and are only looked for among the new ones.
-    """
-    if not (folder / RUNS).is_file():
-        return None
-    # By configuration and not by cell: the same cell with other settings is another experiment.
-    identity = ["config_hash"] if any_code else ["config_hash", "code_hash", FOREIGN]
-    old = read_csv(folder / RUNS, [], _RESTORE, (*identity, "*"))
-    lost = _identities(old, identity) - _identities(runs, identity)
-    if not lost:
-        return None
-    return f"{len(lost)} run(s) that are not among these (of other code, settings or seeds, or from another --runs)"
-
-
-def _identities(runs: pd.DataFrame, columns: list[str]) -> set[tuple[Any, ...]]:
-    # Older files lack columns that came later.
-    return set(runs.reindex(columns=columns).astype(object).fillna("").itertuples(index=False, name=None))
-
-
 def refuse_other_words(table: Table, runs: pd.DataFrame) -> None:
     """Raise ConfigurationError where runs do not hold what the definition shows now, by the words that it has now."""
     again = f"(dpbench reproduce {table.command} --replace)"
@@ -173,12 +138,9 @@ def refuse_other_words(table: Table, runs: pd.DataFrame) -> None:
     for row, column, trial in itertools.product(table.rows, table.columns, table.trials):
         words[row.name, column.name, trial.name] = " ".join(table.words_of(row, column, trial))
     for (*cell, _), text in zip(keys_of(runs), runs["words"], strict=True):
-        name = _named(cell)
-        if tuple(cell) not in words:
-            raise ConfigurationError(f"{table.folder}/{RUNS} has runs of ({name}), which {table.name} does not have.")
-        if not str(text).startswith(f"{words[tuple(cell)]} seed=".lstrip()):
+        if not str(text).startswith(f"{words.get(tuple(cell))} seed=".lstrip()):
             raise ConfigurationError(
-                f"{table.folder}/{RUNS}: {name} was run with other words than {table.name} has now: restore "
+                f"{table.folder}/{RUNS}: {_named(cell)} was run with other words than {table.name} has now: restore "
                 f"the definition, or run it again {again}."
             )
 
@@ -198,10 +160,10 @@ def best_trials(table: Table, runs: pd.DataFrame) -> dict[tuple[str, str], tuple
         return {}
     trials = {trial.name: trial for trial in table.trials}
     # Diverged runs have no figure: a trial of which none has one cannot be the best.
-    means = runs.groupby(["row", "column", trials_of(runs)])["value"].mean().dropna()
+    means = runs["value"].set_axis(keys_of(runs)).groupby(level=["row", "column", TRIAL]).mean().dropna()
     best = {}
-    for _, values in means.groupby(level=["row", "column"]):
-        row, column, name = table.measure.best(values)
+    for (row, column), values in means.groupby(level=["row", "column"]):
+        *_, name = table.measure.best(values)
         best[row, column] = (trials[name], len(values))
     return best
 
@@ -248,7 +210,8 @@ def with_choices(table: Table, results: Path, config_dir: Path | None = None) ->
         raise ConfigurationError(
             f"{table.name} chooses its settings from {tuning.name}, and there is no {path}: {first}."
         )
-    runs = read_csv(path, ["row", "column", "seed", "value"], "restore {path}, or make it again", (*_CELL_WORDS, "*"))
+    texts = ("row", "column", TRIAL, "*")
+    runs = read_csv(path, ["row", "column", "seed", "value"], "restore {path}, or make it again", texts)
     values = runs["value"].set_axis(keys_of(runs)).unstack("seed")
     # Not a number where a seed is missing: a trial of fewer seeds is not compared.
     means = values.reindex(columns=list(tuning.seeds)).mean(axis=1, skipna=False)
@@ -284,56 +247,12 @@ def _candidates(table: Table, tuning: Table, row: Variant, column: Variant) -> d
     return candidates
 
 
-@dataclass(frozen=True)
-class EarlierRuns:
-    """Runs that a results folder holds: with `--keep` they count as done, whatever machine or code made them.
-
-    Attributes:
-        runs: Lines of its runs.csv.
-        logged: What these runs logged on the way, as far as the folder holds it.
-    """
-
-    runs: pd.DataFrame = field(default_factory=pd.DataFrame)
-    logged: Logged = field(default_factory=dict)
-
-    def without(self, jobs: Sequence[Job]) -> list[Job]:
-        """Those of the jobs that are not among these runs."""
-        keys = set(keys_of(self.runs))
-        return [job for job in jobs if job.key not in keys]
-
-    def runs_with(self, new: pd.DataFrame) -> pd.DataFrame:
-        """These runs and new ones; one that is in both counts once, as the new one."""
-        return _joined(self.runs[~keys_of(self.runs).isin(keys_of(new))], new)
-
-    def logged_with(self, new: Logged, fresh: pd.DataFrame, winners: pd.DataFrame) -> Logged:
-        """What the runs logged that a table shows.
-
-        Args:
-            new: What the new runs logged, of those that are shown.
-            fresh: Lines of the new runs.
-            winners: Lines of all that the table shows.
-        """
-        earlier = keys_of(winners).difference(keys_of(fresh))
-        logged = {}
-        for name in dict.fromkeys((*self.logged, *new)):
-            old = self.logged.get(name, pd.DataFrame())
-            logged[name] = _joined(old[keys_of(old).isin(earlier)], new.get(name, pd.DataFrame()))
-        return logged
-
-
-def _joined(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
-    # An empty frame would make floats of the other's whole numbers.
-    if old.empty:
-        return new
-    return old if new.empty else pd.concat([old, new], ignore_index=True)
-
-
-def earlier_runs(table: Table, folder: Path) -> EarlierRuns:
-    """Read the runs that a results folder holds of a table.
+def earlier_runs(table: Table, folder: Path) -> pd.DataFrame:
+    """Read the runs that a results folder holds of a table; without its runs.csv there are none.
 
     Args:
         table: The definition, with what its cells have chosen.
-        folder: With runs.csv, and what its runs logged; without it there are none.
+        folder: Folder of the results.
 
     Raises:
         ConfigurationError: runs.csv is damaged, or its runs had other words than the table gives them now: these would
@@ -341,12 +260,7 @@ def earlier_runs(table: Table, folder: Path) -> EarlierRuns:
     """
     path = folder / RUNS
     if not path.is_file():
-        return EarlierRuns()
-    if table.samples and (folder / MONTAGE).is_file() and not any((folder / STRIPS).glob("*/*.png")):
-        raise ConfigurationError(
-            f"{folder} has {MONTAGE}, but not the images of which it is made (an older version wrote it): "
-            "they would be lost. Leave --keep out."
-        )
+        return pd.DataFrame()
     texts = ("row", "column", "words", "code_hash", "config_hash", "commit")
     runs = read_csv(path, (*texts, "seed", "value"), _RESTORE, (*texts, TRIAL, "*"))
     if not (runs["seed"] % 1 == 0).all():  # nor where one is missing
@@ -358,8 +272,25 @@ def earlier_runs(table: Table, folder: Path) -> EarlierRuns:
         raise ConfigurationError(
             f"{path} has {row}, {column}, seed {seed} twice, which would count as two runs: leave one of them."
         )
-    # A run without a figure is run again.
-    return EarlierRuns(runs[runs["value"].notna()], read_logged(table, folder))
+    return runs[runs["value"].notna()]  # a run without a figure is run again
+
+
+def runs_of_other_code(runs: pd.DataFrame, jobs: Sequence[Job]) -> int:
+    """Count the runs that none of the jobs would give: other code or settings made them."""
+    # By configuration and not by cell: the same cell with other settings is another experiment.
+    own = {(job.config_hash, job.code_hash, sources_text(job.foreign_code)) for job in jobs}
+    # Older files lack columns that came later.
+    hashes = runs.reindex(columns=["config_hash", "code_hash", FOREIGN]).astype(object).fillna("")
+    return sum(run not in own for run in hashes.itertuples(index=False, name=None))
+
+
+def joined(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
+    """Lines of runs, or of what they logged; of a run that is in both the new ones."""
+    old = old[~keys_of(old).isin(keys_of(new))]
+    # An empty frame would make floats of the other's whole numbers.
+    if old.empty:
+        return new
+    return old if new.empty else pd.concat([old, new], ignore_index=True)
 
 
 def collect(table: Table, jobs: Sequence[Job]) -> Logged:
@@ -369,62 +300,41 @@ def collect(table: Table, jobs: Sequence[Job]) -> Logged:
         table: The definition, which says what is shown.
         jobs: Its runs, finished or not.
     """
-    finished = [job for job in jobs if job.result() is not None]
-    of_first_seed = [job for job in finished if job.seed == table.seeds[0]]
-    curves = _collected(finished, lambda job: _curve(job, table.metric))
-    # Two points of one step are no curve.
-    evaluated = not curves.empty and curves.groupby(["row", "column", "seed"]).size().max() > _END
-    logged = {CURVES: curves} if evaluated else {}
-    for series in table.series:
-        prefix = series.metrics
-        logged[series.name] = _collected(of_first_seed, lambda job, prefix=prefix: _lines(job, prefix))  # type: ignore[misc]
-    if table.histogram:
-        logged[GRADIENTS] = _collected(of_first_seed, _histogram)
-    return {name: frame for name, frame in logged.items() if not frame.empty}
-
-
-def _collected(jobs: Sequence[Job], read: Callable[[Job], pd.DataFrame]) -> pd.DataFrame:
-    parts = []
+    parts: dict[str, list[pd.DataFrame]] = {name: [] for name in logged_names(table)}
     for job in jobs:
-        part = read(job)
-        if len(part):
-            parts.append(
-                part.assign(
-                    row=job.row,
-                    column=job.column,
-                    trial=job.trial,
-                    seed=job.seed,
-                )
-            )
-    if not parts:
-        return pd.DataFrame()
-    frame = pd.concat(parts)
-    frame = frame[[*_KEY, *frame.columns.difference(_KEY, sort=False)]]
-    return frame if any(job.trial for job in jobs) else frame.drop(columns=TRIAL)
+        if job.result() is None:
+            continue
+        for name, frame in _logged_by(table, job).items():
+            parts[name].append(frame.assign(**dict(zip(_KEY, job.key, strict=True))))
+    logged = {}
+    for name, frames in parts.items():
+        if not any(map(len, frames)):
+            continue
+        frame = pd.concat([frame for frame in frames if len(frame)])
+        key = _KEY if table.has_trials else [name for name in _KEY if name != TRIAL]
+        logged[name] = frame[[*key, *frame.columns.difference(_KEY, sort=False)]]
+    # Two points of one step are no curve.
+    if CURVES in logged and logged[CURVES].groupby(["row", "column", "seed"]).size().max() <= _END:
+        del logged[CURVES]
+    return logged
 
 
-def _metrics(job: Job) -> pd.DataFrame:
-    metrics = read_metrics(job.run.metrics)
-    return metrics.reset_index() if len(metrics) else pd.DataFrame({"step": []})
-
-
-def _curve(job: Job, metric: str) -> pd.DataFrame:
-    metrics = _metrics(job)
-    if metric not in metrics:
-        return pd.DataFrame()
-    return metrics[["step", metric]].dropna().rename(columns={metric: "value"})
-
-
-def _lines(job: Job, prefix: str) -> pd.DataFrame:
-    metrics = _metrics(job).set_index("step")
-    metrics = metrics.loc[:, metrics.columns.str.startswith(prefix)].dropna(how="all")
-    metrics = metrics.iloc[:: max(1, len(metrics) // _POINTS)].rename(columns=lambda name: name.removeprefix(prefix))
-    return metrics.reset_index().melt("step", var_name="name", value_name="value").dropna()
-
-
-def _histogram(job: Job) -> pd.DataFrame:
-    path = job.run.gradient_histogram
-    return read_csv(path, ["log10_from", "log10_to", "count"]) if path.is_file() else pd.DataFrame()
+def _logged_by(table: Table, job: Job) -> Logged:
+    """What a table shows of what a run logged, by the name of its file."""
+    metrics = read_metrics(job.run.metrics).rename_axis("step")
+    logged = {}
+    if table.metric in metrics:
+        logged[CURVES] = metrics[table.metric].dropna().rename("value").reset_index()
+    if job.seed != table.seeds[0]:
+        return logged
+    for series in table.series:
+        names = {name: name.removeprefix(series.metrics) for name in metrics if name.startswith(series.metrics)}
+        lines = metrics[list(names)].dropna(how="all").rename(columns=names)
+        lines = lines.iloc[:: max(1, len(lines) // _POINTS)]
+        logged[series.name] = lines.reset_index().melt("step", var_name="name").dropna()
+    if table.histogram and job.run.gradient_histogram.is_file():
+        logged[GRADIENTS] = read_csv(job.run.gradient_histogram, ["log10_from", "log10_to", "count"])
+    return logged
 
 
 def logged_names(table: Table) -> list[str]:

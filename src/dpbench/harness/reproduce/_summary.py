@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from dpbench.harness.reports.markdown import markdown_rows
 from dpbench.harness.reproduce._results import NOMINAL, of_best_trials
 from dpbench.harness.reproduce.tables import Table
 from dpbench.harness.runs.numbers import ABSENT, epsilon_text
-from dpbench.templates import render
 
 EXAMPLE = "example"
 """The unit of privacy that needs no mention."""
@@ -130,7 +128,7 @@ def cells(table: Table, runs: pd.DataFrame) -> list[list[str]]:
         texts = [ABSENT if epsilon is None else f"{epsilon:g}" for epsilon in claims]
         columns.append(["ε claimed", *texts])
     columns += _epsilons(table, lines)
-    return _as_rows(columns)
+    return [list(line) for line in zip(*columns, strict=True)]
 
 
 def _means(table: Table, part: pd.DataFrame, heading: str) -> Columns:
@@ -141,38 +139,31 @@ def _means(table: Table, part: pd.DataFrame, heading: str) -> Columns:
     ]
 
 
-def _texts(table: Table, means: pd.Series[Any], spreads: pd.Series[Any], **form: Any) -> list[str]:
-    texts = []
-    for mean, spread in zip(means, spreads, strict=True):
-        texts.append(table.measure.text(mean, spread, **form))
-    return texts
+def _texts(table: Table, means: pd.Series[Any], spreads: pd.Series[Any], digits: int = 2) -> list[str]:
+    return [table.measure.text(mean, spread, digits) for mean, spread in zip(means, spreads, strict=True)]
 
 
 def _gaps(table: Table, runs: pd.DataFrame, with_interval: bool) -> Columns:
     """A column for each pair that is compared: with half the interval of its mean, or else its standard deviation."""
     text = table.measure.text
     labels = {column.name: column.label for column in table.columns}
+    compared = differences(table, runs) if table.difference and len(runs) else pd.DataFrame()
     columns = []
-    if not table.difference or runs.empty:
-        return [[_heading(labels, *pair), *[ABSENT] * len(table.rows)] for pair in table.difference]
-    compared = differences(table, runs)
-    are_several = len(compared) > 1
     for first, second in table.difference:
-        gaps = compared.reindex([(first, second, row.name) for row in table.rows])
-        texts = _texts(table, gaps["mean"], gaps["sd"], sign="+")
-        if with_interval:
-            texts = []
-            for mean, half, holm in zip(gaps["mean"], gaps["half"], gaps["holm"], strict=True):
-                together = f", Holm ± {text(holm)}" if are_several else ""
-                interval = "" if pd.isna(half) else f" [± {text(half)}{together}]"
-                texts.append(text(mean, sign="+") + interval)
-        heading = _heading(labels, first, second)
-        columns.append([heading, *texts])
+        texts = [f"{labels.get(first, first)} − {labels.get(second, second)}"]
+        for row in table.rows:
+            if (first, second, row.name) not in compared.index:
+                texts.append(ABSENT)
+                continue
+            gap: Any = compared.loc[(first, second, row.name)]
+            if not with_interval:
+                texts.append(text(gap["mean"], gap["sd"], sign="+"))
+                continue
+            together = f", Holm ± {text(gap['holm'])}" if len(compared) > 1 else ""
+            interval = "" if pd.isna(gap["half"]) else f" [± {text(gap['half'])}{together}]"
+            texts.append(text(gap["mean"], sign="+") + interval)
+        columns.append(texts)
     return columns
-
-
-def _heading(labels: Mapping[str, str], first: str, second: str) -> str:
-    return f"{labels.get(first, first)} − {labels.get(second, second)}"
 
 
 def _epsilons(table: Table, lines: pd.DataFrame) -> Columns:
@@ -212,45 +203,6 @@ def _epsilons_of_row(part: pd.DataFrame, with_unit: bool) -> str:
     return " / ".join(texts) or ABSENT
 
 
-def _as_rows(columns: Columns) -> list[list[str]]:
-    return [list(line) for line in zip(*columns, strict=True)]
-
-
-def markdown(table: Table, runs: pd.DataFrame) -> str:
-    """Format the table in Markdown."""
-    return markdown_rows(cells(table, runs))
-
-
-_LATEX = str.maketrans(
-    {
-        "%": r"\%",
-        "_": r"\_",
-        "&": r"\&",
-        "#": r"\#",
-        "σ": r"$\sigma$",
-        "ε": r"$\varepsilon$",
-        "α": r"$\alpha$",
-        "γ": r"$\gamma$",
-        "μ": r"$\mu$",
-        "ν": r"$\nu$",
-        "τ": r"$\tau$",
-        "±": r"$\pm$",
-        "≤": r"$\le$",
-        "×": r"$\times$",
-        "–": "--",
-        "−": "$-$",
-    }
-)
-
-
-def latex(table: Table, runs: pd.DataFrame) -> str:
-    """Format the table in LaTeX (booktabs)."""
-    rows = []
-    for line in cells(table, runs):
-        rows.append([text.translate(_LATEX) for text in line])
-    return render("table.tex", head=rows[0], body=rows[1:])
-
-
 def late_runs(table: Table, curves: pd.DataFrame) -> pd.DataFrame:
     """Mean over the last evaluations of each run: columns row, column, seed and value.
 
@@ -280,4 +232,4 @@ def late_means(table: Table, curves: pd.DataFrame) -> str:
     for column in table.columns:
         columns += _means(table, lines[lines["column"] == column.name], column.label)
     columns += _gaps(table, runs, with_interval=False)
-    return markdown_rows(_as_rows(columns))
+    return markdown_rows(list(zip(*columns, strict=True)))

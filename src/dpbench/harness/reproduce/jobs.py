@@ -6,26 +6,25 @@ that one that is killed for its memory ends no other, and one that is stopped ha
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
+from filelock import FileLock
 from pydantic import TypeAdapter
 
 from dpbench.code import changed_sources, code_hash, foreign_code
 from dpbench.errors import TIME_LIMIT_STATUS, ConfigurationError, Interrupted
 from dpbench.files import write_json
+from dpbench.harness.reports.run_rows import flat
 from dpbench.harness.reproduce.tables import MEASURES, Table, Variant
 from dpbench.harness.run.search_path import code_folder, imports_from
 from dpbench.harness.runs.folder import RunFolder
@@ -35,10 +34,10 @@ from dpbench.harness.runs.record import read_result
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-# Beside the run's own files. The run's own lock is taken without waiting: whoever looked at it at the moment in which a
-# run begins would have the run refused.
+# Beside the run's own files.
 ATTEMPT = "attempt.json"
 LOG = "output.log"
+_JOB = "job.json"
 _LOCK = "lock"
 _JUDGEMENT = {"images": 60_000, "seed": 0, "features": "digits_cnn"}
 _INTERRUPTED = {128 + number: number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)}
@@ -50,7 +49,7 @@ if sys.platform == "linux":  # be told to stop, checkpoint and all, when whoever
 from dpbench.cli import main
 sys.exit(main())
 """
-State = Literal["done", "running", "failed", "begun", "new"]
+State = Literal["done", "failed", "begun", "new"]
 HeldOut = Literal["test", "val"]
 Cell = tuple[Variant, Variant, Variant]
 """Row, column and trial."""
@@ -110,11 +109,9 @@ class Job:
         return RunFolder(self.path)
 
     def state(self) -> State:
-        """How far the job is, by the files in its folder and the lock on it."""
+        """How far the job is, by the files in its folder; one that is running has begun."""
         if not self.commands():
             return "done"
-        if _is_locked(self.path / _LOCK):
-            return "running"
         if self.attempt().get("error"):
             return "failed"
         return "begun" if self.run.begun else "new"
@@ -168,17 +165,6 @@ def _content(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
         return content if isinstance(content, dict) else {}
     return {}
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        with open(path, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def table_jobs(
@@ -252,7 +238,8 @@ def _job(
     cfg.seed = seed
     cfg.run.name = name
     config: Any = OmegaConf.to_container(cfg, resolve=True)
-    held_out = _data_held_out(config)
+    # No run of this configuration trains on these data.
+    held_out: HeldOut = "val" if config["data"].get("val_size") or config["data"].get("val_users") else "test"
     _refuse_unmeasured(table, config, name, held_out)
     digest = config_hash(config)
     code = code_hash()
@@ -276,48 +263,37 @@ def _job(
     )
 
 
-def _data_held_out(config: dict[str, Any]) -> HeldOut:
-    """Which data no run of this configuration trains on: validation data where there are any."""
-    return "val" if config["data"].get("val_size") or config["data"].get("val_users") else "test"
-
-
 def _refuse_unmeasured(table: Table, config: dict[str, Any], name: str, held_out: HeldOut) -> None:
     """Refuse a table of figures that its runs do not measure, before they train for hours."""
+    settings = flat(config)
     if table.metric.startswith("val/") and held_out != "val":
-        unit, key = ("users", "val_users") if "val_users" in config["data"] else ("records", "val_size")
-        raise ConfigurationError(f"{table.name} shows {table.metric}, and {name} holds no {unit} out: data.{key}=0.")
+        key = "data.val_users" if "data.val_users" in settings else "data.val_size"
+        raise ConfigurationError(f"{table.name} shows {table.metric}, and {name} holds nothing out: {key}=0.")
     for metric in (table.metric, *table.more):
         needed = MEASURES[metric].needs if metric in MEASURES else ""
-        if needed and not value_at(config, needed):
+        if needed and not settings.get(needed):
             raise ConfigurationError(f"{table.name} shows {metric}, which {name} does not measure: set {needed}.")
-
-
-def value_at(content: Any, key: str) -> Any:
-    """The value of a dotted key in nested mappings; None where there is none."""
-    for part in key.split("."):
-        content = content.get(part) if isinstance(content, dict) else None
-    return content
 
 
 def run_job(job: Job, threads: int | None) -> None:
     """Run a job in a process of its own, or continue it; does nothing if it is finished.
 
-    The process holds the folder's lock also after the death of whoever started it: a table that is called again
-    waits until it has saved what it has. A job is continued with as many threads as it began with: others may round
-    otherwise, and repeat a release of the ledger with another sum.
+    A job is continued with as many threads as it began with: others may round otherwise, and repeat a release of the
+    ledger with another sum.
 
     Args:
-        job: What to run.
-        threads: Of the process; None leaves the choice to PyTorch.
+        job: The job.
+        threads: Number of threads of the process; None leaves the choice to PyTorch.
 
     Raises:
         Interrupted: The run was told to stop; it can be continued.
     """
-    job.path.mkdir(parents=True, exist_ok=True)
-    with open(job.path / _LOCK, "wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with FileLock(job.path / _LOCK):
         # After the lock: whoever held it may have begun the run with another number, or ended it.
         threads = job.attempt().get("threads", threads)
+        if job.run.begun:
+            with FileLock(job.run.lock):
+                pass  # a run whose table was killed has saved what it has
         commands = job.commands()
         changed = _changed_since(job) if commands else []
         if changed:
@@ -328,7 +304,7 @@ def run_job(job: Job, threads: int | None) -> None:
         for command in commands:
             # Before the command: a run that is killed keeps its number of threads, and an old error is forgotten.
             write_json(job.path / ATTEMPT, {"threads": threads, "error": None})
-            status = _run(job, command, threads, lock.fileno())
+            status = _run(job, command, threads)
             if status in _INTERRUPTED:
                 raise Interrupted(_INTERRUPTED[status], "the same command")
             if status == TIME_LIMIT_STATUS:
@@ -349,8 +325,8 @@ def _changed_since(job: Job) -> list[str]:
         return changed + changed_sources(job.foreign_code)
 
 
-def _run(job: Job, words: Sequence[str], threads: int | None, lock: int) -> int:
-    """One command in a process of its own, which holds the lock too; its exit status."""
+def _run(job: Job, words: Sequence[str], threads: int | None) -> int:
+    """Run a command in a process of its own; returns its exit status."""
     environment = dict(os.environ)
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)
@@ -362,7 +338,6 @@ def _run(job: Job, words: Sequence[str], threads: int | None, lock: int) -> int:
             stdout=log,
             stderr=log,
             env=environment,
-            pass_fds=[lock],
             start_new_session=True,  # a Ctrl-C reaches it once, through us
         )
         try:
@@ -384,7 +359,7 @@ def _last_line(log: Path) -> str:
     return errors[-1].removeprefix(prefix) if errors else "no output"
 
 
-_JOBS = TypeAdapter(list[Job])
+_JOB_FILE = TypeAdapter(Job)
 
 
 def sweep(jobs: Sequence[Job], words: Sequence[str]) -> None:
@@ -398,44 +373,22 @@ def sweep(jobs: Sequence[Job], words: Sequence[str]) -> None:
         ConfigurationError: The launcher is unknown or not installed, or its cluster does not answer.
         Interrupted: A signal stopped the sweep; finished runs stay.
     """
+    from dpbench.harness.run.hydra_folder import quoted
     from dpbench.harness.run.jobs import launch
     from dpbench.harness.run.progress import counting
 
     missing = [job for job in jobs if job.state() != "done"]
     if not missing:
         return
-    root = missing[0].path.parent
-    root.mkdir(parents=True, exist_ok=True)
-    listing = root / f".jobs-{os.getpid()}.json"  # where other machines of a cluster see it
-    listing.write_bytes(_JOBS.dump_json(missing))
-    numbers = ",".join(map(str, range(len(missing))))
+    for job in missing:  # where other machines of a cluster see it
+        job.path.mkdir(parents=True, exist_ok=True)
+        write_json(job.path / _JOB, asdict(job))
     named = [] if missing[0].config_dir is None else [f"--config-dir={missing[0].config_dir}"]
-    task = [*named, "-m", f"jobs='{listing}'", f"number={numbers}", f"hydra.sweep.dir='{root / '.sweep'}'", *words]
-    queued = False
-    try:
-        with counting(len(jobs), lambda: sum(job.state() == "done" for job in jobs)), _terminable():
-            launch(task, swept_job, "reproduce", checked=False)
-    except (KeyboardInterrupt, Interrupted):
-        queued = "launcher=submitit" in words  # its jobs go on without us, and look what they are when they begin
-        raise
-    finally:
-        if not queued:
-            listing.unlink(missing_ok=True)
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM, or the notice of a scheduler, stops the sweep as Ctrl-C does: the run at hand is saved."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise Interrupted(number, "the same command")
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGUSR1)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    folders = ",".join(quoted(job.folder) for job in missing)
+    place = quoted(missing[0].path.parent / ".sweep")
+    task = [*named, "-m", f"job={folders}", f"hydra.sweep.dir={place}", *words]
+    with counting(len(jobs), lambda: sum(job.state() == "done" for job in jobs)):
+        launch(task, swept_job, "reproduce", checked=False)
 
 
 def swept_job(cfg: DictConfig) -> None:
@@ -446,19 +399,13 @@ def swept_job(cfg: DictConfig) -> None:
     workers = int(HydraConfig.get().launcher.get("n_jobs", 1) or 1)
     cores = available_cores()
     threads = None if workers == 1 else max(1, cores // (workers if workers > 0 else cores))
-    jobs = _JOBS.validate_json(Path(cfg.jobs).read_bytes())
-    run_job(jobs[int(cfg.number)], threads)
-
-
-def _counts(states: Iterable[State]) -> str:
-    counts = Counter(states)
-    return f"{counts['done']}/{counts.total()} done, {counts['running']} running, {counts['failed']} failed"
+    run_job(_JOB_FILE.validate_json(Path(cfg.job, _JOB).read_bytes()), threads)
 
 
 def status(jobs: Sequence[Job]) -> str:
     """Count the runs of a table by state, with a line for each failed one."""
     # Looked at once: a run may end between two looks, and would be counted twice.
     states = [job.state() for job in jobs]
-    waiting = states.count("new") + states.count("begun")
+    counts = f"{states.count('begun')} begun, {states.count('failed')} failed, {states.count('new')} to do"
     failures = [f"  failed: {job.failure()}" for job, state in zip(jobs, states, strict=True) if state == "failed"]
-    return "\n".join([f"{_counts(states)}, {waiting} to do", *failures])
+    return "\n".join([f"{states.count('done')}/{len(states)} done, {counts}", *failures])

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import pandas as pd
+
 from dpbench.errors import ConfigurationError
 from dpbench.files import is_full_disk
+from dpbench.harness.reports.markdown import markdown_rows
 from dpbench.harness.reproduce._results import (
     MONTAGE,
-    RUNS,
-    EarlierRuns,
     collect,
-    conflicting_results,
     earlier_runs,
     finished_runs,
+    joined,
     keys_of,
     of_best_trials,
+    read_logged,
+    runs_of_other_code,
     with_choices,
 )
-from dpbench.harness.reproduce._summary import markdown
+from dpbench.harness.reproduce._summary import cells
 from dpbench.harness.reproduce.jobs import status, sweep, table_jobs
 from dpbench.harness.reproduce.tables import read_table
-from dpbench.harness.run.search_path import conf_dir, groups_of, plugin_dirs
+from dpbench.harness.run.search_path import conf_dir
 from dpbench.harness.runs.provenance import commit
 
 
@@ -48,9 +51,8 @@ class Part:
     sweep: tuple[str, ...] = ()
 
 
-Existing = Literal["stays", "replace", "keep"]
-"""What becomes of a table in `--out` that other code or other runs made: it stays as it is, is overwritten, or its runs
-count as done and stay in the table."""
+Existing = Literal["refuse", "replace", "keep"]
+"""Treatment of runs in `--out` that other code or settings made: refused, overwritten, or counted as done."""
 
 
 def reproduce_table(
@@ -59,7 +61,7 @@ def reproduce_table(
     out: Path,
     runs: Path,
     only_status: bool = False,
-    existing: Existing = "stays",
+    existing: Existing = "refuse",
     config_dir: Path | None = None,
 ) -> tuple[str, bool]:
     """Run what is missing of a table, and write it.
@@ -70,62 +72,59 @@ def reproduce_table(
         out: Where PAPER_TABLE/ with table, figure and runs.csv goes.
         runs: Where the runs themselves are kept.
         only_status: Run nothing, write nothing.
-        existing: What becomes of results of other code, or of runs that are not among these.
+        existing: Treatment of runs of other code or settings that the results hold.
         config_dir: Further configuration, as `dpbench train --config-dir` takes it.
 
     Returns:
         What to print, and whether no run has failed.
 
     Raises:
-        ConfigurationError: There is no such table, row, column or launcher.
+        ConfigurationError: There is no such table, row, column or launcher, or `out` holds runs of other code.
         Interrupted: A signal stopped it; finished runs stay.
     """
     table = with_choices(read_table(name, config_dir), out, config_dir)
-    refuse_unknown_choices((*part.sweep, *part.trainer), config_dir)
     folder = out / table.folder
     selected = table.selected(part.rows, part.columns, part.seeds)
-    cells = [(row.name, column.name) for row, column in selected.cells]
+    places = [(row.name, column.name) for row, column in selected.cells]
     # With whatever else of the table may be finished by this code.
     seeds = dict.fromkeys((*table.seeds, *selected.seeds))
     all_jobs = table_jobs(table.selected((), (), tuple(seeds)), runs, part.trainer, config_dir)
-    jobs = [job for job in all_jobs if (job.row, job.column) in cells and job.seed in selected.seeds]
-    earlier = earlier_runs(table, folder) if existing == "keep" else EarlierRuns()
-    missing = earlier.without(jobs)
-    if not only_status:
-        refuse_changed_code(out)
+    jobs = [job for job in all_jobs if (job.row, job.column) in places and job.seed in selected.seeds]
+    earlier = pd.DataFrame() if existing == "replace" else earlier_runs(table, folder)
+    others = runs_of_other_code(earlier, all_jobs)
+    if others and existing == "refuse":
+        if not only_status:
+            raise ConfigurationError(
+                f"{folder} holds {others} run(s) of other code, settings or seeds: --replace overwrites them, --keep "
+                "leaves them in the table, --out writes elsewhere."
+            )
+        earlier = pd.DataFrame()
+    kept = keys_of(earlier)
+    missing = [job for job in jobs if job.key not in kept]
     with full_disk_explained(runs, out):
         if not only_status:
+            refuse_changed_code(out)
             sweep(missing, part.sweep)
-        fresh = finished_runs(table, all_jobs)
-        finished = earlier.runs_with(fresh)
-        text = [markdown(table, finished), "", status(missing)]
+        finished = joined(earlier, finished_runs(table, all_jobs))
+        text = [markdown_rows(cells(table, finished)), "", status(missing)]
         if len(missing) < len(jobs):
             text.append(f"{len(jobs) - len(missing)} more are kept from the results that were there")
-        if only_status and existing != "keep" and (folder / RUNS).is_file():
-            text.append(f"{folder} holds results: --keep counts their runs as done")
         succeeded = all(job.state() != "failed" for job in missing)
         if only_status or finished.empty:
             return "\n".join(text), succeeded
         # Not before: it imports PyTorch and matplotlib, for whose seconds `--status` need not wait.
-        from dpbench.harness.reproduce._outputs import keep_strips, write_montage, write_outputs
+        from dpbench.harness.reproduce._outputs import write_montage, write_outputs
 
-        conflict = None
-        if existing != "replace":
-            conflict = conflicting_results(folder, finished, any_code=existing == "keep")
-        if conflict is not None:
-            text.append(
-                f"{folder} holds {conflict} and stays as it is: --replace overwrites it, --keep leaves its runs in the "
-                "table."
-            )
-            folder = runs / table.folder / "table"
-        best_runs = of_best_trials(table, finished)
-        best_keys = set(keys_of(best_runs))
+        best_keys = keys_of(of_best_trials(table, finished))
         best_jobs = [job for job in all_jobs if job.key in best_keys]
-        if table.samples:
-            keep_strips(best_jobs, best_runs, out / table.folder, folder)
-            if cells_without := write_montage(table, folder):
-                text.append(f"{MONTAGE} has no images of {'; '.join(cells_without)}")
-        logged = earlier.logged_with(collect(table, best_jobs), fresh, best_runs)
+        folder.mkdir(parents=True, exist_ok=True)
+        if table.samples and (without := write_montage(table, best_jobs, folder)):
+            text.append(f"{MONTAGE} is not drawn, as no folder here has images of {'; '.join(without)}")
+        logged = collect(table, best_jobs)
+        for series, lines in read_logged(table, folder).items():
+            old = lines[keys_of(lines).isin(kept.intersection(best_keys))]
+            if len(old):
+                logged[series] = joined(old, logged.get(series, pd.DataFrame()))
         write_outputs(table, finished, logged, folder)
     return "\n".join([*text, f"written to {folder}"]), succeeded
 
@@ -154,13 +153,3 @@ def full_disk_explained(runs: Path, out: Path) -> Iterator[None]:
         raise ConfigurationError(
             f"no space is left for {runs} or {out}. Finished runs are kept: free some, and call the same command again."
         ) from error
-
-
-def refuse_unknown_choices(words: Sequence[str], config_dir: Path | None = None) -> None:
-    """Raise ConfigurationError where a word names a launcher or a trainer that there is not."""
-    own = [] if config_dir is None else [config_dir]
-    groups = groups_of(conf_dir(), *plugin_dirs(), *own)
-    for word in words:
-        group, _, choice = word.partition("=")
-        if group in ("launcher", "trainer") and choice not in groups[group]:
-            raise ConfigurationError(f"there is no {word}. Known: {', '.join(groups[group])}.")

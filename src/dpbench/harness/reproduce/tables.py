@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -135,10 +134,6 @@ MEASURES = {
 """By the name under which a run logs it."""
 
 
-_NOT_IN_FILES = ("name", "command", "choices")
-"""Fields of a table that say where its definition lies, and what was chosen for it."""
-
-
 # Strict, because pydantic would take true for 1 and "3" for 3.
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Seed = Annotated[int, Field(strict=True, ge=0)]
@@ -189,16 +184,11 @@ def _with_names(variants: Any) -> Any:
         raise ValueError("it must be a mapping (KEY: VALUE)")
     named = []
     for name, variant in variants.items():
-        if variant is not None and not isinstance(variant, dict):
-            raise ValueError(f"{name} must be a mapping (KEY: VALUE)")
-        line = variant or {}
-        if "name" in line:  # its key is its name
-            raise ValueError(f"unknown key {name}.name")
-        named.append({"label": name, **line, "name": name})
+        named.append({"name": name, "label": name, **(variant or {})})
     return named
 
 
-Lines = Annotated[tuple[Variant, ...], BeforeValidator(_with_names)]
+Lines = Annotated[tuple[Variant, ...], BeforeValidator(_with_names), Field(min_length=1)]
 
 
 class Series(_Definition):
@@ -288,7 +278,7 @@ class Table(_Definition):
     title: str
     source: str
     metric: str = "test/accuracy"
-    seeds: Annotated[tuple[Seed, ...], BeforeValidator(_as_seeds)]
+    seeds: Annotated[tuple[Seed, ...], BeforeValidator(_as_seeds), Field(min_length=1)]
     hours: Annotated[Number, Field(ge=0)]
     words: tuple[StrictStr, ...] = ()
     rows: Lines
@@ -318,8 +308,6 @@ class Table(_Definition):
                 f"metric must be one of {', '.join(MEASURES)}, or another value of test/ or evaluation/, "
                 f"not {self.metric!r}"
             )
-        if not (rows and columns and self.seeds):
-            raise ValueError("rows, columns and seeds must not be empty")
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds names one of them twice: {', '.join(map(str, self.seeds))}")
         for row, figures in self.paper.items():
@@ -336,8 +324,6 @@ class Table(_Definition):
             raise ValueError(
                 f"the best of trials is chosen by a metric of validation data (val/...), not {self.metric}"
             )
-        if self.has_trials and self.last_evaluations:
-            raise ValueError("last_evaluations belongs to a table without trials")
         if bool(self.chosen_from) != chooses:
             raise ValueError("chosen_from names the table in which rows or columns look up what was chosen: give both")
         return self
@@ -434,28 +420,12 @@ def select_cell(frame: pd.DataFrame, row: Variant, column: Variant) -> pd.DataFr
     return frame[(frame["row"] == row.name) & (frame["column"] == column.name)]
 
 
-@dataclass(frozen=True)
-class ComputedTable:
-    """A table that is computed at once, without training.
+def computed_tables() -> dict[str, EntryPoint]:
+    """Tables that are computed without training, by name: functions that write into a folder and return a summary.
 
-    Attributes:
-        title: Shown.
-        function: Where the function is that writes into a folder and returns a summary: named, since a listing need
-            not import accountants and PyTorch.
+    They are not loaded: a listing need not import accountants and PyTorch.
     """
-
-    title: str
-    function: str
-
-    def write(self, folder: Path) -> str:
-        """Write the table into a folder; returns a summary for the terminal."""
-        compute: Callable[[Path], str] = pkgutil.resolve_name(self.function)
-        return compute(folder)
-
-
-def computed_tables() -> dict[str, ComputedTable]:
-    """Tables that are computed at once, by name: entry points of `dpbench.computed_tables`."""
-    return {entry.name: entry.load() for entry in entry_points(group="dpbench.computed_tables")}
+    return {entry.name: entry for entry in entry_points(group="dpbench.computed_tables")}
 
 
 def table_names() -> list[str]:
@@ -463,30 +433,19 @@ def table_names() -> list[str]:
     return sorted(_definitions(conf_dir()))
 
 
-def _definitions(folder: Path) -> dict[str, Path]:
-    """Name of each definition in a configuration's folder → its file."""
-    tables = folder / "table"
-    return {path.relative_to(tables).with_suffix("").as_posix(): path for path in tables.rglob(f"*{_ENDING}")}
+def _definitions(*folders: Path) -> dict[str, Path]:
+    """Map the name of each definition to its file; folders of configuration that come later take precedence."""
+    paths = {}
+    for folder in folders:
+        for path in (folder / "table").rglob(f"*{_ENDING}"):
+            paths[path.relative_to(folder / "table").with_suffix("").as_posix()] = path
+    return paths
 
 
 def _all_definitions(config_dir: Path | None) -> dict[str, Path]:
-    """The same of the project and of installed packages together.
-
-    Args:
-        config_dir: A further folder, whose definitions take precedence, as in Hydra's search path.
-
-    Raises:
-        ConfigurationError: Two of them have a table of the same name.
-    """
-    paths: dict[str, Path] = {}
-    for folder in (conf_dir(), *plugin_dirs()):
-        for name, path in _definitions(folder).items():
-            if name in paths:
-                raise ConfigurationError(
-                    f"{paths[name]} and {path} define one table, {name}: rename that of the plug-in."
-                )
-            paths[name] = path
-    return paths if config_dir is None else paths | _definitions(config_dir)
+    """Map names to files, of installed packages, the project and a further folder, as in Hydra's search path."""
+    own = [] if config_dir is None else [config_dir]
+    return _definitions(*plugin_dirs(), conf_dir(), *own)
 
 
 def short_name(name: str) -> str:
@@ -515,15 +474,15 @@ def _read(path: Path, name: str, command: str) -> Table:
     try:
         # OmegaConf's YAML, in which 1e-5 is a number, as in all other configuration.
         data: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-        if not isinstance(data, dict):
-            raise TypeError("it is no mapping")
-        for key in _NOT_IN_FILES:
-            if key in data:
-                raise ValueError(f"unknown key {key}")
-        table = Table(**data, name=short_name(name), command=command)
+        table = Table(**data, name=short_name(name), command=command, choices={})
         _refuse_audits(table)
     except ValidationError as error:
-        raise ConfigurationError(f"{path} defines no table: {_first_problem(error)}.") from error
+        problems = []
+        for problem in error.errors(include_url=False):
+            key = ".".join(map(str, problem["loc"]))
+            message = problem["msg"].removeprefix("Value error, ")
+            problems.append(f"{key}: {message}" if key else message)
+        raise ConfigurationError(f"{path} defines no table: {'; '.join(problems)}.") from error
     except (TypeError, ValueError, OmegaConfBaseException, YAMLError) as error:
         raise ConfigurationError(f"{path} defines no table: {brief(error)}.") from error
     return table
@@ -547,17 +506,6 @@ def _known_definition(name: str, config_dir: Path | None) -> Path:
     raise ConfigurationError(f"there is no table {name!r}.{did_you_mean(name, names)} Known: {', '.join(names)}.")
 
 
-def _first_problem(error: ValidationError) -> str:
-    """Say in one line which key is wrong, and why."""
-    # An unknown key first: where one is misspelled, another one is missing.
-    problem = min(error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden")
-    key = ".".join(map(str, problem["loc"]))
-    if problem["type"] == "extra_forbidden":
-        return f"unknown key {key} (a text with a comma needs quotes)"
-    message = problem["msg"].removeprefix("Value error, ")
-    return f"{key}: {message}, not {shown(problem['input'])}" if key else message
-
-
 def listed_tables(config_dir: Path | None = None) -> list[dict[str, Any]]:
     """Name, title and hours on two cores of each table; None for those that are computed without training.
 
@@ -568,8 +516,8 @@ def listed_tables(config_dir: Path | None = None) -> list[dict[str, Any]]:
         ConfigurationError: A file is no definition.
     """
     listed: list[dict[str, Any]] = []
-    for name, computed in computed_tables().items():
-        listed.append({"name": name, "title": computed.title, "hours": None})
+    for name in computed_tables():
+        listed.append({"name": name, "title": "computed without training", "hours": None})
     for name, path in sorted(_all_definitions(config_dir).items()):
         table = _read(path, name, name)
         listed.append({"name": name, "title": table.title, "hours": table.hours})
