@@ -113,7 +113,7 @@ def test_jobs_are_named_by_what_they_compute(definition: Path, tmp_path: Path) -
         ("metric: test/accuracy", "metric: best/test", "metric must be one of"),
         ("seeds: 2", "seeds: 0", r"seeds must be a list, or how many there are \(1 to 1,000\), not 0"),
         ("seeds: 2", "seeds: true", "seeds must be a list, or how many .* not True"),
-        ("seeds: 2", "seeds: []", "seeds: Tuple should have at least 1 item"),
+        ("seeds: 2", "seeds: []", "seeds: Value should have at least 1 item"),
         ("seeds: 2", "seeds: [1, -1]", "seeds.1: Input should be greater than or equal to 0"),
         ("seeds: 2", "seeds: [1, 1]", "seeds names one of them twice: 1, 1"),
         ("hours: 0.01", "hours: -1", "hours: Input should be greater than or equal to 0"),
