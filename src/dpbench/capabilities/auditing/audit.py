@@ -341,8 +341,8 @@ def _bound_of_family(
 def _checks(scores: Scores, ledger: Ledger, game: ReleaseGame | None, level: float) -> tuple[Check, ...]:
     tests: dict[str, Check | None] = {
         # By intervals with a tolerance, since so many observations would find rounding, too.
-        "noise over declared": game and game.noise,
-        "sensitivity over declared": game and game.move,
+        "noise over declared": game.noise if game else None,
+        "sensitivity over declared": game.move if game else None,
         "rate": None,
         "dispersion": None,
     }

@@ -86,7 +86,7 @@ def read_frame(
     columns = _columns(frame, features, where)
     if text is not None:
         return UserDataset(_texts(columns, where, text, sequence_length, vocabulary), owners)
-    arrays = []
+    arrays: list[Any] = []
     for name, column in columns.items():
         if isinstance(column, list):
             raise _not_numeric(frame, name, where)

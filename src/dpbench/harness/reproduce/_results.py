@@ -162,7 +162,8 @@ def best_trials(table: Table, runs: pd.DataFrame) -> dict[tuple[str, str], tuple
     # Diverged runs have no figure: a trial of which none has one cannot be the best.
     means = runs["value"].set_axis(keys_of(runs)).groupby(level=["row", "column", TRIAL]).mean().dropna()
     best = {}
-    for (row, column), values in means.groupby(level=["row", "column"]):
+    for cell, values in means.groupby(level=["row", "column"]):
+        row, column = map(str, cell)  # type: ignore[arg-type]  # of two levels
         *_, name = table.measure.best(values)
         best[row, column] = (trials[name], len(values))
     return best
@@ -305,7 +306,8 @@ def collect(table: Table, jobs: Sequence[Job]) -> Logged:
         if job.result() is None:
             continue
         for name, frame in _logged_by(table, job).items():
-            parts[name].append(frame.assign(**dict(zip(_KEY, job.key, strict=True))))
+            of_job: dict[str, Any] = dict(zip(_KEY, job.key, strict=True))
+            parts[name].append(frame.assign(**of_job))
     logged = {}
     for name, frames in parts.items():
         if not any(map(len, frames)):
@@ -328,7 +330,8 @@ def _logged_by(table: Table, job: Job) -> Logged:
     if job.seed != table.seeds[0]:
         return logged
     for series in table.series:
-        names = {name: name.removeprefix(series.metrics) for name in metrics if name.startswith(series.metrics)}
+        prefix = series.metrics
+        names = {name: name.removeprefix(prefix) for name in map(str, metrics) if name.startswith(prefix)}
         lines = metrics[list(names)].dropna(how="all").rename(columns=names)
         lines = lines.iloc[:: max(1, len(lines) // _POINTS)]
         logged[series.name] = lines.reset_index().melt("step", var_name="name").dropna()

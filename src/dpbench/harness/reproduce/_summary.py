@@ -155,7 +155,7 @@ def _gaps(table: Table, runs: pd.DataFrame, with_interval: bool) -> Columns:
             if (first, second, row.name) not in compared.index:
                 texts.append(ABSENT)
                 continue
-            gap: Any = compared.loc[(first, second, row.name)]
+            gap = compared.loc[[(first, second, row.name)]].iloc[0]
             if not with_interval:
                 texts.append(text(gap["mean"], gap["sd"], sign="+"))
                 continue

@@ -124,7 +124,7 @@ def _words(trial: optuna.Trial, overrides: Sequence[Override]) -> list[str]:
         sweep = override.value()
         try:
             if isinstance(sweep, IntervalSweep):
-                whole = isinstance(sweep.start, int) and isinstance(sweep.end, int)
+                whole = {type(sweep.start), type(sweep.end)} == {int}
                 suggest: Any = trial.suggest_int if whole else trial.suggest_float
                 words.append(f"{key}={suggest(key, sweep.start, sweep.end, log='log' in sweep.tags)}")
             elif override.is_sweep_override():

@@ -77,8 +77,9 @@ class MetricsCSV(Logger):
         rows = {}
         try:
             # As text, of which `float` reads what was written to the last bit.
-            for step, row in pd.read_csv(self.path, index_col="step", dtype=str).iterrows():
-                rows[int(step)] = {str(name): float(value) for name, value in row.dropna().items()}
+            frame = pd.read_csv(self.path, index_col="step", dtype=str)
+            for step, (_, row) in zip(map(int, frame.index), frame.iterrows(), strict=True):
+                rows[step] = {str(name): float(value) for name, value in row.dropna().items()}
         except (TypeError, ValueError) as error:  # pandas has the first where there is no column step
             raise ConfigurationError(
                 f"{self.path} is damaged: move it away, and the run continues with curves from here ({brief(error)})."

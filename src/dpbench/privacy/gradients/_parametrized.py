@@ -117,6 +117,7 @@ def _pulled(
         # One linear map for all records, whatever f would give if it were called again.
         _, pull, *_ = torch.func.vjp(weight, parameters)
         with silent_fallbacks():
+            pulled: dict[str, Tensor]
             (pulled,) = torch.func.vmap(pull)(held.pop().per_record())  # whose memory is as large as that of the result
         return pulled
 
