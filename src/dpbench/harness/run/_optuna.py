@@ -137,9 +137,8 @@ def _words(trial: optuna.Trial, overrides: Sequence[Override]) -> list[str]:
 
 
 def _tell(study: optuna.Study, trial: optuna.Trial, value: Any) -> None:
-    with suppress(
-        RuntimeError
-    ):  # of the grid's sampler, which has noted the value and wants to stop a loop of Optuna's
+    # The grid's sampler raises one when it has noted the value, to stop a loop of Optuna's.
+    with suppress(RuntimeError):
         if not isinstance(value, Exception):
             study.tell(trial, value)
         elif not isinstance(value, Interrupted):  # whose run waits for `dpbench resume`
