@@ -185,7 +185,7 @@ def test_weights_that_are_computed_of_several(
 class Penalized(nn.Module):
     """Returns a loss with a penalty on weights, or times what all records share."""
 
-    def __init__(self, is_scaled: bool) -> None:
+    def __init__(self, is_scaled: bool = False) -> None:
         super().__init__()
         self.map = nn.Linear(D, 2)
         self.scale = nn.Parameter(torch.tensor(2.0))
@@ -196,9 +196,21 @@ class Penalized(nn.Module):
         return loss * self.scale if self.is_scaled else loss + 0.3 * self.scale.square()
 
 
-@pytest.mark.parametrize("is_scaled", [False, True])
-def test_a_mean_over_records_with_what_they_share_is_left_to_autograd(is_scaled: bool) -> None:
-    loss, engine = run(Penalized(is_scaled), torch.randn(4, T, D), lambda net, x: net(x))
+def test_a_penalty_on_weights_is_of_each_record() -> None:
+    torch.manual_seed(1)
+    model = Penalized().double()
+    x = torch.randn(3, T, D, dtype=torch.float64)
+    loss, engine = run(model, x, lambda net, x: net(x))
+    gradients = engine.backward(loss, 3, verify=True)
+    for record in range(3):
+        own = torch.autograd.grad(model(x[record : record + 1]), list(model.parameters()))
+        for computed, wanted in zip(gradients, own, strict=True):
+            torch.testing.assert_close(computed.per_record()[record], wanted, rtol=1e-9, atol=1e-11)
+
+
+def test_a_mean_over_records_times_what_they_share_is_refused() -> None:
+    """Its derivative is the mean of the losses, of which no record has a part of its own."""
+    loss, engine = run(Penalized(is_scaled=True), torch.randn(4, T, D), lambda net, x: net(x))
     with pytest.raises(UnsupportedModuleError, match="no row of each record"):
         engine.backward(loss, 4, verify=True)
 

@@ -130,9 +130,9 @@ def test_a_gradient_penalty_in_a_loop(tmp_path: Path) -> None:
     ],
 )
 def test_parameters_used_outside_of_any_forward(tmp_path: Path, module: Callable[[], Any]) -> None:
-    """In a penalty, in a list, on the LightningModule: by the engine or not, as record by record."""
+    """In a penalty, in a list, on the LightningModule: the engine takes them as record by record does."""
     weights = []
-    for gradients in ("auto", "one_by_one"):
+    for gradients in ("engine", "one_by_one"):
         torch.manual_seed(1)
         own = module()
         ledger = str(tmp_path / f"{gradients}.jsonl")

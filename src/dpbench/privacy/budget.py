@@ -302,13 +302,15 @@ class Budget:
                 queries = equivalent_queries((*event.queries, *self.joint[step]))
                 joint.append(Event(event.sampling, queries))
         first = number + len(joint)
-        like = plan.event(first)
         listed = joint
         if not plan.constant:
             listed = joint + [plan.event(step) for step in range(first, first + most)]
 
         def ahead(count: int) -> Counter[Event]:
-            return Counter(listed[:count]) + Counter({like: count - len(listed)})
+            events = Counter(listed[:count])
+            if count > len(listed):
+                events[plan.event(first)] += count - len(listed)
+            return events
 
         return affordable_releases(self.spent, ahead, len(joint) + most, *self._target)
 

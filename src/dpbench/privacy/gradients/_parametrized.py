@@ -9,14 +9,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from dpbench.errors import UnsupportedModuleError, brief
 from dpbench.privacy.gradients._interception import Arguments, LayerGradients
 from dpbench.privacy.gradients.parameter import InstantiatedGradients, ParameterGradients, zero_gradients
 
@@ -29,22 +28,6 @@ def silent_fallbacks() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")
         yield
-
-
-@contextmanager
-def mapped(what: str) -> Iterator[None]:
-    """Within, something is mapped over records.
-
-    Raises:
-        UnsupportedModuleError: It cannot be.
-    """
-    try:
-        with silent_fallbacks():
-            yield
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise UnsupportedModuleError(f"torch.func.vmap of {what} failed ({brief(error)})") from error
 
 
 def is_function(parametrizations: nn.Module) -> bool:
@@ -78,26 +61,18 @@ def of_parametrized(rule: _Rule, layer: Any, inputs: Arguments, grad_output: Ten
         parameters = {}
         for inner, parameter in computation.named_parameters():
             parameters[inner] = parameter.detach().to(grad_output.dtype)
-        pulled = _pulled(computed, computation, parameters)
+        pulled = _Pulled(computed, computation, parameters)
         for inner, parameter in parameters.items():
             if len(grad_output):
-                of_inner: ParameterGradients = InstantiatedGradients(partial(_row_of, pulled, inner))
+                of_inner: ParameterGradients = InstantiatedGradients(partial(pulled.rows, inner))
             else:
                 of_inner = zero_gradients(parameter, 0)
             gradients[f"parametrizations.{name}.{inner}"] = of_inner
     return gradients
 
 
-def _row_of(pulled: Callable[[], dict[str, Tensor]], name: str) -> Tensor:
-    return pulled()[name]
-
-
-def _pulled(
-    computed: ParameterGradients,
-    computation: nn.Module,
-    parameters: dict[str, Tensor],
-) -> Callable[[], dict[str, Tensor]]:
-    """Jᵀg of each record, (R, *shape) by name, on first use, for all parameters of one computation together.
+class _Pulled:
+    """Jᵀg of each record, on first use, for all parameters of one computation together.
 
     Norms and sums are taken of the same rows: a gradient that J nearly annihilates cannot leave more of its rounding in
     the sum than its norm says.
@@ -107,18 +82,27 @@ def _pulled(
         computation: f.
         parameters: v, by name.
     """
-    held = [computed]
 
-    def weight(values: dict[str, Tensor]) -> Any:
-        return torch.func.functional_call(computation, values, ())
+    def __init__(
+        self,
+        computed: ParameterGradients,
+        computation: nn.Module,
+        parameters: dict[str, Tensor],
+    ) -> None:
+        self._computed: ParameterGradients | None = computed
+        self._computation = computation
+        self._parameters = parameters
+        self._rows: dict[str, Tensor] = {}
 
-    @cache
-    def rows() -> dict[str, Tensor]:
-        # One linear map for all records, whatever f would give if it were called again.
-        _, pull, *_ = torch.func.vjp(weight, parameters)
-        with silent_fallbacks():
-            pulled: dict[str, Tensor]
-            (pulled,) = torch.func.vmap(pull)(held.pop().per_record())  # whose memory is as large as that of the result
-        return pulled
+    def rows(self, name: str) -> Tensor:
+        """Gradients of a parameter, shape (R, *shape)."""
+        if self._computed is not None:
+            # One linear map for all records, whatever f would give if it were called again.
+            _, pull, *_ = torch.func.vjp(self._weight, self._parameters)
+            with silent_fallbacks():
+                (self._rows,) = torch.func.vmap(pull)(self._computed.per_record())
+            self._computed = None  # its memory is as large as that of the result
+        return self._rows[name]
 
-    return rows
+    def _weight(self, parameters: dict[str, Tensor]) -> Any:
+        return torch.func.functional_call(self._computation, parameters, ())

@@ -58,7 +58,7 @@ class Places:
         for call, grads in calls:
             for expected, grad in zip(call.places, grads, strict=True):
                 place = None if grad is None else self._axis.place_of(grad)
-                if place not in (None, 0 if expected is None else expected):
+                if not isinstance(expected, Total) and place not in (None, 0 if expected is None else expected):
                     raise UnsupportedModuleError(_message(call, place))
 
     def _refuse(self, use: Use, place: object) -> None:

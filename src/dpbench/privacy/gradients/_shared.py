@@ -21,15 +21,17 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from dpbench.errors import UnsupportedModuleError
-from dpbench.privacy.gradients._parametrized import mapped
+from dpbench.errors import UnsupportedModuleError, brief
+from dpbench.privacy.gradients._parametrized import silent_fallbacks
 from dpbench.privacy.gradients.folds import by_row
 from dpbench.privacy.gradients.layers import refuse_other_values
 from dpbench.privacy.record_axis.host import running_axis
 from dpbench.privacy.record_axis.mode import RecordAxis
 from dpbench.privacy.record_axis.public import public_axis
-from dpbench.privacy.record_axis.tags import Axis, Exchangeable, Rows, tag_of
+from dpbench.privacy.record_axis.tags import Axis, Exchangeable, Over, Rows, Total, tag_of
 
+_SUMS = frozenset(["add", "__add__", "__radd__", "sub", "__sub__", "__rsub__"])
+"""Functions whose gradient with respect to one argument does not depend on the others."""
 _NO_TAGS = "it combines what all records share with records where no tags tell them apart"
 
 
@@ -43,10 +45,11 @@ class SharedCall:
         spec: Structure of the arguments.
         shared: Position among the leaves → what all records share, with its graph.
         axes: Position among the leaves → where a tensor has its records; None if it is the only record's.
+        drawn: Position among the leaves → where what is shared differs by record, since it was drawn for each.
         versions: Versions of the tensors when they were seen.
         outputs: Outputs with a gradient, detached.
         output_versions: Versions of the outputs when they were seen.
-        places: Where the outputs have their records; None if they are the only record's.
+        places: Where the outputs have their records; the mean over them if a penalty is added to it.
         edges: Gradient edges of the outputs.
         records: Number of records of the tags.
     """
@@ -56,10 +59,11 @@ class SharedCall:
     spec: TreeSpec
     shared: dict[int, Tensor]
     axes: dict[int, Axis | None]
+    drawn: dict[int, Axis]
     versions: list[int]
     outputs: list[Tensor]
     output_versions: list[int]
-    places: list[Axis | None]
+    places: list[Axis | Total | None]
     edges: list[GradientEdge]
     records: int
 
@@ -84,21 +88,30 @@ class SharedCall:
             raise UnsupportedModuleError(f"what {self} was given was changed in place afterwards")
         dtype = max((grad.dtype for grad in grads if grad is not None), key=lambda dtype: dtype.itemsize)
 
-        def in_front(x: Tensor, place: Axis | None) -> Tensor:
+        def in_front(x: Tensor, place: Axis | Total | None) -> Tensor:
+            if isinstance(place, Total):
+                return x.expand(rows, *x.shape)
             return by_row(x.to(dtype) if x.is_floating_point() else x, place, self.records, rows)
 
         cotangents = []
         for output, grad, place in zip(self.outputs, grads, self.places, strict=True):
             cotangent = torch.zeros_like(output) if grad is None else grad
-            cotangents.append(in_front(cotangent, place))
+            cotangents.append(in_front(cotangent / rows if isinstance(place, Total) else cotangent, place))
         of_records = {position: in_front(self.leaves[position], axis) for position, axis in self.axes.items()}
-        shared = {position: x.detach().to(dtype) for position, x in self.shared.items()}
+        of_records |= {
+            position: in_front(self.shared[position].detach(), axis) for position, axis in self.drawn.items()
+        }
+        shared = {}
+        for position, x in self.shared.items():
+            shared[position] = (
+                torch.zeros_like(of_records[position][0]) if position in self.drawn else x.detach().to(dtype)
+            )
 
         def one_row(cotangents: list[Tensor], own: dict[int, Tensor]) -> tuple[list[Tensor], dict[int, Tensor]]:
             def forward(shared: dict[int, Tensor]) -> list[Tensor]:
                 leaves = list(self.leaves)
                 for position, x in (own | shared).items():
-                    leaves[position] = x
+                    leaves[position] = x + own[position] if position in self.drawn else x
                 args, kwargs = tree_unflatten(leaves, self.spec)
                 outputs = [x for x in tree_leaves(self.function(*args, **kwargs)) if isinstance(x, Tensor)]
                 return [x for x in outputs if x.is_floating_point()][: len(self.outputs)]
@@ -106,11 +119,17 @@ class SharedCall:
             values, pullback, *_ = torch.func.vjp(forward, shared)
             return values, pullback(cotangents)[0]
 
-        with mapped(str(self)):
+        try:
             values, gradients = torch.func.vmap(one_row)(cotangents, of_records)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise UnsupportedModuleError(f"torch.func.vmap of {self} failed ({brief(error)})") from error
         for value, output, version, place in zip(values, self.outputs, self.output_versions, self.places, strict=True):
             if output._version == version:
                 refuse_other_values(value, in_front(output, place))
+        for position, axis in self.drawn.items():
+            gradients[position] = _in_own_rows(gradients[position], self.shared[position], axis, self.records)
         return [(x, gradients[position]) for position, x in self.shared.items()]
 
 
@@ -126,8 +145,15 @@ def parameter_gradients(
     """
     tensors = [x for x, _ in ends]
     cotangents = [rows.to(x.dtype) for x, rows in ends]
-    with mapped("the backward pass through what all records share"):
-        return list(torch.autograd.grad(tensors, parameters, cotangents, is_grads_batched=True, allow_unused=True))
+    try:
+        with silent_fallbacks():
+            return list(torch.autograd.grad(tensors, parameters, cotangents, is_grads_batched=True, allow_unused=True))
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise UnsupportedModuleError(
+            f"a batched backward pass through what all records share failed ({brief(error)})"
+        ) from error
 
 
 class SharedCalls(TorchFunctionMode):
@@ -261,6 +287,7 @@ class SharedCalls(TorchFunctionMode):
             spec,
             {0: own},
             axes={},
+            drawn={},
             versions=_versions(leaves),
             outputs=[expanded.detach()],
             output_versions=[expanded._version],
@@ -293,14 +320,17 @@ def _call_of(
     name = function.__name__
     output_places = [_axis_of(axis, axis.place_of(x), name) for x in outputs]
     axes: dict[int, Axis | None] = {}
+    drawn: dict[int, Axis] = {}
     ends: dict[int, Tensor] = {}
     for position, place in places.items():
         x = leaves[position]
         along = None
         if place is not None:
-            axes[position] = _axis_of(axis, place, name)
+            own = _axis_of(axis, place, name)
+            if not isinstance(own, Total):
+                axes[position] = own
             continue
-        if output_places[0] is not None:
+        if isinstance(output_places[0], Axis):
             along = _public_axis(axis, x, outputs[0], output_places[0])
         if position not in shared:
             if along is not None:
@@ -308,7 +338,8 @@ def _call_of(
         elif along is None:
             ends[position] = x
         elif getattr(tag_of(x), "is_random", False):
-            raise UnsupportedModuleError(f"{name} combines records with what was computed of shared weights and draws")
+            ends[position] = x
+            drawn[position] = along
         else:  # the same for each record
             ends[position] = by_row(x, along, axis.records, axis.records)[0]
     return SharedCall(
@@ -317,6 +348,7 @@ def _call_of(
         spec,
         ends,
         axes,
+        drawn,
         versions=_versions(kept),
         outputs=[x.detach() for x in outputs],
         output_versions=[x._version for x in outputs],
@@ -326,9 +358,9 @@ def _call_of(
     )
 
 
-def _axis_of(axis: RecordAxis, place: object, name: str) -> Axis | None:
-    """Where a tensor has its records; None: it is the only record's."""
-    if isinstance(place, Axis):
+def _axis_of(axis: RecordAxis, place: object, name: str) -> Axis | Total | None:
+    """Where a tensor has its records, or the mean over them that a penalty is added to; None: the only record's."""
+    if isinstance(place, Axis) or (isinstance(place, Total) and place.over is Over.MEAN and name in _SUMS):
         return place
     if place == 0 and axis.records == 1:
         return None
@@ -349,6 +381,17 @@ def _public_axis(mode: RecordAxis, x: Tensor, output: Tensor, axis: Axis) -> Axi
     if not is_alike or dim < 0 or x.shape[dim] != output.shape[axis.dim]:
         return None
     return axis._replace(dim=dim)
+
+
+def _in_own_rows(gradients: Tensor, x: Tensor, axis: Axis, records: int) -> Tensor:
+    """Gradients (rows, *shape of a row) with respect to all rows of a tensor, (rows, *x.shape): zero in all others."""
+    rows = len(gradients)
+    inner = axis.inner * records // rows
+    wide = gradients.new_zeros(rows, *x.shape)
+    for row in range(rows):
+        of_row = wide[row].unflatten(axis.dim, (axis.outer, rows, inner)).select(axis.dim + 1, row)  # type: ignore[no-untyped-call]
+        of_row.copy_(gradients[row].unflatten(axis.dim, (axis.outer, inner)))  # type: ignore[no-untyped-call]
+    return wide
 
 
 def _copy(axis: RecordAxis, x: Any) -> Any:

@@ -117,23 +117,28 @@ def _of_part(use: Use, part: Part, grads: Sequence[Tensor | None], records: int)
     return {name: gradients[name] for name in gradients if name in names}
 
 
-def _of_layer(use: Use, grad: Tensor, rows: int) -> LayerGradients:
+def _of_layer(use: Use, grad: Tensor, rows: int, dimension: int = 0) -> LayerGradients:
     """Gradients by the layer's rule or by `fallback`.
 
     Args:
         use: A call of the layer.
         grad: Gradient of its output.
         rows: That the layer must have seen.
+        dimension: Where it has them.
     """
     for x in (*use.with_rows(), grad):
-        _refuse_other_rows(use, x, rows)
+        _refuse_other_rows(use, x, rows, dimension)
     grad = cast(Tensor, summable(grad))
-    inputs = tuple(_rule_input(x, grad.dtype) for x in use.inputs)
+    output = use.output
+    inputs = tuple(_rule_input(x, grad.dtype, dimension) for x in use.inputs)
+    if dimension:
+        grad = grad.transpose(0, 1)
+        output = None if output is None else output.transpose(0, 1)
     try:
         if use.rule is not None:
             return use.rule(use.layer, inputs, grad)
-        assert use.output is not None
-        return fallback(use.layer, inputs, grad, use.output)
+        assert output is not None
+        return fallback(use.layer, inputs, grad, output, dimension)
     except UnsupportedModuleError as error:
         raise UnsupportedModuleError(f"no per-record gradients for {use}: {error}.") from error
 
@@ -153,19 +158,18 @@ def _of_placed_layer(use: Use, grad: Tensor, rows: int) -> LayerGradients:
         # Further rows of a record are further positions: nothing has to be built for each row.
         inputs = tuple(by_row(x, place, use.tagged, rows) for x, place in zip(use.inputs, of_inputs, strict=True))
         return _of_layer(replace(use, inputs=inputs), by_row(grad, axis, use.tagged, rows), rows)
+    if axis == Axis(1, 1, 1):
+        return _of_layer(use, grad, rows, dimension=1)
     if axis is not None and axis.dim:
-        raise UnsupportedModuleError(
-            f"{use} has its records in dimension {axis.dim}: such a layer is computed record by record "
-            "(gradients=auto or one_by_one). Give it the records in dimension 0 to use the engine."
-        )
+        return _of_layer(use, grad, rows)  # which says what the layer saw
     by_number = _of_layer(use, grad, len(grad))
     row_of = row_of_each(grad, axis, use.tagged, rows)
     return {name: gradients.merge(row_of, rows, 1.0) for name, gradients in by_number.items()}
 
 
-def _refuse_other_rows(use: Use, x: Tensor, rows: int) -> None:
+def _refuse_other_rows(use: Use, x: Tensor, rows: int, dimension: int) -> None:
     """Raise UnsupportedModuleError where a layer saw a tensor that does not have one row a record."""
-    if not x.dim() or len(x) != rows:
+    if x.dim() <= dimension or x.shape[dimension] != rows:
         raise UnsupportedModuleError(
             f"{use} saw a tensor of shape {tuple(x.shape)} for a batch of {rows} records: every layer must carry the "
             "records in dimension 0, one row each (recurrent layers and transformers: batch_first=True; several rows "
@@ -185,6 +189,10 @@ def summable(grad: Tensor | None) -> Tensor | None:
     return grad.float() if is_coarse(grad) else grad
 
 
-def _rule_input(x: Any, dtype: torch.dtype) -> Any:
-    """An argument of a layer as rules take it: numbers of the output gradient's type."""
-    return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
+def _rule_input(x: Any, dtype: torch.dtype, dimension: int) -> Any:
+    """An argument of a layer as rules take it: of the output gradient's type, with the records in dimension 0."""
+    if not isinstance(x, Tensor):
+        return x
+    if x.is_floating_point():
+        x = x.to(dtype)
+    return x.transpose(0, 1) if dimension else x

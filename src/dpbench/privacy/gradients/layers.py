@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpbench.errors import UnsupportedModuleError
+from dpbench.errors import UnsupportedModuleError, brief
 from dpbench.privacy import kernels
 from dpbench.privacy.gradients._attention import AttentionInterception
 from dpbench.privacy.gradients._convolution import (
@@ -22,7 +22,7 @@ from dpbench.privacy.gradients._convolution import (
     weight_gradient,
 )
 from dpbench.privacy.gradients._interception import Arguments, Interception, LayerGradients
-from dpbench.privacy.gradients._parametrized import is_parametrized, mapped, of_parametrized, type_of
+from dpbench.privacy.gradients._parametrized import is_parametrized, of_parametrized, silent_fallbacks, type_of
 from dpbench.privacy.gradients._recurrent import RecurrentInterception
 from dpbench.privacy.gradients.parameter import (
     EmbeddingGradients,
@@ -355,6 +355,7 @@ def fallback(
     inputs: Arguments,
     grad_output: Tensor,
     output: Tensor,
+    dimension: int = 0,
 ) -> LayerGradients:
     """Any layer that treats records independently and without randomness: `vmap` of its own backward pass.
 
@@ -363,6 +364,7 @@ def fallback(
         inputs: Its positional arguments; tensors carry the records in dimension 0.
         grad_output: Gradient of its output.
         output: Its output for the whole lot, to notice layers that mix records.
+        dimension: Where the layer itself expects the records.
 
     Raises:
         UnsupportedModuleError: The layer cannot be mapped over records, or its outputs then differ from what it
@@ -379,17 +381,25 @@ def fallback(
 
     def one_record(cotangent: Tensor, *record: Any) -> tuple[Tensor, dict[str, Tensor]]:
         def forward(values: dict[str, Tensor]) -> Tensor:
-            row = tuple(x[None] if isinstance(x, Tensor) else x for x in record)
+            row = _map_tensors(lambda x: x.unsqueeze(dimension), record)
             output = torch.func.functional_call(layer, values, row)
-            return cast(Tensor, output).squeeze(0)
+            return cast(Tensor, output).squeeze(dimension)
 
         value, pullback, *_ = torch.func.vjp(forward, parameters)
         return value, pullback(cotangent)[0]
 
     input_dims = [0 if isinstance(x, Tensor) else None for x in inputs]
     over_records = torch.func.vmap(one_record, in_dims=(0, *input_dims))
-    with mapped("a layer without a rule in dpbench.privacy.gradients.layers"):
-        values, rows = over_records(grad_output, *inputs)
+    try:
+        with silent_fallbacks():
+            values, rows = over_records(grad_output, *inputs)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise UnsupportedModuleError(
+            f"it has no rule in dpbench.privacy.gradients.layers, and torch.func.vmap over its records failed "
+            f"({brief(error)}); freeze it, replace it or add a rule"
+        ) from error
     refuse_other_values(values, output)
     return {name: instantiated(row) for name, row in rows.items()}
 
@@ -405,6 +415,11 @@ def refuse_other_values(values: Tensor, output: Tensor) -> None:
         equal_nan=True,
     ):
         raise UnsupportedModuleError("its output for a record depends on the other records of the batch, or on chance")
+
+
+def _map_tensors(function: Callable[[Tensor], Tensor], arguments: Arguments) -> Arguments:
+    """The arguments, with the function's values in place of tensors."""
+    return tuple(function(x) if isinstance(x, Tensor) else x for x in arguments)
 
 
 def instantiated(rows: Tensor) -> ParameterGradients:
