@@ -244,6 +244,8 @@ def described(annotation: Any) -> str:
         return f"{', '.join(others)} or {last}" if others else last
     if origin in (Union, UnionType):
         parts = [described(part) for part in inner if not _is_object(part)]
+        if parts == ["null"]:
+            parts = [described(part) for part in inner]
         # Lists last but for null, lest their items seem to have the alternatives.
         parts.sort(key=lambda part: (part == "null", part.startswith("a list")))
         return " or ".join(dict.fromkeys(parts))

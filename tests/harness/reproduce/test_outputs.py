@@ -204,7 +204,7 @@ def test_pages_show_committed_tables(tmp_path: Path, page: str) -> None:
 
 def test_runs_of_a_cell_that_is_no_more_are_not_shown(definition: Path) -> None:
     table = read_table(str(definition))
-    with pytest.raises(ConfigurationError, match=r"\(shorter, private\), which own/digits does not have"):
+    with pytest.raises(ConfigurationError, match="shorter, private was run with other words than own/digits has now"):
         refuse_other_words(table, runs({("shorter", "private", 0): 0.5}))
 
 

@@ -231,7 +231,7 @@ def _summary(
     epsilon = {}
     for accountant in _ACCOUNTANTS:
         values = _values_of_all(rows, f"privacy/epsilon_{accountant}")
-        epsilon[accountant] = max(values) if values else None
+        epsilon[accountant] = max(values) if values and math.isfinite(max(values)) else None
     accuracies = _values_of_all(rows, "test/accuracy")
     return AttackSummary(
         setting=label,

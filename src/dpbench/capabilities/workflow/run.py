@@ -15,7 +15,7 @@ from dpbench.capabilities.auditing.label_scores import label_scores
 from dpbench.capabilities.auditing.report import audit_by_labels, audit_run
 from dpbench.capabilities.workflow.plan import AUDITED, NO_PRIVACY, Plan, make_plan
 from dpbench.files import write_atomically
-from dpbench.harness.reproduce.jobs import Job, status, sweep, table_jobs
+from dpbench.harness.reproduce.jobs import Job, require_launcher, status, sweep, table_jobs
 from dpbench.harness.reproduce.reproduction import full_disk_explained
 from dpbench.harness.runs.numbers import ABSENT
 from dpbench.templates import render
@@ -55,6 +55,7 @@ def run_workflow(
         DPBenchError: The options are of no training that it knows, a launcher is unknown, files are damaged, or a
             signal stopped it; finished runs stay.
     """
+    require_launcher(launcher)
     plan = make_plan(words, noise_multipliers)
     table = plan.on_noise()
     power_job, *private_jobs = table_jobs(table, runs)

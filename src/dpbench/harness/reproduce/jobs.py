@@ -26,7 +26,7 @@ from dpbench.errors import TIME_LIMIT_STATUS, ConfigurationError, Interrupted
 from dpbench.files import write_json
 from dpbench.harness.reports.run_rows import flat
 from dpbench.harness.reproduce.tables import MEASURES, Table, Variant
-from dpbench.harness.run.search_path import code_folder, imports_from
+from dpbench.harness.run.search_path import code_folder, conf_dir, groups_of, imports_from, plugin_dirs
 from dpbench.harness.runs.folder import RunFolder
 from dpbench.harness.runs.provenance import available_cores, config_hash
 from dpbench.harness.runs.record import read_result
@@ -389,6 +389,20 @@ def sweep(jobs: Sequence[Job], words: Sequence[str]) -> None:
     task = [*named, "-m", f"job={folders}", f"hydra.sweep.dir={place}", *words]
     with counting(len(jobs), lambda: sum(job.state() == "done" for job in jobs)):
         launch(task, swept_job, "reproduce", checked=False)
+
+
+def require_launcher(words: Sequence[str], config_dir: Path | None = None) -> None:
+    """Raise ConfigurationError where a word names a launcher that there is not, before anything is written.
+
+    Args:
+        words: Hydra overrides.
+        config_dir: Further configuration.
+    """
+    own = [] if config_dir is None else [config_dir]
+    known = groups_of(conf_dir(), *plugin_dirs(), *own)["launcher"]
+    for word in words:
+        if word.startswith("launcher=") and word.removeprefix("launcher=") not in known:
+            raise ConfigurationError(f"there is no {word}. Known: {', '.join(known)}.")
 
 
 def swept_job(cfg: DictConfig) -> None:

@@ -26,7 +26,7 @@ from dpbench.harness.reproduce._results import (
     with_choices,
 )
 from dpbench.harness.reproduce._summary import cells
-from dpbench.harness.reproduce.jobs import status, sweep, table_jobs
+from dpbench.harness.reproduce.jobs import require_launcher, status, sweep, table_jobs
 from dpbench.harness.reproduce.tables import read_table
 from dpbench.harness.run.search_path import conf_dir
 from dpbench.harness.runs.provenance import commit
@@ -82,6 +82,7 @@ def reproduce_table(
         ConfigurationError: There is no such table, row, column or launcher, or `out` holds runs of other code.
         Interrupted: A signal stopped it; finished runs stay.
     """
+    require_launcher(part.sweep, config_dir)
     table = with_choices(read_table(name, config_dir), out, config_dir)
     folder = out / table.folder
     selected = table.selected(part.rows, part.columns, part.seeds)

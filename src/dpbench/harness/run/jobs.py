@@ -71,9 +71,9 @@ def launch(
         with _errors_explained(), hydra_for(flags.config_dir) as hydra:
             hydra.show_cfg(name, flags.overrides, flags.cfg, flags.package, flags.resolve)
         return
+    _refuse_processes(flags.multirun)
     with _composed(flags, name) as command:
-        if command.sweeps and launched_process() is not None:
-            raise ConfigurationError("a sweep is made by one process: start it without torchrun or srun's tasks.")
+        _refuse_processes(command.sweeps)  # which hydra.mode may say, too
         with together():
             jobs = _check(command) if checked else command.jobs()
         task = partial(_attempt, task, code, os.getpid())
@@ -84,6 +84,11 @@ def launch(
                 _run(command, task)
         except SweepInterrupted as interruption:
             raise interruption.error from None
+
+
+def _refuse_processes(sweeps: bool) -> None:
+    if sweeps and launched_process() is not None:
+        raise ConfigurationError("a sweep is made by one process: start it without torchrun or srun's tasks.")
 
 
 @contextmanager
@@ -278,7 +283,7 @@ def _run_sweep(
             with _progress(sweep, len(jobs), claims and has_workers(settings)):
                 outcomes = run_jobs(jobs)
     except (RuntimeError, ValueError) as error:
-        if not type(error).__module__.startswith("submitit."):
+        if not type(error).__module__.startswith("submitit.") and "srun" not in str(error):
             raise
         raise _submitit_error(error) from error
     if afterwards is not None:
