@@ -93,7 +93,7 @@ def test_account_of_damaged_ledgers(finished: Path, tmp_path: Path) -> None:
     assert json.loads(out)["complete"] is False
     assert "line 12 is damaged" in err
     text, _ = dpbench(tmp_path, "account", "bad.jsonl", status=3)
-    assert " at least" in text
+    assert " unproven" in text
     for name, message in (("absent", "No such file"), ("cut.jsonl", "unknown accountant")):
         _, err = dpbench(tmp_path, "account", name, "--accountant", "magic" if name != "absent" else "rdp", status=1)
         assert err.count("\n") == 1
