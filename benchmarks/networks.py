@@ -90,7 +90,7 @@ def _swin(dropout: float) -> nn.Module:
     return transformers.SwinForImageClassification(config)
 
 
-class _SwinOfTorchvision(SwinTransformer):
+class _SwinOfTorchvision(SwinTransformer):  # type: ignore[misc]  # torchvision has no types
     """Torchvision's, with the arguments and the loss of that of transformers."""
 
     def __init__(self, dropout: float) -> None:

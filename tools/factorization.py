@@ -105,7 +105,8 @@ def coefficients_for(workload: Floats, bands: int, start: Floats | None = None) 
         )
         candidates.append(solution.x)
     coefficients = np.concatenate([[1.0], min(candidates, key=value_of)])
-    return coefficients / np.linalg.norm(coefficients)
+    normalized: Floats = coefficients / np.linalg.norm(coefficients)
+    return normalized
 
 
 def expected_error(coefficients: Floats, workload: Floats, noise_multiplier: float = 1.0) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -22,8 +22,10 @@ def build(name: str, *_: object) -> Network:
     return _BUILDERS[name]()
 
 
-def _network(model: nn.Module | dict[str, nn.Module], record: Callable[[], Any], step: Step, **facts: Any) -> Network:
-    parts = nn.ModuleDict(model) if isinstance(model, dict) else model
+def _network(
+    model: nn.Module | Mapping[str, nn.Module], record: Callable[[], Any], step: Step, **facts: Any
+) -> Network:
+    parts = model if isinstance(model, nn.Module) else nn.ModuleDict(model)
     return Network(parts, [record() for _ in range(RECORDS)], step, **facts)
 
 
