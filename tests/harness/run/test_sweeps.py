@@ -192,6 +192,9 @@ def test_a_study_goes_on_with_the_trials_that_it_lacks(tmp_path: Path) -> None:
     other = OverridesParser.create().parse_overrides(["seed=3,4"])
     with pytest.raises(ConfigurationError, match="seed=3,4: "):
         sweeper_of({**settings, "n_trials": 9}).search(other, tmp_path, run_jobs)
+    (tmp_path / "study.log").write_text("torn")
+    with pytest.raises(ConfigurationError, match=r"study\.log cannot be opened: "):
+        sweeper_of({**settings, "n_trials": 9}).search(overrides, tmp_path, run_jobs)
 
 
 @pytest.mark.slow

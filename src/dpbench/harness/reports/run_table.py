@@ -212,7 +212,8 @@ class RunTable:
     def to_markdown(self, folders: bool = False) -> str:
         """The table as text, and its notes as paragraphs."""
         notes = self.notes if self.keys is not None else (*self.best_note(), *self.notes)
-        return "\n\n".join([markdown_rows(self.texts(folders), len(self.keys or "1")), *notes])
+        text_columns = 1 if not self.keys else len(self.keys)
+        return "\n\n".join([markdown_rows(self.texts(folders), text_columns), *notes])
 
     def to_latex(self, folders: bool = False) -> str:
         """The table as text, in LaTeX (booktabs)."""

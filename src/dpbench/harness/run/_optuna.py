@@ -72,7 +72,7 @@ class OptunaSweeper:
             What the trials of this command returned.
 
         Raises:
-            ConfigurationError: Optuna refuses the values between which it is to choose.
+            ConfigurationError: Optuna refuses the values between which it is to choose, or cannot open the study.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         sampler = dict(self.sampler)
@@ -81,12 +81,7 @@ class OptunaSweeper:
             swept = [override for override in overrides if override.is_sweep_override()]
             sampler["search_space"] = {key.get_key_element(): list(key.sweep_string_iterator()) for key in swept}
             missing = min(missing, math.prod(map(len, sampler["search_space"].values())))
-        study = optuna.create_study(
-            storage=self.storage or JournalStorage(JournalFileBackend(str(folder / STUDY))),
-            study_name=self.study_name,
-            directions=self.directions,
-            load_if_exists=True,
-        )
+        study = self._study(folder)
         if sampler.get("seed") is not None:  # else a study that goes on would try the same again
             sampler["seed"] += len(study.trials)
         study.sampler = instantiate(sampler)
@@ -104,6 +99,18 @@ class OptunaSweeper:
             best.append({"trial": trial.number, "values": trial.values, "params": trial.params})
         write_atomically(folder / RESULTS, yaml.safe_dump(best, sort_keys=False))
         return outcomes
+
+    def _study(self, folder: Path) -> optuna.Study:
+        try:
+            return optuna.create_study(
+                storage=self.storage or JournalStorage(JournalFileBackend(str(folder / STUDY))),
+                study_name=self.study_name,
+                directions=self.directions,
+                load_if_exists=True,
+            )
+        except Exception as error:  # of a database's driver, or of what its file holds
+            place = self.storage or folder / STUDY
+            raise ConfigurationError(f"the study in {place} cannot be opened: {brief(error)}") from error
 
 
 def sweeper_of(settings: Mapping[str, Any]) -> OptunaSweeper:

@@ -201,12 +201,13 @@ def _check(command: Command) -> list[list[str]]:
         _check_run(command.cfg)
         return []
     jobs = command.jobs()
-    for number, words in enumerate(jobs[:1] if optimizes(settings) else jobs):
+    directions = _sweeper(command).directions if optimizes(settings) else None
+    for number, words in enumerate(jobs if directions is None else jobs[:1]):
         job = command.job(words, number)
         try:
             config = _check_run(job)
-            if optimizes(settings):
-                refuse_choice(config, _sweeper(command).directions)
+            if directions is not None:
+                refuse_choice(config, directions)
             check_job(config, RunFolder(Path(str(job.hydra.sweep.dir))))
         except ConfigurationError as error:
             which = [word for word in words if key_of(word) in command.swept]
