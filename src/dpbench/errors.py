@@ -1,6 +1,55 @@
-"""User-correctable errors: one line each, with cause and remedy."""
+"""User-correctable errors, one line each with cause and remedy, and what their lines are made of."""
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+_NAMES_HERE = {
+    "target_delta": "delta",
+    "epsilon": "target_epsilon",
+    "eps": "target_epsilon",
+    "target_eps": "target_epsilon",
+    "sigma": "noise_multiplier",
+    "noise": "noise_multiplier",
+    "noise_scale": "noise_multiplier",
+    "l2_norm_clip": "max_grad_norm",
+    "clip_norm": "max_grad_norm",
+    "clipping_norm": "max_grad_norm",
+    "clipping_threshold": "max_grad_norm",
+    "max_per_sample_grad_norm": "max_grad_norm",
+    "num_microbatches": "microbatch_size",
+    "max_batch_size": "max_physical_batch_size",
+    "grad_sample_mode": "gradients",
+    "random_seed": "seed",
+    "batch_size": "expected_batch_size",
+    "learning_rate": "lr",
+}
+"""Options of Opacus, TensorFlow Privacy and the papers → their names here."""
+_LENGTH = "The Trainer says how long: max_steps or max_epochs (on the command line trainer.max_steps)."
+_LOADER = (
+    "The loader draws the lots: LotLoader.poisson(dataset, expected_batch_size=...) (on the command line "
+    "data.expected_batch_size)."
+)
+_ENTROPY = (
+    "Noise comes from the operating system's entropy where no seed is given (on the command line strategy.secure=true)."
+)
+_INSTEAD = {
+    "epochs": _LENGTH,
+    "max_epochs": _LENGTH,
+    "steps": _LENGTH,
+    "max_steps": _LENGTH,
+    "num_steps": _LENGTH,
+    "poisson_sampling": _LOADER,
+    "sample_rate": _LOADER,
+    "batch_size": _LOADER,
+    "expected_batch_size": _LOADER,
+    "secure_mode": _ENTROPY,
+    "secure_rng": _ENTROPY,
+    "noise_generator": _ENTROPY,
+}
+"""Options of others that are none here, with what takes their place."""
 
 
 class DPBenchError(Exception):
@@ -127,3 +176,32 @@ def brief(error: BaseException) -> str:
         return f"line {mark.line + 1}: {getattr(error, 'problem', None)}"
     lines = (line.strip() for line in str(error).splitlines())
     return next((line for line in lines if line), type(error).__name__)
+
+
+def shown(value: Any) -> str:
+    """Show a value in one line of bearable length."""
+    try:
+        text = repr(value)
+    except ValueError:
+        # Python prints no whole number of more than 4,300 digits.
+        return "a number without end"
+    text = " ".join(text.split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """Say in a sentence, with a space before it, what an unknown name may stand for; empty if nothing is near.
+
+    Args:
+        name: That was given.
+        known: Names that there are.
+        prefix: Of these, in the sentence.
+    """
+    names = list(known)
+    name_here = _NAMES_HERE.get(name)
+    if name_here in names:
+        return f" Did you mean {prefix}{name_here}?"
+    if name in _INSTEAD:
+        return f" {_INSTEAD[name]}"
+    close = difflib.get_close_matches(name, names, 1)
+    return f" Did you mean {prefix}{close[0]}?" if close else ""

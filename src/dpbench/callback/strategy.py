@@ -22,12 +22,11 @@ from dpbench.callback.non_private import NonPrivate
 from dpbench.callback.process_group import leave_group_at_exit
 from dpbench.callback.strategy_options import StrategyOptions
 from dpbench.data.lots import LotLoader
-from dpbench.errors import ConfigurationError
+from dpbench.errors import ConfigurationError, shown
 from dpbench.guards import LIGHTNING, Guard, earlier_fits
 from dpbench.guards.agreement import are_alike, refuse_other_records
 from dpbench.guards.choices import refuse_training_records
 from dpbench.guards.divergence import LotsWithoutGradients, refuse_diverged
-from dpbench.options import shown
 from dpbench.privacy.accounting.ledger import FILE_NAME
 from dpbench.privacy.accounting.seal import STATE_KEY, Seal
 from dpbench.privacy.accounting.writer import records_a_run

@@ -11,8 +11,7 @@ from importlib.metadata import entry_points
 import torch
 
 from dpbench.canonical import digest_of
-from dpbench.errors import ConfigurationError
-from dpbench.options import shown
+from dpbench.errors import ConfigurationError, shown
 from dpbench.session.executor import REFERENCE, Executor
 
 _PLUGINS = "dpbench.executors"

@@ -6,10 +6,9 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dpbench.errors import ConfigurationError
+from dpbench.errors import ConfigurationError, did_you_mean
 from dpbench.harness.reports.run_rows import CODE, RunRow, flat, keys_of_any, without_seeds
 from dpbench.harness.reports.run_table import RunTable, mean
-from dpbench.options import did_you_mean
 
 _APART = ("trained with canaries", "evaluation split", "unit")
 """Words of rows: figures of runs that differ in these have no mean."""

@@ -24,11 +24,10 @@ from pydantic import (
 )
 from yaml import YAMLError
 
-from dpbench.errors import ConfigurationError, brief
+from dpbench.errors import ConfigurationError, brief, did_you_mean, shown
 from dpbench.files import typed
 from dpbench.harness.run.search_path import conf_dir, plugin_dirs
 from dpbench.harness.runs.numbers import mean_text
-from dpbench.options import did_you_mean, shown
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,9 +13,8 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict, read_write
 
-from dpbench.errors import ConfigurationError
+from dpbench.errors import ConfigurationError, shown
 from dpbench.harness.run.hydra_folder import optimizes
-from dpbench.options import require_group, shown
 
 
 @dataclass(frozen=True)
@@ -106,6 +105,8 @@ def compose(flags: Namespace, loader: Any, name: str) -> Command:
             cfg.hydra.overrides.hydra.append("hydra.mode=MULTIRUN")  # jobs are composed from these words
     HydraConfig.instance().set_config(cfg)
     if sweeps:
+        from dpbench.options import require_group  # brings pydantic, which takes a tenth of a second
+
         parameters = require_group(cfg.hydra.sweeper.get("params") or {}, "hydra.sweeper.params")
         overrides = parser.parse_overrides([f"{key}={value}" for key, value in parameters.items()]) + overrides
     return Command(loader, cfg, overrides, sweeps)

@@ -18,9 +18,8 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
-from dpbench.errors import ConfigurationError
+from dpbench.errors import ConfigurationError, did_you_mean, shown
 from dpbench.harness.run.search_path import PluginSearchPath, conf_dir, installing, use_plugins
-from dpbench.options import did_you_mean, shown
 
 _LAUNCHERS = {"submitit": "submitit", "dpbench_ray": "ray"}
 """Launchers that are installed by themselves: beginning of their names in Hydra → here."""

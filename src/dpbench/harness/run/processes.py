@@ -31,7 +31,15 @@ from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any, TypeVar
 
-from dpbench.errors import ConfigurationError, DPBenchError, Interrupted, PeerLost, ReportedByAnotherRank, WorkerDied
+from dpbench.errors import (
+    ConfigurationError,
+    DPBenchError,
+    Interrupted,
+    PeerLost,
+    ReportedByAnotherRank,
+    WorkerDied,
+    shown,
+)
 from dpbench.files import replacing
 from dpbench.harness.run._signals import SIGNALS, StopSignals, end_with, handled_by, interrupted_at_once, stops_nothing
 from dpbench.harness.runs.folder import RunFolder
@@ -436,8 +444,6 @@ def check_processes(trainer: Mapping[str, Any]) -> None:
         ConfigurationError: Names the option and the remedy.
     """
     import torch
-
-    from dpbench.options import shown
 
     if trainer.get("num_nodes", 1) > 1 and launched_process() is None:
         raise ConfigurationError(

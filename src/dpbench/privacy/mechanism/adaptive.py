@@ -15,8 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dpbench.errors import ConfigurationError
-from dpbench.options import shown
+from dpbench.errors import ConfigurationError, shown
 from dpbench.privacy.mechanism.clipping import LARGEST, SMALLEST, Bounds, Groups, VectorGroup, record_by_record
 from dpbench.privacy.mechanism.plan import Statistic
 
