@@ -18,15 +18,15 @@ _TORN = re.compile(r"\..+\.\d+")  # as `replacing` names them
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A name beside `path` for a new file or folder, which takes its place when the block ends without an error.
+    """Yield the path of a new file or folder that replaces `path` when the block ends without an error.
 
-    Whatever stops the process, there is the old one or the new one, whole. A folder that is replaced must be empty.
+    However the process ends, there is the old one or the new one, whole. A folder that is replaced must be empty.
 
     Args:
         path: Path of the file or folder; it need not exist, its parent must.
 
     Raises:
-        OSError: It cannot be written; what was there is still there.
+        OSError: It cannot be written; the old one is still there.
     """
     new = path.with_name(f".{path.name}.{os.getpid()}")
     _remove(new)
@@ -60,14 +60,14 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def remove_torn(folder: Path) -> None:
-    """Remove what killed processes have left of files that they were writing; only while nobody else writes there."""
+    """Remove unfinished files of killed processes; only while no other process writes there."""
     for path in folder.rglob(".*"):
         if _TORN.fullmatch(path.name) and path.is_file():
             path.unlink(missing_ok=True)
 
 
 def is_full_disk(error: OSError) -> bool:
-    """Whether a file could not be written because the disk, or the user's share of it, is full."""
+    """Return whether a file could not be written because the disk, or the user's share of it, is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 

@@ -27,7 +27,7 @@ def open_locked(path: str | os.PathLike[str]) -> FileIO:
         The file, unbuffered.
 
     Raises:
-        BlockingIOError: Somebody holds it: another process, or another open file of this one.
+        BlockingIOError: Another process holds it, or another open file of this one.
         OSError: The file cannot be opened.
     """
     while True:

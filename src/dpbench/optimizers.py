@@ -17,10 +17,10 @@ NoiseStds = Callable[[], Mapping[Tensor, float]]
 
 @runtime_checkable
 class NoiseAware(Protocol):
-    """An optimizer that knows the noise in its gradients: any with this method; without privacy nobody calls it."""
+    """An optimizer that knows the noise in its gradients: any with this method, called in private training only."""
 
     def follow_noise(self, noise_stds: NoiseStds | None) -> None:
-        """Take note, before the first step of a training, of who knows the noise of each step.
+        """Receive, before the first step of a training, the source of each step's noise.
 
         Args:
             noise_stds: Asked within `step`, after the closure: standard deviation of the noise on each coordinate of
@@ -29,7 +29,7 @@ class NoiseAware(Protocol):
 
 
 class DPAdam(Optimizer):
-    """Adam whose second moment leaves out the noise of the private gradients: DP-AdamBC.
+    """Adam with a second moment corrected for the noise of the private gradients: DP-AdamBC.
 
     Noise of variance Φ = (noise_multiplier × max_grad_norm / expected_batch_size)² adds Φ to the second moment of each
     coordinate, so that Adam divides all of them by nearly the same number where noise prevails, and steps like SGD with

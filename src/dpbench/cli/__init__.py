@@ -1,4 +1,4 @@
-"""The command line: one file for each group of commands, with their parsers, their help and what they call.
+"""The command line: one file for each group of commands, with their parsers, their help and their functions.
 
 Nothing here imports PyTorch, Hydra or pandas before a command runs, so that help answers at once.
 """
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         Exit status: 0, 1 for an error that the user can correct, 2 for wrong usage, 3 for a damaged ledger, 75 for a
-        run whose time was over before it was finished, 130 for Ctrl-C, 143 for SIGTERM (128 and the signal's number).
+        run that reached its time limit unfinished, 130 for Ctrl-C, 143 for SIGTERM (128 and the signal's number).
     """
     if arguments is None:
         # What this process starts (workers, jobs of a queue) looks for no modules in the working directory, either.
@@ -144,7 +144,7 @@ def _answer(options: argparse.Namespace) -> int:
 
 
 def _one_line_errors(command: Callable[[], int]) -> int:
-    """Print what the user can correct as one line; let bugs show their traceback."""
+    """Print user-correctable errors as one line; let bugs show their traceback."""
     try:
         return command()
     except ReportedByAnotherRank:

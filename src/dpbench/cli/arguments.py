@@ -1,4 +1,4 @@
-"""What all commands share: their parsers, types of options, and how an answer is printed."""
+"""Parts that all commands share: parsers, types of options, and printing of answers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from dpbench.files import typed
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command has to say.
+    """Result of a command.
 
     Attributes:
-        text: For the terminal; None if the command printed while it ran.
+        text: Text for the terminal; None if the command printed while it ran.
         facts: The same for `--json`, of plain types.
         status: Exit status.
     """
@@ -54,8 +54,8 @@ def add_command(
     """Add the parser of a command.
 
     Args:
-        commands: All of them.
-        name: What a user types.
+        commands: All commands.
+        name: Name that a user types.
         summary: One line for its own help and for the list of all commands.
         call: Carries the command out; None if Hydra reads its words.
         options: Further arguments of the parser, such as `epilog`.
@@ -70,8 +70,8 @@ def add_runs(parser: argparse.ArgumentParser, help: str) -> None:
     """Add the positional argument of commands that read several runs.
 
     Args:
-        parser: Of the command.
-        help: What it accepts.
+        parser: The command's parser.
+        help: Description of the values that it accepts.
     """
     parser.add_argument("sources", type=place, nargs="+", metavar="RUN_OR_SWEEP", help=help)
 
@@ -124,11 +124,11 @@ def _overrides(prefix: str, **_: Any) -> list[str]:
 
 @contextmanager
 def own_code(options: argparse.Namespace, run: Path) -> Iterator[None]:
-    """Let classes be imported from beside the --config-dir of a command, and say where one is missing.
+    """Import classes from the parent folder of a command's --config-dir, and say where one is missing.
 
     Args:
-        options: Of the command.
-        run: Folder of the run, which says what its own command named; nothing is imported because it says so.
+        options: The command's options.
+        run: Folder of the run; the folder that its own command named is suggested, and never imported from.
 
     Raises:
         ConfigurationError: --config-dir is no folder, or is missing.

@@ -1,4 +1,4 @@
-"""`dpbench train`: one run, or a sweep, of what Hydra composes."""
+"""`dpbench train`: one run, or a sweep, composed by Hydra."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ def report_sweep(sweep: Sweep) -> None:
 
 
 def train_and_report(cfg: DictConfig, trust: bool = False) -> list[float] | None:
-    """The job of `dpbench train` and `dpbench resume`: train, then draw and print what came out.
+    """Run the job of `dpbench train` and `dpbench resume`: train, then draw and print the results.
 
     Args:
         cfg: The composed configuration.
-        trust: Whether the checkpoint of a run that is resumed may hold objects.
+        trust: True if the checkpoint of a run that is resumed may hold objects.
     """
     from dpbench.harness.reports.end_of_run import EndOfRun
     from dpbench.harness.run.train import train_job

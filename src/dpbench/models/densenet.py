@@ -13,12 +13,12 @@ from dpbench.models.shapes import Size, require
 
 
 def _norm_relu(channels: int, growth: int) -> list[nn.Module]:
-    """GroupNorm whose groups do not straddle the features of different layers."""
+    """GroupNorm with groups that do not straddle the features of different layers."""
     return [nn.GroupNorm(channels // math.gcd(channels, growth), channels), nn.ReLU()]
 
 
 class DenseLayer(nn.Module):
-    """Norm, ReLU, conv 3×3 whose output is appended to the input: (N, c, H, W) → (N, c + growth, H, W)."""
+    """Norm, ReLU, conv 3×3; the output is appended to the input: (N, c, H, W) → (N, c + growth, H, W)."""
 
     def __init__(self, channels: int, growth: int) -> None:
         super().__init__()

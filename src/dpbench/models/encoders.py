@@ -80,8 +80,8 @@ class TextEncoder(nn.Module):
         num_classes: Number of classes.
         width: Numbers of an embedding.
         depth: Number of layers.
-        heads: Of the attention.
-        most_tokens: Of a text.
+        heads: Number of attention heads.
+        most_tokens: Largest number of tokens in a text.
 
     Raises:
         ValueError: The heads do not divide the width.

@@ -205,11 +205,11 @@ def lstm_with_one_bias(
     hidden_size: int,
     num_layers: int = 1,
 ) -> nn.LSTM:
-    """An LSTM, batch first, whose second bias is zero and frozen.
+    """Make an LSTM, batch first, with a second bias that is zero and frozen.
 
     PyTorch adds two biases in every gate, W_ih x + b_ih + W_hh h + b_hh, where the definition has one. Per-record
     gradients of the two are equal: if both are trained, they count twice in the norm that is clipped, and noise falls
-    twice on what is one parameter.
+    twice on a single parameter.
 
     Args:
         input_size: Numbers in an element of a sequence.

@@ -1,4 +1,4 @@
-"""Replaces what mixes the records of a lot, or hides a weight from its layer."""
+"""Replacement of layers that mix the records of a batch, or hide a weight."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn.utils import parametrize
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
 _INSTANCE_NORM = nn.modules.instancenorm._InstanceNorm
 _MOST_GROUPS = 32
-"""Of a GroupNorm (Wu and He 2018)."""
+"""Largest number of groups of a GroupNorm (Wu and He 2018)."""
 
 
 def fix(model: nn.Module) -> list[str]:
@@ -21,15 +21,15 @@ def fix(model: nn.Module) -> list[str]:
     * InstanceNorm keeps no running statistics any more.
     * BatchNorm and InstanceNorm in evaluation mode stay: their statistics are constants.
     * Parametrizations (`torch.nn.utils.parametrizations`) that have several parameters, or buffers, such as weight and
-      spectral normalization, are taken off; the weight stays what it is now, and stays frozen where it was.
+      spectral normalization, are taken off; the weight keeps its present value, and stays frozen where it was.
     * Parametrizations of one tensor without buffers stay, such as weight standardization: they are part of the network,
       and per-record gradients go through them.
 
     Args:
-        model: Trained afterwards.
+        model: The network, not yet trained.
 
     Returns:
-        What was done, a line for each layer.
+        A line for each layer that was changed.
 
     Raises:
         TypeError: It is no module.
@@ -89,16 +89,16 @@ def _group_norm(layer: nn.Module) -> nn.GroupNorm:
 
 
 def _is_function(parametrizations: nn.Module) -> bool:
-    """Whether a weight is computed from one tensor, and nothing is kept from one call to the next."""
+    """Return whether a weight is computed from one tensor, without state from one call to the next."""
     has_state = any(True for _ in parametrizations.buffers())
     return bool(getattr(parametrizations, "is_tensor", False)) and not has_state
 
 
 def _plain_weights(layer: nn.Module) -> list[str]:
-    """Take off what computes the weights of a layer in a way that is refused.
+    """Take off parametrizations of a layer that private training refuses.
 
     Returns:
-        What it was.
+        Their names.
     """
     changes = []
     if parametrize.is_parametrized(layer):

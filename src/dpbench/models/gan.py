@@ -96,7 +96,7 @@ class MLPGAN(nn.Module):
     Args:
         input_shape: (channels, height, width) of an image.
         num_classes: Number of classes.
-        conditional: Whether both networks are told the class.
+        conditional: True to condition both networks on the class.
         noise_size: Numbers of noise.
     """
 
@@ -130,7 +130,7 @@ class ConvGAN(nn.Module):
     Args:
         input_shape: (channels, height, width) of an image; sides are multiples of four.
         num_classes: Number of classes.
-        conditional: Whether both networks are told the class.
+        conditional: True to condition both networks on the class.
         noise_size: Numbers of noise.
         width: Channels next to the image; a multiple of eight.
     """

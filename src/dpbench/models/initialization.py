@@ -12,7 +12,7 @@ _CUT = 0.87962566103423978  # deviation of a standard normal variable that is cu
 
 
 def is_published(initialization: str) -> bool:
-    """Whether the weights are drawn as the published program draws them; False: as PyTorch does.
+    """Return whether the weights are drawn as by the published program; False: as by PyTorch.
 
     Raises:
         ValueError: It is neither.

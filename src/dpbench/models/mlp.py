@@ -33,7 +33,7 @@ class MLP(nn.Sequential):
     Used by Waites 2019 (pyvacy_2019, section 5.1).
 
     Args:
-        input_shape: Of a record: (channels, height, width) of an image, or (8,) of eight features.
+        input_shape: Shape of a record: (channels, height, width) of an image, or (8,) of eight features.
         num_classes: Number of classes.
         hidden: Width of each hidden layer, or of the only one.
 
@@ -59,7 +59,7 @@ class RegressionMLP(nn.Sequential):
     activations").
 
     Args:
-        input_shape: Of the features of a record, such as (8,).
+        input_shape: Shape of a record's features, such as (8,).
         num_targets: Numbers to predict for each record.
         hidden: Width of each hidden layer; none: a linear regression.
 

@@ -17,13 +17,13 @@ def _norm(channels: int) -> nn.GroupNorm:
 
 
 class PreActivationBlock(nn.Module):
-    """Norm, ReLU, conv 3×3, twice, beside a shortcut (He et al. 2016, "Identity mappings in deep residual networks").
+    """Norm, ReLU, conv 3×3, twice, and a shortcut (He et al. 2016, "Identity mappings in deep residual networks").
 
     Args:
         n_in: Channels of the input.
         n_out: Channels of the output.
-        stride: Of the first convolution, and of the shortcut.
-        normalized: Whether the input has come from a norm and ReLU already, so that the first ones are left out.
+        stride: Stride of the first convolution and of the shortcut.
+        normalized: True if the input comes from a norm and ReLU already: the first ones are left out.
 
     Shape:
         (N, n_in, H, W) → (N, n_out, H/stride, W/stride), rounded up.
@@ -58,7 +58,7 @@ class PreActivationBlock(nn.Module):
             )
 
     def forward(self, input: Tensor) -> Tensor:
-        """The shortcut plus what the convolutions add."""
+        """Add the convolutions' output to the shortcut."""
         output: Tensor = self.shortcut(input) + self.body(self.before(input))
         return output
 
@@ -82,7 +82,7 @@ class ResNet18GN(nn.Module):
     Args:
         input_shape: (channels, height, width) of an image; at least 8×8.
         num_classes: Number of classes.
-        downsample: Whether the sides are halved before each stage but the first, as in He et al. 2016.
+        downsample: True to halve the sides before each stage but the first, as in He et al. 2016.
         initialization: "published" (He normal, the last layer normal of deviation 0.01) or "torch".
 
     Raises:

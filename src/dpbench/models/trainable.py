@@ -1,4 +1,4 @@
-"""Trains a part of a network: its last layer, its biases, or low-rank adapters beside its linear layers (LoRA)."""
+"""Training of a part of a network: its last layer, its biases, or low-rank adapters of its linear layers (LoRA)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _KNOWN = "last_layer, bias, lora:RANK (such as lora:8), or several of them joine
 
 
 class LoRA(nn.Module):
-    """A linear layer with a low-rank update beside it: W x + b + U D x (Hu et al. 2021).
+    """A linear layer with a low-rank update: W x + b + U D x (Hu et al. 2021).
 
-    U is zero at first, so that the network is the one that it was. The paper's factor α/r is 1.
+    U is zero at first, so that the network computes the same as before. The paper's factor α/r is 1.
 
     Args:
         base: The layer, which stays as it is.
@@ -59,13 +59,13 @@ def train_only(model: nn.Module, parts: str) -> list[str]:
 
     * `last_layer`: the module that was registered last of those with parameters, such as a classifier's output.
     * `bias`: all biases (Bu et al. 2022, bu_bias_2022).
-    * `lora:RANK`: an adapter (`LoRA`) beside each `nn.Linear`, but beside the last layer where that is trained itself
+    * `lora:RANK`: an adapter (`LoRA`) for each `nn.Linear`, except the last layer if that is trained itself
       (Yu et al. 2022).
 
-    What is frozen already stays frozen.
+    Parameters that are frozen already stay frozen.
 
     Args:
-        model: Trained afterwards; adapters are put into it.
+        model: The network, not yet trained; adapters are put into it.
         parts: One of these, or several joined by "+".
 
     Returns:
@@ -117,7 +117,7 @@ def merged_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The `state_dict` of a network with its adapters merged, under the names that it has without them.
 
     Args:
-        state: Of a network with adapters, or without.
+        state: State of a network, with or without adapters.
     """
     merged = dict(state)
     # By the names alone: a checkpoint has no modules.
@@ -143,7 +143,7 @@ def _last_layer(model: nn.Module) -> nn.Module:
 
 
 def _is_bias(name: str) -> bool:
-    """Whether a parameter is a bias by its name: bias, bias_ih_l0, in_proj_bias."""
+    """Return whether a parameter is a bias by its name: bias, bias_ih_l0, in_proj_bias."""
     parameter = name.rpartition(".")[2]
     return parameter == "bias" or parameter.startswith("bias_") or parameter.endswith("_bias")
 
@@ -156,7 +156,7 @@ def _rank(part: str, parts: str) -> int:
 
 
 def _add_adapters(model: nn.Module, rank: int, apart: nn.Module | None) -> None:
-    """Put an adapter beside each linear layer, but one."""
+    """Add an adapter to each linear layer, except one."""
     if any(isinstance(layer, LoRA) for layer in model.modules()):
         raise ValueError("the model has adapters already: dpbench.models.merge_adapters(model) takes them out.")
     adapters: dict[nn.Module, nn.Module] = {}

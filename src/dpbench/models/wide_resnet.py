@@ -61,14 +61,14 @@ def _activated(n_in: int, n_out: int, groups: int, kernel: int, stride: int = 1)
 
 
 class WideBlock(nn.Module):
-    """ReLU, norm, conv 3×3, twice, beside a shortcut: (N, n_in, H, W) → (N, n_out, H/stride, W/stride), rounded up.
+    """ReLU, norm, conv 3×3, twice, and a shortcut: (N, n_in, H, W) → (N, n_out, H/stride, W/stride), rounded up.
 
     Args:
         n_in: Channels of the input.
         n_out: Channels of the output.
-        groups: Of the normalization.
-        stride: Of the first convolution, and of the shortcut.
-        is_first: Whether the shortcut is ReLU, norm and a convolution 1×1, as in the first block of a stage.
+        groups: Number of groups of the normalization.
+        stride: Stride of the first convolution and of the shortcut.
+        is_first: True for the first block of a stage, whose shortcut is ReLU, norm and a convolution 1×1.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class WideBlock(nn.Module):
             self.shortcut = nn.Sequential(*_activated(n_in, n_out, groups, 1, stride))
 
     def forward(self, input: Tensor) -> Tensor:
-        """The shortcut plus what the convolutions add."""
+        """Add the convolutions' output to the shortcut."""
         output: Tensor = self.shortcut(input) + self.body(input)
         return output
 

@@ -42,14 +42,14 @@ class GAN(ImageGenerator):
     Args:
         model: The pair. With `classes` > 0 both take labels: the discriminator those of the records (and of images made
             for them), the generator's own step uniform ones.
-        optimizer: Of the discriminator, called with its parameters.
+        optimizer: Called with the discriminator's parameters.
         num_classes: Number of classes.
         monitored: Name of the data that the validation loop sees.
         schedule: Must be None.
         generator_optimizer: Called with the generator's parameters.
         loss: "standard" (logistic; the generator's does not saturate, Goodfellow et al. 2014) or "wasserstein"
             (Arjovsky et al. 2017, with the weights of the discriminator clamped after each step).
-        weight_bound: Of the clamped weights.
+        weight_bound: Bound of the clamped weights.
         discriminator_steps: Lots before a turn of the generator, at least.
         discriminator_accuracy: The generator also waits until the discriminator tells so many of fresh images of
             the generator apart (Bie et al. 2023: the strongest lever of private GANs); None: it does not wait.
@@ -199,7 +199,7 @@ class GAN(ImageGenerator):
         return batch[0], batch[1] if self.classes else None
 
     def realness(self, batch: Sequence[Tensor]) -> Tensor:
-        """Logit of the discriminator for each record, (R,): high for what it takes for real."""
+        """Logit of the discriminator for each record, (R,): high for records that it takes for real."""
         records, labels = self._split(batch)
         logits: Tensor = self.discriminator(records, labels)
         return logits.flatten()

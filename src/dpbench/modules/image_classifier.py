@@ -23,7 +23,7 @@ class ImageClassifier(Supervised):
         monitored: Name of the data that the validation loop sees, "val" or "test" (the papers' learning curves).
         schedule: Called with the optimizer, such as `functools.partial(CosineAnnealingLR, T_max=1000)`; it moves after
             every step. None: a constant learning rate.
-        recalls: Whether the recall of every class is measured, too: `val/recall/0` and so on; 0 without such images.
+        recalls: True to measure the recall of every class, too: `val/recall/0` and so on; 0 without such images.
 
     Raises:
         ConfigurationError: The model is that of a GAN.
@@ -60,7 +60,7 @@ class ImageClassifier(Supervised):
     ) -> dict[str, Any]:
         """Mean cross-entropy of a lot; the budget does not cover the logged value.
 
-        `record_metrics` has one value (or row) for each record: what a private strategy can release with noise.
+        `record_metrics` has one value (or row) for each record, which a private strategy can release with noise.
         """
         images, labels = batch
         logits = self(images)

@@ -1,4 +1,4 @@
-"""Images from a generator network: what a GAN is when it is not trained."""
+"""Images from a generator network: a trained GAN without its discriminator."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class ImageGenerator(pl.LightningModule):
 
         Args:
             labels: Classes (N,); only their number matters to an unconditional GAN.
-            generator: On the CPU, of the noise.
+            generator: Generator of the noise, on the CPU.
         """
         noise = torch.randn(len(labels), self._noise_size, generator=generator, dtype=torch.float32)
         parameter = next(self.generator.parameters())  # of another precision, perhaps
@@ -80,6 +80,6 @@ class ImageGenerator(pl.LightningModule):
         return (images.float() + 1) / 2
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what it takes to sample without the data."""
+        """Add the shapes that sampling without the data needs."""
         networks: Any = self.generator
         checkpoint[SHAPE] = {"input_shape": tuple(networks.image_shape), "num_classes": self.num_classes}

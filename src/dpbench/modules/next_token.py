@@ -100,7 +100,7 @@ class NextToken(Supervised):
         metric(self._logits(batch).argmax(2), targets)
 
     def _counted(self, targets: Tensor) -> Tensor:
-        """Whether a target counts in the accuracy, (N, T)."""
+        """Mask of the targets that count in the accuracy, (N, T)."""
         uncounted: Any = self._uncounted
         return torch.isin(targets, uncounted, invert=True)
 

@@ -1,4 +1,4 @@
-"""What modules have in common that train one network by a loss of each record."""
+"""Base of modules that train one network by a loss of each record."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ ScheduleMaker = Callable[[Optimizer], LRScheduler]
 class Supervised(pl.LightningModule):
     """Training of a network by a loss of each record; knows nothing of privacy.
 
-    A subclass says what the losses are (`training_step`, by `_result`), and how the metric of its `objective` is
-    brought up to date (`measure`).
+    A subclass computes the losses (`training_step`, by `_result`), and updates the metric of its `objective`
+    (`measure`).
 
     Args:
         model: The network.
         optimizer: Called with the parameters, such as `functools.partial(torch.optim.SGD, lr=0.1)`.
-        metric: Of data that are not trained on; its copies are the attributes `val_<name>` and `test_<name>`, where
+        metric: Metric of data that are not trained on; its copies are the attributes `val_<name>` and `test_<name>`, if
             `objective` is "val/<name>".
         monitored: Name of the data that the validation loop sees, "val" or "test" (the papers' learning curves).
         schedule: Called with the optimizer, such as `functools.partial(CosineAnnealingLR, T_max=1000)`; it moves after
             every step. None: a constant learning rate.
-        loss_reduction: How the losses of a batch are combined, "mean" or "sum".
+        loss_reduction: Reduction of the losses of a batch, "mean" or "sum".
 
     Raises:
         ConfigurationError: The model is that of a GAN.
@@ -45,7 +45,7 @@ class Supervised(pl.LightningModule):
     same in each batch and leaves nothing behind, so that `executor=graph` may pad batches of all sizes to one and
     repeat its kernels. A subclass states it anew."""
     rows_present: Tensor | None = None
-    """Which rows of the batch are records, bool, (R,); the others are padding. None: all."""
+    """Mask of the rows of the batch that are records, bool, (R,); the others are padding. None: all are."""
     objective: str
     """The metric by which a sweeper chooses, where records are held out and the user names none."""
 
@@ -87,11 +87,11 @@ class Supervised(pl.LightningModule):
         losses: Tensor,
         record_metrics: Mapping[str, Callable[[], Tensor]],
     ) -> dict[str, Any]:
-        """What a training step returns; the budget does not cover the logged value.
+        """Make the result of a training step; the budget does not cover the logged value.
 
         Args:
-            losses: Of each record, (R,).
-            record_metrics: Functions that give a value (or row) for each record: nobody pays for what is not released.
+            losses: Loss of each record, (R,).
+            record_metrics: Functions that give a value (or row) for each record; called only if it is released.
         """
         present = self.rows_present
         if present is None:

@@ -29,8 +29,8 @@ class TagPredictor(Supervised):
         num_tags: Number of tags.
         monitored: Name of the data that the validation loop sees, "val" or "test" (the papers' learning curves).
         schedule: Called with the optimizer; it moves after every step. None: a constant learning rate.
-        loss_reduction: How the losses of a batch are combined: "mean", or "sum" as in the published program, whose
-            learning rates go with it. Where examples are the records, strategy.loss_reduction must say the same.
+        loss_reduction: Reduction of the losses of a batch: "mean", or "sum" as in the published program, for which its
+            learning rates were chosen. Where examples are the records, strategy.loss_reduction must say the same.
     """
 
     objective = "val/recall_at_5"

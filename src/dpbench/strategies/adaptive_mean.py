@@ -11,7 +11,7 @@ from dpbench.strategies.dpsgd import Clipping, groups_by
 
 
 class AdaptiveMeanClipping(PrivateStrategy):
-    r"""DP-SGD whose bounds are α times the private mean norm of the previous lot, for each layer.
+    r"""DP-SGD with bounds of α times the private mean norm of the previous batch, for each layer.
 
     .. math::
         C_t = \frac{\alpha}{m} \Big( \sum_i \min(\|g_i\|_2, \beta C_{t-1})

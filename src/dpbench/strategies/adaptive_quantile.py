@@ -13,7 +13,7 @@ from dpbench.strategies.dpsgd import Clipping, groups_by
 
 
 class AdaptiveQuantileClipping(PrivateStrategy):
-    r"""DP-SGD whose bound tracks the γ-quantile of the records' norms, by noisy counts of those below it.
+    r"""DP-SGD with a bound that tracks the γ-quantile of the records' norms, by noisy counts of those below it.
 
     .. math:: C_{t+1} = C_t \exp(-\eta_C(\tilde b_t - \gamma))
 

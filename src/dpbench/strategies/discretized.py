@@ -16,7 +16,7 @@ class DiscretizedDPSGD(DPSGD):
 
     Args:
         discretization_threshold: τ ≥ 0; None: no discretization.
-        discretization_values: What coordinates beyond τ become: "signs" (the paper's ±1), ± the "threshold",
+        discretization_values: Values of coordinates beyond τ: "signs" (the paper's ±1), ± the "threshold",
             "rescaled" signs or "kept" values.
         correction_threshold: ν > 0; None: no correction.
         correction_hypotheses: Likelihood of the error correction.

@@ -30,7 +30,7 @@ class PublicPriors(ClipOnly):
         self._releases.watchers.append(self._count)
 
     def design(self) -> Recipe:
-        """Recipe of `ClipOnly` whose sums are counted, not corrected."""
+        """Recipe of `ClipOnly` with sums that are counted, not corrected."""
         if self.correction_threshold is None:
             raise ConfigurationError("priors are those of an error correction: give a correction_threshold.")
         self._threshold, self._scale = self.correction_threshold, self.correction_scale

@@ -1,6 +1,6 @@
 """References that are not private: clipping without noise, noise without clipping, and plain averages of users.
 
-The first two show what each half of DP-SGD costs: bias by clipping, variance by noise.
+The first two show the cost of each half of DP-SGD: bias by clipping, variance by noise.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dpbench.strategies.dpsgd import DPSGD
 
 
 class _Reference(DPSGD):
-    """DP-SGD that lacks what makes it private."""
+    """DP-SGD without one of the parts that make it private."""
 
     def design(self) -> Recipe:
         """Recipe of `DPSGD`, marked as not private."""
@@ -30,7 +30,7 @@ class _Reference(DPSGD):
 
 
 class ClipOnly(_Reference):
-    """DP-SGD without the noise: what clipping (or discretization, or error correction) alone does to the accuracy.
+    """DP-SGD without the noise: the effect of clipping (or discretization, or error correction) alone.
 
     Guarantee: none; there is no ledger, epsilon is infinite. The options are those of `DPSGD`; the noise_multiplier is
     what the error correction would assume.
@@ -44,7 +44,7 @@ class ClipOnly(_Reference):
 
 
 class NoiseOnly(_Reference):
-    """DP-SGD without the clipping: what noise of standard deviation z·C alone does to the accuracy.
+    """DP-SGD without the clipping: the effect of noise of standard deviation z·C alone.
 
     Guarantee: none, since one record can move the sum without bound; there is no ledger, epsilon is infinite. The
     options are those of `DPSGD`; the bound max_grad_norm scales the noise only.
@@ -56,7 +56,7 @@ class NoiseOnly(_Reference):
 
 
 class FederatedAveraging(PrivateStrategy):
-    """Federated averaging without privacy (McMahan et al. 2017): what a private training by user is compared with.
+    """Federated averaging without privacy (McMahan et al. 2017): the reference of private training by user.
 
     Guarantee: none; there is no ledger, epsilon is infinite. Cohorts, local training and the server's step are those of
     a private strategy with the same `records`; the mean is over the expected number of users, as there.

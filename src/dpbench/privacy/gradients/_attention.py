@@ -53,9 +53,9 @@ class AttentionInterception(Interception):
             value: Shape (S, R, width).
             key_padding_mask: Added to the scores of a record's keys, (R, S).
             attn_mask: Added to the scores, (L, S) or (R · heads, L, S).
-            need_weights: Whether weights are returned.
-            average_attn_weights: Whether they are averaged over the heads.
-            is_causal: Whether the mask is the causal one.
+            need_weights: True to return the weights.
+            average_attn_weights: True to average them over the heads.
+            is_causal: True if the mask is the causal one.
 
         Returns:
             Output (L, R, width), and weights (R, L, S), (R, heads, L, S) or None.
@@ -118,7 +118,7 @@ class AttentionInterception(Interception):
         """A linear projection.
 
         Args:
-            name: Of its parameters, without "weight" and "bias".
+            name: Common prefix of its parameters' names, before "weight" and "bias".
             x: Input, (positions, R, width).
             weight: Some rows of the layer's parameter.
             bias: The same of the bias, if there is one.
@@ -164,7 +164,7 @@ def _attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, dropout: float
 
 
 def _merged(mask: Tensor | None, padding: Tensor | None, heads: int) -> Tensor | None:
-    """What is added to the scores (R, heads, L, S): zero or minus infinity where a mask was boolean.
+    """Additive mask of the scores (R, heads, L, S): zero or minus infinity for a boolean mask.
 
     Args:
         mask: (L, S) or (R · heads, L, S).

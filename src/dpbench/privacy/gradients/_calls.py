@@ -97,7 +97,7 @@ def backward(
         loss: Scalar.
         inputs: Tensors and gradient edges.
         scale: Scalar.
-        parameters: Of the network. Nothing may be added to their `grad`, which is out of sight meanwhile.
+        parameters: The network's parameters. Nothing may be added to their `grad`, which is hidden meanwhile.
         retain: Keep the graph for another backward pass.
 
     Raises:

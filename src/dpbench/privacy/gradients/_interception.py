@@ -1,4 +1,4 @@
-"""Layers that torch computes in one call, computed from their parts, whose gradients can then be had.
+"""Layers that torch computes in one call, computed from parts for which per-record gradients are known.
 
 `nn.LSTM` and `nn.MultiheadAttention` hand all their weights to one function. A `TorchFunctionMode`, PyTorch's own way
 to give a function another meaning within a scope, is in force while such a layer runs, and only there.
@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from dpbench.privacy.gradients.parameter import ParameterGradients
 
 Arguments = tuple[Any, ...]
-"""Of a layer's call, by position."""
+"""Positional arguments of a layer's call."""
 TorchFunction = Callable[..., Any]
 LayerGradients = dict[str, ParameterGradients]
 """By the parameters' names in the layer."""
@@ -33,10 +33,10 @@ class Part:
 
     Attributes:
         edges: Gradient edges of its outputs.
-        gradients: What its parameters' gradients are, given those of the outputs.
+        gradients: Function from the gradients of the outputs to those of its parameters.
         records: Number of records that it saw.
-        inputs: Tensors that `gradients` will read, which nobody may change until then.
-        versions: Theirs when they were seen.
+        inputs: Tensors that `gradients` will read, and that must not change until then.
+        versions: Versions of the inputs when they were seen.
     """
 
     edges: tuple[GradientEdge | None, ...]
@@ -90,7 +90,7 @@ class Interception(TorchFunctionMode):
 
     @abstractmethod
     def compute(self, func: TorchFunction, *args: Any, **kwargs: Any) -> Any:
-        """What `func` would return, with a `Part` noted for every use of parameters."""
+        """Return the result of `func`, and note a `Part` for every use of parameters."""
 
     def note(
         self,
@@ -102,10 +102,10 @@ class Interception(TorchFunctionMode):
         """Append a part of the computation to `parts`.
 
         Args:
-            outputs: Its outputs; without gradient where nothing trainable is behind.
-            inputs: What `gradients` will read.
+            outputs: Outputs of the part; without gradient if they depend on nothing trainable.
+            inputs: Tensors that `gradients` will read.
             records: R.
-            gradients: Given the gradients of `outputs`, None where there is none.
+            gradients: Function of the gradients of `outputs`, which are None where there is none.
         """
         edges = tuple(get_gradient_edge(output) if output.requires_grad else None for output in outputs)
         if all(edge is None for edge in edges):

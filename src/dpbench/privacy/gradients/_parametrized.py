@@ -1,7 +1,7 @@
 """Layers whose weight is a function of other tensors (`torch.nn.utils.parametrize`), as in weight normalization.
 
 The layer's own rule gives each record's gradient g with respect to the weight w that the layer computed with. With
-respect to what w = f(v) is computed from it is Jᵀg, with the Jacobian J of f at v, which is the same for all records.
+respect to v, where w = f(v), it is Jᵀg, with the Jacobian J of f at v, which is the same for all records.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ def silent_fallbacks() -> Iterator[None]:
 
 
 def is_function(parametrizations: nn.Module) -> bool:
-    """Whether a parametrization keeps nothing from one call to the next."""
+    """Return whether a parametrization keeps nothing from one call to the next."""
     return not any(True for _ in parametrizations.buffers())
 
 
 def is_parametrized(layer: nn.Module) -> bool:
-    """Whether some tensors of a layer are computed."""
+    """Return whether some tensors of a layer are computed."""
     return parametrize.is_parametrized(layer)
 
 
 def type_of(layer: nn.Module) -> type[nn.Module]:
-    """Type of a layer; of one whose weight is computed, the type that it had before."""
+    """Type of a layer; for a parametrized layer, the type before the parametrization."""
     kind = type(layer)
     return kind.__bases__[0] if is_parametrized(layer) else kind
 
 
 def of_parametrized(rule: _Rule, layer: Any, inputs: Arguments, grad_output: Tensor) -> LayerGradients:
-    """Gradients of a layer's parameters, and of what its computed tensors are computed from.
+    """Gradients of a layer's parameters, and of the tensors from which its computed ones are made.
 
     Args:
-        rule: Of the layer as it was before.
+        rule: Rule of the layer without the parametrization.
         layer: The layer.
-        inputs: As for the rule.
-        grad_output: As for the rule.
+        inputs: Positional arguments of the call.
+        grad_output: Gradient of the output.
     """
     gradients = rule(layer, inputs, grad_output)
     for name, computation in layer.parametrizations.items():

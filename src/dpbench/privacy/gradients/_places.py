@@ -1,7 +1,7 @@
-"""Which rows of each layer's input belong to which record, as tags say: the engine takes one arrangement for granted.
+"""Check of the engine's layout: the rows of each layer's input must belong to the records that the engine assumes.
 
-`record_axis` tags the memory of what a step computes. Here each call of a layer is compared with what the engine makes
-of it; where the two differ, the batch goes record by record.
+`record_axis` tags the memory of all tensors of a step. Here the tags of each call of a layer are compared with the
+layout that the engine assumes; where the two differ, the batch goes record by record.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Places:
         self._inner = rows_of_record
 
     def are_public(self, uses: Sequence[Use]) -> bool:
-        """True if some layer's input is public: only the gradient of its output tells whose rows are whose."""
+        """Return whether some layer's input is public: only its output's gradient then tells the records apart."""
         return any(t.dim() > 0 and self._axis.place_of(t) is None for use in uses for t in _inputs(use))
 
     def refuse_others(self, uses: Iterable[tuple[Use, Sequence[Tensor | None]]]) -> None:
@@ -50,7 +50,7 @@ class Places:
                 self._refuse(use, self._axis.place_of(t))
 
     def refuse_other_outputs(self, calls: Iterable[tuple[SharedCall, Sequence[Tensor | None]]]) -> None:
-        """Refuse calls with what all records share whose gradients have records elsewhere than their outputs.
+        """Refuse calls with shared tensors if the gradients have their records elsewhere than the outputs.
 
         Args:
             calls: Calls with the gradients of their outputs.

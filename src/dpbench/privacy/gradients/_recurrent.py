@@ -5,7 +5,7 @@ that adds W_hh h. The gradient of the gates is all that the weights need: record
 Σ_t g_t x_tᵀ and that of W_hh Σ_t g_t h_{t-1}ᵀ, so nothing of the size of R weights is built.
 
 Derivatives are elementwise in the gates, so all that does not depend on the gradient is computed for all time steps at
-once; what is left in the loop over time is one matrix product and a few products of (R, H). Everything is time-major:
+once; the loop over time is left with one matrix product and a few products of (R, H). Everything is time-major:
 T steps of R records, hidden states of width H, G gate values a record.
 """
 
@@ -34,7 +34,7 @@ _RARE = (
 class _Hidden(torch.autograd.Function):
     """Zeros, where W h is added to the gates inside of the scan: their gradient is that of W h.
 
-    Backward gives W's ordinary gradient; autograd comes here only if somebody asks for it.
+    Backward gives W's ordinary gradient; autograd calls it only if that gradient is asked for.
     """
 
     @staticmethod
@@ -144,9 +144,9 @@ class _GRUScan(torch.autograd.Function):
     Args:
         weight: W_hh, detached.
         bias: b_hh, detached, or None.
-        states: As for the LSTM.
-        gates: As for the LSTM.
-        hidden: As for the LSTM.
+        states: States, as of the LSTM.
+        gates: Gates, as of the LSTM.
+        hidden: Hidden states, as of the LSTM.
         h0: First hidden state, (R, H).
 
     Returns:
@@ -259,12 +259,12 @@ class RecurrentInterception(Interception):
         """One direction of one layer.
 
         Args:
-            suffix: Of the parameters' names.
+            suffix: Suffix of the parameters' names.
             x: Inputs, (T, R, I).
             first: First hidden state, (R, H); of an LSTM with the first cell state.
 
         Returns:
-            What the scan does, in the order of the inputs.
+            Results of the scan, in the order of the inputs.
         """
         layer = self.layer
         w_ih: Tensor = getattr(layer, f"weight_ih{suffix}")
@@ -320,7 +320,7 @@ def _gradients(
     """Gradients of the parameters of one direction.
 
     Args:
-        suffix: Of their names.
+        suffix: Suffix of the parameters' names.
         grads: Gradients of W x (T, R, G) for W_ih and W_hh.
         inputs: The two x (T, R, I).
         is_gru: True if b_hh is added on the side of W_hh.

@@ -1,4 +1,4 @@
-"""Gradients of what all records share where functions combine it with records: prompts, positions, computed weights.
+"""Gradients of shared tensors (prompts, positions, computed weights) that functions combine with records.
 
 A tensor that belongs to no record, and has a gradient, meets records in some call of a function. `torch.func.vmap` of
 that call gives each record's gradient with respect to it; one batched backward pass takes these on to the parameters
@@ -31,7 +31,7 @@ from dpbench.privacy.record_axis.public import public_axis
 from dpbench.privacy.record_axis.tags import Axis, Exchangeable, Over, Rows, Total, tag_of
 
 _SUMS = frozenset(["add", "__add__", "__radd__", "sub", "__sub__", "__rsub__"])
-"""Functions whose gradient with respect to one argument does not depend on the others."""
+"""Functions for which the gradient with respect to one argument does not depend on the others."""
 _NO_TAGS = "it combines what all records share with records where no tags tell them apart"
 
 
@@ -43,13 +43,13 @@ class SharedCall:
         function: The function, which writes to no argument.
         leaves: Leaves of its arguments; tensors are detached.
         spec: Structure of the arguments.
-        shared: Position among the leaves → what all records share, with its graph.
-        axes: Position among the leaves → where a tensor has its records; None if it is the only record's.
-        drawn: Position among the leaves → where what is shared differs by record, since it was drawn for each.
+        shared: Position among the leaves → tensor that all records share, with its graph.
+        axes: Position among the leaves → axis of the records in a tensor; None if it is the only record's.
+        drawn: Position among the leaves → axis along which a shared tensor differs by record, as it was drawn for each.
         versions: Versions of the tensors when they were seen.
         outputs: Outputs with a gradient, detached.
         output_versions: Versions of the outputs when they were seen.
-        places: Where the outputs have their records; the mean over them if a penalty is added to it.
+        places: Axes of the records in the outputs; the mean over them if a penalty is added to it.
         edges: Gradient edges of the outputs.
         records: Number of records of the tags.
     """
@@ -72,14 +72,14 @@ class SharedCall:
         return f"a call of {self.function.__name__} with what all records share"
 
     def gradients(self, grads: Sequence[Tensor | None], rows: int) -> list[tuple[Tensor, Tensor]]:
-        """Gradients of each row with respect to what is shared.
+        """Gradients of each row with respect to the shared tensors.
 
         Args:
             grads: Gradients of the outputs; None where the loss does not depend on one.
             rows: Number of rows of the batch.
 
         Returns:
-            What is shared, with its graph, and its gradients (rows, *shape).
+            Pairs of a shared tensor, with its graph, and its gradients (rows, *shape).
 
         Raises:
             UnsupportedModuleError: The function cannot be mapped over records, or gives other numbers for each alone.
@@ -140,7 +140,7 @@ def parameter_gradients(
     """Gradients of each row with respect to parameters, (rows, *shape); None where nothing depends on one.
 
     Args:
-        ends: What is computed from the parameters, with its graph, and its gradients (rows, *shape).
+        ends: Tensors computed from the parameters, with their graph, and their gradients (rows, *shape).
         parameters: The parameters.
     """
     tensors = [x for x, _ in ends]
@@ -157,10 +157,10 @@ def parameter_gradients(
 
 
 class SharedCalls(TorchFunctionMode):
-    """Keeps calls of functions that combine records with what they share, while modules or a step run.
+    """Keeps calls of functions that combine records with shared tensors, while modules or a step run.
 
     Args:
-        is_recording: A function: whether forward passes are those of a lot.
+        is_recording: Function that returns whether forward passes are those of a batch.
         known: Layers that answer for their parameters in another way.
 
     Attributes:
@@ -176,7 +176,7 @@ class SharedCalls(TorchFunctionMode):
         self._running: list[bool] = []
 
     def clear(self) -> None:
-        """Forget what was kept."""
+        """Forget the calls that were kept."""
         self.calls = []
         self._problem = None
 
@@ -309,7 +309,7 @@ def _call_of(
     leaves: Sequence[Any],
     output: Any,
 ) -> SharedCall | None:
-    """What is kept of a call; None if its output has no gradient, or no records.
+    """Make the record of a call; None if its output has no gradient, or no records.
 
     Raises:
         UnsupportedModuleError: Some tensor has no rows of records.
@@ -359,7 +359,7 @@ def _call_of(
 
 
 def _axis_of(axis: RecordAxis, place: object, name: str) -> Axis | Total | None:
-    """Where a tensor has its records, or the mean over them that a penalty is added to; None: the only record's."""
+    """Axis of a tensor's records, or the mean over them that a penalty is added to; None if it is the only record's."""
     if isinstance(place, Axis) or (isinstance(place, Total) and place.over is Over.MEAN and name in _SUMS):
         return place
     if place == 0 and axis.records == 1:
@@ -412,7 +412,7 @@ def _writes(function: Callable[..., Any]) -> bool:
 
 
 def _out_of_place(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function that returns what another one writes to its first argument.
+    """Find the function that returns the result that another one writes to its first argument.
 
     Raises:
         UnsupportedModuleError: There is none.

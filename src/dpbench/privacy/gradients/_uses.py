@@ -26,15 +26,15 @@ class Use:
     """One call of a layer in the forward pass, or one part of it.
 
     Attributes:
-        name: Of the layer in the model.
+        name: Name of the layer in the model.
         layer: The layer.
         inputs: Arguments by position, detached.
-        versions: Of the tensors among them, when they were seen.
+        versions: Versions of the tensors among them, when they were seen.
         edges: Gradient edges of the outputs.
-        rule: Of the layer; None: `fallback`.
-        output: Detached; of layers without a rule of ours only.
-        part: Of a layer that is computed from its parts.
-        places: Where tags say that the layer's output and its inputs have their records; empty without tags.
+        rule: Rule of the layer; None: `fallback`.
+        output: The output, detached; kept for layers without a rule of ours only.
+        part: Part of a layer that is computed from parts.
+        places: Axes of the records in the layer's output and inputs, by their tags; empty without tags.
         tagged: Number of records of these tags.
     """
 
@@ -55,7 +55,7 @@ class Use:
         return f"{name} ({type(self.layer).__name__})"
 
     def with_rows(self) -> list[Tensor]:
-        """What must hold the records in dimension 0, beside the gradient of the output."""
+        """Inputs that must hold the records in dimension 0, as must the gradient of the output."""
         return [x for x in self.inputs if isinstance(x, Tensor)]
 
     def parameter(self, name: str) -> nn.Parameter:
@@ -73,7 +73,7 @@ class Use:
             ) from error
 
     def refuse_changed(self) -> None:
-        """Raise UnsupportedModuleError where a kept input is not what the layer saw."""
+        """Raise UnsupportedModuleError if an input was changed since the layer saw it."""
         versions = tuple(x._version for x in self.inputs if isinstance(x, Tensor))
         if versions != self.versions:
             raise UnsupportedModuleError(f"the input of {self} was changed in place after its forward pass.")
@@ -84,7 +84,7 @@ def gradients_of(use: Use, grads: Sequence[Tensor | None], records: int) -> Laye
 
     Args:
         use: The call.
-        grads: Of its edges, in order; None where the loss does not depend on one.
+        grads: Gradients of its edges, in order; None where the loss does not depend on one.
         records: R.
 
     Raises:
@@ -123,8 +123,8 @@ def _of_layer(use: Use, grad: Tensor, rows: int, dimension: int = 0) -> LayerGra
     Args:
         use: A call of the layer.
         grad: Gradient of its output.
-        rows: That the layer must have seen.
-        dimension: Where it has them.
+        rows: Number of rows that the layer must have seen.
+        dimension: Dimension of the rows.
     """
     for x in (*use.with_rows(), grad):
         _refuse_other_rows(use, x, rows, dimension)
@@ -178,7 +178,7 @@ def _refuse_other_rows(use: Use, x: Tensor, rows: int, dimension: int) -> None:
 
 
 def is_coarse(x: Tensor) -> bool:
-    """Whether numbers are in half precision or below."""
+    """Return whether numbers are in half precision or below."""
     return x.dtype.itemsize < 4
 
 

@@ -60,7 +60,7 @@ class DiscretizedGradients(ParameterGradients):
         threshold: τ ≥ 0.
         records: R.
         size: Number of coordinates of the parameter.
-        change: What becomes of the gradients of some records at τ: `discretize` or `keep_large`.
+        change: Function applied to the gradients at τ: `discretize` or `keep_large`.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ def _signs(
     """Signs of one parameter's gradients, by the cheapest way that their form allows.
 
     Args:
-        gradients: Of R records.
+        gradients: Gradients of R records.
         threshold: τ.
         records: R.
         size: Number of coordinates of the parameter.
@@ -225,7 +225,7 @@ class Discretization:
         """Discretize gradients.
 
         Args:
-            gradients: By all parameters.
+            gradients: Gradients of all parameters.
             records: R.
             sizes: Number of coordinates of each parameter.
 

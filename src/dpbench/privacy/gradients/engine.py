@@ -66,11 +66,11 @@ class PerRecordEngine:
         loss_reduction: How the loss combines the records.
         names: Names of the trainable parameters, tied ones once.
         parameters: The parameters, in the same order.
-        verified: Whether a call of `backward` with `verify` could compare, and found all well.
-        recording: Whether forward passes are kept for the next call of `backward`.
+        verified: True once a call of `backward` with `verify` could compare, and agreed.
+        recording: True while forward passes are kept for the next call of `backward`.
         records: Number of records in the forward passes that follow, where that is known.
-        needs_tags: Whether gradients come from calls of functions with what all records share, too: forward passes have
-            to run under tags. So it is where a module owns parameters beside layers.
+        needs_tags: True if a module that has children owns parameters: gradients then come from calls of functions with
+            shared tensors, too, and forward passes have to run under tags.
         at_once: Any number of rows goes into one forward pass.
         axis: The mode that the forward passes ran under, and how many neighboring rows make a record; None: none.
 
@@ -101,7 +101,7 @@ class PerRecordEngine:
         self._watch(any(_has_own_code(module) for module in model.modules()))
 
     def follow_tags(self, follows: bool = True) -> None:
-        """Have tags say where layers have their records, and what all records share.
+        """Take the layout of records, and the tensors that they share, from tags.
 
         Args:
             follows: False: the engine takes one row of each record for granted again.
@@ -125,7 +125,7 @@ class PerRecordEngine:
         self._attach(self._model)
 
     def within(self, step: Callable[[Any], Any]) -> Callable[..., Any]:
-        """A step of which what it computes outside of modules counts, too, where forward passes run under tags."""
+        """Wrap a step so that its computations outside of modules count, if forward passes run under tags."""
 
         @functools.wraps(step)
         def within(*args: Any, **kwargs: Any) -> Any:
@@ -148,8 +148,8 @@ class PerRecordEngine:
         """Keep a call of one of `plain_layers` that was carried out elsewhere, for the next call of `backward`.
 
         Args:
-            name: Of the layer.
-            inputs: Of the call, a row for each record.
+            name: Name of the layer.
+            inputs: Arguments of the call, with a row for each record.
             output: The gradient of the loss with respect to it is taken for that of the layer's output.
         """
         layer, record = self._plain[name]
@@ -194,11 +194,11 @@ class PerRecordEngine:
         self._shared_calls.clear()
 
     def expect(self, records: int, counted: Tensor | None = None) -> None:
-        """Forget what no backward pass followed, and keep the forward passes of so many records.
+        """Forget forward passes that no backward pass followed, and keep those that follow, of so many records.
 
         Args:
             records: Rows of the forward passes.
-            counted: How many of them the loss is a mean of, on the device, shape (): the others are padding. None: all.
+            counted: Number of records that the loss is a mean of, shape (), on the device; None: all. The others pad.
         """
         self.discard()
         self.axis = None
@@ -220,7 +220,7 @@ class PerRecordEngine:
         return self.recording and torch.is_grad_enabled()
 
     def _keep(self, use: Use) -> None:
-        """Keep what a layer saw in the forward pass, and nothing of what a checkpoint runs again in the backward pass.
+        """Keep a layer's call in the forward pass; calls that a checkpoint repeats in the backward pass are ignored.
 
         Hooks run there as in the forward pass, since it must compute the same; their edges lead nowhere.
         """
@@ -388,7 +388,7 @@ class PerRecordEngine:
         grads: Sequence[Tensor | None],
         records: int,
     ) -> dict[Tensor, ParameterGradients]:
-        """Gradients of parameters by way of calls with what all records share."""
+        """Gradients of parameters through calls with shared tensors."""
         ends: list[tuple[Tensor, Tensor]] = []
         for call, of_call in _by_call(calls, grads):
             if any(grad is not None for grad in of_call):
@@ -407,7 +407,7 @@ class PerRecordEngine:
         targets: Sequence[Any],
         scale: Tensor,
     ) -> tuple[Tensor | None, ...]:
-        """Gradients as of `_back`, after a look at whose rows are whose.
+        """Gradients as of `_back`, once the layout of the records is checked.
 
         Raises:
             UnsupportedModuleError: A layer has its rows in another arrangement.
@@ -431,10 +431,10 @@ class PerRecordEngine:
         return grads
 
     def seen(self, loss: Tensor) -> list[tuple[nn.Module, list[Tensor]]]:
-        """What each layer saw in the forward passes since the last call, one after the other.
+        """Inputs and output gradients of each layer in the forward passes since the last call, in order.
 
         Args:
-            loss: Of these forward passes.
+            loss: Loss of these forward passes.
 
         Returns:
             Layers, with their inputs and the gradients of their outputs; no tensors where rows cannot be several of a
@@ -463,9 +463,9 @@ class PerRecordEngine:
         """Gradients of each of `parameters`, summed over its uses.
 
         Args:
-            uses: In the order of the forward pass.
-            grads: Of all edges of all uses, in order.
-            shared: Gradients by way of what all records share.
+            uses: Calls of layers, in the order of the forward pass.
+            grads: Gradients of all edges of all uses, in order.
+            shared: Gradients through shared tensors.
             records: R.
         """
         by_parameter: dict[Tensor, list[ParameterGradients]] = {parameter: [] for parameter in self.parameters}
@@ -482,14 +482,14 @@ class PerRecordEngine:
 
 
 def _is_known(module: nn.Module) -> bool:
-    """Whether a module is a layer that the engine knows, or PyTorch's own."""
+    """Return whether a module is a layer that the engine knows, or PyTorch's own."""
     is_of_torch = type(module).__module__.startswith("torch.nn.modules.") and not any(module.children())
     is_cell = isinstance(module, nn.RNNCellBase)  # one function of its weights
     return type(module) in INTERCEPTED or rule_of(module) is not None or (is_of_torch and not is_cell)
 
 
 def _has_own_code(module: nn.Module) -> bool:
-    """Whether a module owns parameters beside layers."""
+    """Return whether a module that has children owns parameters."""
     if type(module) in INTERCEPTED or rule_of(module) is not None or not any(True for _ in module.children()):
         return False
     return has_trainable(module, recurse=False)
@@ -499,8 +499,8 @@ def _by_call(calls: Sequence[_Call], grads: Sequence[Tensor | None]) -> Iterator
     """Each use of a layer, or call of a function, with the gradients of its edges.
 
     Args:
-        calls: In the order of the forward pass.
-        grads: Of all edges of all calls, in order.
+        calls: The calls, in the order of the forward pass.
+        grads: Gradients of all edges of all calls, in order.
     """
     remaining = iter(grads)
     for call in calls:

@@ -17,7 +17,7 @@ def by_row(x: Tensor, axis: Axis | None, records: int, rows: int) -> Tensor:
 
     Args:
         x: The tensor.
-        axis: Where it has the records; None if it is the only record's.
+        axis: Axis of its records; None if it is the only record's.
         records: Number of records of the tags.
         rows: Number of rows of the batch, the same for each record.
     """
@@ -32,9 +32,9 @@ def row_of_each(x: Tensor, axis: Axis | None, records: int, rows: int) -> Tensor
 
     Args:
         x: The tensor.
-        axis: As for `by_row`.
-        records: As for `by_row`.
-        rows: As for `by_row`.
+        axis: Axis of its records; None if it is the only record's.
+        records: Number of records of the tags.
+        rows: Number of rows of the batch, the same for each record.
     """
     if axis is None:
         return torch.zeros(len(x), dtype=torch.int64, device=x.device)

@@ -105,7 +105,7 @@ def _convolution_weights(layer: Any, a: Tensor, g: Tensor) -> ParameterGradients
 
 
 def _is_pointwise(layer: Any, padding: Any) -> bool:
-    """Whether a convolution is one matrix product for each record, which PyTorch computes fastest."""
+    """Return whether a convolution is one matrix product for each record, which PyTorch computes fastest."""
     return set(layer.kernel_size) == {1} and set(layer.stride) == {1} and not any(padding) and layer.groups == 1
 
 
@@ -364,7 +364,7 @@ def fallback(
         inputs: Its positional arguments; tensors carry the records in dimension 0.
         grad_output: Gradient of its output.
         output: Its output for the whole lot, to notice layers that mix records.
-        dimension: Where the layer itself expects the records.
+        dimension: Dimension in which the layer itself expects the records.
 
     Raises:
         UnsupportedModuleError: The layer cannot be mapped over records, or its outputs then differ from what it

@@ -12,17 +12,17 @@ from dpbench.privacy.gradients.one_by_one import OneByOne
 from dpbench.privacy.gradients.parameter import ParameterGradients
 
 GradientsName = Literal["auto", "engine", "one_by_one"]
-"""Of a method; "auto" takes the engine where it knows the network."""
+"""Name of a method; "auto" takes the engine if it knows the network."""
 
 
 class GradientMethod(Protocol):
     """Per-record gradients of the forward passes of a network, to which it is attached.
 
     Attributes:
-        names: Of the trainable parameters, tied ones once.
-        parameters: In the same order.
-        verified: Whether a call of `backward` with `verify` could compare, and agreed.
-        recording: Whether forward passes are those of the next call of `backward`.
+        names: Names of the trainable parameters, tied ones once.
+        parameters: The parameters, in the same order.
+        verified: True once a call of `backward` with `verify` could compare, and agreed.
+        recording: True while forward passes are those of the next call of `backward`.
         records: Number of records in the forward passes that follow, where that is known.
         at_once: Most rows in one forward pass, but for a record of more rows; None: any number.
     """
@@ -35,11 +35,11 @@ class GradientMethod(Protocol):
     at_once: int | None
 
     def expect(self, records: int, counted: Tensor | None = None) -> None:
-        """Forget what no backward pass followed, and take the forward passes of so many records.
+        """Forget forward passes that no backward pass followed, and take those that follow, of so many records.
 
         Args:
             records: Rows of the forward passes.
-            counted: How many of them the loss is a mean of, shape (), where the others are padding; None: all.
+            counted: Number of records that the loss is a mean of, shape (), if the others are padding; None: all.
         """
 
     def discard(self) -> None:

@@ -1,7 +1,7 @@
 """Per-record gradients by plain autograd, one record at a time: slower, and exact for every function of one record.
 
 Nothing is attached to the network, so that it may do anything: derivatives of derivatives, parameters in lists, weights
-that functions use, layers on what all records share. Whoever runs the step hands each record to it alone.
+that functions use, layers on shared tensors. The caller runs the step on each record alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class OneByOne:
     """Answers the loss of one record with its gradient.
 
     Guarantee: that of the session. A record's gradient is computed on that record alone, so that nothing of others can
-    be in it, but what the module keeps from one record to the next; guards look for that.
+    be in it, except through state that the module keeps from one record to the next; guards look for that.
 
     Args:
         model: Any network.
@@ -31,11 +31,11 @@ class OneByOne:
     Attributes:
         names: Names of the trainable parameters, tied ones once.
         parameters: The parameters, in the same order.
-        verified: Always: nothing is computed otherwise than by autograd.
+        verified: True: all gradients are autograd's.
         recording: Not used.
         records: Not used.
-        at_once: Rows that it takes at once, but for records of several.
-        has_gradients: Whether the loss of any record had a gradient so far.
+        at_once: Number of rows taken at once; a record may have more.
+        has_gradients: True once the loss of a record had a gradient.
 
     Raises:
         UnsupportedModuleError: A layer keeps statistics of records, or makes them of a lot; a parameter is complex.

@@ -82,7 +82,7 @@ class OneRecord(ParameterGradients):
     """The gradient of a single record: no row of its own is built.
 
     Args:
-        gradient: In the parameter's shape.
+        gradient: The gradient, in the parameter's shape.
         squared_norm: Its squared norm, (1,).
     """
 
@@ -92,7 +92,7 @@ class OneRecord(ParameterGradients):
 
     @classmethod
     def of(cls, gradients: Sequence[Tensor]) -> tuple[list[OneRecord], Tensor]:
-        """Gradients of all parameters, whose norms are computed in one call.
+        """Gradients of all parameters, with norms that are computed in one call.
 
         Args:
             gradients: One for each parameter, in its shape.
@@ -181,7 +181,7 @@ class ScaledGradients(ParameterGradients):
     """Each record's gradient times a number of its own.
 
     Args:
-        gradients: Of R records.
+        gradients: Gradients of R records.
         scales: Shape (R,).
     """
 
@@ -293,7 +293,7 @@ class OuterProductGradients(ParameterGradients):
 
 
 class OutputGradients(InstantiatedGradients):
-    """Bias of a linear layer with one position: the gradients of its outputs, whose norms the weight needs too."""
+    """Bias of a linear layer with one position: the gradients of its outputs, with norms that the weight needs too."""
 
     def __init__(self, weight: OuterProductGradients) -> None:
         super().__init__(lambda: weight.outputs.squeeze(1))
@@ -319,7 +319,7 @@ def _weighted(outputs: Tensor, weights: Tensor) -> Tensor:
 def _squares(rows: Tensor) -> Tensor:
     """Squared norms over the last dimension.
 
-    Squares of what is below 1e-19 are lost in float32; the slack counts them, or a tiny gradient could hide behind a
+    Squares of numbers below 1e-19 are lost in float32; the slack counts them, or a tiny gradient could hide behind a
     huge input.
     """
     width = rows.shape[-1]

@@ -33,7 +33,7 @@ def _of_matrix_products() -> list[Any]:
 
 
 def is_allowed(device: str) -> bool:
-    """Whether products of float32 may be made in fewer bits on a type of device."""
+    """Return whether products of float32 may be made in fewer bits on a type of device."""
     return any(setting.fp32_precision in _COARSE for setting in _settings(device))
 
 
@@ -85,7 +85,7 @@ def _exact(settings: Sequence[Any]) -> Iterator[None]:
 
 
 def _precision_for_all() -> str | None:
-    """What `torch.set_float32_matmul_precision` has set; None where the settings of devices differ from it.
+    """Precision of `torch.set_float32_matmul_precision`; None if the settings of devices differ from it.
 
     PyTorch (torch.compile, for one) fails where the two disagree, so that both have to be changed together.
     """

@@ -1,4 +1,4 @@
-"""What would break the guarantee silently, refused by name with the way out: layers, and sums that are no gradient."""
+"""Refusals, each with its remedy, of layers and sums that would break the guarantee silently."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dpbench.privacy.gradients.layers import rule_of
 from dpbench.privacy.gradients.parameter import ParameterGradients
 
 _OF_RECORDS = re.compile(r" \(off by [^)]*\)")
-"""What an error tells of the records: the training goes on, and this would stay in its log."""
+"""Part of an error that tells of the records: the training goes on, and this would stay in its log."""
 _SHOWN = 3
 _LOW = 5e-2  # relative, of sums with the mantissa of bfloat16
 _UNSEEN = 4  # roundings of the whole gradient, beside which what autograd gives is more than noise
@@ -89,7 +89,7 @@ def guard_training_mode(model: nn.Module, recording: Callable[[], bool]) -> list
 
     Args:
         model: Passed `refuse_unsupported`.
-        recording: Whether private records are in sight.
+        recording: Function that returns whether forward passes are those of private records.
     """
 
     def refuse(layer: nn.Module, args: object) -> None:
@@ -115,13 +115,13 @@ def _few(names: Sequence[str]) -> str:
 def _problem(module: nn.Module) -> str | None:
     """Why a module cannot be trained, as the end of a sentence about it; None: it can.
 
-    Whoever has no trainable parameters of its own may still mix records, or compute the weights of others.
+    A module without trainable parameters of its own may still mix records, or compute the weights of others.
     """
     return _record_problem(module) or _weight_problem(module) or _trainable_problem(module)
 
 
 def _record_problem(module: nn.Module) -> str | None:
-    """Problems of modules with or without parameters: what hooks cannot see, and records that are mixed."""
+    """Problems of modules with or without parameters: code without hooks, and records that are mixed."""
     if isinstance(module, torch.jit.ScriptModule):
         return "is compiled by TorchScript, which lets no hooks in; take the module that it was made from"
     hooks = module._forward_pre_hooks.values()
@@ -169,12 +169,12 @@ def _weight_problem(module: nn.Module) -> str | None:
 
 
 def has_trainable(module: nn.Module, recurse: bool) -> bool:
-    """Whether a module has trainable parameters of its own, or (with `recurse`) of its children."""
+    """Return whether a module has trainable parameters of its own, or (with `recurse`) of its children."""
     return any(parameter.requires_grad for parameter in module.parameters(recurse))
 
 
 def _trainable_problem(module: nn.Module) -> str | None:
-    """What is wrong with the layer itself, where it is trained."""
+    """Problem of the layer itself, if it is trained."""
     if not has_trainable(module, recurse=False):
         return None
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and (module.max_norm or module.scale_grad_by_freq):
@@ -194,11 +194,11 @@ def check_sums(
     """Compare the sums of per-record gradients with the ordinary gradients of the same lot.
 
     Args:
-        parameters: By name.
+        parameters: The parameters, by name.
         computed: Per-record gradients of each.
         expected: Ordinary gradient of each; None: the loss does not depend on it.
-        records: R, in the lot.
-        tolerance: Of the difference, relative to the gradient of a parameter in float32 or float64.
+        records: R, the number of records in the batch.
+        tolerance: Largest difference, relative to the gradient of a parameter in float32 or float64.
 
     Returns:
         False where nothing can be compared: non-finite records contribute zero to our sums, and a later lot has to do.

@@ -1,4 +1,4 @@
-"""Which elements of each tensor of a training step belong to which record, by construction."""
+"""Tags that say which elements of each tensor of a training step belong to which record, by construction."""
 
 from dpbench.privacy.record_axis.mode import Event, RecordAxis
 from dpbench.privacy.record_axis.tags import Axis, Over

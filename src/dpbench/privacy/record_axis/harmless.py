@@ -1,6 +1,6 @@
 """Functions within which a value that is read goes nowhere.
 
-Each is a proof by hand, so that its reason stands beside it: either nothing of the value comes back, or both ways that
+Each is a proof by hand, so that its reason is stated with it: either nothing of the value comes back, or both ways that
 it decides between compute the same function of each record.
 """
 
@@ -19,7 +19,7 @@ class Function(NamedTuple):
     Attributes:
         file: End of the path of its source file; or a folder, with slashes around it.
         name: Its name.
-        reason: Why what it reads goes nowhere.
+        reason: Proof that the values that it reads go nowhere.
     """
 
     file: str

@@ -1,4 +1,4 @@
-"""What PyTorch's dispatcher does not see: values that leave tensors by pointer, and functions that code hangs on them.
+"""Events that PyTorch's dispatcher does not see: values that leave tensors by pointer, and hooks on tensors.
 
 `watched` replaces a few functions of torch while a step runs. Each of them calls the original.
 """
@@ -79,11 +79,11 @@ class _Axes(threading.local):
 
 
 Look = Callable[[RecordAxis, str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
-"""(mode, name, function of torch, its arguments) → what it returns."""
+"""(mode, name, function of torch, its arguments) → its result."""
 
 
 class _Replacements:
-    """Functions of torch that are replaced while any step runs, in whatever thread.
+    """Functions of torch that are replaced while any step runs, in any thread.
 
     Args:
         places: Returns owners, names and replacements.
@@ -130,7 +130,7 @@ def axis_of_step() -> RecordAxis | None:
 
 @contextmanager
 def watched(axis: RecordAxis) -> Iterator[None]:
-    """Within, what reads values past the dispatcher is noted, and what hooks into gradients is refused an engine.
+    """Within, note reads of values past the dispatcher, and refuse the engine to hooks on gradients.
 
     Functions of torch belong to all threads: they are replaced while any step runs, and others call them as they are.
 

@@ -1,4 +1,4 @@
-"""The mode that tags what a training step computes of the records of a batch."""
+"""The mode that tags the tensors which a training step computes from the records of a batch."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ _LINEAR = frozenset(
 )
 """Operators that make a total of totals."""
 _OVERWRITES = frozenset(["copy_", "fill_", "zero_"])
-"""Operators that do not read what they write to."""
+"""Operators that do not read the tensors that they write to."""
 
 SEEDED = "random numbers are seeded: they may be the same at each step, and others for each place"
 
 IN_BATCH = "the batch contains"
-"""The beginning of reasons that lie in the batch, which explain whatever is mixed."""
+"""Beginning of reasons that lie in the batch, which explain all that is mixed."""
 
 
 class Event(NamedTuple):
@@ -87,7 +87,7 @@ class Event(NamedTuple):
     Attributes:
         place: The line.
         operator: Name of the operator or function.
-        reason: In words.
+        reason: Reason in words.
     """
 
     place: Place
@@ -103,7 +103,7 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Guarantee: an element that is tagged as record r's is a function of record r, of public numbers and of draws, and of
     the same function at each place. An operator without a rule mixes, so that this holds by the rules alone; they are
-    proven by fuzzing. What runs outside of PyTorch's dispatcher is not seen (docs/guards.md).
+    proven by fuzzing. Code outside of PyTorch's dispatcher is not seen (docs/guards.md).
 
     Args:
         records: Number of records in the batch, R ≥ 1.
@@ -243,7 +243,7 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return output
 
     def _withhold(self, operator: Operator, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operator that may be given no records; what is only shown is still theirs."""
+        """Run an operator that may be given no records; memory that is only shown still has theirs."""
         if operator.is_view or not any(map(is_of_records, tensors_among(args, kwargs))):
             return func(*args, **kwargs)
         self.note_read(operator.name, "a tensor of records is used")
@@ -253,7 +253,7 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return output
 
     def _tag_outputs(self, call: Call) -> None:
-        """Tag what an operator has made of tagged memory."""
+        """Tag the results of an operator on tagged memory."""
         operator = call.operator
         shared = [call.shares(t) for t in call.outputs]
         if shared and all(shared) and not operator.written:
@@ -278,11 +278,11 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._give(t, outcome[place] if place < len(outcome) else None)
 
     def mix(self, name: str, reason: str) -> Mixed:
-        """The tag of what an operator makes that mixes records."""
+        """Tag of the results of an operator that mixes records."""
         return Mixed(self.batch, calling_line(), name, reason)
 
     def _unknown(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run a higher-order operator, of whose functions nothing is seen: they may use any tensor."""
+        """Run a higher-order operator; its functions are not seen, and may use any tensor."""
         output = func(*args, **kwargs)
         mixed = self.mix(str(func), "an operator without a rule")
         for t in tree_leaves(output):
@@ -291,7 +291,7 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return output
 
     def _foreign(self, func: Any, operator: Operator, args: Any, kwargs: Any) -> Any:
-        """Run an operator on tensors whose elements are no bytes of a storage: sparse, nested, wrapping ones."""
+        """Run an operator on tensors with elements that are no bytes of a storage: sparse, nested, wrapping ones."""
         output = func(*args, **kwargs)
         mixed = self.mix(operator.name, "a sparse, nested or wrapping tensor")
         for t in tensors_among((output,), {}):
@@ -305,7 +305,7 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return output
 
     def _foreign_output(self, call: Call) -> Any:
-        """Take note of an operator that makes such a tensor: whatever comes out of that is mixed."""
+        """Note an operator that makes such a tensor: all that is computed from it is mixed."""
         if any(map(is_private, call.tags)):
             mixed = self.mix(call.operator.name, "a sparse, nested or wrapping tensor")
             for t in call.outputs:
@@ -340,7 +340,7 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return operator.rule(call)
 
     def _of_totals(self, call: Call, totals: Sequence[Total]) -> Total:
-        """What an operator makes of sums over records: a sum again, if it is linear."""
+        """Tag of an operator's results on sums over records: a sum again, if it is linear."""
         name = call.operator.plain_name
         is_product = name in ("mul", "div", "mm", "bmm", "mv")
         is_divisor = name == "div" and not isinstance(call.tags[0], Total)
@@ -420,7 +420,7 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Inputs:
-    """Inputs of a call by what their tags say; the axes along which they have records are entered into it.
+    """Sort the inputs of a call by their tags, and enter the axes along which they have records into it.
 
     Args:
         axis: The mode.

@@ -24,7 +24,7 @@ RULES: dict[str, Rule] = {}
 """Name of an ATen operator, without overload and trailing underscore → rule."""
 
 _RULED_BY_VALUES = frozenset(["index", "_unsafe_index", "_ctc_loss"])
-"""Operators whose rules see to it that values decide nothing that Python gets to know."""
+"""Operators with rules that make sure that values decide nothing which Python gets to know."""
 _READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
@@ -94,7 +94,7 @@ class Operator:
 
     Attributes:
         name: Its name without namespace and overload.
-        plain_name: That without the underscore of operators that write.
+        plain_name: Name without the underscore of operators that write.
         arguments: Names of the arguments.
         defaults: Name → default.
         written: Names of the arguments that it writes to.
@@ -149,7 +149,7 @@ class Call:
         tensors: All tensors among the arguments, those in lists included.
         storages: Their memory.
         tags: Its tags.
-        output: What it returned.
+        output: Its result.
         outputs: All tensors of it.
         batch: Number of the batch.
         records: Number of records, R.
@@ -193,7 +193,7 @@ class Call:
 
     @property
     def written(self) -> list[Any]:
-        """What the operator writes to."""
+        """Tensor that the operator writes to."""
         return [self.values.get(name) for name in self.operator.written]
 
     @property
@@ -214,7 +214,7 @@ class Call:
         return is_among(t.untyped_storage(), self.storages)
 
     def axis(self, t: Any) -> Axis | None:
-        """Where an input has its records; None for a public one."""
+        """Axis of an input's records; None for a public one."""
         return self.axes.get(id(t)) if isinstance(t, Tensor) else None
 
     def has_records(self, *values: Any) -> bool:
@@ -232,7 +232,7 @@ class Call:
         Args:
             t: A public input; anything else passes.
             dim: The dimension of it that runs along the records.
-            axis: Where the others have their records.
+            axis: Axis of the others' records.
         """
         if not isinstance(t, Tensor) or dim < 0 or dim >= t.dim() or t.shape[dim] == 1 or t.stride(dim) == 0:
             return
@@ -255,7 +255,7 @@ class Call:
 
         Args:
             t: An input; anything but a tensor passes.
-            axis: Where the records have to be.
+            axis: Required axis of the records.
             dims: Number of dimensions that the input is broadcast to, in which the axis is one; None: its own.
         """
         if not isinstance(t, Tensor):

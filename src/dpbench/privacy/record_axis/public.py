@@ -33,7 +33,7 @@ from dpbench.privacy.record_axis.tags import (
 
 
 def make(call: Call) -> bool:
-    """Tag what a factory makes, or writes to memory that has no records; False if it is an operator like others."""
+    """Tag the results of a factory, or of writing to memory without records; False for other operators."""
     operator = call.operator
     kind = operator.makes
     if operator.written:
@@ -54,7 +54,7 @@ def make(call: Call) -> bool:
 
 
 def make_local(call: Call) -> None:
-    """Tag what is made of public numbers, none of which are known to be exchangeable."""
+    """Tag the results on public numbers, none of which are known to be exchangeable."""
     is_spread = call.operator.name == "repeat" or any(_is_expanded(t, call.records) for t in call.tensors)
     if is_spread and not call.operator.written:
         make_public(call)
@@ -73,7 +73,7 @@ def _is_expanded(t: Tensor, records: int) -> bool:
 
 
 def make_public(call: Call) -> None:
-    """Tag what is made of public memory of which some is exchangeable along the records."""
+    """Tag the results on public memory of which some is exchangeable along the records."""
     operator = call.operator
     is_random = operator.draws or any(getattr(tag, "is_random", False) for tag in call.tags)
     outcome, records = _outcome(call, is_random)
@@ -92,7 +92,7 @@ def make_public(call: Call) -> None:
 
 
 def _outcome(call: Call, is_random: bool) -> tuple[Any, int]:
-    """What the outputs of an operator are, and over how many records they are exchangeable."""
+    """Kind of the outputs of an operator, and the number of records over which they are exchangeable."""
     operator = call.operator
     is_pointwise = operator.rule is not None and operator.rule.__name__ in ("pointwise", "copy")
     if is_pointwise and all(_is_uniform(call, t, tag) for t, tag in call.tagged):
@@ -110,7 +110,7 @@ def _is_uniform(call: Call, t: Tensor, tag: Any) -> bool:
 
 
 def _of_draws(call: Call, is_random: bool) -> Exchangeable | Joint:
-    """What is made of draws and constants, element by element: joint if one draw is used at several places."""
+    """Tag of elementwise results on draws and constants: joint if one draw is used at several places."""
     drawn = [(t, tag) for t, tag in call.tagged if getattr(tag, "is_random", False)]
     parts = [is_one_place(t, tag, call.records) for t, tag in drawn]
     if (any(parts) and not all(parts)) or any(overlaps_itself(t) for t, _ in drawn):
@@ -123,7 +123,7 @@ def _of_draws(call: Call, is_random: bool) -> Exchangeable | Joint:
 
 
 def _layout_of(t: Tensor) -> tuple[Any, ...]:
-    """Where in its memory a tensor lies."""
+    """Place of a tensor in its memory."""
     return t.storage_offset(), t.shape, t.stride(), t.dtype
 
 

@@ -19,7 +19,7 @@ _ATTRIBUTE = "_dpbench_records"
 _PACKAGE = Path(os.path.abspath(__file__)).parents[2]
 _FOLDERS = (Path(torch.__file__).parent, _PACKAGE / "privacy", _PACKAGE / "guards")
 HIDDEN = tuple(f"{folder}{os.sep}" for folder in _FOLDERS)
-"""Folders whose lines are not named: the line that called them is."""
+"""Folders with lines that are not named: the line that called them is."""
 
 
 class Axis(NamedTuple):
@@ -73,7 +73,7 @@ def calling_line() -> Place:
 
 
 UNKNOWN = Place("?", 0)
-"""Of what no line of code is known to have done."""
+"""Place of an event without a known line of code."""
 
 
 class Rows(NamedTuple):
@@ -114,7 +114,7 @@ class Over(Enum):
 
 
 class Total(NamedTuple):
-    """A sum or mean over all records of a function of each: what a loss may be.
+    """A sum or mean over all records of a function of each, as a loss may be.
 
     Attributes:
         batch: Number of the batch.
@@ -168,7 +168,7 @@ class Joint(NamedTuple):
 
 
 class Unwritten(NamedTuple):
-    """Memory that no operator has written: whoever reads it reads what unseen code wrote.
+    """Memory that no operator has written: its values come from code that is not seen.
 
     Attributes:
         batch: Number of the batch.

@@ -25,11 +25,11 @@ Kind = Literal["separable", "mixed", "reads", "kept"]
 
 _numbers = itertools.count(1)
 _OURS = "dpbench.privacy.gradients."
-"""Package of the engine, whose own functions do not mix."""
+"""Package of the engine; its own functions do not mix."""
 
 
 class Verdict(NamedTuple):
-    """What the tags say of a step on one batch.
+    """Judgment of a step on one batch, by its tags.
 
     Attributes:
         kind: "separable": each record's loss and its rows in each layer are its own. "mixed": records cannot be told
@@ -61,7 +61,7 @@ def judge(axis: RecordAxis, loss: Any, over: Over = Over.MEAN) -> Verdict:
 
     Args:
         axis: Its mode.
-        loss: What it returned: a scalar, or a dictionary with a "loss".
+        loss: Its result: a scalar, or a dictionary with a "loss".
         over: The loss is declared to be a mean, or a sum, over the records.
     """
     if isinstance(loss, Mapping):
@@ -117,7 +117,7 @@ def _event(tag: Mixed) -> Event:
 
 
 def has_own_nodes(loss: Tensor) -> bool:
-    """True if Python functions differentiate something of a loss: they may mix what their forward pass does not."""
+    """Return whether Python functions differentiate part of a loss: they may mix what the forward pass does not."""
     seen = set()
     stack = [loss.grad_fn]
     while stack:

@@ -66,7 +66,7 @@ def counts_alike(target: Tensor, ignored: int, axis: Axis, records: int) -> bool
     Args:
         target: Targets; records in dimension 0.
         ignored: The target that does not count.
-        axis: Where the targets have their records.
+        axis: Axis of the targets' records.
         records: R.
     """
     is_counted = target != ignored
