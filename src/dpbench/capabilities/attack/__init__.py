@@ -1,1 +1,1 @@
-"""Membership inference over the runs of a sweep: what an attacker recognizes, beside what ε allows at most."""
+"""Membership inference over the runs of a sweep: the members that an attacker recognizes, against the most ε allows."""

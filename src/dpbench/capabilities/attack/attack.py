@@ -1,4 +1,4 @@
-"""Attacks on membership over the runs of a sweep, one setting after the other, beside the curve that each ε allows."""
+"""Attacks on membership over the runs of a sweep, setting by setting, against the curve that each ε allows."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ _ACCOUNTANTS = ("rdp", "pld")
 
 @dataclass(frozen=True, eq=False)
 class AttackedSetting:
-    """Runs that differ by their seeds, and by who was a member.
+    """Runs that differ by their seeds and their members.
 
     Attributes:
-        summary: What was measured.
-        candidates: The data, whose training records are those that may be members.
+        summary: The measurements.
+        candidates: The data; its training records are the candidates.
         rows: The runs.
-        members: (M, N) who was trained on.
+        members: (M, N) True for the records that each run was trained on.
     """
 
     summary: AttackSummary
@@ -80,9 +80,9 @@ def attack_runs(
     """Attack the finished runs below some folders, those of each setting by themselves.
 
     Args:
-        sources: Folders of sweeps whose runs have `data.membership=half`.
+        sources: Folders of sweeps with runs of `data.membership=half`.
         signals: Words of `SIGNALS`; the first one is that by which claims are tested.
-        trust: Whether checkpoints may hold objects, see `read_checkpoint`.
+        trust: True if checkpoints may hold objects; see `read_checkpoint`.
 
     Raises:
         ConfigurationError: A run was trained on all records, a setting has too few runs of one code or two of one seed,
@@ -166,7 +166,7 @@ def _games(
     signals: Sequence[str],
     trust: bool,
 ) -> dict[str, MembershipGame]:
-    """What the attacker sees by each signal."""
+    """Make the attacker's view by each signal."""
     of_candidates: dict[str, list[Floats]] = {signal: [] for signal in signals}
     of_others: dict[str, list[Floats]] = {signal: [] for signal in signals}
     # Shown where somebody is there to see it: hundreds of runs take minutes.
@@ -187,7 +187,7 @@ def _folder_of(row: RunRow) -> RunFolder:
 
 
 def _claim_of(rows: Sequence[RunRow], game: MembershipGame) -> dict[str, Any]:
-    """What the ledger of a setting claims, and what the attack says to it; nothing of runs without privacy.
+    """Test the claim of a setting's ledger by the attack; nothing for runs without privacy.
 
     Returns:
         Fields of an `AttackSummary`.
@@ -260,7 +260,7 @@ def _values_of_all(rows: Sequence[RunRow], name: str) -> list[float]:
 
 
 def _worst_records(scores: Floats, members: Flags) -> list[ExposedRecord]:
-    """The candidates whose members score highest above their others, on average.
+    """Find the candidates that score highest as members compared with their scores as others, on average.
 
     Those that were members of all runs, or of none, have no difference and are left out.
     """

@@ -30,20 +30,20 @@ def train_runs(
     folder: Path | None = None,
     config_dir: Path | None = None,
 ) -> Path:
-    """Train a sweep over seeds whose runs have members of their own; what is finished there already stays.
+    """Train a sweep over seeds, in which each run has members of its own; finished runs stay.
 
     Args:
         runs: Number of seeds, from 0 on.
         words: Overrides of Hydra, sweeps among them: each combination is trained with all seeds.
-        folder: Of the sweep; None: one that the words determine, so that the same words go on where they stopped.
-        config_dir: As --config-dir of `dpbench train`.
+        folder: Folder of the sweep; None: one determined by the words, so that the same words go on where they stopped.
+        config_dir: Folder of --config-dir, as for `dpbench train`.
 
     Returns:
         The folder.
 
     Raises:
-        ConfigurationError: There are too few runs, a word decides what the attack decides, the folder holds runs of
-            other settings, or what `launch` refuses.
+        ConfigurationError: There are too few runs, a word sets what the attack sets, the folder holds runs of
+            other settings, or `launch` refuses the words.
     """
     if runs < FEWEST_RUNS:
         raise ConfigurationError(
@@ -69,7 +69,7 @@ def train_runs(
 
 
 def train_or_go_on(cfg: DictConfig) -> list[float] | None:
-    """The job of one seed: train it, go on with what was interrupted, or do nothing where it has ended.
+    """Run the job of one seed: train it, resume an interrupted run, or do nothing if it has ended.
 
     Args:
         cfg: The composed configuration.

@@ -1,8 +1,8 @@
 """Membership inference over many runs: attacks, their ROC curves, and tests of a claim by them.
 
 The game: M runs of one configuration, and N candidate records, each of which is a member of each run by an independent
-fair coin. An attack gives a score to each record of each run. The scores of a run are a function of what that run gave
-out (its signals), and of signals and members of the other runs: never of its own members, nor of those of its group.
+fair coin. An attack gives a score to each record of each run. The scores of a run are a function of its
+signals, and of signals and members of the other runs: never of its own members, nor of those of its group.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SLOPE = 0.3  # of RMIA, offline, from out-runs to in-runs: 1 where training on 
 
 @dataclass(frozen=True, eq=False)
 class MembershipGame:
-    """What an attacker sees of several runs, and the truth.
+    """An attacker's view of several runs, and the truth.
 
     Attributes:
         signals: (M, N) of N candidate records under each of M runs; higher for likelier members. RMIA takes them for
@@ -86,7 +86,7 @@ def log_odds(losses: Floats) -> Floats:
     float32 one below 6e-8 is rounded to 0, which then is an outlier.
 
     Args:
-        losses: Of any shape, not negative.
+        losses: Losses of any shape, not negative.
 
     Raises:
         ConfigurationError: A loss is negative or NaN.
@@ -153,7 +153,7 @@ def rmia(game: MembershipGame) -> Floats:
     same references are ranked by their own ratio.
 
     Args:
-        game: With references; its signals are log-odds.
+        game: Game with references and log-odds as signals.
 
     Returns:
         (M, N) scores in [0, 1], higher for likelier members.
@@ -176,7 +176,7 @@ def rmia_offline(game: MembershipGame) -> Floats:
     other runs were trained on has the mean of these.
 
     Args:
-        game: With references; its signals are log-odds.
+        game: Game with references and log-odds as signals.
 
     Returns:
         (M, N) scores in [0, 1], higher for likelier members.
@@ -349,13 +349,13 @@ def measure_attack(
     Among fewer others than 1/FPR, TPR at this FPR is that without a false positive.
 
     Args:
-        signal: What the attacker sees.
-        name: Of the attack.
+        signal: The attacker's signal.
+        name: Name of the attack.
         scores: (M, N) higher for likelier members.
         members: (M, N) the truth.
-        confidence: Of each interval by itself.
-        resamples: How many.
-        seed: Of the resampling.
+        confidence: Confidence of each interval by itself.
+        resamples: Number of resamples.
+        seed: Seed of the resampling.
 
     Raises:
         ConfigurationError: Shapes differ, or there is no member or no other.
@@ -410,7 +410,7 @@ class GroupGuesses(NamedTuple):
 
 @dataclass(frozen=True)
 class ClaimTest:
-    """Whether an attack refutes a claimed trade-off curve, and the ε that it shows.
+    """Test of a claimed trade-off curve by an attack, and the ε that the attack shows.
 
     Attributes:
         level: Probability that any group refutes a true claim, and that any ε is too high.
@@ -423,7 +423,7 @@ class ClaimTest:
     groups: tuple[GroupGuesses, ...]
 
     def refutes(self, trade_off: Callable[[float], float]) -> bool:
-        """Whether any group of runs refutes a curve, at the level for all groups together.
+        """Return whether any group of runs refutes a curve, at the level for all groups together.
 
         Args:
             trade_off: Symmetric.

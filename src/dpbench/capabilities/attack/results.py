@@ -23,9 +23,9 @@ PICTURE = FolderPicture(
 )
 """An entry point of `dpbench.pictures`."""
 FALSE_POSITIVE_RATES = (1e-3, 1e-2)
-"""At which the true positive rate of an attack is stated."""
+"""False positive rates at which the true positive rate of an attack is stated."""
 HIGH = max(FALSE_POSITIVE_RATES)
-"""False positive rate at which tables state what is allowed."""
+"""False positive rate at which tables state the bound."""
 _MOST_PANELS = 8
 _TEXTS = 4  # columns of a table of attacks that hold no numbers
 
@@ -35,7 +35,7 @@ class Estimate:
     """A quantity of an attack.
 
     Attributes:
-        value: Of the runs and records that there are.
+        value: Value for the given runs and records.
         low, high: Confidence limits.
     """
 
@@ -96,7 +96,7 @@ class AllowedRates:
 
 @dataclass(frozen=True)
 class ExposedRecord:
-    """A record whose members score higher than its others.
+    """A record that scores higher as a member than as another.
 
     Attributes:
         record: Position among the candidates.
@@ -109,7 +109,7 @@ class ExposedRecord:
 
 @dataclass(frozen=True)
 class AttackSummary:
-    """An attack on the runs of one setting, which differ by their seeds and by who was a member.
+    """An attack on the runs of one setting, which differ by their seeds and their members.
 
     Attributes:
         setting: Differences from other settings; "" if there is one only.
@@ -159,7 +159,7 @@ class AttackSummary:
 
     @property
     def refuted(self) -> bool:
-        """True if the attack is significantly above what the ledger allows."""
+        """True if the attack is significantly above the ledger's bound."""
         return self.verdict == Verdict.VIOLATED
 
     @property
@@ -212,7 +212,7 @@ def _rows(summaries: Sequence[AttackSummary], only_strongest: bool) -> list[list
 
 
 def roc_panels(summaries: Sequence[AttackSummary]) -> list[RocPanel]:
-    """ROC curves of the first eight settings: attacks, the audit's bound, and what the ledger allows."""
+    """Draw ROC curves of the first eight settings: attacks, the audit's bound, and the ledger's bound."""
     panels = []
     for summary in summaries[:_MOST_PANELS]:
         proven = None if summary.audited_curve is None else np.array(summary.audited_curve)

@@ -1,7 +1,7 @@
-"""What an attacker sees of a record in a trained model: one number, larger for records that look like members.
+"""Signals of an attacker: one number for a record in a trained model, larger for records that look like members.
 
-Signals of single records are private data without noise: whoever publishes them, or the pages made of them, publishes
-an experiment, and no private release.
+Signals of single records are private data without noise: they, and the pages made of them, are an experiment, and no
+private release.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ SIGNALS = ("loss", "samples")
 """Words of `--signal`.
 
 loss: log-odds of the true label or next token; of a GAN the discriminator's logit; else minus the loss.
-samples: minus the distance to the nearest of 5,000 images of a GAN: for who sees synthetic data only (Chen et al. 2020,
-    GAN-Leaks; against other runs it is calibrated by LiRA).
+samples: minus the distance to the nearest of 5,000 images of a GAN: for attackers who see only synthetic data (Chen et al.
+    2020, GAN-Leaks; against other runs it is calibrated by LiRA).
 """
 _OF_PROBABILITIES = (ImageClassifier, NextToken)  # the exponential of minus a cross-entropy is one
 _SAMPLES = 5000  # images of a generator
 
 
 def has_probabilities(config: Mapping[str, Any]) -> bool:
-    """Whether the loss signal of a run is the log-odds of a probability.
+    """Return whether the loss signal of a run is the log-odds of a probability.
 
     Args:
-        config: Of the run.
+        config: Configuration of the run.
     """
     return issubclass(class_of(config["module"], "module"), _OF_PROBABILITIES)
 
@@ -55,10 +55,10 @@ def candidates_of(config: Mapping[str, Any]) -> LotDataModule[Any]:
     """Load the data of some runs: the records among which they had their members, and others that none was trained on.
 
     Args:
-        config: Of one of them.
+        config: Configuration of one of them.
 
     Returns:
-        The data, whose own seed is that of no run.
+        The data, with a seed that no run has.
 
     Raises:
         ConfigurationError: The data are of a class that has no such experiment, or there are fewer than two candidates.
@@ -81,11 +81,11 @@ def candidates_of(config: Mapping[str, Any]) -> LotDataModule[Any]:
 
 
 def members_of(run: RunFolder, record: Mapping[str, Any], candidates: LotDataModule[Any]) -> NDArray[np.bool_]:
-    """Which candidates a run was trained on, (N,).
+    """Mask of the candidates that a run was trained on, (N,).
 
     Args:
         run: Folder, for the error.
-        record: Of the run, as result.json holds it.
+        record: Content of the run's result.json.
         candidates: Its data.
 
     Raises:
@@ -110,10 +110,10 @@ def signals_of(
     """Score all candidates, and all test records, by a run's final weights.
 
     Args:
-        run: That has ended.
+        run: Folder of a finished run.
         candidates: Its data.
         signal: One of `SIGNALS`.
-        trust: Whether the checkpoint may hold objects, see `read_checkpoint`.
+        trust: True if the checkpoint may hold objects; see `read_checkpoint`.
 
     Returns:
         (N,) of the candidates; the mean over the rows of a user. (Z,) of the test rows.

@@ -33,7 +33,7 @@ def label_scores(run: RunFolder, trust: bool = False) -> LabelScores:
 
     Args:
         run: Trained on `data=random_noise`.
-        trust: Whether the checkpoint may hold objects, see `read_checkpoint`.
+        trust: True if the checkpoint may hold objects; see `read_checkpoint`.
 
     Raises:
         DPBenchError: The run is no classifier, or its files are damaged, or are not trusted.

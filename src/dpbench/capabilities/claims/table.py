@@ -52,13 +52,13 @@ class Claim:
 
     Attributes:
         paper: Name of its text.
-        source: Where it stands.
-        quantity: What it is: "epsilon" or "noise_multiplier".
+        source: Place in the paper.
+        quantity: "epsilon" or "noise_multiplier".
         setting: All else.
-        value: What is printed; None where the paper leaves it open.
-        note: What is known of a difference, or had to be assumed.
-        variant: Whether the paper prints the figure for another setting than this, which we add.
-        tensors: That are clipped and noised apart; a noise multiplier that is printed is that of each.
+        value: Printed value; None where the paper leaves it open.
+        note: Cause of a difference, as far as known, or an assumption.
+        variant: True for a setting that we add; the paper prints the figure for another one.
+        tensors: Number of tensors clipped and noised apart; a printed noise multiplier is that of each.
     """
 
     paper: str
@@ -263,7 +263,7 @@ def reproduce_claims(folder: Path) -> str:
     """Compute all claims, and write claims.csv, identities.csv, table.md and figure.png.
 
     Args:
-        folder: Where to; made.
+        folder: Folder of the results; made.
 
     Returns:
         A summary for the terminal.

@@ -1,4 +1,4 @@
-"""The ε = 20 of three_tools_2018: the accounting that it comes from, and limits of what its noise costs.
+"""The ε = 20 of three_tools_2018: the accounting that it comes from, and limits of the cost of its noise.
 
 Its program builds on that of Abadi et al. 2016, whose sanitizer is called once for each tensor and adds the moments
 of each call, as if each tensor had drawn a batch of its own. That is not valid: the m tensors of a batch are clipped
@@ -36,7 +36,7 @@ def nominal_epsilon(setting: TrainingSetting, tensors: int, noise_multipliers: S
 
     Args:
         setting: Its noise multiplier is not used.
-        tensors: That are clipped and noised apart.
+        tensors: Number of tensors clipped and noised apart.
         noise_multipliers: σ of each tensor in units of its bound; further ones of statistics of each tensor.
     """
     assert setting.delta is not None
@@ -64,7 +64,7 @@ def epsilon_lower_bound(setting: TrainingSetting) -> float:
     """A lower bound of the ε that Poisson lots and Gaussian noise spend at δ: each privacy loss is rounded down.
 
     Args:
-        setting: With noise multiplier, rate, number of steps and δ.
+        setting: Noise multiplier, rate, number of steps and δ.
     """
     assert setting.noise_multiplier is not None
     assert setting.sample_rate is not None

@@ -20,15 +20,15 @@ from dpbench.options import options_of
 
 @dataclass(frozen=True)
 class Network:
-    """What is exported.
+    """A network to be exported.
 
     Attributes:
         target: Import path of the class that builds it.
-        arguments: Of the class.
+        arguments: Arguments of the class.
         part: Attribute of the object that is the network, such as the generator of a GAN; None for the object itself.
-        weights: By name: parameters and buffers, nothing of the training.
-        config: Of the run.
-        checkpoint: As saved.
+        weights: Parameters and buffers by name, without those of the training.
+        config: Configuration of the run.
+        checkpoint: The checkpoint as saved.
     """
 
     target: str
@@ -40,7 +40,7 @@ class Network:
 
     @property
     def ours(self) -> bool:
-        """Whether dpbench has the class."""
+        """Return whether the class is one of dpbench."""
         return self.target.startswith("dpbench.")
 
 
@@ -49,12 +49,12 @@ def load_network(run: RunFolder, trust: bool = False) -> Network:
 
     Args:
         run: Folder.
-        trust: Whether the checkpoint may hold objects, see `read_checkpoint`.
+        trust: True if the checkpoint may hold objects; see `read_checkpoint`.
 
     Raises:
         ConfigurationError: It holds no run, no checkpoint, one of another architecture, or one that holds objects and
             is not trusted.
-        DataError: The data, which say what the network's inputs are, are not there.
+        DataError: The data, which determine the network's inputs, are not there.
     """
     trained = load_module(run, last_checkpoint(run, trust))
     config = trained.config
@@ -74,7 +74,7 @@ def load_network(run: RunFolder, trust: bool = False) -> Network:
 
 
 def _chosen(config: Mapping[str, Any], module: pl.LightningModule) -> tuple[str, str | None, nn.Module]:
-    """The group that describes what is exported, its part, and the network: the module itself where it has no model."""
+    """Find the group of the configuration that describes the network, its part, and the network itself."""
     if isinstance(module, ImageGenerator):
         return "model", "generator", module.generator
     if config["model"].get("_target_") is not None:
@@ -85,7 +85,7 @@ def _chosen(config: Mapping[str, Any], module: pl.LightningModule) -> tuple[str,
 
 
 def _weights(network: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers, but for metrics, which hold what was measured; tied ones each by itself."""
+    """Parameters and buffers except those of metrics, which hold measurements; tied ones each by itself."""
     measured = tuple(f"{name}." for name, part in network.named_modules() if isinstance(part, Metric))
     return {
         name: value.detach().cpu().clone().contiguous()

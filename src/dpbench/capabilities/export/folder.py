@@ -59,7 +59,7 @@ def export(run: Path, out: Path, insecure: bool = False, trust: bool = False) ->
         run: Folder of a run.
         out: Folder, which appears when it is complete.
         insecure: Export also where the noise came from a seed.
-        trust: Whether the checkpoint may hold objects, see `read_checkpoint`.
+        trust: True if the checkpoint may hold objects; see `read_checkpoint`.
 
     Returns:
         A summary for the terminal.
@@ -95,7 +95,7 @@ def export(run: Path, out: Path, insecure: bool = False, trust: bool = False) ->
 
 
 def _refuse(run: RunFolder, facts: Mapping[str, Any], insecure: bool) -> None:
-    """Raise ConfigurationError where the card would promise what nobody should rely on."""
+    """Raise ConfigurationError if the card would state an ε that is no guarantee."""
     if facts["doubt"] is not None:
         raise ConfigurationError(
             f"{run}: {facts['doubt']}; its epsilon is not a guarantee and cannot be stated in a card."
@@ -108,7 +108,7 @@ def _refuse(run: RunFolder, facts: Mapping[str, Any], insecure: bool) -> None:
 
 
 def _sweep_of(run: RunFolder) -> str | None:
-    """What the sweep costs of which a run is one, in one line; None of a run that is of none, or of one without ε."""
+    """Privacy cost of the sweep that contains a run, in one line; None without a sweep, or without ε."""
     sweep = run.path.resolve().parent
     if not (sweep / _OF_A_SWEEP).is_file():
         return None
@@ -117,7 +117,7 @@ def _sweep_of(run: RunFolder) -> str | None:
         return None
     text = f"This run is one of the {cost.count} runs of a sweep"
     if cost.refusal or cost.unprotected:
-        return f"{text}: what choosing it by its results costs is not known."
+        return f"{text}: the cost of choosing it by its results is not known."
     together = f"ε = {epsilon_text(cost.epsilon)} (RDP) at δ = {cost.delta:g}"
     return f"{text}, which cost {together} together: so does choosing it by its results."
 
@@ -127,12 +127,12 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _facts_of(run: RunFolder, network: Network, ledger: Ledger | None) -> dict[str, Any]:
-    """What is known of a run's model, as plain data.
+    """Facts of a run's model, as plain data.
 
     Args:
         run: Folder.
-        network: That is exported.
-        ledger: Complete and intact; None of a run without privacy.
+        network: The network to be exported.
+        ledger: The run's ledger, complete and intact; None for a run without privacy.
     """
     record = read_result(run) if run.finished else {}
     config = record.get("config", network.config)

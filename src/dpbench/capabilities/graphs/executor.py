@@ -6,8 +6,8 @@ module declares that its step may be repeated (`masks_padding`): it leaves out t
 computes the same in each batch, and leaves nothing behind. Steps of other modules are carried out eagerly.
 
 Poisson batches have many sizes; they are padded to a fixed number of rows. Padding has weight zero in the loss and in
-the sums. A batch whose gradients depend on it, in which a record is not finite, or that is larger than the room for it,
-is made eagerly: no record is left out. Sums of padded batches round otherwise than those of eager ones, so that from
+the sums. A batch is made eagerly if its gradients depend on padding, if a record is not finite, or if it is larger than
+the room for it: no record is left out. Sums of padded batches round otherwise than those of eager ones, so that from
 its first batch on a training pads each batch that it can pad, recorded or not: a resumed run rounds as the
 uninterrupted one does.
 
@@ -62,16 +62,16 @@ _OTHER_SUMS = (
 
 
 class _Lot(NamedTuple):
-    """A lot whose step was called.
+    """A batch on which the step was called.
 
     Attributes:
-        step: Of the source.
+        step: Step of the record source.
         leaves: Tensors of the batch.
-        structure: Of the batch.
-        arguments: Of the step, behind the batch.
-        options: Of the step, by name.
-        padding: Of the lot.
-        rows: Of the batch, all of them records.
+        structure: Structure of the batch.
+        arguments: Positional arguments of the step after the batch.
+        options: Keyword arguments of the step.
+        padding: Padding of the batch.
+        rows: Number of rows of the batch, all of them records.
     """
 
     step: TrainingStep
@@ -104,7 +104,7 @@ class Graphs(Executor):
     needs_gpu = True
     """Checks run without one: then a recording runs its Python again."""
     repeats = 0
-    """Lots whose sums a recording made, over all trainings."""
+    """Number of batches with sums from a recording, over all trainings."""
     recordings = 0
     """That were made, over all trainings."""
 
@@ -223,7 +223,7 @@ class Graphs(Executor):
         self._rewind()
 
     def _put_back(self) -> None:
-        """Have an eager lot draw what the repeated one has drawn."""
+        """Have an eager batch draw the same numbers as the repeated one."""
         self._draws.put_back()
         torch.clear_autocast_cache()
 
@@ -235,7 +235,7 @@ class Graphs(Executor):
             self._go_eager(_OTHER_SUMS.format(gap=gap), is_wrong=True)
 
     def _blame_padding(self) -> None:
-        """Pad no lot any longer, where all records of one were finite whose padded sums did not hold."""
+        """Stop padding once padded sums were not finite although all records of the batch were."""
         records, finite = self.releases.mechanism.records_of_lot
         if finite == records and not self._is_eager:
             self._go_eager(
@@ -243,7 +243,7 @@ class Graphs(Executor):
             )
 
     def _result(self, lot: _Lot) -> Any:
-        """What the step would return, after it has logged what it would log: copies, which nothing overwrites."""
+        """Log the values that the step would log, and return copies of its result, which nothing overwrites."""
         assert self._outcome is not None
         self._outcome = outcome = self._outcome._replace(records=(lot.rows, lot.rows))
         copy = functools.partial(_records_of, padded=lot.padding.rows, records=lot.rows)
@@ -326,7 +326,7 @@ class Graphs(Executor):
         return recording
 
     def _may_repeat(self) -> bool:
-        """Whether this lot may be repeated; what stands in the way of all lots is said once."""
+        """Return whether this batch may be repeated; a reason that holds for all batches is stated once."""
         source = self.source
         releases = self.releases
         reason = None
@@ -351,8 +351,8 @@ class Graphs(Executor):
         """Carry out all further lots eagerly.
 
         Args:
-            reason: Why.
-            is_wrong: Whether lots were made otherwise than they should have been.
+            reason: Reason, for the message.
+            is_wrong: True if earlier batches were made wrongly.
         """
         self._is_eager = True
         self._recordings.clear()
@@ -410,7 +410,7 @@ class Graphs(Executor):
         return Recording(inputs, replay)
 
     def _sums(self, lot: _Lot, inputs: Sequence[Tensor]) -> Outcome:
-        """The step and its backward pass, whose sums go into `_total`."""
+        """Run the step and its backward pass, and add the sums to `_total`."""
         assert self._all_finite is not None
         calls: list[Call] = []
         padding = lot.padding
@@ -438,7 +438,7 @@ def fuse(optimizer: Optimizer) -> bool:
     """Have SGD, Adam and AdamW of torch.optim update by one fused kernel for all parameters; others stay as they are.
 
     Args:
-        optimizer: Of the private part.
+        optimizer: Optimizer of the private part.
 
     Returns:
         Whether it does.
@@ -473,7 +473,7 @@ def _detached(x: Any) -> Any:
 
 
 def _records_of(x: Any, padded: int, records: int) -> Any:
-    """A copy of what a step on a padded batch has left, without the rows that are padding."""
+    """Copy of the results of a step on a padded batch, without the rows that are padding."""
     if isinstance(x, Tensor):
         is_padded = x.dim() > 0 and len(x) == padded
         return x[:records].clone() if is_padded else x.clone()

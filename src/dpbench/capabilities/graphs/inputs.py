@@ -10,14 +10,14 @@ from torch import Tensor
 
 
 class Padding:
-    """Which rows of padded batches are records, on the device: the first ones.
+    """Counts the records of padded batches, which are their first rows, on the device.
 
     Args:
-        rows: Of every batch.
-        device: Of the batches.
+        rows: Number of rows of every batch.
+        device: Device of the batches.
 
     Attributes:
-        rows: Of every batch.
+        rows: Number of rows of every batch.
         counted: Number of records in the present batch, int64, shape (); set by `count`, read by a graph.
     """
 
@@ -31,7 +31,7 @@ class Padding:
         self.counted.fill_(records)
 
     def present(self) -> Tensor:
-        """Which rows are records, bool, shape (rows,)."""
+        """Mask of the rows that are records, bool, shape (rows,)."""
         return self._positions < self.counted
 
 
@@ -46,14 +46,14 @@ def inputs_of(leaves: Sequence[Tensor], rows: int) -> list[Tensor]:
 
 
 def kinds(leaves: Sequence[Tensor]) -> tuple[Any, ...]:
-    """What batches of one network have in common, whatever their size."""
+    """Properties that batches of one network have in common, for any number of rows."""
     return tuple((leaf.dim(), leaf.shape[1:], leaf.dtype, _layout(leaf)) for leaf in leaves)
 
 
 def fill(inputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
     """Copy a batch into its memory.
 
-    Further rows are copies of the first record: something that the network can compute, whatever it does with it.
+    Further rows are copies of the first record, which any network can compute.
 
     Args:
         inputs: The memory.

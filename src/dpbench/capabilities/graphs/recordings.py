@@ -28,11 +28,11 @@ class Call(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a step leaves behind beside its sums; its tensors are overwritten by each repetition.
+    """Results of a step other than its sums; each repetition overwrites the tensors.
 
     Attributes:
-        output: Of the step.
-        calls: What it logged.
+        output: Return value of the step.
+        calls: Logged values.
         records: See `Mechanism.records_of_lot`.
     """
 
@@ -46,8 +46,8 @@ class Recording(NamedTuple):
 
     Attributes:
         inputs: Tensors that records are copied into.
-        repeat: Makes the sums of what is in `inputs`.
-        is_recorded: Whether it carries out what was recorded; else the step itself.
+        repeat: Function that makes the sums of the records in `inputs`.
+        is_recorded: True if it repeats recorded kernels; False if it runs the step itself.
     """
 
     inputs: list[Tensor]
@@ -73,7 +73,7 @@ def without_graph(compute: Callable[[], Outcome], rewind: Callable[[], None]) ->
 
 @contextmanager
 def logging_to(calls: list[Call], training: Training) -> Iterator[None]:
-    """Within, what the module logs is put into a list, and nothing is gathered from other processes."""
+    """Within, values that the module logs go into a list, and none are gathered from other processes."""
 
     def log(*arguments: Any, **options: Any) -> None:
         calls.append(Call("log", arguments, options))

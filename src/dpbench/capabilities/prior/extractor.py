@@ -51,7 +51,7 @@ def _convolution(n_in: int, n_out: int, stride: int) -> tuple[nn.Conv2d, nn.Grou
 
 
 class _Block(nn.Module):
-    """Two convolutions 3×3 of half the side, beside a shortcut of averages."""
+    """Two convolutions 3×3 of half the side, and a shortcut of averages."""
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__()
@@ -97,14 +97,14 @@ def cells(network: Extractor, images: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Prior:
-    """A trained extractor, and what its features are on random images.
+    """A trained extractor, and the statistics of its features on random images.
 
     Attributes:
-        settings: Of the training.
-        network: Frozen.
-        means: Of the features of each channel, (12·width,).
-        deviations: The same.
-        sha256: Of the file.
+        settings: Settings of the training.
+        network: The extractor, frozen.
+        means: Mean of the features of each channel, (12·width,).
+        deviations: Standard deviation of the same.
+        sha256: Hash of the file.
     """
 
     settings: Settings
@@ -116,7 +116,7 @@ class Prior:
     def features(self, pixels: Tensor) -> Tensor:
         """Features of each image by itself, averaged with those of its mirror image; mean square 1 in each image.
 
-        They are centered and scaled by what they are on random images.
+        They are centered and scaled by their statistics on random images.
 
         Args:
             pixels: (N, H, W, 3) in [0, 1], of the side that the prior was trained on.
@@ -151,7 +151,7 @@ class Prior:
             (N, 1, 1, F): for linear models, which know no places.
 
         Raises:
-            ConfigurationError: As `features`.
+            ConfigurationError: See `features`.
         """
 
         def both(images: Tensor) -> Tensor:
@@ -185,7 +185,7 @@ def save(
         path: The file.
         settings: Settings of the training.
         network: The network.
-        **more: Means and deviations of the features, and what is to be said of the training.
+        **more: Means and deviations of the features, and facts of the training.
     """
     state = {"format": _FORMAT, "settings": asdict(settings), "network": network.state_dict(), **more}
     content = io.BytesIO()

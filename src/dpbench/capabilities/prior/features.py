@@ -33,7 +33,7 @@ def random_prior(root: Path, file: str, sha256: str | None) -> Features:
 
 
 def random_prior_scattering(root: Path, file: str, sha256: str | None) -> Features:
-    """Load the features of a trained prior, beside scattering coefficients; arguments and errors as `random_prior`."""
+    """Load the features of a trained prior, with scattering coefficients; arguments and errors as `random_prior`."""
     return _prior(root, file, sha256).features_and_scattering
 
 

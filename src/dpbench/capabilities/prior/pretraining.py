@@ -40,7 +40,7 @@ def pretrain(path: Path, settings: Settings, device: str = "cpu") -> tuple[Prior
         device: Device of torch; a GPU draws other images than a CPU.
 
     Returns:
-        The trained prior, and what there is to say of its training.
+        The trained prior, and facts of its training.
 
     Raises:
         ConfigurationError: The file is there or cannot be written, or there is no such device.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 LEAVES = 48
-"""Leaves of an image; what they leave uncovered shows a shader or noise."""
+"""Number of leaves of an image; uncovered pixels show a shader or noise."""
 SHAPES = 10
 """Classes of `labeled_shapes`: an object with 0, 2, 3, 4 or 5 lobes, filled or as a ring."""
 _TYPES = 3  # of leaves: ellipse, rectangle, diamond
@@ -30,7 +30,7 @@ def noise_images(count: int, side: int, generator: torch.Generator) -> Tensor:
 
     Args:
         count: Number of images.
-        side: Of an image, in pixels.
+        side: Side of an image, in pixels.
         generator: Gives all random numbers, on the device of the images.
 
     Returns:
@@ -47,7 +47,7 @@ def shader_images(count: int, side: int, generator: torch.Generator) -> Tensor:
 
     Args:
         count: Number of images.
-        side: Of an image, in pixels.
+        side: Side of an image, in pixels.
         generator: Gives all random numbers, on the device of the images.
 
     Returns:
@@ -76,10 +76,10 @@ def dead_leaves(count: int, side: int, generator: torch.Generator, textures: Ten
 
     Args:
         count: Number of images.
-        side: Of an image, in pixels.
+        side: Side of an image, in pixels.
         generator: Gives all random numbers, on the device of the images.
-        textures: (count, 3, side, side) in [0, 1]: what leaves show beside their color, each to an extent of its own,
-            and what they leave uncovered.
+        textures: (count, 3, side, side) in [0, 1]: texture of the leaves, which each mixes with its color to its own
+            extent, and of uncovered pixels.
 
     Returns:
         (count, 3, side, side) in [0, 1].
@@ -120,7 +120,7 @@ def mixed_images(count: int, side: int, generator: torch.Generator) -> Tensor:
 
     Args:
         count: Number of images; a multiple of four.
-        side: Of an image, in pixels.
+        side: Side of an image, in pixels.
         generator: Gives all random numbers, on the device of the images.
 
     Returns:
@@ -141,7 +141,7 @@ def labeled_shapes(count: int, side: int, generator: torch.Generator) -> tuple[T
 
     Args:
         count: Number of images.
-        side: Of an image, in pixels.
+        side: Side of an image, in pixels.
         generator: Gives all random numbers, on the device of the images.
 
     Returns:

@@ -19,7 +19,7 @@ def random_views(images: Tensor, side: int, generator: torch.Generator) -> Tenso
 
     Args:
         images: (N, 3, H, W) in [0, 1].
-        side: Of a view, in pixels.
+        side: Side of a view, in pixels.
         generator: Gives all random numbers, on the device of the images.
 
     Returns:

@@ -65,7 +65,7 @@ def _train_cnn(
         images: (N, C, H, W), in [0, 1].
         labels: (N,).
         classes: Number of classes.
-        augmented: Whether each batch goes through `random_affine`.
+        augmented: True to apply `random_affine` to each batch.
     """
     channels, height, width = images.shape[1:]
     with torch.random.fork_rng():

@@ -1,4 +1,4 @@
-"""`dpbench evaluate`: what synthetic images of a run are good for, and whether they repeat training images."""
+"""`dpbench evaluate`: usefulness of a run's synthetic images, and a check for repeated training images."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _DATA_OPTIONS = (
     "like",
     "membership",
 )
-"""Options of the data that say what was trained on."""
+"""Options that determine the training data."""
 
 
 def evaluate(
@@ -50,12 +50,12 @@ def evaluate(
     Args:
         run: Folder of a trained GAN.
         number: Images to sample.
-        seed: Of their noise.
+        seed: Seed of their noise.
         on: "test", or "val" for training records that the run held out.
-        trust: Whether the checkpoint may hold objects, see `read_checkpoint`.
+        trust: True if the checkpoint may hold objects; see `read_checkpoint`.
 
     Returns:
-        What was written.
+        The content of the file.
 
     Raises:
         ConfigurationError: There is no generator, its checkpoint holds objects and is not trusted, too few images were

@@ -1,4 +1,4 @@
-"""Whether generated images are closer to training images than test images of the same kind are."""
+"""Test whether generated images are closer to training images than test images of the same kind are."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _COMPARED = 2000  # images: all distances take memory of the product
 def memorization(synthetic: Tensor, train: Tensor, test: Tensor, seed: int = 0) -> dict[str, float | bool]:
     """Compare nearest-neighbor distances to the training images and to test images.
 
-    The ratio of the two distances says how much closer an image is to what was trained on than to what was not; blurred
-    images are close to both. The test images are parted: one half is what distances are taken to, the other says which
-    ratios are usual. An image is *unusually close* to a training image where its ratio is below those of 99 % of them.
+    The ratio of the two distances says how much closer an image is to training images than to others; blurred images
+    are close to both. The test images are split: distances are taken to one half, and the other shows the usual
+    ratios. An image is *unusually close* to a training image where its ratio is below those of 99 % of them.
     Without memorization their number is beta-binomial. It is counted over distinct training neighbors, because images
     of a collapsed generator share theirs and are no independent witnesses. All this supposes that training and test
     images are alike, and that synthetic ones are of the same classes in about the same shares.
@@ -27,14 +27,14 @@ def memorization(synthetic: Tensor, train: Tensor, test: Tensor, seed: int = 0) 
         synthetic: (N, ...), in the scale of the others; the first 2,000 are compared.
         train: (M, ...), all of them.
         test: (K, ...).
-        seed: Of the parting.
+        seed: Seed of the split.
 
     Returns:
         unusually_close: Share of images; about 0.01 without memorization.
         p_value: Probability of so many of them, counted over distinct neighbors, without memorization.
-        median_distance_train: To the training images.
-        median_distance_test: To half of the test images.
-        memorization_suspected: Whether the p-value lies below 0.0001.
+        median_distance_train: Median distance to the training images.
+        median_distance_test: Median distance to half of the test images.
+        memorization_suspected: True if the p-value lies below 0.0001.
     """
     shuffled = torch.randperm(len(test), generator=torch.Generator().manual_seed(seed))
     usual_rows, reference_rows = shuffled.chunk(2)

@@ -38,14 +38,14 @@ def sample(
 ) -> str:
     """Write a synthetic data set: images.npz, with uint8 images (N, H, W, C) and labels (N,), and its card.
 
-    Sampling is post-processing of what the discriminator released: it costs nothing, however often it is done.
+    Sampling is post-processing of the discriminator's releases: it costs nothing, however often it is done.
 
     Args:
         run: Folder of a trained GAN.
-        number: Of images.
+        number: Number of images.
         out: Folder, which appears when it is complete.
-        seed: Of the noise.
-        trust: Whether the checkpoint may hold objects, see `read_checkpoint`.
+        seed: Seed of the noise.
+        trust: True if the checkpoint may hold objects; see `read_checkpoint`.
 
     Returns:
         A summary for the terminal.
@@ -119,7 +119,7 @@ def load_gan(run: RunFolder, trust: bool = False) -> SavedModule:
 
     Args:
         run: Folder.
-        trust: Whether the checkpoint may hold objects, see `read_checkpoint`.
+        trust: True if the checkpoint may hold objects; see `read_checkpoint`.
 
     Raises:
         ConfigurationError: It holds no run, no generator, no checkpoint, one of another architecture, or one that holds

@@ -57,13 +57,13 @@ _OF_THE_DATA = (
 
 @dataclass(frozen=True)
 class Plan:
-    """A private training whose noise is to be chosen.
+    """A private training with noise that is to be chosen.
 
     Attributes:
         words: Options of `dpbench train`, as given, without the seed.
         data: Name of the data set.
         model: Name of the network.
-        strategy: Name of the strategy whose noise is calibrated.
+        strategy: Name of the strategy with the calibrated noise.
         records: Number of training records.
         lot: Expected number of records in a batch.
         steps: Number of steps.

@@ -37,7 +37,7 @@ def run_workflow(
     runs: Path,
     only_status: bool,
 ) -> bool:
-    """Run what is missing of a workflow, write a page of its results, and print each step.
+    """Run the missing parts of a workflow, write a page of its results, and print each step.
 
     Args:
         words: Options of a private training, as for `dpbench train`, without its noise.
@@ -46,7 +46,7 @@ def run_workflow(
         margin: Share by which training labels may be recalled better than fresh ones.
         out: The folder of results.
         runs: The folder of runs.
-        only_status: Whether to run and write nothing.
+        only_status: True to run and write nothing.
 
     Returns:
         Whether it came to its end.
@@ -63,7 +63,7 @@ def run_workflow(
     data: list[Row] = []
 
     def finish(jobs: Sequence[Job]) -> bool:
-        """Run what is missing; returns whether all are done."""
+        """Run the missing jobs, and return whether all are done."""
         if not only_status:
             sweep(jobs, launcher)
         is_done = all(job.state() == "done" for job in jobs)

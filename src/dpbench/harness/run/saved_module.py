@@ -40,7 +40,7 @@ def last_checkpoint(run: RunFolder, trust: bool = False) -> dict[str, Any]:
 
     Args:
         run: Folder.
-        trust: Whether the checkpoint may hold objects, see `read_checkpoint`.
+        trust: True if the checkpoint may hold objects; see `read_checkpoint`.
 
     Raises:
         ConfigurationError: There is no run, no checkpoint, it is damaged, or holds objects and is not trusted.
