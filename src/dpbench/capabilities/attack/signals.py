@@ -35,7 +35,7 @@ SIGNALS = ("loss", "samples")
 """Words of `--signal`.
 
 loss: log-odds of the true label or next token; of a GAN the discriminator's logit; else minus the loss.
-samples: minus the distance to the nearest of 5,000 images of a GAN: for attackers who see only synthetic data (Chen et al.
+samples: minus the distance to the nearest of 5,000 images of a GAN: for those who see only synthetic data (Chen et al.
     2020, GAN-Leaks; against other runs it is calibrated by LiRA).
 """
 _OF_PROBABILITIES = (ImageClassifier, NextToken)  # the exponential of minus a cross-entropy is one

@@ -73,7 +73,7 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
         deadline: The result of `deadline_of`.
 
     Attributes:
-        metrics: The last value of whatever was logged, as it stands beside the checkpoint.
+        metrics: Last value of each logged metric, as saved with the checkpoint.
         seconds_before: Wall time of the sessions before the checkpoint from which this one resumed.
     """
 
@@ -142,7 +142,7 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
             self._save(trainer)
 
     def read_metrics(self) -> None:
-        """Read what was logged up to the checkpoint, in another process or before an interruption."""
+        """Read the metrics logged up to the checkpoint, by another process or before an interruption."""
         self.metrics = {}  # stays so for an older version, or where there is no checkpoint yet
         if self.folder.checkpoint_metrics.is_file():
             values = read_json(self.folder.checkpoint_metrics, Metrics, "delete {path}: what was logged before is lost")
@@ -179,7 +179,7 @@ class LastCheckpoint(pl.callbacks.Checkpoint):
     def _save_metrics(self, trainer: pl.Trainer) -> None:
         """Before the checkpoint, so that nothing that was logged before it is lost; and never into it.
 
-        Checkpoints are what people publish, and some metrics are private data (nonprivate/…).
+        Checkpoints are published, and some metrics are private data (nonprivate/…).
         """
         for logger in trainer.loggers:
             logger.save()

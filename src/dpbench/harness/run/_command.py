@@ -25,7 +25,7 @@ class Command:
         loader: Composes the jobs of a sweep.
         cfg: Configuration of the run, or of the sweep, from which its jobs are composed.
         overrides: The words, parsed; those of a sweep's own configuration first.
-        sweeps: Whether it is a sweep.
+        sweeps: True for a sweep.
     """
 
     loader: Any
@@ -49,7 +49,7 @@ class Command:
         """The words of each job of a grid; of an interval, in which a sweeper chooses, the start.
 
         Raises:
-            ConfigurationError: There is none, or an interval and nobody who chooses.
+            ConfigurationError: There is none, or an interval without a sweeper that chooses.
         """
         values = []
         for override in self.task_overrides:

@@ -143,5 +143,5 @@ class GradientDiagnostics(pl.Callback):
             write_atomically(self._folder.gradient_histogram, table.to_csv(index=False))
 
     def on_save_checkpoint(self, *_: Any) -> None:
-        """Write the histogram beside the checkpoint, never into it: checkpoints are what people publish."""
+        """Write the histogram to a file of its own, never into the checkpoint, since checkpoints are published."""
         self._write()

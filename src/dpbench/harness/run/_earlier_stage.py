@@ -1,4 +1,4 @@
-"""The stage before: a finished run whose weights and ledger another run goes on from."""
+"""The earlier stage: a finished run with the weights and the ledger from which another run goes on."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def weights_before(config: Mapping[str, Any], trust: bool) -> dict[str, Tensor] 
 
     Args:
         config: The result of `with_earlier_stage`.
-        trust: Whether its checkpoint may hold objects, see `read_checkpoint`.
+        trust: True if its checkpoint may hold objects; see `read_checkpoint`.
     """
     if config.get("after") is None:
         return None

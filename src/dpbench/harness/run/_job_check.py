@@ -16,10 +16,10 @@ from dpbench.harness.runs.folder import RunFolder
 
 
 def check_job(config: dict[str, Any], folder: RunFolder) -> None:
-    """Refuse a job that would fail, by making what can be made of it without its data; nothing is written.
+    """Refuse a job that would fail, by building all parts that need no data; nothing is written.
 
-    That finds a strategy whose options do not go together, an experiment on membership that is none, and a network that
-    does not take the images.
+    This finds options of a strategy that exclude each other, a membership experiment without members, and a network
+    that does not take the images.
 
     Args:
         config: The whole resolved configuration.

@@ -1,4 +1,4 @@
-"""A network whose layers do not fit the batches: PyTorch says so with the first one, in an error like any other."""
+"""A network with layers that do not fit the batches: PyTorch raises an ordinary error on the first one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OF_SHAPES = re.compile(
 
 
 def misfit_of(error: Exception, data: pl.LightningDataModule) -> str | None:
-    """Say in a line that a network and its batches do not fit, where it failed, and what the data set provides.
+    """Say in a line that a network and its batches do not fit, where it failed, and which sizes the data set provides.
 
     Args:
         error: The error of a training.

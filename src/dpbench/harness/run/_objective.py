@@ -20,7 +20,7 @@ def objectives_of(config: Mapping[str, Any]) -> list[str]:
     of `data.val_size` or `data.val_users`, or of the `val_dataloader` of data without that option.
 
     Args:
-        config: Resolved configuration of a run, whose classes can be imported.
+        config: Resolved configuration of a run with classes that can be imported.
 
     Raises:
         ConfigurationError: An objective that was asked for is measured on test data, on training data without noise,

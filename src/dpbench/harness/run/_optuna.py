@@ -1,4 +1,4 @@
-"""`hydra/sweeper=optuna`: each trial of a sweep is chosen by what earlier ones returned, by Optuna's ask and tell."""
+"""`hydra/sweeper=optuna`: Optuna chooses each trial of a sweep by the results of earlier ones, by ask and tell."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class OptunaSweeper:
 
     Attributes:
         sampler: Class of Optuna's sampler, as `_target_`, and its options.
-        direction: Whether the objective is to be small or large; a list for several objectives.
+        direction: "minimize" or "maximize"; a list for several objectives.
         n_trials: Number of trials of the study, those of earlier commands included.
         n_jobs: Number of trials that are chosen at a time, and that a launcher may run at once.
         study_name: Name of the study in its storage.
@@ -69,7 +69,7 @@ class OptunaSweeper:
                 objective, a list for several objectives, or its error.
 
         Returns:
-            What the trials of this command returned.
+            Results of this command's trials.
 
         Raises:
             ConfigurationError: Optuna refuses the values between which it is to choose, or cannot open the study.

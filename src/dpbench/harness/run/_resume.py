@@ -1,6 +1,6 @@
 """A run that goes on in its folder: after an interruption, with more steps, or when a scheduler starts its job again.
 
-The folder belongs to one run, and what it holds is never mixed with another one's.
+The folder belongs to one run, and its files are never mixed with another one's.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def prepare_folder(run: Run) -> Path | None:
     """Claim the folder of a new run, or find the checkpoint of the run to resume.
 
     Args:
-        run: Its configuration is kept in the folder: what `dpbench resume` continues.
+        run: The run; its configuration is kept in the folder for `dpbench resume`.
 
     Returns:
         The checkpoint to start from, if any.
@@ -123,7 +123,7 @@ def _warn_of_other_code(run: Run) -> None:
 
 
 def _require_extendable(run: Run) -> None:
-    """Check that a finished run can be made longer, and warn of what will not be as in a run of that length.
+    """Check that a finished run can be made longer, and warn of differences from a run of that length.
 
     Noise and lots go on as they were: noise that was solved for a budget is kept, and the budget ends the run.
 

@@ -38,7 +38,7 @@ class StopSignals:
 
     Attributes:
         number: Number of the first signal that asked to stop after the step at hand, or 0.
-        save_requested: Whether one that stops nothing has come, and all had better be saved.
+        save_requested: True after a signal that stops nothing, but asks for everything to be saved.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class StopSignals:
         """Take a signal.
 
         Raises:
-            KeyboardInterrupt: It is the second one of people, who do not want to wait.
+            KeyboardInterrupt: It is the second signal from a user, who does not want to wait.
         """
         if stops_nothing(number):
             self.save_requested = True
@@ -136,7 +136,7 @@ def relayed_to_threads() -> Iterator[None]:
 
 
 def end_with(parent: int, number: int) -> None:
-    """Send this process a signal when the one that started it is gone: it would train on, and nobody would know.
+    """Send this process a signal when its parent is gone: it would train on unnoticed.
 
     Args:
         parent: Its id.

@@ -1,6 +1,6 @@
 """From a checked configuration to objects, with one clear error where something does not fit.
 
-Options were checked by `run.config`; what is refused here shows only beside the data, or when an object is made.
+Options were checked by `run.config`; refusals here need the data, or the objects themselves.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def build_diagnostics(config: dict[str, Any], folder: RunFolder) -> list[pl.Call
 
 
 def build_watchers(config: dict[str, Any], folder: RunFolder) -> list[pl.Callback]:
-    """Make those of the diagnostics that look on at the final test too, in whatever process that is."""
+    """Make the diagnostics that observe the final test, too, in any process."""
     watchers: list[pl.Callback] = []
     most = config["diagnostics"].get("training_records")  # an older run has none
     if most is not None:
@@ -177,7 +177,7 @@ def build_module(
     data: pl.LightningDataModule,
     weights: Mapping[str, Tensor] | None = None,
 ) -> pl.LightningModule:
-    """Make the LightningModule around the model, for what the data set provides.
+    """Make the LightningModule around the model, for the sizes that the data set provides.
 
     Args:
         config: The whole resolved configuration.
@@ -234,7 +234,7 @@ def module_for(
 
 
 def _take_weights(module: pl.LightningModule, weights: Mapping[str, Tensor], place: str) -> None:
-    """Load what has the same name and shape, and say what is new.
+    """Load the weights of the same name and shape, and report new ones.
 
     Args:
         module: The module of the new stage, without adapters.
@@ -260,7 +260,7 @@ def _take_weights(module: pl.LightningModule, weights: Mapping[str, Tensor], pla
 
 
 def _train_only(network: nn.Module, config: Mapping[str, Any]) -> None:
-    """Freeze what is not to be trained; an older run does not say."""
+    """Freeze the parameters that are not to be trained; an older run does not say which."""
     parts = config.get("trainable")
     if parts is None:
         return
@@ -275,7 +275,7 @@ def _model_or_module(
     model_options: Mapping[str, Any],
     parts: Mapping[str, Any],
 ) -> Any:
-    """Make a model or module, and say what the data set provides where that is not what it needs."""
+    """Make a model or module; if an argument is missing, the error lists the arguments that the data set provides."""
     cls = class_of(config[group], group)
     options = {name: value for name, value in _options(config[group]).items() if name not in parts}
     options |= _accepted(cls, model_options)
@@ -290,7 +290,7 @@ def _model_or_module(
 
 
 def _try_optimizer(optimizer: Callable[..., Any] | None, schedule: Callable[..., Any] | None) -> None:
-    """Make an optimizer of one parameter and two steps of its schedule, and drop them: what does not fit shows here."""
+    """Make an optimizer of one parameter and two steps of its schedule, and drop them: wrong options fail here."""
     if optimizer is None:
         return
     try:
@@ -309,11 +309,11 @@ def _try_optimizer(optimizer: Callable[..., Any] | None, schedule: Callable[...,
 
 
 def build_trainer(config: dict[str, Any], alone: bool = False, **extra: Any) -> pl.Trainer:
-    """Make Lightning's trainer, without what this harness does itself.
+    """Make Lightning's trainer, without the parts that this harness replaces.
 
     Args:
         config: The whole configuration.
-        alone: Whether this process works by itself, whoever has started it, and however many are asked for.
+        alone: True if this process works alone, whatever launched it and however many are asked for.
         extra: Options that the configuration does not have.
     """
     options = {

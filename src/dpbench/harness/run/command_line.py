@@ -1,4 +1,4 @@
-"""The command line of `dpbench train`: flags and overrides of Hydra, and one line for what is wrong with them.
+"""The command line of `dpbench train`: flags and overrides of Hydra, and one line for each error in them.
 
 No import of PyTorch here: a question (`--cfg job`) needs none.
 """
@@ -26,7 +26,7 @@ _LAUNCHERS = {"submitit": "submitit", "dpbench_ray": "ray"}
 
 
 def parse(words: Sequence[str]) -> Namespace:
-    """Take flags and overrides apart, in whatever order they come.
+    """Separate flags and overrides, in any order.
 
     Raises:
         ConfigurationError: There is a flag that is none, or a value is missing.
@@ -66,7 +66,7 @@ def _refuse_flag(message: str) -> NoReturn:
 
 
 def explain(error: Exception) -> str:
-    """One line on what Hydra, OmegaConf or YAML could not compose, with the nearest name that exists."""
+    """Explain in one line an error of Hydra, OmegaConf or YAML, with the nearest name that exists."""
     if isinstance(error, MissingConfigException) and error.options is not None:
         return _unknown_choice(error)
     if isinstance(error.__cause__, ConfigAttributeError | ConfigKeyError):

@@ -1,7 +1,7 @@
-"""A composed configuration: what it may hold, and its check as a whole before anything is made of it or written.
+"""A composed configuration: its declaration, and its check as a whole before anything is built or written.
 
-`Configuration` declares all keys; `TARGETS` says what class each group is built from. Everything that can be said
-without making an object is said here; `run.build` makes the objects.
+`Configuration` declares all keys, `TARGETS` the class that each group is built from. Every check that needs no object
+is made here; `run.build` makes the objects.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class Target:
         narrower: Annotations that say more than those of the class.
         methods: Names of the methods that it must have, where it needs no base class.
         without: The group's choice that names no class; None: there is none.
-        is_complete: Whether options without a default must be there; else the harness adds some, such as the number
-            of classes, that it knows from the data.
+        is_complete: True if options without a default must be given; False if the harness adds some, such as the number
+            of classes, which it knows from the data.
     """
 
     bases: tuple[type, ...]
@@ -116,8 +116,8 @@ class Target:
         """Import the class behind `_target_`; nothing else is imported by name, and nothing but such a class is called.
 
         Args:
-            options: Of the group.
-            group: Its path, for messages.
+            options: Options of the group.
+            group: Path of the group, for messages.
 
         Raises:
             ConfigurationError: There is none, it cannot be imported, or is no class of the right kind.
@@ -250,17 +250,17 @@ TARGETS: Mapping[str, Target] = {
     "records": Target((object,), methods=_METHODS, without="none"),
     "audit": Target((GradientCanaries,), without="none"),
 }
-"""Group → what class it is built from."""
+"""Group → class that it is built from."""
 
 
 def check_config(config: Mapping[str, Any]) -> None:
-    """Refuse a configuration that cannot be meant: whatever can be said without making anything of it.
+    """Refuse a wrong configuration, as far as that shows without building anything.
 
     Args:
         config: Resolved, as plain data.
 
     Raises:
-        ConfigurationError: One line that names the first wrong key, and what it takes.
+        ConfigurationError: One line that names the first wrong key, and the values that it takes.
     """
     check_options(Configuration, config, group="", is_complete=True)
     for group, target in TARGETS.items():

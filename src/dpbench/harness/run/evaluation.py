@@ -87,7 +87,7 @@ def score_records(
 
 
 class MemberScores(NamedTuple):
-    """Scores of records that were trained on, and of others: what an attack on membership sees.
+    """Scores of training records and of others, as a membership attack sees them.
 
     Attributes:
         members: (M,) or (M, k).
@@ -162,7 +162,7 @@ class Exposure(pl.Callback):
     """Measures, at the final test, how well a model remembers the records that the data module inserted.
 
     Logged are `nonprivate/exposure_mean`, `nonprivate/exposure_max`, and `nonprivate/exposure_by_chance`, the mean
-    of records that nobody remembers. Of a run with a ledger also what the ledger allows, in expectation over its
+    of records that were not learned. A run with a ledger also logs the ledger's bounds, in expectation over its
     noise: `privacy/exposure_allowed`, the largest mean, and `privacy/first_rank_allowed`, the largest probability that
     a record ranks before all references; see `reconstruction_bound`.
 
@@ -254,7 +254,7 @@ class TrainingRecords(pl.Callback):
         """Take the records from the data module.
 
         Raises:
-            ConfigurationError: The data or the module do not offer what is needed.
+            ConfigurationError: The data or the module lack what the measurement needs.
         """
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         if not hasattr(data, "seen_dataloader"):
@@ -274,7 +274,7 @@ class TrainingRecords(pl.Callback):
         self._measure(trainer, pl_module)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log what was measured, now that the metric of the other records is there."""
+        """Log the measurements, now that the metric of the other records is known."""
         self._log(pl_module, "val")
 
     def on_test_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -282,7 +282,7 @@ class TrainingRecords(pl.Callback):
         self._measure(trainer, pl_module)
 
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log what was measured."""
+        """Log the measurements."""
         self._log(pl_module, "test")
 
     def _measure(self, trainer: pl.Trainer, module: Any) -> None:

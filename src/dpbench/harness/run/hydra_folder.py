@@ -87,7 +87,7 @@ def optimizes(hydra: Any) -> bool:
 
 
 def quoted(path: Path | str) -> str:
-    """A path as a word of Hydra's grammar that stands for itself, whatever letters are in it."""
+    """Quote a path, with any characters in it, for Hydra's grammar."""
     text = re.sub(r"(\\*)\$\{", lambda match: f"{match[1] * 2}\\${{", str(path))  # else an interpolation
     return str(QuotedString(text, Quote.single).with_quotes())
 
@@ -99,7 +99,7 @@ def output_dir(hydra: Any) -> Path:
 
 
 def _claim(config: DictConfig, kind: str) -> Path:
-    """Make the folder of a "run" or a "sweep" whose name has the time in it, and write its name there.
+    """Make the folder of a "run" or a "sweep", with the time in its name, and write its name there.
 
     A name without the time is the user's, and stays.
     """
@@ -130,7 +130,7 @@ def hydra_files(cfg: DictConfig) -> dict[str, str]:
 
 
 def write_hydra_files(folder: RunFolder, files: Mapping[str, str]) -> None:
-    """Write what `hydra_files` gave; nothing where there are none (a library's run)."""
+    """Write the result of `hydra_files`; nothing if there are none (a library's run)."""
     for name, text in files.items():
         folder.hydra.mkdir(exist_ok=True)
         (folder.hydra / name).write_text(text, encoding="utf-8")

@@ -37,7 +37,7 @@ from dpbench.harness.runs.folder import RunFolder, finished_runs_below
 from dpbench.harness.runs.sweep import Sweep
 
 Task: TypeAlias = Callable[[DictConfig], Any]
-"""What is done with the configuration of each job."""
+"""Function called with the configuration of each job."""
 T = TypeVar("T")
 
 _FIXED_IN_RESUME = ("hydra.", "run.resume", "run.schema")
@@ -57,7 +57,7 @@ def launch(
         words: Hydra overrides and flags.
         task: Function of each job's configuration.
         name: Primary configuration.
-        checked: Whether a job's configuration is that of a run, to be checked before anything starts.
+        checked: True if each job is a run, with a configuration that is checked before anything starts.
         afterwards: Reports on a sweep that has ended, whether or not runs of it have failed.
 
     Raises:
@@ -102,7 +102,7 @@ def _composed(flags: Namespace, name: str) -> Iterator[Command]:
 
 
 def check_run(words: Sequence[str]) -> DictConfig:
-    """Compose one run without starting it, and refuse whatever `launch` refuses.
+    """Compose one run without starting it, with the refusals of `launch`.
 
     Args:
         words: Hydra overrides.
@@ -139,7 +139,7 @@ def with_one_run(words: Sequence[str], task: Callable[[DictConfig], T]) -> T:
 
 @contextmanager
 def _errors_explained() -> Iterator[None]:
-    """Say in one line what Hydra or OmegaConf could not compose."""
+    """Within, errors of Hydra and OmegaConf become one line."""
     try:
         yield
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
@@ -183,7 +183,7 @@ def resume(folder: Path, words: Sequence[str], task: Task) -> None:
 
 
 def _check(command: Command) -> list[list[str]]:
-    """Check whatever a command would run; of a sweep whose jobs are chosen on the way, the first values.
+    """Check all jobs of a command; if a sweeper chooses them on the way, the first one.
 
     Returns:
         The words of each job of a sweep.
@@ -257,7 +257,7 @@ def _run_sweep(
         task: Function of each job's configuration.
         jobs: The words of each job.
         afterwards: Reports on the sweep.
-        claims: Whether the sweep has a folder of its own, and its runs have theirs below.
+        claims: True if the sweep has a folder of its own, with those of its runs below.
     """
     cfg = command.cfg
     settings = cfg.hydra
@@ -307,7 +307,7 @@ def _attempt(task: Task, code: Path | None, parent: int, cfg: DictConfig) -> Any
     """Run a job, and return an error of the user's as its value: Hydra would print it in its own words.
 
     Args:
-        task: What to run.
+        task: Function of the job's configuration.
         code: Folder of the user's own code, for the processes of launchers, which start some of their own.
         parent: Id of the process that was started. A signal to it ends all jobs.
         cfg: Configuration of the job.
@@ -328,7 +328,7 @@ def _attempt(task: Task, code: Path | None, parent: int, cfg: DictConfig) -> Any
 
 
 def _value(job: JobReturn) -> Any:
-    """What a job returned, or its error where a launcher gave it up."""
+    """Return a job's result, or its error if a launcher gave it up."""
     try:
         return job.return_value
     except (DPBenchError, OSError) as error:

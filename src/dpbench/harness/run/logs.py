@@ -1,6 +1,6 @@
-"""Loggers of a run beside its own metrics.csv: wandb, and any of Lightning's loggers by its class.
+"""Loggers of a run in addition to its own metrics.csv: wandb, and any of Lightning's loggers by its class.
 
-wandb mirrors the local files, offline unless somebody is logged in. Every logger gets ε and learning rates at each
+wandb mirrors the local files, offline unless the user is logged in. Every logger gets ε and learning rates at each
 evaluation; those that keep a run's id get its name, too.
 """
 
@@ -166,7 +166,7 @@ def services(loggers: Sequence[Logger]) -> Sequence[Logger]:
 
 
 def _other_logger(run: Run, origin: Origin, name: str, options: Mapping[str, Any]) -> Logger:
-    """Make a logger; what its class takes of the run is filled in where the configuration leaves it open."""
+    """Make a logger; facts of the run that its class takes are filled in if the configuration leaves them open."""
     group = f"logger.{name}"
     cls = LOGGER.class_of(options, group)
     accepted = options_of(cls)
@@ -217,7 +217,7 @@ def wandb_logger(run: Run, origin: Origin) -> WandbLogger:
     """Lightning's logger on a run of wandb: a new one, or that of the session before.
 
     Args:
-        run: The run, whose folder keeps wandb's id.
+        run: The run; its folder keeps wandb's id.
         origin: Its sweep.
     """
     before = logger_state(run.folder, _WANDB) if run.config["run"]["resume"] else {}
@@ -314,11 +314,11 @@ def _prefixed(prefix: str, figures: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def finish_wandb(run: Run, failed: bool = False) -> None:
-    """End the run, else the next job of a sweep logs into it; its ledger and result go with it, whatever the end.
+    """End the run in wandb, with its ledger and result; else the next job of a sweep would log into it.
 
     Args:
         run: The run that ends.
-        failed: Whether it ends by an error.
+        failed: True if it ends by an error.
     """
     import wandb
 
@@ -347,7 +347,7 @@ def _attach(kind: str, paths: Sequence[Path]) -> None:
 
 
 def how_to_open(folder: RunFolder) -> str:
-    """Say what a user does to see the run in wandb."""
+    """Say how to see the run in wandb."""
     import wandb
 
     if wandb.run is not None and not wandb.run.offline:
@@ -364,7 +364,7 @@ class EvaluationRow(pl.Callback):
 
     Epsilon is that by RDP, which takes a millisecond; at the end of the run all accountants' are there.
 
-    Warns of metrics from private training data whose name does not say that no ε covers them.
+    Warns of metrics from private training data without a name that says that no ε covers them.
 
     Args:
         loggers: All loggers but the run's own metrics.csv.
@@ -392,7 +392,7 @@ class EvaluationRow(pl.Callback):
                 )
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log just before Lightning logs what was measured."""
+        """Log just before Lightning logs its measurements."""
         if trainer.sanity_checking or trainer.state.fn != "fit" or not trainer.is_global_zero:
             return
         values = learning_rates(optimizer.param_groups for optimizer in trainer.optimizers)
@@ -435,7 +435,7 @@ def learning_rates(optimizers: Iterable[Sequence[Mapping[str, Any]]]) -> dict[st
 
 
 def log_end(loggers: Sequence[Logger], record: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> None:
-    """Log the last epsilons and learning rates beside the last evaluation and the test.
+    """Log the last epsilons and learning rates with the last evaluation and the test.
 
     Args:
         loggers: All but the run's own metrics.csv.

@@ -70,7 +70,7 @@ class LaunchedProcess:
 
 
 def launched_process() -> LaunchedProcess | None:
-    """Place of this process among several, whoever has started them; None where it is alone."""
+    """Place of this process among several, however they were launched; None if it is alone."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         process = LaunchedProcess(
             rank=_number("RANK", 0),
@@ -128,10 +128,10 @@ def join_group() -> None:
 
 
 def with_launched_processes(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with as many processes as were launched, whatever it asks for; it must be the same in all.
+    """Set the number of processes in a configuration to that of the launched ones; it must be the same in all.
 
     Raises:
-        ConfigurationError: The processes differ in what they would run.
+        ConfigurationError: The processes have different configurations.
     """
     process = launched_process()
     if process is None or _mailbox() is not None:
@@ -153,7 +153,7 @@ def _gather(value: Any) -> list[Any]:
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Refuse in all processes what one of them is refused: the first of those says why. No talk with others inside.
+    """Raise in all processes if one of them fails; the first that failed says why. No communication inside.
 
     Raises:
         ReportedByAnotherRank: Another process has failed.
@@ -211,7 +211,7 @@ def require_shared_folder(folder: Path) -> None:
     """Check that all processes see the same folder.
 
     Raises:
-        ConfigurationError: One of them does not see what the first one has written.
+        ConfigurationError: One of them does not see the files of the first one.
     """
     if launched_process() is None:
         return
@@ -244,7 +244,7 @@ def losses_explained(command: Callable[[], str | None]) -> Iterator[None]:
         command: The command with which the run goes on, if any.
 
     Raises:
-        PeerLost: In place of the library's error.
+        PeerLost: Another process has ended; raised in place of the library's error.
     """
     process = launched_process()
     if process is None:

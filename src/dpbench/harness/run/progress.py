@@ -35,7 +35,7 @@ _CHATTER = (
 
 
 def quiet() -> None:
-    """Leave out what Lightning says about itself, and print warnings as one line."""
+    """Silence Lightning's messages about itself, and print warnings as one line."""
     for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric", "pytorch_lightning.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.getLogger("absl").setLevel(logging.ERROR)  # as `cli.main` does; workers of a sweep do not pass there
@@ -49,7 +49,7 @@ def bars(trainer: Mapping[str, Any], show: bool | None = None) -> list[RunProgre
 
     Args:
         trainer: Options of Lightning's trainer, which refuses a bar where `enable_progress_bar` is false.
-        show: Whether to draw it; by default, if standard output is a terminal and this is no job of a queue.
+        show: True to draw it; None: if standard output is a terminal and this is no job of a queue.
     """
     if trainer.get("enable_progress_bar") is False:
         return []
@@ -62,7 +62,7 @@ class RunProgress(TQDMProgressBar):
     """Lightning's bar with epsilon, loss, accuracies and the time left of the whole training.
 
     Args:
-        enabled: Whether the bar is drawn.
+        enabled: True to draw the bar.
     """
 
     def __init__(self, enabled: bool = True) -> None:
@@ -106,7 +106,7 @@ class RunProgress(TQDMProgressBar):
             self._train_progress_bar.close()
 
     def get_metrics(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
-        """Whatever is logged for the bar, such as epsilon and accuracies, with the loss and the time left."""
+        """Metrics logged for the bar, such as epsilon and accuracies, with the loss and the time left."""
         figures: dict[str, Any] = super().get_metrics(trainer, pl_module)
         figures.pop("v_num", None)
         if isinstance(self._outputs, dict) and "loss" in self._outputs:

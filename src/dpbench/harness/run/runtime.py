@@ -20,9 +20,9 @@ def wait_briefly() -> None:
     """Let a thread that waits for the others sleep soon, instead of spinning for milliseconds.
 
     Where another process takes a core, one thread of every operator waits to be scheduled, and the others spin
-    meanwhile (libgomp: for 300,000 turns): on two cores a run takes four times as long beside a busy process, and ten
-    times as long beside another training. With three thousand turns, operators that follow each other closely find
-    their threads awake. Results do not change: the number of threads does not. What the environment says is respected.
+    meanwhile (libgomp: for 300,000 turns): on two cores a run takes four times as long next to a busy process, and ten
+    times as long next to another training. With three thousand turns, operators that follow each other closely find
+    their threads awake. Results do not change: the number of threads does not. Values that are set already stay.
     """
     if "torch" not in sys.modules and not any(name in os.environ for name in _WAITING):
         os.environ["GOMP_SPINCOUNT"] = SPINS

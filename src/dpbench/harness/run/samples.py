@@ -91,14 +91,14 @@ def nearest(images: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
 class SampleGrid(pl.Callback):
     """Writes samples.png, and samples/<step>.png, whenever the module is validated, and hands it to loggers of images.
 
-    Generated images are post-processing of what a private discriminator released: they cost nothing. They are those of
-    the weights that are validated: with a moving average, of the average.
+    Generated images are post-processing of a private discriminator's releases: they cost nothing. They come from the
+    weights that are validated: with a moving average, from the average.
 
     The pictures go into the trainer's `default_root_dir`, which is the run's folder. It is added by `module=gan`.
     """
 
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Draw what the weights that are validated make."""
+        """Draw images from the weights that are validated."""
         if isinstance(pl_module, GAN) and trainer.is_global_zero and not trainer.sanity_checking:
             self._draw(trainer, pl_module)
 

@@ -33,7 +33,7 @@ def require_resumable(folder: RunFolder, longer: bool = False) -> None:
 
     Args:
         folder: The run's folder.
-        longer: Whether more is asked of it than it was to do: then it may be finished.
+        longer: True if it is to become longer than configured: then it may be finished.
 
     Raises:
         ConfigurationError: The folder holds no run, a finished one, or one with settings of another version.
@@ -82,7 +82,7 @@ def read_config(folder: RunFolder) -> dict[str, Any]:
 
 
 def with_later_options(config: dict[str, Any]) -> dict[str, Any]:
-    """Bring a saved configuration to the options of today, which say what was done before they were there.
+    """Add today's options to a saved configuration, with values for the behavior before they existed.
 
     Args:
         config: A run's configuration as read from its file.
@@ -105,7 +105,7 @@ def with_later_options(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_code_of(folder: RunFolder, config: Any) -> None:
-    """Raise ConfigurationError where a class would be imported from the run's own folder, whose code is a stranger's.
+    """Raise ConfigurationError if a class would be imported from the run's own folder, which may hold foreign code.
 
     PYTHONPATH, or the script that calls this, may have Python look there, and in folders as in namespace packages.
     """

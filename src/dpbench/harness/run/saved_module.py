@@ -52,14 +52,14 @@ def last_checkpoint(run: RunFolder, trust: bool = False) -> dict[str, Any]:
 
 
 def final_checkpoint(run: RunFolder, trust: bool = False) -> dict[str, Any]:
-    """The checkpoint of a finished run, whose weights are those of its result.
+    """Checkpoint of a finished run, with the weights of its result.
 
     Args:
         run: Folder.
         trust: See `last_checkpoint`.
 
     Raises:
-        ConfigurationError: As for `last_checkpoint`; or the run has gone on since, and was interrupted.
+        ConfigurationError: See `last_checkpoint`; or the run has gone on since, and was interrupted.
     """
     checkpoint = last_checkpoint(run, trust)
     recorded_steps = read_result(run)["steps"]
@@ -102,13 +102,13 @@ def load_module(
 
     Args:
         run: Folder.
-        checkpoint: From `last_checkpoint`.
-        model_options: From the data, where they are loaded already. By default the checkpoint says them (a
-            generator's does, so that it samples without its data) or the data do.
+        checkpoint: Result of `last_checkpoint`.
+        model_options: Options that the data provide, if they are loaded already. By default they come from the
+            checkpoint (a generator's, so that it samples without its data) or the data.
 
     Raises:
         ConfigurationError: It holds no run, or the checkpoint is of another architecture.
-        DataError: The data, which say what the network's inputs are, are not there.
+        DataError: The data, which determine the network's inputs, are not there.
     """
     config = read_config(run)
     if model_options is None:
@@ -125,7 +125,7 @@ def load_module(
 
 
 def _options_of_data(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Load the data for what they determine of the model; of their records nothing is kept."""
+    """Load the data for the model's options that they determine; no records are kept."""
     cls = class_of(config["data"], "data")
     options = {**config["data"], "seed": None}
     if options.get("membership") is not None:

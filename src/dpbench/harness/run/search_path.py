@@ -37,7 +37,7 @@ def conf_dir() -> Path:
 
 
 def code_folder(config_dir: Path | None) -> Path | None:
-    """Find the folder from which classes beside a configuration of one's own are imported.
+    """Find the folder from which a user's own classes are imported, next to their configuration.
 
     It is the folder that holds `config_dir`; where that is a package itself, the one that holds the package, as pytest
     finds it.
@@ -175,7 +175,7 @@ OmegaConf.register_new_resolver("swept_settings", _swept_settings, replace=True)
 
 
 def use_plugins() -> None:
-    """Let whatever this process composes find the configuration of installed plug-ins.
+    """Add the configuration of installed plug-ins to all that this process composes.
 
     Raises:
         ConfigurationError: See `plugin_dirs`.

@@ -60,7 +60,7 @@ from dpbench.strategies import PrivateStrategy
 
 
 class Reporter(Protocol):
-    """Shows a run that has come to its end. It is handed in, so that nothing of it is part of what a run computes."""
+    """Shows a run that has ended. It is passed in, so that it is no part of the code that computes a run."""
 
     def draw(self, run: Run) -> Mapping[str, Path]:
         """Draw pictures into the folder, before the result is written; returns those that wandb shows, by name."""
@@ -80,16 +80,16 @@ class Reporter(Protocol):
 
 @dataclass(frozen=True)
 class _Job:
-    """Arguments of `train` beside the configuration, which are pickled on their way to other processes.
+    """Arguments of `train` other than the configuration, pickled on their way to other processes.
 
     Attributes:
         folder: The run's folder.
         observers: More callbacks, after all others.
-        show: Whether to draw a progress bar; None where somebody is there to see it.
+        show: True to draw a progress bar; None: if standard output is a terminal.
         hydra_files: Content of files for `.hydra`.
         reporter: Shows the run in the end.
         origin: Command and sweep of which the run is.
-        trust: Whether the checkpoint of a run that is resumed may hold objects.
+        trust: True if the checkpoint of a run that is resumed may hold objects.
     """
 
     folder: RunFolder
@@ -107,7 +107,7 @@ def train_job(cfg: DictConfig, reporter: Reporter | None = None, trust: bool = F
     Args:
         cfg: The composed configuration.
         reporter: Shows the run in the end.
-        trust: Whether the checkpoint of a run that is resumed may hold objects, see `read_checkpoint`.
+        trust: True if the checkpoint of a run that is resumed may hold objects; see `read_checkpoint`.
 
     Returns:
         The objectives, for a sweeper that chooses by them; else None.
@@ -149,17 +149,17 @@ def train(
         folder: The run's folder; ledger, metrics, checkpoint and result go there.
         observers: More callbacks, after all others, that change nothing of the training. Each of several processes has
             copies of them.
-        show: Whether to draw a progress bar; None where somebody is there to see it.
-        beside: Content of files for `.hydra`: how the configuration came about.
+        show: True to draw a progress bar; None: if standard output is a terminal.
+        beside: Content of files for `.hydra`: the origin of the configuration.
         reporter: Shows the run in the end, when nothing is left to compute.
         origin: Command and sweep of which the run is, by which loggers call it.
-        trust: Whether the checkpoint of a run that is resumed may hold objects, see `read_checkpoint`.
+        trust: True if the checkpoint of a run that is resumed may hold objects; see `read_checkpoint`.
 
     Returns:
         The content of result.json; {} in all but the first of several processes that torchrun or srun has started.
 
     Raises:
-        DPBenchError: Whatever a user can mend.
+        DPBenchError: A user-correctable error.
         Interrupted: After a Ctrl-C or another signal, or at the end of its time, when everything is saved.
     """
     job = _Job(
@@ -180,7 +180,7 @@ def train(
 
 
 def _train_in_locked_folder(config: dict[str, Any], job: _Job) -> dict[str, Any]:
-    """Lock the folder, in this process or with those that train beside it, and train; a finished run is only read."""
+    """Lock the folder, in this process or together with its peers, and train; a finished run is only read."""
     folder = job.folder
     with ExitStack() as stack:
         stack.enter_context(losses_explained(lambda: folder.command("resume") if folder.trained else None))
