@@ -21,7 +21,7 @@ _not_removed: set[Path] = set()  # folders that were there before this process's
 
 
 def make_new(folder: Path) -> Path:
-    """Make a folder that nobody else has: of that name, or with the first free number from 2 on behind it.
+    """Make a new folder of a name, or of the name with the first free number from 2 on.
 
     Raises:
         OSError: It cannot be made.
@@ -53,7 +53,7 @@ def remove_if_empty(folder: Path) -> None:
 def locked(folder: RunFolder) -> Iterator[None]:
     """Lock a folder for the training of this process; it is made if it is not there.
 
-    If the run is refused or stopped before it has trained, what this process wrote is taken away again.
+    If the run is refused or stopped before it has trained, the files that this process wrote are removed.
 
     Raises:
         ConfigurationError: Another process trains in it, it cannot be written, or other things have its files' names.
@@ -107,10 +107,10 @@ def _take_back(folder: RunFolder, before: set[str]) -> None:
 
 @contextmanager
 def full_disk_explained(folder: RunFolder) -> Iterator[None]:
-    """Say what a full disk has cost, whichever file it was that did not fit.
+    """Within, explain the consequences of a full disk, whichever file did not fit.
 
     Raises:
-        DiskFull: In place of the system's error.
+        DiskFull: A file did not fit; raised in place of the system's error.
     """
     try:
         yield

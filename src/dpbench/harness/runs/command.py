@@ -1,4 +1,4 @@
-"""What a run's command said, read back from `.hydra`: its words, and which file of each group was chosen."""
+"""A run's command, read back from `.hydra`: its words, and the chosen file of each group."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def choices_of(folder: RunFolder) -> dict[str, str]:
 
 
 def key_of(word: str) -> str:
-    """What a word sets: of `+optimizer.momentum=0.9` it is optimizer.momentum."""
+    """Key that a word sets: optimizer.momentum for `+optimizer.momentum=0.9`."""
     return word.partition("=")[0].lstrip("+~")
 
 

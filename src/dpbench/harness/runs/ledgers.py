@@ -1,4 +1,4 @@
-"""Ledgers of runs: found, read, and compared with what the run's result or checkpoint knows of them."""
+"""Ledgers of runs: finding them, reading them, and comparing them with the run's result or checkpoint."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def runs_without_privacy(paths: Sequence[Path]) -> list[str]:
 
 
 def without_ledger(paths: Sequence[Path]) -> list[RunFolder]:
-    """Runs below some folders that trained and have no ledger, for whatever reason."""
+    """Runs below some folders that trained and have no ledger, for any reason."""
     traces = (RunFolder.result, RunFolder.partial_result, RunFolder.checkpoint)
     places: set[Path] = set()
     for path in paths:
@@ -83,10 +83,10 @@ def without_ledger(paths: Sequence[Path]) -> list[RunFolder]:
 
 
 def read_run_ledger(path: Path) -> Ledger:
-    """A ledger, with `doubt` where it is not what its run left.
+    """Read a ledger, with `doubt` if it is not the one that its run left.
 
     Args:
-        path: Of the ledger; its run's folder is looked at if it lies in one.
+        path: Path of the ledger; if it lies in a run's folder, it is compared with the run's files.
 
     Raises:
         LedgerError: It is no ledger.
@@ -98,7 +98,7 @@ def read_run_ledger(path: Path) -> Ledger:
 
 
 def complete_ledger(path: Path, checkpoint: dict[str, Any]) -> Ledger | None:
-    """The ledger of a checkpoint; None if it was trained without privacy, whatever ledger lies beside it.
+    """Ledger of a checkpoint; None if it was trained without privacy, even if a ledger lies in the same folder.
 
     Raises:
         ConfigurationError: It tells of fewer releases than the checkpoint, or is not the ledger that the checkpoint or
@@ -146,17 +146,17 @@ def noise_of(ledger: Ledger) -> dict[str, Any]:
     """Noise and lots with which releases were made.
 
     Args:
-        ledger: With releases.
+        ledger: A ledger with releases.
 
     Returns:
         Figures by name; each is [least, most] where releases differ.
 
         - `noise_multiplier`: noise over sensitivity of a whole release, statistics included, as accountants take it.
-        - `noise_std_over_max_grad_norm`: what `strategy.noise_multiplier` means, where that is another figure.
+        - `noise_std_over_max_grad_norm`: the figure of `strategy.noise_multiplier`, where it differs.
         - `sample_rate`, `expected_batch_size`: of the lots.
         - `noise_bands`: number of steps over which noise is correlated, where it is.
-        - `uncovered_delta`: what no epsilon covers because noise ends somewhere, where that is above a tenth of delta.
-        - `noise_end`: beside it, in standard deviations; None for an older version's.
+        - `uncovered_delta`: additional δ due to the bounded support of the noise, if above a tenth of delta.
+        - `noise_end`: end of the noise, given with it, in standard deviations; None for an older version's.
     """
     multipliers = []
     over_bounds = []
@@ -192,14 +192,14 @@ def _range(values: Sequence[float]) -> float | list[float]:
 
 
 def doubt_about(run: RunFolder, releases: int | None = None) -> str | None:
-    """Say how a run's ledger differs from what its result or, before there is one, its checkpoint knows of it.
+    """Say how a run's ledger differs from the one that its result or, before there is one, its checkpoint sealed.
 
     Args:
         run: Folder, with a ledger.
-        releases: In the ledger; compared with results that are older than the running hash.
+        releases: Number of releases in the ledger, for results that are older than the running hash.
 
     Returns:
-        None, also where nobody knows anything of it, or a piece of a sentence.
+        A piece of a sentence; None without a difference, or without a seal.
     """
     for witness, statement, ended in _witnesses(run):
         if _UNREADABLE in statement:
@@ -220,10 +220,10 @@ def doubt_about(run: RunFolder, releases: int | None = None) -> str | None:
 
 
 def lost_ledger(run: RunFolder) -> str | None:
-    """Say who tells of a run's ledger that is not there.
+    """Name the file that proves that a run had a ledger which is now missing.
 
     Returns:
-        None where it is there, or where nobody tells of one: the run had no privacy. Otherwise a piece of a sentence.
+        A piece of a sentence; None if the ledger is there, or if no file tells of one: the run had no privacy.
     """
     if run.ledger.exists():
         return None
@@ -234,7 +234,7 @@ def lost_ledger(run: RunFolder) -> str | None:
 
 
 def _witnesses(run: RunFolder) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    """Who states what of a ledger, and whether it was complete then."""
+    """Yield each file that states facts of a ledger, with the facts, and whether the ledger was complete."""
     for record in (run.result, run.partial_result):
         with suppress(OSError, KeyError, RecursionError, *_OTHER_SHAPES):
             privacy = json.loads(record.read_text(encoding="utf-8"))["privacy"]
@@ -269,7 +269,7 @@ def shared_noise(runs: Iterable[RunFolder]) -> list[str]:
 
 
 def shared_with_neighbors(run: RunFolder) -> list[str]:
-    """One line for each run in the same folder, or in one beside it, that shares noise or lots with a run."""
+    """One line for each run in the same folder, or in a sibling of it, that shares noise or batches with a run."""
     if not run.ledger.is_file():
         return []
     sources = _sources(run.ledger)
@@ -290,7 +290,7 @@ def _neighbors(run: RunFolder) -> Iterator[Path]:
 
 
 def _sources(ledger: Path) -> set[tuple[str, int, str]]:
-    """What the phases of a ledger drew from, as their headers say."""
+    """Sources of randomness of a ledger's phases, from their headers."""
     sources = set()
     try:
         with ledger.open("rb") as file:

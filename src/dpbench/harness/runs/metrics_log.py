@@ -87,7 +87,7 @@ class MetricsCSV(Logger):
         return rows
 
     def check(self) -> None:
-        """Raise ConfigurationError where what is there cannot be continued."""
+        """Raise ConfigurationError if the existing file cannot be continued."""
         self._read()
 
     @rank_zero_only
@@ -100,7 +100,7 @@ class MetricsCSV(Logger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Write at the end, whatever it is."""
+        """Write at the end of a run, however it ends."""
         self.save()
 
 
@@ -108,7 +108,7 @@ def best_validation(path: Path) -> dict[str, float]:
     """Best value that was logged of each metric on validation data of which more, or less, is better.
 
     Args:
-        path: Of the log.
+        path: Path of the log.
     """
     best = {}
     for column, values in read_metrics(path).items():
@@ -120,7 +120,7 @@ def best_validation(path: Path) -> dict[str, float]:
 
 
 def better_direction(name: str) -> str | None:
-    """Whether the best value of a metric on validation data is its "max" or "min"; None where its name says neither."""
+    """Return whether a metric on validation data is best at its "max" or "min"; None if its name does not say."""
     words = set(re.split(r"[/_@.]", name))
     if not name.startswith("val/"):
         return None

@@ -15,7 +15,7 @@ def new_contents(out: Path) -> Iterator[Path]:
     """An empty folder that becomes `out` when the block ends without an error.
 
     Raises:
-        ConfigurationError: It cannot be written; what was there is still there.
+        ConfigurationError: It cannot be written; the old one is still there.
     """
     try:
         with replacing(out) as new:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 ABSENT = "–"
-"""What stands where there is no figure."""
+"""Text in place of a figure that is missing."""
 
 _MEANINGLESS = 1e5  # an ε above which digits say nothing
 MOST_AUDITED = 1000.0
@@ -55,7 +55,7 @@ def guarantee_text(card: Mapping[str, Any]) -> str:
 
 
 def audit_text(epsilon: float | None) -> str:
-    """An ε beside lower limits of it, with as many digits as these have; None or 0: no accountant covers the lots."""
+    """An ε next to lower bounds, with as many digits as these have; None or 0: no accountant covers the sampling."""
     if not epsilon:
         return "none"
     return "infinite" if math.isinf(epsilon) else f"{epsilon:.2f}"
@@ -86,12 +86,12 @@ def mean_text(
     sign: str = "",
     digits: int = 2,
 ) -> str:
-    """A mean and its standard deviation: "85.00 ± 7.07", or "0.1234 ± 0.012" of what is no percentage.
+    """A mean and its standard deviation: "85.00 ± 7.07" in percent, or "0.1234 ± 0.012".
 
     Args:
         mean: None or not a number: there is none.
-        deviation: None or not a number: of one run.
-        percent: Whether the mean is in percent; of what is not, four digits are shown in all, and two of the deviation.
+        deviation: The standard deviation; None or NaN for a single run.
+        percent: True if the mean is in percent; otherwise four significant digits are shown, and two of the deviation.
         sign: "+" shows the sign of positive means, too.
         digits: Behind the point, of percents.
     """
@@ -123,7 +123,7 @@ def noise_text(facts: Mapping[str, Any]) -> str:
     """Noise and batch size of a run in one line, for people.
 
     Args:
-        facts: As `runs.ledgers.noise_of` gives them, with the population.
+        facts: Result of `runs.ledgers.noise_of`, with the population.
     """
     noise = facts.get("noise_std_over_max_grad_norm", facts["noise_multiplier"])
     size = range_text(facts["expected_batch_size"])
@@ -139,12 +139,12 @@ def noise_text(facts: Mapping[str, Any]) -> str:
 
 
 def membership_text(facts: Mapping[str, Any] | None) -> str | None:
-    """What releases allow a membership test, in one line for people; None where that is not known.
+    """Bound of the releases on membership tests, in one readable line; None if unknown.
 
     Figures are rounded up, so that they are bounds as they are printed.
 
     Args:
-        facts: As `privacy.accounting.tradeoff.MembershipBound.facts` gives them; None: there are none.
+        facts: Result of `privacy.accounting.tradeoff.MembershipBound.facts`; None: there are none.
     """
     if facts is None:
         return None
@@ -161,12 +161,12 @@ def membership_text(facts: Mapping[str, Any] | None) -> str | None:
 
 
 def exposure_allowed_text(metrics: Mapping[str, float | None]) -> str | None:
-    """What a ledger allows of the exposure of inserted records, in one line for people; None where that is not known.
+    """Bound of a ledger on the exposure of inserted records, in one readable line; None if unknown.
 
     Figures are rounded up, so that they are bounds as they are printed.
 
     Args:
-        metrics: Of a run with data.inserted, as `run.evaluation.Exposure` logs them.
+        metrics: Metrics of a run with data.inserted, as logged by `run.evaluation.Exposure`.
     """
     exposure = metrics.get("privacy/exposure_allowed")
     first = metrics.get("privacy/first_rank_allowed")
@@ -188,7 +188,7 @@ def uncovered_text(facts: Mapping[str, Any]) -> str | None:
     """The δ that comes on top because noise ends somewhere, in one line for people; None where it is negligible.
 
     Args:
-        facts: As `runs.ledgers.noise_of` gives them.
+        facts: Result of `runs.ledgers.noise_of`.
     """
     beyond = facts.get("uncovered_delta")
     end = facts.get("noise_end")

@@ -1,4 +1,4 @@
-"""Where a figure comes from: configuration, code, versions, hardware."""
+"""Provenance of a figure: configuration, code, versions, hardware."""
 
 from __future__ import annotations
 

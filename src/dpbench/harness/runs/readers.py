@@ -51,7 +51,7 @@ class _Config(_Open):
 
 
 class Record(_Open):
-    """What every result.json holds, of whatever version."""
+    """Content of every result.json, of any version."""
 
     metrics: dict[str, float | None]
     privacy: _Privacy
@@ -63,7 +63,7 @@ class Record(_Open):
 
 
 class Evaluation(_Open):
-    """What every evaluation.json holds."""
+    """Content of every evaluation.json."""
 
     steps: int
     judged_on: str
@@ -92,8 +92,8 @@ def read_json(path: Path, shape: Any, remedy: str = AGAIN) -> dict[str, Any]:
 
     Args:
         path: The file.
-        shape: What it must hold: a pydantic model, or an annotation.
-        remedy: What to do where it does not; `{path}` stands for the file.
+        shape: Required content: a pydantic model, or an annotation.
+        remedy: Advice for the error; `{path}` stands for the file.
 
     Raises:
         ConfigurationError: It is no JSON, or holds something else.
@@ -113,7 +113,7 @@ def read_csv(path: Path, columns: Collection[str], remedy: str = AGAIN, words: C
     Args:
         path: The file.
         columns: Must be there, and hold numbers where they are none of `words`.
-        remedy: What to do where it is something else; `{path}` stands for the file.
+        remedy: Advice for the error; `{path}` stands for the file.
         words: Columns that need not hold numbers; "*" for all others too.
 
     Raises:
@@ -153,9 +153,9 @@ def read_checkpoint(path: Path, resumed: bool = False, trust: bool = False) -> d
 
     Args:
         path: The file.
-        resumed: Whether a training is to go on from it, for which more has to be there.
-        trust: Whether to unpickle objects of any class, which runs whatever code the file names. Without it only
-            tensors and plain data are read, which is all that checkpoints of dpbench's own classes hold.
+        resumed: True to resume a training from it, which needs more of its content.
+        trust: True to unpickle objects of any class, which runs any code that the file names. Otherwise only tensors
+            and plain data are read, which is all that checkpoints of dpbench's own classes hold.
 
     Raises:
         ConfigurationError: It cannot be read, is something else, or holds objects and is not trusted.

@@ -1,4 +1,4 @@
-"""A sweep, as whoever reports on it sees it when it has ended."""
+"""A sweep that has ended, for reports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Sweep:
         folder: Below which its runs lie.
         swept: Keys to which it gave several values, as far as its words say so.
         before: Runs that were finished there before it began.
-        study: Of a sweeper that keeps its trials in a database: what it is called there.
+        study: Name of the study, for a sweeper that keeps its trials in a database.
     """
 
     folder: Path
@@ -30,7 +30,7 @@ class Sweep:
         return [run for run in finished_runs_below([self.folder]) if run.path not in self.before]
 
     def differing(self) -> tuple[str, ...]:
-        """What its runs differ in, but for their seed: by its words, and by what its sweeper made of them."""
+        """Keys in which its runs differ, except the seed: by its words, and by the choices of its sweeper."""
         values: dict[str, set[str]] = {}
         for run in self.finished():
             for word in words_of(run):

@@ -61,7 +61,7 @@ def doubts_about(
         delta: δ.
         noise_multiplier: Noise over sensitivity, the least of any release.
         population: Number of records that can be drawn; None where it is not known.
-        unit: What a record is.
+        unit: Unit of privacy, such as "example".
     """
     doubts = []
     if population is not None and delta >= 1 / population:
@@ -203,7 +203,7 @@ def ledger_epsilon(ledger: Ledger, delta: float, accountant: str = "rdp") -> flo
 def microbatch_epsilon(ledger: Ledger, delta: float, accountant: str = "rdp") -> float:
     """Epsilon with a *fixed* microbatch as the unit, as papers with microbatches state it.
 
-    It is nominal: what holds if the examples of a microbatch always are drawn together. One of them alone is
+    It is nominal: it holds if the examples of a microbatch are always drawn together. One of them alone is
     protected by `ledger_epsilon` only, because it can turn its microbatch's clipped gradient into any other.
     """
     size = ledger.header.microbatch_size
@@ -236,13 +236,13 @@ def nominal_events(
     accountant: str,
     microbatch_size: int = 1,
 ) -> Counter[Event]:
-    """Releases as an accountant would have them: what it covers unchanged, other lots taken for lots that it covers.
+    """Convert releases to sampling that an accountant covers: covered ones unchanged, others taken for covered ones.
 
     An epsilon from these is *nominal*: it belongs to lots that were not drawn (as where shuffled epochs are accounted
     for as Poisson sampling), with the neighboring relation of those lots and the same rate and noise.
 
     Args:
-        events: As drawn.
+        events: Releases as drawn, with their counts.
         accountant: A name in `ACCOUNTANTS`.
         microbatch_size: μ of the run: with microbatches every neighbor moves a sum by two bounds.
 
@@ -335,12 +335,12 @@ def selection_epsilon(
 
 @dataclass(frozen=True)
 class LedgerCost:
-    """What runs on the same data cost together, as one accountant takes them.
+    """Joint cost of runs on the same data, by one accountant.
 
     Attributes:
-        ledgers: Of the runs.
+        ledgers: Ledgers of the runs.
         accountant: A name in `ACCOUNTANTS`.
-        nominal: Whether lots that the accountant does not cover are taken for lots that it covers.
+        nominal: True to take sampling that the accountant does not cover for one that it covers.
     """
 
     ledgers: Sequence[Ledger]
@@ -354,12 +354,12 @@ class LedgerCost:
 
     @property
     def covered(self) -> bool:
-        """Whether the accountant covers all lots as they were drawn: otherwise its figure is nominal."""
+        """Return whether the accountant covers the sampling of all releases: otherwise its figure is nominal."""
         return all(map(ACCOUNTANTS[self.accountant].covers, self.samplings))
 
     @property
     def basis(self) -> dict[str, bool | str]:
-        """Whether the figure is a guarantee, or nominal, and for which neighbors it holds."""
+        """Status of the figure: a guarantee or nominal, and its neighboring relation."""
         mathematics = ACCOUNTANTS[self.accountant]
         covered = self.covered
         relation = self.ledgers[0].header.neighboring_relation
@@ -385,7 +385,7 @@ class LedgerCost:
             selection: Distribution of the number of runs of which only the best is published.
 
         Raises:
-            ConfigurationError: As `epsilon` and `selection_epsilon`.
+            ConfigurationError: See `epsilon` and `selection_epsilon`.
         """
         runs = [self.events(ledger) for ledger in self.ledgers]
         if selection is not None:

@@ -5,7 +5,7 @@ line holds the sampling event and the sum queries. From these any accountant com
 run and without the training code (general_approach_2018, section 3).
 
 Schema 2 (`Ledger` has the format): the header of a phase states its plan, from which the cost of each of its releases
-follows, and whoever reads the ledger compares each line with it. Schema 1 has no plans, and is read for ever; a run
+follows, and a reader of the ledger compares each line with it. Schema 1 has no plans, and is read for ever; a run
 that was begun under it goes on in a new phase of schema 2, in the same file. Schema 3 is schema 2 for phases whose
 steps depend on one another (noise that is correlated among steps, lots of groups that take turns): older versions,
 which would count them wrongly, refuse it.
@@ -47,7 +47,7 @@ _NOT_A_LINE = (
     RecursionError,
     LedgerError,
 )
-"""What reading a line that makes no sense may raise."""
+"""Exceptions of reading a line that makes no sense."""
 
 
 @validated(frozen=True, config=STRICT)
@@ -65,11 +65,11 @@ class Header:
         microbatch_size: μ. The queries state the sensitivity for one example; above 1, that of a *fixed* microbatch
             is half of it where examples are added or removed, and the same where they are replaced.
         noise_source: Hash of a seed or a kept key (with what else decides the noise); another ledger that has it in the
-            same phase has the same noise. None: the operating system's entropy (or an older ledger). Whoever reads a
+            same phase has the same noise. None: the operating system's entropy (or an older ledger). A reader of a
             seeded ledger can try seeds; kept keys have 128 random bits.
-        lot_source: The same of its lots; None also where every lot holds everybody.
+        lot_source: The same of its batches; None also if every batch holds all records.
         noise_end: Standard deviations at which the noise ends at the earliest; None: an older version's, 5.77 at worst.
-        plan: Of all releases of the phase; None: it was written under schema 1, or by a program that has no plan.
+        plan: Plan of all releases of the phase; None: written under schema 1, or by a program without a plan.
     """
 
     unit: str
@@ -88,7 +88,7 @@ class Header:
 
     @property
     def schema(self) -> int:
-        """Of the phase: the least that has what it states, so that older versions read what they know."""
+        """Schema of the phase: the oldest that can state it, so that older versions read phases that they know."""
         if self.plan is None:
             return WITHOUT_PLANS
         return WITH_ROUNDS if self.plan.has_rounds else WITH_PLANS
@@ -118,9 +118,9 @@ class Release:
     Attributes:
         number: Number within the run.
         sampling: How its lot was drawn.
-        queries: What was summed.
-        checksum: Of the *noised* sum, by which a replay is recognized; itself post-processing. None: it is not known,
-            and the release counts; it can never be repeated.
+        queries: The sums.
+        checksum: Checksum of the *noised* sum, by which a replay is recognized; itself post-processing. None: unknown;
+            the release counts, and can never be repeated.
     """
 
     number: int
@@ -150,7 +150,7 @@ def _equivalent(queries: Queries) -> Queries:
 
 
 def counted_event(release: Release) -> Event:
-    """Put what a release costs into a form in which releases of equal cost are equal, however their bounds differ."""
+    """Normalize a release so that releases of equal cost are equal, whatever their bounds."""
     return Event(release.sampling, _equivalent(release.queries))
 
 
@@ -166,17 +166,17 @@ class Ledger:
     - `{"record": "release", "number": n, "checksum": "...", "sampling": {...}, "queries": [...]}`: a release of the
       phase before it, on disk before it is used. Numbers go on from line to line; a new phase may repeat some.
     - `{"record": "checksum", "number": n, "checksum": "..."}`, in schema 2 only: directly after the line of a release
-      without a checksum, whose sum was computed later than its line was written.
+      without a checksum, if its sum was computed after its line was written.
 
-    In a phase of schema 2 each release must follow its plan (`StatedPlan.contradiction`); what a noise process costs
-    that is somebody's own class is not compared. A line that is not so is damage. So is a phase that begins within a
+    In a phase of schema 2 each release must follow its plan (`StatedPlan.contradiction`); the cost of a noise process
+    of a foreign class is not compared. A line that is not so is damage. So is a phase that begins within a
     round, of which the first step states the cost, unless it goes on where the phase before ended.
 
     Attributes:
         headers: One per phase.
-        releases: In the order of writing; (phase, release).
-        damage: None, or what is wrong with the first line that is.
-        doubt: None, or why it is not what its run left, in the eyes of who knows (a result, a checkpoint).
+        releases: Pairs (phase, release), in the order of writing.
+        damage: None, or the error in the first damaged line.
+        doubt: None, or the reason why it is not the one that its run left, by a result or a checkpoint.
     """
 
     headers: list[Header] = field(default_factory=list)
@@ -196,9 +196,9 @@ class Ledger:
 
     @property
     def secure(self) -> bool:
-        """Whether nobody can draw its noise and its lots again: both came from the operating system's entropy.
+        """Return whether its noise and its batches cannot be drawn again.
 
-        Kept keys did, too.
+        Both then came from the operating system's entropy, as kept keys do.
         """
         for header in self.headers:
             for source in (header.replay, header.noise_source, header.lot_source):
@@ -212,7 +212,7 @@ class Ledger:
         return self.headers[-1]
 
     def prefix(self, releases: int) -> Ledger:
-        """The ledger as it was after so many releases, in the order of writing; what is wrong stays wrong."""
+        """The ledger as it was after so many releases, in the order of writing, with its damage and doubt."""
         return Ledger(
             headers=self.headers,
             releases=self.releases[:releases],
@@ -228,8 +228,8 @@ def read_ledger(path: str | os.PathLike[str]) -> Ledger:
         path: The file.
 
     Returns:
-        All that is readable; `damage` names the first line that is not. What is missing makes every epsilon that
-        is computed from the rest a lower bound.
+        All readable lines; `damage` names the first one that is not. If lines are missing, every epsilon computed from
+        the rest is a lower bound.
 
     Raises:
         LedgerError: There is no such file, or not even a header is readable.
@@ -260,7 +260,7 @@ def check_one_population(ledgers: Mapping[str, Ledger]) -> None:
     """Raise LedgerError unless all headers and releases speak of one population, unit and neighboring relation.
 
     Args:
-        ledgers: By the name that the error shows.
+        ledgers: Ledgers by the name that the error shows.
     """
     headers = [(name, header) for name, ledger in ledgers.items() for header in ledger.headers]
     for name, header in headers:
@@ -297,7 +297,7 @@ def check_own_randomness(ledgers: Mapping[str, Ledger]) -> None:
     sampling independently: composition would say too little. The same releases twice are merely counted twice.
 
     Args:
-        ledgers: By the name that the error shows.
+        ledgers: Ledgers by the name that the error shows.
     """
     # (noise or lots, phase, source) → (name, checksums) of the ledgers that have it.
     drawn: dict[tuple[str, int, str], list[tuple[str, _Checksums]]] = {}
@@ -334,7 +334,7 @@ def _checksums_by_phase(ledger: Ledger) -> dict[int, _Checksums]:
 
 
 def _differ(mine: _Checksums, theirs: _Checksums) -> bool:
-    """Whether two ledgers have another sum under one number, or one that cannot be compared."""
+    """Return whether two ledgers have different sums under one number, or sums that cannot be compared."""
     for number, checksum in mine.items():
         if number not in theirs:
             continue
@@ -367,7 +367,7 @@ class _Reader:
     """Reads the lines of a ledger, one after the other.
 
     Attributes:
-        ledger: What was read so far.
+        ledger: The ledger as read so far.
     """
 
     def __init__(self) -> None:
@@ -378,7 +378,7 @@ class _Reader:
         self._largest_number = -1
 
     def read(self, line: bytes) -> None:
-        """Add what a line says.
+        """Add the content of a line.
 
         Raises:
             LedgerError: It makes no sense, or none in this place; or one of `_NOT_A_LINE`.

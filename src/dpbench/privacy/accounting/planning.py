@@ -15,11 +15,11 @@ def at_population(ledger: Ledger, population: int, lot_size: float | None = None
     """A ledger as it would be over another population, with lots and noise grown by one factor.
 
     A sum over α times as many records with α times the noise is the same average with the same noise
-    (adaptive_quantile_clipping_2021, section 4, step 3): so what was learned would be, and each record is protected
-    more, by more noise and perhaps a smaller rate.
+    (adaptive_quantile_clipping_2021, section 4, step 3): so the training would learn the same, and each record is
+    protected more, by more noise and perhaps a smaller rate.
 
     Args:
-        ledger: Of a run.
+        ledger: Ledger of a run.
         population: Number of records.
         lot_size: Expected number of records in a lot; None: that of the run, so that α is 1.
 

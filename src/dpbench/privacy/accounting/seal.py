@@ -1,4 +1,4 @@
-"""The running hash of a ledger, by which whoever holds a checkpoint or a result knows their ledger again."""
+"""The running hash of a ledger, by which a checkpoint or a result recognizes its ledger."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 STATE_KEY = "dpbench.PrivateStrategy"
-"""Key of a strategy's state in a checkpoint, whatever strategy it is: who reads checkpoints knows a ledger by it."""
+"""Key of the strategy's state in a checkpoint, the same for all strategies: readers find the ledger's seal there."""
 
 
 class Seal(NamedTuple):
     """Length and checksum of a ledger at some moment: it only grows, so that it begins so for ever.
 
-    It protects from mistakes (a file cut short, edited, or of another run), not from somebody who changes both files.
+    It protects from mistakes (a file cut short, edited, or of another run), not from a change of both files.
 
     Attributes:
         lines: Number of lines, headers included.
-        sha256: Of their bytes, in hexadecimal digits.
+        sha256: Hash of their bytes, in hexadecimal digits.
     """
 
     lines: int
@@ -73,10 +73,10 @@ def difference(
     """Say how a ledger differs from the one that was sealed; None if it begins with it.
 
     Args:
-        path: Of the ledger.
-        seal: What the ledger was.
-        witness: Who knew it, for the message: "the checkpoint".
-        ended: Whether nothing may have been added since.
+        path: Path of the ledger.
+        seal: Seal of the ledger at an earlier time.
+        witness: Holder of the seal, for the message, such as "the checkpoint".
+        ended: True if nothing may have been added since.
 
     Returns:
         None, or a piece of a sentence.

@@ -1,7 +1,7 @@
-"""What noise that ends somewhere leaves uncovered: a δ that no ε makes good.
+"""Additional δ due to the bounded support of the noise.
 
-Gaussian noise has no end; what a computer draws has. A coordinate that lies beyond the end of the noise shows that
-somebody moved it. For every event and with E the end in standard deviations,
+Gaussian noise has unbounded support; computed noise has not. A coordinate that lies beyond the end of the noise shows
+that a record moved it. For every event and with E the end in standard deviations,
 
     P[M(D) in A] <= P[M(D) in A, no coordinate beyond] + P[some coordinate beyond],
 
@@ -21,7 +21,7 @@ from dpbench.privacy.accounting.ledger import Ledger, counted_event
 from dpbench.privacy.events import Event, effective_noise_multiplier
 
 OLDEST_END = math.sqrt(48 * math.log(2))
-"""5.77 standard deviations: what noise of older versions ended at without compiled kernels; with them 7.45."""
+"""5.77 standard deviations: the end of older versions' noise without compiled kernels; with them 7.45."""
 MOST_COORDINATES = 10**12
 """More than any network has: a bound for as many holds for all."""
 
@@ -67,7 +67,7 @@ def uncovered_mass(
 
     Args:
         events: How often each release was made.
-        end: Of the noise, in standard deviations.
+        end: End of the noise, in standard deviations.
         coordinates: Most that a record can move; see `mass_beyond`.
     """
     log_unseen = 0.0  # of the probability that no release shows a record

@@ -1,4 +1,4 @@
-"""What the releases of a run allow a membership test: its true positive rate at each false positive rate.
+"""Bounds of a run's releases on membership tests: the true positive rate at each false positive rate.
 
 A membership test guesses from everything that was released whether a record was in the training set. The trade-off
 function of the releases bounds every such test at all false positive rates (Dong, Roth & Su 2022, definition 2.1). It
@@ -119,7 +119,7 @@ class TradeOff:
 
 @dataclass(frozen=True)
 class ReconstructionBound:
-    """What releases allow whoever looks for one record among candidates that are all equally likely.
+    """Bound of releases on an attacker who looks for one record among equally likely candidates.
 
     Attributes:
         candidates: Their number N, the record among them.
@@ -144,7 +144,7 @@ def reconstruction_bound(curve: TradeOff, candidates: int, copies: int = 1) -> R
     section 2.4, group privacy). The mean of log2 N − log2 rank is the sum of P(rank ≤ k)·log2((k + 1)/k) over k < N.
 
     Args:
-        curve: Of everything released, for one record added or removed (or replaced).
+        curve: Trade-off curve of everything released, for one record added or removed (or replaced).
         candidates: N.
         copies: Records of the data set that are copies of the one looked for; none of the others may depend on it.
 
@@ -174,8 +174,8 @@ def reconstruction_bound(curve: TradeOff, candidates: int, copies: int = 1) -> R
 def trade_off(events: Mapping[Event, int], accountant: str | None = None) -> TradeOff:
     """Trade-off curve of the composition of releases.
 
-    By pld an upper bound of what tests reach that is hardly above the truth, in about a tenth of a second. By rdp the
-    bound that its δ at many ε gives, which is valid as well and larger.
+    pld gives an upper bound on tests that is hardly above the truth, in about a tenth of a second. rdp gives the bound
+    that follows from its δ at many ε, which is valid as well and larger.
 
     Args:
         events: How often each release was made.
@@ -236,7 +236,7 @@ class MembershipTarget:
         false_positive_rate: False positive rate at which the true positive rate is limited; None limits the advantage.
 
     Raises:
-        ConfigurationError: The limit is reached without looking at what was released, or is no limit.
+        ConfigurationError: The limit is reached without the releases, or is no limit.
     """
 
     limit: float
@@ -258,7 +258,7 @@ class MembershipTarget:
         return f"tpr={self.limit:g}@{self.false_positive_rate:g}"
 
     def risk_of(self, events: Mapping[Event, int]) -> float:
-        """What `limit` limits, of releases."""
+        """Value of the limited quantity for some releases."""
         curve = trade_off(events)
         if self.false_positive_rate is None:
             return curve.advantage
@@ -267,12 +267,12 @@ class MembershipTarget:
 
 @dataclass(frozen=True, eq=False)
 class MembershipBound:
-    """What releases allow any membership test.
+    """Bound of releases on all membership tests.
 
     Attributes:
         curve: Trade-off curve; `curve.max_true_positive_rate(fpr)` and `curve.advantage` are the bounds.
         accountant: "pld", or "rdp" where pld does not cover the sampling: a valid bound that is larger.
-        nominal: Whether the lots were taken for lots that were not drawn, as of a nominal ε.
+        nominal: True if the sampling was taken for another one, as for a nominal ε.
     """
 
     curve: TradeOff
@@ -295,8 +295,8 @@ def membership_bound(ledgers: Sequence[Ledger], nominal: bool = False) -> Member
     """Bound of every membership test on the releases of ledgers, of runs on the same data.
 
     Args:
-        ledgers: Of the runs.
-        nominal: Whether lots that no accountant covers are taken for lots that it covers.
+        ledgers: Ledgers of the runs.
+        nominal: True to take sampling that no accountant covers for one that it covers.
 
     Raises:
         ConfigurationError: No accountant covers the sampling, or the ledgers do not compose.

@@ -64,24 +64,24 @@ class LedgerWriter:
 
     Args:
         path: The file; its folder is made.
-        header: Of this run. Its `phase` is set here.
+        header: Header of this run. Its `phase` is set here.
         start: Releases that the restored checkpoint had made; 0 for a fresh run.
-        resume: Whether an existing ledger may be continued.
-        known: What the ledger was when the checkpoint was saved; None if it does not say.
+        resume: True to continue an existing ledger.
+        known: Seal of the ledger when the checkpoint was saved; None if unknown.
         place: (phase, phase whose lots it draws) of the checkpoint; None if it does not say.
 
     Attributes:
         phase: Number of the phase that this writer writes; part of the key of the noise, so that a continuation with
             other settings never adds old noise to new sums.
-        lot_phase: Phase whose lots are drawn: this one, or an earlier one where a replay came out with another sum.
-        joint: Queries that were answered on the lots of this run before, by the number of the release: what is released
-            on such a lot again is one release with them.
+        lot_phase: Phase whose batches are drawn: this one, or an earlier one after a replay with another sum.
+        joint: Queries that were answered on the batches of this run before, by the number of the release: a further
+            release on such a batch is one release with them.
         events: How often each release was made, all phases together, those of equal cost counted as one.
         repeated: Those of them that this run will repeat, because it resumes from an earlier checkpoint.
 
     Raises:
         LedgerError: Another process writes the file, it holds a release (or is no intact ledger) and `resume` is False,
-            is damaged in the middle, ends before the checkpoint or differs from what it knows, or the folder cannot be
+            is damaged in the middle, ends before the checkpoint or differs from its seal, or the folder cannot be
             written.
     """
 
@@ -221,7 +221,7 @@ class LedgerWriter:
         return ledger
 
     def _join(self, release: Release) -> None:
-        """Note what was released on a lot of this run in an earlier phase."""
+        """Note a release on a batch of this run in an earlier phase."""
         answered = [query._replace(name=EARLIER + query.name) for query in release.queries]
         self.joint[release.number] = (*self.joint.get(release.number, ()), *answered)
 
@@ -231,13 +231,13 @@ class LedgerWriter:
         return self._seal.seal
 
     def differs(self, release: Release) -> bool:
-        """Whether a release is recorded with another sum or other parameters."""
+        """Return whether a release is recorded with another sum or other parameters."""
         return bool(self._ahead) and self._ahead[0][0] != release
 
     def leave_replay(self) -> None:
-        """Go on in a new phase, with noise of its own: what was recorded and will not be repeated counts as it is.
+        """Go on in a new phase, with noise of its own: releases that will not be repeated count as recorded.
 
-        The lots stay those of the phase before, and so does what `joint` says of them.
+        The batches stay those of the phase before, with their queries in `joint`.
         """
         for release, lines in self._ahead:
             self._seal.update(lines)
@@ -283,7 +283,7 @@ class LedgerWriter:
         self.events[counted_event(release)] += 1
 
     def _require_plan(self, release: Release) -> None:
-        """Raise LedgerError for a release that readers would take for damage: whoever made it has made a mistake."""
+        """Raise LedgerError for a release that readers would take for damage, which is a bug of the caller."""
         plan = self._header.plan
         if plan is None:
             return
@@ -325,7 +325,7 @@ def _with_their_checksums(content: bytes) -> list[bytes]:
 
 
 def records_a_run(path: Path) -> bool:
-    """Whether there is a file that a new run must leave as it is; a header alone cost nothing."""
+    """Return whether there is a file that a new run must leave unchanged; a header alone cost nothing."""
     return path.is_file() and path.stat().st_size > 0 and not _without_release(path)
 
 
