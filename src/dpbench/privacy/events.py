@@ -1,4 +1,4 @@
-"""What is accounted for in a release: noised sums over one lot, and how it was drawn."""
+"""The event that a release is accounted for: noised sums over one batch, and its sampling."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Summands:
     Attributes:
         unit: Name of one summand, such as "microbatch"; "" where it is the unit of the sampling.
         per_summand: Units of the sampling that go into one summand: μ, the size of a microbatch.
-        total_weight: W, public: what the summands of the whole population weigh together, where they are weighted;
-            None: each weighs 1.
+        total_weight: W, public: total weight of the whole population's summands, if they are weighted; None: each
+            weighs 1.
     """
 
     unit: str = ""
@@ -69,7 +69,7 @@ class Summands:
         return sampling.expected_batch_size / self.per_summand
 
     def denominator(self, sampling: Sampling) -> float:
-        """q·W, the expected weight of a lot: what a released sum is divided by (general_approach_2018, 2.1)."""
+        """q·W, the expected weight of a batch, which divides a released sum (general_approach_2018, 2.1)."""
         if self.total_weight is None:
             return self.expected(sampling)
         rate = sampling.expected_batch_size / sampling.population
@@ -84,10 +84,10 @@ class SumQuery(NamedTuple):
     """A noised sum over the records of a lot, as the ledger records it (a tuple: ledgers hold hundreds of thousands).
 
     Attributes:
-        name: Which vector.
+        name: Name of the vector.
         sensitivity: Most that the sum moves in l2 norm between neighbors.
         noise_std: Standard deviation of the Gaussian noise on each coordinate.
-        unit: What is summed, where it is not the unit of the sampling: "microbatch" for sums over microbatches.
+        unit: Unit of the summands, if it is not that of the sampling: "microbatch" for sums over microbatches.
     """
 
     name: str
@@ -125,7 +125,7 @@ def effective_noise_multiplier(queries: Sequence[SumQuery]) -> float:
 def equivalent_queries(queries: Sequence[SumQuery]) -> Queries:
     """One query of sensitivity 1 that costs as much (to ten digits, rounded to the costly side).
 
-    Releases whose bounds adapt differ in every query and cost the same: so they can be counted together.
+    Releases with bounds that adapt differ in every query and cost the same: so they can be counted together.
 
     >>> equivalent_queries([SumQuery("all", 0.1, 0.3)]) == equivalent_queries([SumQuery("all", 0.7, 2.1)])
     True

@@ -32,7 +32,7 @@ class Kernels(Protocol):
         """How many coordinates of each g_r a_rᵀ are beyond ±τ, shape (R,), from g (R, out) and a (R, in)."""
 
     def sum_outer(self, g: Tensor, a: Tensor, weights: Tensor, threshold: float) -> Tensor:
-        """Sum over records of `weights` (R,) times the signs of what is beyond ±τ in g_r a_rᵀ, shape (out, in)."""
+        """Sum over records of `weights` (R,) times the signs of entries beyond ±τ in g_r a_rᵀ, shape (out, in)."""
 
     def add_noise(self, total: Tensor, start: int, std: float, spacing: float, key: bytes) -> None:
         """Add `std` times the numbers from `start` on of a stream of standard normal numbers; round to a grid."""

@@ -19,14 +19,15 @@ def _alone(total: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Processes:
-    """Who takes part in a release.
+    """The processes that take part in a release.
 
     Attributes:
-        rank: Of this process; rank 0 adds the noise and writes the ledger.
+        rank: Rank of this process; rank 0 adds the noise and writes the ledger.
         world: Number of processes.
         broadcast: Gives every process the value that rank 0 has; tensors in place.
         add_up: Replaces a tensor by the sum of all processes' tensors, in place.
-        alike: Whether the sum is that of one process, but for rounding; else another number of them gets other noise.
+        alike: True if the sum is that of one process, except for rounding; else another number of them gets other
+            noise.
     """
 
     rank: int = 0

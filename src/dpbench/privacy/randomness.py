@@ -23,16 +23,16 @@ _SEED_BYTES = 32
 
 
 class Stream(IntEnum):
-    """The second part of every key: what the numbers are for. Two uses that shared one would share their numbers."""
+    """The second part of every key: the use of the numbers. Two uses with one value would share their numbers."""
 
     LOTS = 1
-    """Which records are drawn."""
+    """Draws of records."""
     NOISE = 2
     """The noise of a release."""
     MODEL = 3
     """The module's own randomness, such as dropout."""
     MICROBATCHES = 4
-    """Which microbatch a record is put into."""
+    """Assignment of records to microbatches."""
     NOISE_BATCH = 5
     """Random inputs from which first bounds are found."""
     LOCAL_TRAINING = 6
@@ -40,7 +40,7 @@ class Stream(IntEnum):
     CANARIES = 7
     """Coins and coordinates of an audit."""
     ITEMS = 8
-    """What a data set, its `collate_fn` and the hooks before a step draw, such as augmentation."""
+    """Draws of a data set, its `collate_fn` and the hooks before a step, such as augmentation."""
     VIEWS = 9
     """The augmented views of each record in a lot."""
     GROUPS = 10
@@ -56,11 +56,11 @@ def noise_key(root: int, digest: int, phase: int, release: int, processes: int =
     """Key of a release's noise.
 
     Args:
-        root: Of the run.
-        digest: Of what is released: the same unit noise scaled in two ways would reveal the sum.
-        phase: Of the ledger.
+        root: Key of the run.
+        digest: Digest of the plan: the same unit noise scaled in two ways would reveal the sum.
+        phase: Phase of the ledger.
         release: Number of the release.
-        processes: That make a sum which another number of them would not.
+        processes: Number of processes, if another number of them would make another sum.
     """
     key = (root, Stream.NOISE, RANDOM_NUMBERS, digest, phase, release)
     if processes == 1:
@@ -69,7 +69,7 @@ def noise_key(root: int, digest: int, phase: int, release: int, processes: int =
 
 
 def source_of(key: Sequence[int]) -> str:
-    """A short hash of a seed (with what else separates its uses), by which two ledgers tell that they drew from one."""
+    """A short hash of a seed and of its use, by which two ledgers show that they drew from one."""
     return digest_of(key).hex()[:16]
 
 
@@ -79,7 +79,7 @@ def digest_of(key: Sequence[int]) -> bytes:
 
 
 def keyed_seed(key: Sequence[int]) -> int:
-    """A number of 256 bits that is a function of `key`, for those who hand on one number; itself a part of a key."""
+    """A number of 256 bits that is a function of `key`, for callers who pass on one number; itself a part of a key."""
     return int.from_bytes(digest_of(key), "big")
 
 
@@ -92,16 +92,16 @@ def keyed_sequence(key: Sequence[int]) -> np.random.SeedSequence:
 
 
 def keyed_generator(key: Sequence[int], device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator whose whole state is a function of `key`.
+    """Make a generator with a state that is entirely a function of `key`.
 
     `torch.Generator.manual_seed` keeps only 32 bits of its seed on the CPU: of 10,000 releases with hashed seeds, two
-    would share their noise in 1 run of 90, and anybody could try all seeds. So the Mersenne Twister's 624 words are
+    would share their noise in 1 run of 90, and all seeds could be tried. So the Mersenne Twister's 624 words are
     filled from a hash of the key. The generator is not cryptographic.
 
     Args:
         key: Non-negative integers of any size, such as (root key, phase, release).
-        device: Where the numbers will be drawn. CUDA generators (Philox) take 64 bits of the key as their seed, and 61
-            as the place in its sequence where they begin; others 64.
+        device: Device on which the numbers will be drawn. CUDA generators (Philox) take 64 bits of the key as their
+            seed, and 61 as the place in its sequence where they begin; others 64.
     """
     generator = torch.Generator(device)
     _set_state(generator, _expanded(key, _MT_BYTES))
@@ -111,15 +111,15 @@ def keyed_generator(key: Sequence[int], device: torch.device | str = "cpu") -> t
 def seed_global_generators(key: Sequence[int], device: torch.device) -> None:
     """Put the global generators of torch (of the CPU and of `device`), numpy and `random` into states of a key.
 
-    Nowhere by a seed of 32 bits, all of which could be tried: masks of dropout that somebody else knows would tell of
-    a record, since one more in a lot moves everybody's.
+    Never by a seed of 32 bits, all of which could be tried: dropout masks that an attacker knows would tell of a
+    record, since one more in a batch moves those of all others.
 
     (Not by `torch.manual_seed`: on machines without a GPU it would note a stack trace for the day that one is
     initialized, a millisecond a step, and a list that grows for ever.)
 
     Args:
         key: Non-negative integers of any size, of which all numbers drawn from here on are a function.
-        device: Of the model.
+        device: Device of the model.
     """
     stream = _expanded(key, _MT_BYTES + 2 * _SEED_BYTES)
     if device.type == "cuda":

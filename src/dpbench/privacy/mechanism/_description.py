@@ -1,6 +1,6 @@
 """Parts of a recipe as plain JSON data: names of classes and functions, and the options they were made with.
 
-For people who read a plan, and for nothing that is computed: no key and no cost depends on it.
+For readers of a plan alone: no key and no cost depends on it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dpbench.canonical import name_of
 
 
 def describe(value: Any) -> Any:
-    """Plain JSON data for an option: what it is called, and what differs from its defaults.
+    """Plain JSON data for an option: its name, and its values other than the defaults.
 
     Args:
         value: Plain data, a container, a function, a `partial`, or an instance of any class.
@@ -58,7 +58,7 @@ def describe(value: Any) -> Any:
 
 
 def _has_global_name(value: Any) -> bool:
-    """Whether a function or class is what its qualified name leads to, so that the name says all of it."""
+    """Return whether the qualified name of a function or class leads to it, so that the name identifies it."""
     target: Any = sys.modules.get(str(getattr(value, "__module__", "")))
     for name in getattr(value, "__qualname__", "").split("."):
         target = getattr(target, name, None)

@@ -1,7 +1,7 @@
 """Clipping bounds that follow the gradients, by statistics that are noised and released in the same query.
 
-An adaptation says what is summed beside the gradients (`statistics`, `measure`) and what the released values make
-of the bounds (`next_bounds`). The last step is post-processing: it sees nothing else.
+An adaptation defines statistics that are summed with the gradients (`statistics`, `measure`), and computes the bounds
+from their released values (`next_bounds`). The last step is post-processing: it sees nothing else.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Adaptation(ABC):
         expected_records: float,
         noise_multiplier: float,
     ) -> tuple[Statistic, ...]:
-        """Statistics that are summed beside the gradients, with bound and noise, for z = `noise_multiplier`."""
+        """Statistics that are summed with the gradients, with bound and noise, for z = `noise_multiplier`."""
 
     @abstractmethod
     def measure(self, squared_norms: Tensor, groups: Sequence[VectorGroup]) -> Tensor:
         """Sums of the statistics over a lot.
 
-        A rule of one's own is given one record at a time, and what it returns is held at the bounds of `statistics`.
+        A user's own rule gets one record at a time, and its values are clipped to the bounds of `statistics`.
 
         Args:
             squared_norms: The norms that are clipped, before that: after any transform, shape (groups, R).
@@ -202,8 +202,8 @@ class MeanNormBounds(Adaptation):
 class BoundedSums:
     """Sums of an adaptation's statistics over a lot.
 
-    Guarantee: adding or removing one record moves each sum by at most the bound that its statistic states, also where
-    a subclass measures something else than the class whose statistics it inherits.
+    Guarantee: adding or removing one record moves each sum by at most the bound that its statistic states, even if
+    a subclass measures something else than its parent, with the statistics that it inherits.
 
     Args:
         adaptation: The rule by which bounds follow the gradients.

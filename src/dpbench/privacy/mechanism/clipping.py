@@ -1,4 +1,4 @@
-"""Clipping: what bounds the influence of one record on the released sum."""
+"""Clipping: the bound on the influence of one record on the released sum."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ ClipFactors = Callable[[Tensor, float], Tensor]
 """(squared norms (R,), C) → factors (R,) from 0 to C/‖g_r‖, each a function of its own record's squared norm.
 
 The norms are those of a record's whole group. Factors that follow from a part of it, such as the last layer, would
-leave the rest without a bound: then that part is a group of its own. What else than `clip_factors` a private recipe
-takes is tried before training and capped in each batch: `CappedFactors`.
+leave the rest without a bound: then that part is a group of its own. A rule of a private recipe other than
+`clip_factors` is tried before training and capped in each batch: `CappedFactors`.
 """
 
 Bounds = tuple[float, ...]
@@ -77,7 +77,7 @@ def clip_factors(squared_norms: Tensor, max_grad_norm: float) -> Tensor:
 
     Args:
         squared_norms: ‖g_r‖², shape (R,). A record with a non-finite norm (NaN or infinite gradients, or a
-            square that overflows) gets weight zero: it contributes nothing, and nobody can tell that it was there.
+            square that overflows) gets weight zero: it contributes nothing, and leaves no trace.
         max_grad_norm: C.
 
     Returns:
@@ -293,9 +293,9 @@ def clip_and_sum(
         factors_of: The rule by which a squared norm becomes a factor.
         into: Running sums in the parameters' shapes, to which the result is added; None: new ones.
         all_finite: A flag on the device that is cleared where a record is not finite, instead of leaving that record
-            out: then nobody waits for the device, and the sums hold only if the flag is still set.
-        present: Which rows are records, bool, shape (R,); the others are padding, with weight zero. Goes with
-            `all_finite`, which is cleared where padding has a gradient, too: the loss should not depend on it. None:
+            out: then nothing waits for the device, and the sums hold only if the flag is still set.
+        present: Mask of the rows that are records, bool, shape (R,); the others are padding, with weight zero. It goes
+            with `all_finite`, which is cleared if padding has a gradient, too: the loss should not depend on it. None:
             all rows.
 
     Returns:

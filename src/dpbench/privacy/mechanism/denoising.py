@@ -38,9 +38,9 @@ class ErrorCorrection:
     * "intervals": not normalized; the mass that N(y, σ²) has in each interval: Φ((−ν − y)/σ),
       Φ((ν − y)/σ) − Φ((−ν − y)/σ), Φ((y − ν)/σ).
     * "uniform": X uniform within its interval, and |X| ≤ B: the masses above, cut at ±B, divided by the widths B − ν,
-      2ν and B − ν. B is what the clipped sum can be at most for the expected number of records.
+      2ν and B − ν. B is the largest clipped sum for the expected number of records.
 
-    It also leaves open what ν is compared with:
+    It also leaves open the quantity that ν is compared with:
 
     * "sum": y is the noisy sum, and the corrected sum is the update, undivided (Algorithm 1 to the letter); the
       learning rate has to match.
@@ -209,7 +209,7 @@ def estimate_priors(gradients: Tensor, threshold: float) -> Priors:
     """Priors: how often the coordinates of *public* gradients fall under each hypothesis.
 
     Args:
-        gradients: Clipped sums (or means, whatever ν is compared with) from public data, any shape. Never pass
+        gradients: Clipped sums (or means, the quantity that ν is compared with) from public data, any shape. Never pass
             gradients of private data: nothing is noised here.
         threshold: ν.
 

@@ -90,7 +90,7 @@ def joint_group(
     scales: Mapping[str, float],
     total: float | None,
 ) -> Groups:
-    """One group whose k vectors live on different scales (general_approach_2018, section 2, "joint clipping").
+    """Make one group of k vectors on different scales (general_approach_2018, section 2, "joint clipping").
 
     Args:
         partition: The k vectors.

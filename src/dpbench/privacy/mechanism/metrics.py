@@ -23,13 +23,13 @@ Value = Tensor | Callable[[], Tensor]
 
 @dataclass(frozen=True)
 class PrivateMetrics:
-    """Which metrics are released, how large a record's value may be, and what share of the budget they take.
+    """The released metrics, the bounds of a record's values, and their share of the budget.
 
     Each of k metrics gets the noise multiplier z·√(k/share), so that together they cost `share` of z⁻².
 
     Attributes:
-        bounds: Name of a metric → bound B of the l2 norm of one record's value; what is larger is scaled down to B.
-        share: In (0, 1).
+        bounds: Name of a metric → bound B of the l2 norm of one record's value; larger values are scaled down to B.
+        share: Share of the budget, in (0, 1).
 
     Raises:
         ConfigurationError: A bound or the share is out of range.
@@ -57,13 +57,13 @@ class PrivateMetrics:
         sampling: Sampling,
         summands: Summands,
     ) -> tuple[Statistic, ...]:
-        """Statistics that are summed beside the gradients, with bound and noise.
+        """Statistics that are summed with the gradients, with bound and noise.
 
         Args:
             sizes: Number of values of each metric that the module offers.
             noise_multiplier: z of the whole release.
             sampling: How lots are drawn.
-            summands: What the gradients are summed over. A metric is a sum over units of the sampling in any case:
+            summands: Units over which the gradients are summed. A metric is always a sum over units of the sampling:
                 one of them moves it by B if it is added or removed.
 
         Raises:
@@ -105,11 +105,11 @@ class PrivateMetrics:
 
         Args:
             values: Name → one row for each example, shape (R,) or (R, size), or a function that gives it.
-            sizes: As for `statistics`.
+            sizes: Number of values of each metric, as for `statistics`.
             records: R, the number of examples; without any, nothing is expected of `values`.
             merge: (record of each row, number of records, factor of each record), where a record is several rows:
                 its value is the mean over them, and is bounded as one.
-            present: Which rows are records, bool, shape (R,); None: all.
+            present: Mask of the rows that are records, bool, shape (R,); None: all.
 
         Returns:
             All metrics one after the other, shape (sum of sizes,). Values that are not finite count as zero.

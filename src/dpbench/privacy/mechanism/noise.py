@@ -3,8 +3,8 @@
 A release is a multiple of a fixed spacing h, the power of two between σ/512 and σ/256: the one nearest to sum +
 noise.
 
-Low bits (Mironov 2012). What noise of finite precision makes of one sum it cannot always make of another, and such
-a coordinate tells the two apart, at any ε. Here sum and noise are added in float64, with all of their digits, and
+Low bits (Mironov 2012). Noise of finite precision may reach values from one sum that it cannot reach from another, and
+such a coordinate tells the two apart, at any ε. Here sum and noise are added in float64, with all of their digits, and
 only their rounded total is seen. Rounding is post-processing, so the guarantee is that of the noise before it. That
 comes from more than 2^48 pairs of a radius and an angle, and lies evenly within the cells of the grid wherever the
 sum is: each cell near every sum has its Gaussian probability, but for a relative error of some 10^-6. Rounding the
@@ -12,7 +12,7 @@ sum alone would not do: two neighbors' sums could move apart by h√D. The round
 noise's variance, and no bias.
 
 Tails. A radius takes 32 bits, and where it is beyond 4 standard deviations, at least 63 more: the noise ends beyond
-11.5 (`NOISE_END`) instead of at 6.8, and is exact before. What an end costs: `accounting.tails`.
+11.5 (`NOISE_END`) instead of at 6.8, and is exact before. The cost of an end: `accounting.tails`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BITS = 8
 _LEAST_INT64 = -(2**63)
 _LOW_63_BITS = 2**63 - 1
 _MIDDLE = 2**31
-"""What makes an int32 a number from 0 to 2^32 − 1."""
+"""Offset that makes an int32 a number from 0 to 2^32 − 1."""
 _PART = 2**-32
 """Width of one of 2^32 equal parts of (0, 1)."""
 _PART_OF_TAIL = 2**-63
@@ -84,7 +84,7 @@ def add_gaussian_noise(
     Args:
         total: Flat sum of clipped gradients over all processes, shape (D,).
         noise_stds: Segments; the lengths add up to D.
-        key: Of which the noise is a function: integers that were not used before.
+        key: Key of the noise: integers that were not used before.
 
     Returns:
         `total`.
@@ -134,7 +134,7 @@ def standard_normal(like: Tensor, key: Sequence[int]) -> Tensor:
 
     Args:
         like: Flat sum, shape (D,).
-        key: Of which they are a function: integers that were not used before.
+        key: Key of the numbers: integers that were not used before.
 
     Returns:
         In the shape, precision and place of the sum.
@@ -231,8 +231,8 @@ def normal_numbers(size: int, draw: Draw, counts_tail: bool | None = None) -> Te
     Args:
         size: How many.
         draw: Source of random bits.
-        counts_tail: Whether further bits are drawn for the pairs far out alone, one in 4096, which have to be counted;
-            else for all pairs, and nobody waits for a device. None: on the CPU only.
+        counts_tail: True to draw further bits only for the pairs far out, one in 4096, which have to be counted; False
+            for all pairs, without waiting for the device. None: True on the CPU only.
 
     Returns:
         Shape (size,), float64: products of a radius and a direction in float32, with all of their digits.

@@ -1,6 +1,6 @@
 """One frozen object from which noise, divisor and ledger entry of a release are all derived.
 
-So what is accounted for cannot drift from what is done (jax_privacy's `DPExecutionPlan` is the model).
+So the accounting cannot drift from the computation (jax_privacy's `DPExecutionPlan` is the model).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ NoiseAllocation = Literal["equal", "proportional", "dimension"]
 
 @dataclass(frozen=True)
 class Statistic:
-    """Something that is summed over the same lot beside the gradients: clipped counts, norms, metrics.
+    """A sum over the same batch as the gradients: clipped counts, norms, metrics.
 
     Attributes:
         name: Shown in the ledger.
         size: Number of coordinates.
         bound: Upper bound of one record's l2 norm.
-        noise_std: Of the noise on each coordinate of the sum.
-        denominator: What the noised sum is divided by.
-        of_units: Whether it is summed over units of the sampling, whatever the summands of the gradients are.
+        noise_std: Standard deviation of the noise on each coordinate of the sum.
+        denominator: Divisor of the noised sum.
+        of_units: True if it is summed over units of the sampling, whatever the summands of the gradients.
     """
 
     name: str
@@ -61,9 +61,9 @@ class ReleasePlan:
         groups: Partition of the parameters, each with its bound S_g.
         noise_multiplier: z of the whole release, with sensitivities as of one added or removed record.
         sizes: Number of coordinates of each parameter.
-        statistics: Released beside the gradients, at the cost of more noise on these.
+        statistics: Statistics released with the gradients, at the cost of more noise on these.
         allocation: How noise is shared among the groups.
-        summands: What the sums are over.
+        summands: Units over which the sums go.
 
     Raises:
         ConfigurationError: A value is out of range, the groups are no partition, or the statistics alone cost more

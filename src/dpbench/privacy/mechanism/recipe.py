@@ -1,4 +1,4 @@
-"""What a strategy does with the records of a lot, as data: no model, no data set, no Lightning."""
+"""A strategy's treatment of the records of a batch, as data: no model, no data set, no Lightning."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Grouping = Callable[[Sequence[str], Sequence[int]], Groups]
 """(names, numbers of coordinates) of the trainable parameters → a partition of them with the first bounds."""
 
 Transform = Callable[[Sequence[ParameterGradients], int, Sequence[int]], Sequence[ParameterGradients]]
-"""(gradients of R records by each parameter, R, numbers of coordinates) → the same of what becomes of each record."""
+"""(gradients of R records by each parameter, R, numbers of coordinates) → transformed gradients of the same form."""
 
 ONE_GROUP: Grouping = partial(flat_groups, max_grad_norm=1.0)
 """All parameters together, at a bound of 1."""
@@ -32,18 +32,18 @@ class Recipe:
     """Parts that a strategy is made of; each can be exchanged alone.
 
     Attributes:
-        groups: Which parameters are clipped together, and the first bounds.
+        groups: Groups of parameters that are clipped together, and the first bounds.
         clip_factors: (squared_norms, max_grad_norm) → the factor of each record, from 0 to max_grad_norm / norm, where
             norm is squared_norms.sqrt(): that of the record's gradient in a group, after `transform`.
         allocation: How noise is shared among groups.
         adaptation: How bounds follow the norms that are clipped, or None for fixed ones.
         bounds_from_noise: α: the first bounds are α times the mean norms of a step on random noise, which touches no
             private data; None: those of `groups`.
-        transform: What each record's gradient becomes before it is clipped, or None: it stays.
+        transform: Function applied to each record's gradient before it is clipped, or None.
         denoiser: Post-processing of the noisy sum, or None.
-        metrics: Released beside the gradients, or None.
-        noise: Whether noise is added. Without it nothing is private: an error-free reference.
-        private: Whether the releases carry a guarantee, and so have a ledger and an epsilon.
+        metrics: Metrics released with the gradients, or None.
+        noise: True to add noise. Without it nothing is private: an error-free reference.
+        private: True if the releases carry a guarantee, and so have a ledger and an epsilon.
     """
 
     groups: Grouping = ONE_GROUP

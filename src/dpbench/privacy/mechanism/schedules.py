@@ -20,13 +20,13 @@ from typing import Any
 from dpbench.errors import ConfigurationError
 
 Schedule = str | Sequence[float] | Callable[[float], float]
-"""What a base value is multiplied by: "linear:E", "exponential:E", "cosine:E" (from 1 to E), "step:F@P/F@P" (factor F
+"""Factor of a base value: "linear:E", "exponential:E", "cosine:E" (from 1 to E), "step:F@P/F@P" (factor F
 from the share P of the steps on), "constant"; a factor for each step; or a function of the share of the steps that are
 over, from 0 to 1."""
 
 MOST_STAIRS = 20
-"""Values that a named schedule or a function takes: each is a cost of its own, whose curve takes accountants a tenth of
-a second."""
+"""Number of values that a named schedule or a function takes: each is a cost of its own, with a curve that takes
+accountants a tenth of a second."""
 _LARGEST = 1e6
 _SMALLEST = 1 / _LARGEST
 FORMS = "constant, linear:END, exponential:END, cosine:END or step:FACTOR@SHARE/FACTOR@SHARE"
@@ -88,7 +88,7 @@ def factors_of(
     """Evaluate a schedule.
 
     Args:
-        name: Of the option, for messages.
+        name: Name of the option, for messages.
         schedule: The schedule; None: the value stays.
         steps: Planned number of steps.
 

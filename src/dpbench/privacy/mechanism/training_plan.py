@@ -1,8 +1,8 @@
 """The plan of a whole training: sampling × summands × clipping recipe × noise, and how they move over the steps.
 
 One frozen object names the run (its digest is part of the key of the noise) and heads the ledger. The plan of each
-release, and with it sensitivities, noise, divisor and cost, is derived from it and from nothing else, so that what is
-accounted for cannot drift from what is done.
+release, and with it sensitivities, noise, divisor and cost, is derived from it and from nothing else, so that the
+accounting cannot drift from the computation.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _DIGITS = 32  # hexadecimal, of the digest
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """Everything that decides what the releases of a training are, and what they cost.
+    """All that determines the releases of a training, and their cost.
 
     Guarantee: release t is the mechanism that `release(t)` describes. Where bounds adapt, they are the only part of a
     release that is not known beforehand; they follow earlier releases, and the cost does not depend on them.
 
     Attributes:
-        recipe: What is done with the records of a lot.
+        recipe: Treatment of the records of a batch.
         sampling: How lots are drawn, at a size factor of 1.
-        noise: Of all releases.
+        noise: Noise of all releases.
         groups: Partition of the parameters with the first bounds.
         sizes: Number of coordinates of each parameter.
         metric_sizes: Number of values of each metric that the module offers.
-        summands: What the sums are over.
-        bound_factors: Of the groups' bounds, by step; not beside an adaptation.
-        size_factors: Of the expected lot size, by step.
+        summands: Units over which the sums go.
+        bound_factors: Factors of the groups' bounds, by step; not with an adaptation.
+        size_factors: Factors of the expected batch size, by step.
     """
 
     recipe: Recipe
@@ -63,7 +63,7 @@ class TrainingPlan:
 
         Args:
             step: Number of the release.
-            bounds: Of the groups, where they have adapted; None: the first ones.
+            bounds: Bounds of the groups, if they have adapted; None: the first ones.
 
         Raises:
             ConfigurationError: A value is out of range, the groups are no partition, or the statistics alone cost more
@@ -89,7 +89,7 @@ class TrainingPlan:
         return self.noise.multiplier(0 if self.noise.constant else step)
 
     def _statistics(self, step: int, groups: Groups) -> tuple[Statistic, ...]:
-        """What is summed beside the gradients: first for the adaptation of bounds, then private metrics."""
+        """Statistics that are summed with the gradients: first those of the adaptation, then private metrics."""
         multiplier = self._noise_multiplier(step)
         sampling = self.sampling_of(step)
         statistics: list[Statistic] = []
@@ -114,19 +114,19 @@ class TrainingPlan:
         return self.sampling.resized(self.size_factors.at(step)).at(step)
 
     def event(self, step: int) -> Event:
-        """What a release costs on a lot of its own."""
+        """Event of a release on a batch of its own."""
         plan = self.release(step)
         return Event(plan.sampling, equivalent_queries(plan.queries))
 
     @property
     def constant(self) -> bool:
-        """Whether the plan of each release is the same, but for bounds that adapt."""
+        """Return whether the plan of each release is the same, except for bounds that adapt."""
         is_scheduled = bool(self.bound_factors) or bool(self.size_factors)
         return self.noise.constant and not is_scheduled and self.sampling.cycle == 1
 
     @cached_property
     def digest(self) -> int:
-        """A number for what is released, part of the key of the noise.
+        """A number for the releases, part of the key of the noise.
 
         The same unit noise scaled in two ways would reveal the sum. It covers the first bounds and not those that have
         adapted: these differ in the last bit between one process and two, and the ledger refuses a replay with others.
@@ -141,7 +141,7 @@ class TrainingPlan:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data for the header of a ledger: `accounting.stated_plan.StatedPlan` reads it.
 
-        What costs nothing (`recipe`) is described for people, by names and options.
+        The `recipe`, which costs nothing, is described for readers, by names and options.
         """
         groups = []
         for group in self.groups:

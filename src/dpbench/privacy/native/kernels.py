@@ -12,14 +12,14 @@ from dpbench.privacy import native
 
 
 def _at(tensor: Tensor, dtype: torch.dtype = torch.float32) -> ctypes.c_void_p:
-    """Address of what a kernel reads or writes, which trusts it."""
+    """Address of a tensor that a kernel reads or writes; the kernel trusts it."""
     if tensor.dtype != dtype or tensor.device.type != "cpu":
         raise TypeError(f"a kernel needs {dtype} on the CPU, not {tensor.dtype} on {tensor.device}.")
     return ctypes.c_void_p(tensor.data_ptr())
 
 
 def _new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Memory that a kernel fills; whatever the default precision and device are (Lightning sets them in a step)."""
+    """Memory that a kernel fills, for any default precision and device (Lightning sets them in a step)."""
     return torch.empty(shape, dtype=dtype, device="cpu")
 
 
@@ -30,7 +30,7 @@ def _kernel(name: str) -> Any:
 
 
 def suits(*tensors: Tensor) -> bool:
-    """Whether there are kernels, and they know this device and precision."""
+    """Return whether there are kernels for this device and precision."""
     for x in tensors:
         if x.dtype != torch.float32 or x.device.type != "cpu":
             return False
@@ -54,7 +54,7 @@ class Convolved(NamedTuple):
 
     Attributes:
         weights: Shape (records, height, width, inputs, outputs); −1, 0 and +1 as int8 where they were discretized.
-        squared_norms: Of each record's weights, shape (records,).
+        squared_norms: Squared norm of each record's weights, shape (records,).
         bias: Shape (records, outputs).
     """
 
@@ -169,7 +169,7 @@ def count_outer(g: Tensor, a: Tensor, threshold: float) -> Tensor:
 
 
 def sum_outer(g: Tensor, a: Tensor, weights: Tensor, threshold: float) -> Tensor:
-    """Sum over records of `weights` (R,) times the signs of what is beyond ±τ in g_r a_rᵀ, shape (out, in)."""
+    """Sum over records of `weights` (R,) times the signs of entries beyond ±τ in g_r a_rᵀ, shape (out, in)."""
     total = _new(g.shape[1], a.shape[1])
     _outer("dpbench_sum_outer", g, a, threshold, weights, total)
     return total
@@ -206,7 +206,7 @@ def add_noise(total: Tensor, start: int, std: float, spacing: float, key: bytes)
         total: Consecutive part of a flat sum, float32 on the CPU; in place.
         start: Its first coordinate's place in the stream.
         std: Standard deviation.
-        spacing: Of the grid, a power of two. Numbers are drawn as float32 multiples of it.
+        spacing: Spacing of the grid, a power of two. Numbers are drawn as float32 multiples of it.
         key: 32 bytes of ChaCha20, which yields the stream.
     """
     words = (ctypes.c_uint32 * 8).from_buffer_copy(key)

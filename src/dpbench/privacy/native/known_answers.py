@@ -1,4 +1,4 @@
-"""What kernels must compute before they are used: a compiler can be wrong, and noise that is missing shows nowhere."""
+"""Tests of the kernels before they are used: a compiler can be wrong, and missing noise shows nowhere."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ DIGEST = "f03fac7294fe8adee81cea4d61a7032bedc25a028b90b52c705bee9c2d97fcd3"
 
 
 def wrong_answers(library: ctypes.CDLL) -> str | None:
-    """Name what the kernels compute wrongly; None where they are right.
+    """Name a wrong result of the kernels; None if all are right.
 
     Args:
-        library: With the types of its arguments.
+        library: The library, with the types of its arguments.
     """
     checks = {
         "noise": _noise,

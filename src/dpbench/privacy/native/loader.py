@@ -1,7 +1,7 @@
 """The optional second tier of the engine: kernels in C++ (`native.cpp`), compiled when they are first wanted.
 
-Without a compiler, on another device or in another precision, the rules of `layers` are computed in pure PyTorch; these
-are also what the kernels are tested against.
+Without a compiler, on another device or in another precision, the rules of `layers` are computed in pure PyTorch; the
+kernels are tested against these, too.
 """
 
 from __future__ import annotations
@@ -152,17 +152,17 @@ def _from_cache() -> ctypes.CDLL:
 
 
 def _make(folder: Path) -> None:
-    """Make a folder and those above that are missing, which nobody else may read or write, whatever the umask is."""
+    """Make a folder and its missing parents, which no other user may read or write, whatever the umask."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(mode=0o700, exist_ok=True)
 
 
 def _mistrust(file: Path) -> str | None:
-    """Say why somebody else could have put code into a file, or could do so; None where only the user and root could.
+    """Say why another user could have put code into a file, or could do so; None if only the user and root could.
 
     Args:
-        file: Its folder exists. In folders above that, all may write where the sticky bit keeps what is not theirs.
+        file: File in an existing folder. Parents of that may be writable for all if the sticky bit protects files.
     """
     for height, path in enumerate((file, *file.parents)):
         if not height and not os.path.lexists(file):
@@ -195,7 +195,7 @@ def _for_this_process(doubt: str) -> ctypes.CDLL:
 
 
 def is_first_process() -> bool:
-    """Whether this process is the one of several that speaks for all, by the variables of their starters."""
+    """Return whether this process speaks for all of several, by the variables of their launchers."""
     return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
 
 
@@ -232,7 +232,7 @@ def _type_of(argument: str) -> type:
 def cache_folder() -> Path:
     """Folder of the library, one for each processor and version of the kernels.
 
-    Without links, so that what is checked is what is used.
+    Without links, so that the checked path is the one that is used.
     """
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return caches.resolve() / "dpbench" / _name()
