@@ -28,7 +28,7 @@ class Use:
     Attributes:
         name: Name of the layer in the model.
         layer: The layer.
-        inputs: Arguments by position, detached.
+        inputs: Arguments by position, with their graph: to detach them takes an operator, under the mode of a step.
         versions: Versions of the tensors among them, when they were seen.
         edges: Gradient edges of the outputs.
         rule: Rule of the layer; None: `fallback`.
@@ -56,7 +56,7 @@ class Use:
 
     def with_rows(self) -> list[Tensor]:
         """Inputs that must hold the records in dimension 0, as must the gradient of the output."""
-        return [x for x in self.inputs if isinstance(x, Tensor)]
+        return [x.detach() for x in self.inputs if isinstance(x, Tensor)]
 
     def parameter(self, name: str) -> nn.Parameter:
         """The layer's parameter of a name.
@@ -193,6 +193,7 @@ def _rule_input(x: Any, dtype: torch.dtype, dimension: int) -> Any:
     """An argument of a layer as rules take it: of the output gradient's type, with the records in dimension 0."""
     if not isinstance(x, Tensor):
         return x
+    x = x.detach()
     if x.is_floating_point():
         x = x.to(dtype)
     return x.transpose(0, 1) if dimension else x

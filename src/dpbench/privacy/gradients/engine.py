@@ -271,7 +271,7 @@ class PerRecordEngine:
             use = Use(
                 name,
                 layer,
-                inputs=tuple(x.detach() if isinstance(x, Tensor) else x for x in args),
+                inputs=tuple(args),
                 versions=tuple(x._version for x in args if isinstance(x, Tensor)),
                 edges=(get_gradient_edge(output),),
                 rule=rule,
