@@ -83,7 +83,14 @@ def _logging_as_it_was() -> Iterator[None]:
 
 
 ROOT = Path(__file__).parent
-COMPARED = ("callback/test_loop.py", "modules/", "records/", "strategies/", "harness/run/test_diagnostics.py")
+COMPARED = (
+    "callback/test_loop.py",
+    "capabilities/auditing/canaries/",
+    "harness/run/test_diagnostics.py",
+    "modules/",
+    "records/",
+    "strategies/",
+)
 """Tests of trainings that differ in their objects (a record more, a layer by hand) and are compared by number."""
 
 

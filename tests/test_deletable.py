@@ -39,8 +39,10 @@ CAPABILITIES = {
         ("tests/capabilities/attack", "tools/attack_runs.py", "tools/attacked_claims.py"),
     ),
     "auditing": Capability(
-        r"capabilities\.auditing",
+        r"capabilities\.auditing|[gG]radient_?[cC]anaries|\bCanaries\b|dpbench audit",
         (
+            "conf/audit/gradient_canaries.yaml",
+            "conf/experiment/audit.yaml",
             "tests/capabilities/auditing",
             "tests/tools/test_audits.py",
             "tests/tools/results",
@@ -92,7 +94,8 @@ CAPABILITIES = {
 def copy_without(names: list[str], folder: Path) -> dict[str, str]:
     """Copy the tree without some capabilities; returns the environment of commands that run there.
 
-    Entry points are read from the metadata of what is installed, so that the copy has metadata of its own.
+    Entry points are read from the metadata of what is installed, so that the copy has metadata of its own. Contracts on
+    imports within a capability go with it.
     """
     for part in _COPIED:
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
@@ -102,8 +105,10 @@ def copy_without(names: list[str], folder: Path) -> dict[str, str]:
         for other in CAPABILITIES[name].others:
             place = folder / other
             shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
-        text, count = re.subn(rf'(?m)^\w+ = "dpbench\.capabilities\.{name}[.:].*\n', "", text)
+        text, count = re.subn(rf'(?m)^\S+ = "dpbench\.capabilities\.{name}[.:].*\n', "", text)
         assert count, f"{name} has no entry point"
+        own = f'"dpbench.capabilities.{name}.'
+        text = "\n\n".join(part for part in text.split("\n\n") if not (own in part and "importlinter" in part))
     (folder / "pyproject.toml").write_text(text, encoding="utf-8")
     project = tomllib.loads(text)["project"]
     lines = []

@@ -29,7 +29,6 @@ from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.modules.reconstruction import Reconstruction
 from dpbench.modules.regression import Regression
 from dpbench.privacy.accounting.ledger import read_ledger
-from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.privacy.gradients.parameter import InstantiatedGradients
 from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum
 from dpbench.privacy.sampling.scheme import Positions
@@ -320,7 +319,6 @@ def test_a_loss_that_is_divided_by_padding_too_is_seen_at_once(tmp_path: Path, m
     [
         (AdaptiveQuantileClipping, {"count_noise_std": 3.0}, "the clipping bound moves"),
         (DPSGD, {"max_grad_norm_schedule": "linear:0.5"}, "the clipping bound moves"),
-        (DPSGD, {"audit": GradientCanaries(20)}, "looked at one by one"),
     ],
 )
 def test_trainings_that_are_carried_out_eagerly(

@@ -20,7 +20,6 @@ from dpbench.callback.loop import PrivateLoop
 from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError, OutOfMemory
 from dpbench.privacy.accounting.ledger import read_ledger
-from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.releases import ReleaseEngine
 from dpbench.records import examples
@@ -324,13 +323,6 @@ def test_other_errors_are_raised_at_once(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(RuntimeError, match="broken"):
         fit(dpsgd(tmp_path, "auto"), tmp_path)
     assert len([rows for rows in runs if rows > 10]) == 1
-
-
-def test_what_an_audit_has_seen_does_not_begin_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    full_in_forward(monkeypatch, lambda rows: rows > FITS)
-    strategy = dpsgd(tmp_path, "auto", audit=GradientCanaries(canaries=20, seed=2))
-    with pytest.raises(OutOfMemory, match=r"cannot begin again.*an audit.* set max_physical_batch_size to a number"):
-        fit(strategy, tmp_path)
 
 
 def test_a_number_is_needed_on_the_cpu(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import Ledger, read_ledger
-from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.records import LocalTraining, Users
 from dpbench.strategies import DPSGD, AdaptiveMeanClipping, AdaptiveQuantileClipping, ClipOnly
 from tests.records.user_worlds import loader_of as users_loader
@@ -338,7 +337,6 @@ def freeze_all(trainer: Any, module: Any) -> None:
         (unfreeze_alone, {}, "the optimizer does not update backbone.weight, backbone.bias"),
         (replace_head, {}, "updates trainable parameters to which nothing is released"),
         (freeze_all, {}, "no trainable parameters"),
-        (unfreeze, {"audit": GradientCanaries(20)}, "canaries of the audit are vectors of those"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, change: Any, options: Any, message: str) -> None:

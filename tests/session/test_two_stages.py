@@ -17,7 +17,6 @@ from dpbench.cli import main
 from dpbench.errors import BudgetExhausted, ConfigurationError, LedgerError
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import read_ledger
-from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.strategies import DPSGD, ClipOnly
 from tests.session.test_trainable import RECORDS, Net, records
 from tests.strategies.worlds import loader_of, pictures, trainer_for
@@ -242,8 +241,6 @@ def test_options_that_do_not_go_with_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="is not a file: name the ledger of the earlier training"):
         DPSGD(noise_multiplier=1.0, after=ledger_in(tmp_path))
     first_stage(tmp_path)
-    with pytest.raises(ConfigurationError, match="the earlier training .* had no canaries"):
-        DPSGD(noise_multiplier=1.0, after=ledger_in(tmp_path / "first"), audit=GradientCanaries(20))
     with pytest.raises(ConfigurationError, match="ClipOnly is not private"):
         ClipOnly(max_grad_norm=1.0, after=ledger_in(tmp_path / "first"))
 

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpbench.capabilities.auditing.canaries.canaries import SparseGradients
 from dpbench.data.lots import Lots
 from dpbench.privacy import releases
 from dpbench.privacy.accounting.accountants import RenyiAccountant
-from dpbench.privacy.canaries.canaries import SparseGradients
 from dpbench.privacy.mechanism import mechanism
 from dpbench.privacy.mechanism.banded import Banded, BandedNoise
 from dpbench.privacy.mechanism.clipping import clip_and_sum

@@ -18,11 +18,11 @@ import torch
 
 from dpbench import strategies
 from dpbench.capabilities.auditing.audit import AuditResult, audit
+from dpbench.capabilities.auditing.canaries.canaries import Canaries, GradientCanaries
 from dpbench.data import ImageDataModule, UserDataModule
 from dpbench.models import MLP
 from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.privacy.accounting.ledger import read_ledger
-from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.records import LocalTraining, Users
 
 _DELTA = 1e-5
@@ -111,8 +111,8 @@ def audited(
         with broken or nullcontext():
             trainer(strategy, folder, setting.steps).fit(module, data)
             trained = time.process_time()
-            canaries = strategy._releases.canaries
-            assert canaries is not None
+            canaries = strategy._releases.hook
+            assert isinstance(canaries, Canaries)
             result = audit(read_ledger(folder / "ledger.jsonl"), canaries.sums.scores())
     return {
         "name": setting.name,

@@ -8,7 +8,7 @@ A strategy designs a recipe; everything here is the same for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,11 +28,9 @@ from dpbench.guards.agreement import are_alike, refuse_other_records
 from dpbench.guards.choices import refuse_training_records
 from dpbench.guards.divergence import LotsWithoutGradients, refuse_diverged
 from dpbench.privacy.accounting.ledger import FILE_NAME
-from dpbench.privacy.accounting.seal import STATE_KEY, Seal
+from dpbench.privacy.accounting.seal import STATE_KEY
 from dpbench.privacy.accounting.writer import records_a_run
 from dpbench.privacy.budget import Budget, TrainingLength, check_noise
-from dpbench.privacy.canaries.file import write_scores
-from dpbench.privacy.canaries.scores import ScoreSums
 from dpbench.privacy.mechanism.mechanism import Mechanism
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.releases import Observer, ReleaseEngine
@@ -100,8 +98,8 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
             raise ConfigurationError(f"{type(self).__name__} is not private, and has no ledger: leave out after.")
         if self.audit is not None:
             raise ConfigurationError(
-                "an audit compares the evidence of canaries with the epsilon of a whole ledger, but the earlier "
-                "training (after=...) had no canaries: set audit=None, or audit one of the stages separately."
+                "an audit is of the epsilon of a whole ledger, and has not seen the earlier training (after=...): set "
+                "audit=None, or audit one of the stages separately."
             )
         path = Path(self.after)
         if not path.is_file():
@@ -381,20 +379,6 @@ def _refuse_others(trainer: pl.Trainer, strategy: PrivateStrategy) -> None:
             f"the trainer has two strategies, {type(strategy).__name__} and {type(others[0]).__name__}, but a batch "
             "can be released only once: keep one of them."
         )
-
-
-def keep_scores(checkpoint: Mapping[str, Any], path: Path) -> None:
-    """Write what the canaries had seen at a checkpoint: a training that was killed behind its last step did not.
-
-    Args:
-        checkpoint: Of the last step.
-        path: Of the scores.
-    """
-    state = checkpoint["callbacks"].get(STATE_KEY) or {}
-    memory = state.get("canaries")
-    seal = Seal.read(state.get("ledger"))
-    if memory and seal is not None:
-        write_scores(path, ScoreSums.of(memory["sums"]).scores(), seal, memory.get("left_out"))
 
 
 def epsilon_here(strategy: PrivateStrategy, accountant: str) -> float:

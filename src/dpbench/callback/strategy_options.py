@@ -14,7 +14,6 @@ from pydantic import AfterValidator, Field
 
 from dpbench.errors import ConfigurationError
 from dpbench.options import Count, PositiveInt, check_options, options_of
-from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.privacy.gradients.discretization import Discretization, Values
 from dpbench.privacy.gradients.engine import LossReduction
 from dpbench.privacy.gradients.method import GradientsName
@@ -26,6 +25,7 @@ from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.mechanism.schedules import FORMS, Factors, Schedule, Schedules, check_schedule
 from dpbench.records.examples import Examples
 from dpbench.records.source import RecordSource
+from dpbench.session.audit import Audit
 
 _SCHEDULES = {"noise_multiplier": "noise_schedule", "max_grad_norm": "max_grad_norm_schedule"}
 """Option → the one by which it moves over the steps."""
@@ -162,8 +162,8 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
         fingerprint: Names a run that may be started again in its own ledger without a checkpoint, as `dpbench train`
             does; releases on disk are repeated then. Under another name the ledger gets a new phase.
         records: What a record is, where it is no example or microbatch of the batch.
-        audit: Canaries that join the lots, by which `dpbench audit` checks the epsilon of this training; the model
-            learns from them too. None: none.
+        audit: Records that join the lots, by which the epsilon of this training is checked; the model learns from them
+            too. None: none.
 
     Raises:
         ConfigurationError: A value is out of range, or neither noise_multiplier nor target_epsilon is given.
@@ -196,7 +196,7 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
     after: str | None = None
     fingerprint: str | None = None
     records: Records | None = None
-    audit: GradientCanaries | None = None
+    audit: Audit | None = None
 
     _fixed = False
 

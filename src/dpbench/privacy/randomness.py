@@ -37,7 +37,7 @@ class Stream(IntEnum):
     """Random inputs from which first bounds are found."""
     LOCAL_TRAINING = 6
     """The local training of a user: order of its examples, dropout and the like."""
-    CANARIES = 7
+    AUDIT = 7
     """Coins and coordinates of an audit."""
     ITEMS = 8
     """Draws of a data set, its `collate_fn` and the hooks before a step, such as augmentation."""

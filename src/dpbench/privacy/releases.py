@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -24,7 +24,6 @@ from dpbench.privacy.accounting.ledger import KEPT, Header, Release
 from dpbench.privacy.accounting.stated_plan import StatedPlan
 from dpbench.privacy.accounting.writer import records_a_run
 from dpbench.privacy.budget import ENDLESS, Budget, TrainingLength
-from dpbench.privacy.canaries.canaries import Canaries
 from dpbench.privacy.events import NOISE_END, Summands
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.kept_keys import FILE_NAME as KEYS_FILE
@@ -49,6 +48,39 @@ _OTHER_SUM = (
 
 Observer = Callable[[Mechanism, Sequence[str], Sequence[ParameterGradients], Tensor], None]
 """Called with (mechanism, parameter names, gradients of the records before discretization, squared norms by group)."""
+
+
+HOOK_STATE = "canaries"
+"""Key of a hook's state in a checkpoint."""
+
+
+class ReleaseHook(Protocol):
+    """Takes part in each release of a training: adds records to the sums, and looks at what is released of them.
+
+    Guarantee: that of the releases without it. It adds nothing but records, by `Mechanism.accumulate`, which clips them
+    as it does all others; the population of the ledger counts them (`added`), and the lots draw them (`Lots.added_in`).
+    """
+
+    @property
+    def added(self) -> int:
+        """Number of records that join those of the training data."""
+
+    def insert(self, mechanism: Mechanism, release: int) -> None:
+        """Add records to this process's sums of a lot, before the sums of all processes and the noise.
+
+        Args:
+            mechanism: With the sums.
+            release: Number of the release.
+        """
+
+    def read(self, mechanism: Mechanism) -> None:
+        """Look at the noised sums of all processes as they are released."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of a checkpoint, which `ReleaseEngine.memory` holds in a resumed training (`HOOK_STATE`)."""
+
+    def end(self) -> None:
+        """Keep what was seen, after the last release or an error; called once more, it changes nothing."""
 
 
 class TrainableParameters(NamedTuple):
@@ -89,7 +121,7 @@ class ReleaseEngine:
         phase: Of the ledger: how often the run was taken up again with other settings.
         observers: Called with every piece of a lot: private data, for diagnostics.
         watchers: Called with the mechanism and this process's sums before noise; for references without privacy only.
-        canaries: That join the lots of an audited training, or None.
+        hook: Takes part in the releases of an audited training; else None.
         first_weights: Hash of the weights that a seeded run began with; part of its key.
     """
 
@@ -118,7 +150,7 @@ class ReleaseEngine:
         self.observers: list[Observer] = []
         self.watchers: list[Callable[[Mechanism], object]] = []
         self.memory: dict[str, Any] = {}  # of a checkpoint
-        self.canaries: Canaries | None = None
+        self.hook: ReleaseHook | None = None
         self.first_weights: str | None = None
         self.key = fresh_key()
         self.processes = ALONE
@@ -255,6 +287,16 @@ class ReleaseEngine:
             return None
         return path
 
+    def follow(self, hook: ReleaseHook | None) -> None:
+        """Have a hook take part from here on, in the place of that of an earlier training.
+
+        Raises:
+            ConfigurationError: There is none, and the checkpoint is of a training with one.
+        """
+        if hook is None and self.memory.get(HOOK_STATE):
+            raise ConfigurationError("the checkpoint is of a run with an audit: resume it with its original audit.")
+        self.hook = hook
+
     def begin(
         self,
         sampling: Sampling,
@@ -309,8 +351,6 @@ class ReleaseEngine:
             self.noise_multiplier = self.budget.calibrated(plan, horizon)
         # At a multiplier of 1 first, since what solves for it asks the plan how the cost moves with it.
         plan = replace(plan, noise=self._make_noise(self.noise_multiplier, noise_factors))
-        if self.canaries is not None:
-            self.canaries.check(plan.noise)
         if plan.sampling.cycle > 1 and (size_factors or not plan.noise.constant):
             raise ConfigurationError(
                 "the first of the batches that take turns states the cost of a whole round, so that noise and size "
@@ -340,7 +380,7 @@ class ReleaseEngine:
             lot_source: See `Header`.
 
         Raises:
-            ConfigurationError: The noise of a step depends on that of others, or canaries are for other parameters.
+            ConfigurationError: The noise of a step depends on that of others, or an audit is of other parameters.
         """
         before = self.mechanism
         if not before.training_plan.noise.independent:
@@ -348,10 +388,10 @@ class ReleaseEngine:
                 "the trainable parameters have changed, and the noise of a step depends on that of earlier ones for "
                 "other parameters: freeze and unfreeze before the training."
             )
-        if self.canaries is not None:
+        if self.hook is not None:
             raise ConfigurationError(
-                "the trainable parameters have changed, and the canaries of the audit are vectors of those that the "
-                "training began with: audit=none, or freeze and unfreeze before the training."
+                "the trainable parameters have changed, and the audit is of those that the training began with: "
+                "audit=none, or freeze and unfreeze before the training."
             )
         # The lots stay as they are drawn, though the plan, by which their key was made, is another one from here on.
         self._lot_key = self.lot_key
@@ -563,8 +603,8 @@ class ReleaseEngine:
             if self.recipe.private:
                 raise ConfigurationError("exact sums of private records may not be watched.")
             watch(mechanism)
-        if self.canaries is not None:
-            self.canaries.insert(mechanism, self.num_releases)
+        if self.hook is not None:
+            self.hook.insert(mechanism, self.num_releases)
         if self.processes.world > 1:
             self.processes.add_up(mechanism.total)
         exact = mechanism.total.clone() if self.budget.repeated.total() else None  # until the replay is seen to be one
@@ -576,8 +616,8 @@ class ReleaseEngine:
             mechanism.total.copy_(exact)
             self.phase = self.budget.leave_replay(self.num_releases)
             self._add_noise()
-        if self.canaries is not None:
-            self.canaries.read(mechanism)
+        if self.hook is not None:
+            self.hook.read(mechanism)
         if self.recipe.private:  # on disk before anything uses the noised sum
             self.budget.record(self._released())
         self.num_releases += 1
@@ -628,8 +668,8 @@ class ReleaseEngine:
         }
         if self._mechanism is not None:
             state |= self._mechanism.state_dict()
-        if self.canaries is not None:
-            state["canaries"] = self.canaries.state_dict()
+        if self.hook is not None:
+            state[HOOK_STATE] = self.hook.state_dict()
         state["place"] = (self.phase, self.lot_phase)
         state["first_weights"] = self.first_weights
         state["lot_key"] = self._lot_key

@@ -33,7 +33,6 @@ from dpbench.optimizers import NoiseAware, NoiseStds
 from dpbench.privacy.accounting.composition import doubts_about
 from dpbench.privacy.accounting.stated_plan import own_process
 from dpbench.privacy.budget import ENDLESS, TrainingLength
-from dpbench.privacy.canaries.canaries import GradientCanaries
 from dpbench.privacy.events import effective_noise_multiplier
 from dpbench.privacy.mechanism.adaptive import with_bounds
 from dpbench.privacy.mechanism.clipping import VectorGroup
@@ -52,7 +51,7 @@ from dpbench.records.source import (
 )
 from dpbench.records.training import Training, TrainingStep
 from dpbench.records.watched_hooks import apart
-from dpbench.session._canaries import leave_scores, let_canaries_in
+from dpbench.session.audit import Audit
 from dpbench.session.executor import SessionParts
 from dpbench.session.executors import executor_of, keyed_by
 
@@ -78,7 +77,7 @@ class PrivateSession:
         releases: Makes the sums of a lot private.
         source: Turns lots into per-record gradients.
         guards: What is looked at, in this order.
-        audit: Canaries that join the lots, or None.
+        audit: Takes part in the releases, or None.
         delta: δ of the guarantee.
         executor: The name of what carries out the arithmetic, see `executor_of`.
 
@@ -107,7 +106,7 @@ class PrivateSession:
         releases: ReleaseEngine,
         source: RecordSource,
         guards: Sequence[type[Guard]],
-        audit: GradientCanaries | None,
+        audit: Audit | None,
         delta: float,
         executor: str,
     ) -> None:
@@ -239,8 +238,9 @@ class PrivateSession:
             are_lots_seeded=lots.seed is not None,
             key_of=lambda kept: keyed_by(key_of(kept), self._executor),
         )
-        # Canaries enlarge the population, so that they join before the sampling is read.
-        let_canaries_in(self._audit, releases, lots, trained)
+        # Records of an audit enlarge the population, so that they join before the sampling is read.
+        releases.follow(None if self._audit is None else self._audit.hook(releases, lots, trained))
+        lots.added = 0 if releases.hook is None else releases.hook.added
         sampling = lots.sampling
         source.begin(self.loader)
         self._horizon = horizon
@@ -537,7 +537,8 @@ class PrivateSession:
                 )
         self._executor.detach()
         self.source.detach()
-        leave_scores(releases)  # last: a full disk keeps neither the ledger's lock nor the module
+        if releases.hook is not None:
+            releases.hook.end()  # last: a full disk keeps neither the ledger's lock nor the module
 
 
 def _out_of_memory(training: Training, source: RecordSource) -> str:

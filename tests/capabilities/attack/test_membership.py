@@ -24,10 +24,10 @@ from dpbench.capabilities.attack.membership import (
     rmia,
     rmia_offline,
 )
+from dpbench.capabilities.auditing.canaries.scores import Floats
 from dpbench.capabilities.auditing.one_run import Guesses, choose_guesses, count_right, one_run, one_run_fdp
 from dpbench.errors import ConfigurationError
 from dpbench.harness.reports.roc import roc
-from dpbench.privacy.canaries.scores import Floats
 
 
 def gaussian_game(

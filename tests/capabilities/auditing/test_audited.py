@@ -29,7 +29,8 @@ from tests.capabilities.auditing.test_report import continued, leave
 from tests.capabilities.auditing.worlds import World
 
 WORLD = World(z=0.8, releases=40, canaries=800)
-CANARIES = {"_target_": "dpbench.privacy.canaries.canaries.GradientCanaries"}
+NO_CHECKPOINT: dict[str, Any] = {"callbacks": {}}
+CANARIES = {"_target_": "dpbench.capabilities.auditing.canaries.canaries.GradientCanaries"}
 WORDS = [
     "audit=gradient_canaries", "audit.canaries=100", "model=mlp", "model.hidden=[16]", "data.image_size=8",
     "logger=none", "trainer.max_steps=8", "strategy.target_epsilon=4",
@@ -42,7 +43,7 @@ def audited(noise: float) -> tuple[dict[str, bytes], dict[str, Any]]:
     """Files of a run with so much of its noise, and what its audit finds, once."""
     with TemporaryDirectory() as place:
         folder = leave(Path(place) / "run", replace(WORLD, noise=noise), WORLD)
-        found = EndOfRun().audit(Run(RunFolder(folder), {"audit": CANARIES}))
+        found = EndOfRun().audit(Run(RunFolder(folder), {"audit": CANARIES}), NO_CHECKPOINT)
         return {path.name: path.read_bytes() for path in folder.iterdir()}, dict(found or {})
 
 
@@ -102,8 +103,8 @@ def test_only_the_real_end_is_audited(tmp_path: Path, monkeypatch: pytest.Monkey
     def killed(*_: Any, **__: Any) -> None:
         raise ConfigurationError("killed")
 
-    def counted(self: EndOfRun, run: Run) -> Any:
-        audits.append(audit(self, run))
+    def counted(self: EndOfRun, run: Run, checkpoint: Any) -> Any:
+        audits.append(audit(self, run, checkpoint))
         return audits[-1]
 
     monkeypatch.setattr(EndOfRun, "audit", counted)
@@ -206,14 +207,14 @@ def test_a_run_that_cannot_be_audited_says_why(tmp_path: Path) -> None:
     leave(tmp_path / "run", WORLD)
     continued(tmp_path / "run")
     run = Run(RunFolder(tmp_path / "run"), {"run": {"name": "x"}, "seed": 0, "audit": CANARIES})
-    record = write_result(run, {}, 40, 1.0, 1.0, audit=EndOfRun().audit(run))
+    record = write_result(run, {}, 40, 1.0, 1.0, audit=EndOfRun().audit(run, NO_CHECKPOINT))
     end = summary(record, run.folder, "")
     assert "verdict         none: " in end and "continued" in end
     table = RunTable.read([tmp_path]).frame()
     assert table[AUDITED_LABEL].isna().all() and table["verdict"][0].startswith("none: ")
     none = Run(RunFolder(tmp_path), {"run": {"name": "x"}, "seed": 0, "audit": CANARIES})
-    assert EndOfRun().audit(none) is None  # nothing was released
-    assert EndOfRun().audit(Run(run.folder, {"audit": None})) is None
+    assert EndOfRun().audit(none, NO_CHECKPOINT) is None  # nothing was released
+    assert EndOfRun().audit(Run(run.folder, {"audit": None}), NO_CHECKPOINT) is None
 
 
 @pytest.mark.slow

@@ -125,7 +125,13 @@ def test_runs_without_a_result_are_named_and_not_averaged(tmp_path: Path) -> Non
 def test_what_learned_from_canaries_stands_apart_and_shows_no_accuracy(tmp_path: Path) -> None:
     finished(tmp_path / "a", 0.1, 0, 0.9)
     finished(tmp_path / "b", 0.1, 1, 0.7)
-    finished(tmp_path / "c", 0.1, 2, 0.1, config={"audit": {"_target_": "dpbench.privacy.canaries.GradientCanaries"}})
+    finished(
+        tmp_path / "c",
+        0.1,
+        2,
+        0.1,
+        config={"audit": {"_target_": "dpbench.capabilities.auditing.canaries.GradientCanaries"}},
+    )
     first, second = cells(grouped([tmp_path], ["optimizer.lr"]))
     assert {first["n"]: first[ACCURACY], second["n"]: second[ACCURACY]} == {"2": "80.00 ± 14.14", "1": "–"}
     assert {first["trained with canaries"], second["trained with canaries"]} == {"–", "yes"}

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dpbench.cli import main
-from dpbench.errors import BudgetExhausted, ConfigurationError, Interrupted
+from dpbench.errors import BudgetExhausted, Interrupted
 from dpbench.harness.run.train import train
 from dpbench.harness.runs.folder import RunFolder
 from dpbench.harness.runs.record import read_result
@@ -129,13 +129,6 @@ def test_a_budget_that_is_spent_stays_spent_and_a_larger_one_keeps_the_noise(tmp
     assert record["privacy"]["noise_multiplier"] == noise
     assert 3 < record["privacy"]["epsilon"]["rdp"] <= 4 and 5 < record["steps"] <= 9
     assert record["steps"] == len(read_ledger(RunFolder(run).ledger).releases)
-
-
-def test_a_run_whose_audit_was_read_is_not_made_longer(tmp_path: Path) -> None:
-    words = ["audit=gradient_canaries", "audit.canaries=20"]
-    train(config_of(*words, "trainer.max_steps=3"), tmp_path / "run")
-    with pytest.raises(ConfigurationError, match="was audited at its end: .* Train a new run of that many steps"):
-        train(config_of(*words, "run.resume=true"), tmp_path / "run")
 
 
 def test_a_schedule_that_was_planned_for_the_first_length_is_told(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from scipy import special
 
 from dpbench.capabilities.attack.results import FALSE_POSITIVE_RATES, Estimate, MeasuredAttack, rounded
+from dpbench.capabilities.auditing.canaries.scores import Flags, Floats
 from dpbench.capabilities.auditing.one_run import choose_guesses, count_right, one_run, one_run_fdp
 from dpbench.errors import ConfigurationError
 from dpbench.harness.reports.roc import RATES, Roc, roc
-from dpbench.privacy.canaries.scores import Flags, Floats
 
 Groups = NDArray[np.integer[Any]]
 LEVEL = 0.05

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from pydantic_core import to_jsonable_python
 
+from dpbench.capabilities.auditing.canaries.scores import Flags, Floats, GameSums, Scores
+from dpbench.capabilities.auditing.canaries.whitening import RoundSums
 from dpbench.capabilities.auditing.declared import (
     Check,
     ReleaseGame,
@@ -28,8 +30,6 @@ from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.composition import epsilon, nominal_events
 from dpbench.privacy.accounting.ledger import Ledger
 from dpbench.privacy.accounting.tradeoff import TradeOff
-from dpbench.privacy.canaries.scores import Flags, Floats, GameSums, Scores
-from dpbench.privacy.canaries.whitening import RoundSums
 
 TOLERANCE = 0.005  # by how much noise and sensitivity may differ from the declaration without a word
 KEYS = {

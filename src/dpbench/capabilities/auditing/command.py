@@ -50,7 +50,7 @@ def _audit(options: argparse.Namespace) -> Answer:
     Status 3 if something is wrong with the run.
     """
     from dpbench.capabilities.auditing.audit import Verdict
-    from dpbench.capabilities.auditing.report import audit_by_labels, audit_run
+    from dpbench.capabilities.auditing.report import PICTURE, audit_by_labels, audit_run
     from dpbench.harness.reports.figures import write_figure
     from dpbench.harness.reports.roc import roc_figure
     from dpbench.harness.runs.folder import RunFolder
@@ -72,6 +72,6 @@ def _audit(options: argparse.Namespace) -> Answer:
             report = audit_by_labels(run, label_scores(run, options.trust), options.confidence)
         else:
             report = audit_run(options.run, options.confidence)
-    picture = write_figure(run.audit_picture, roc_figure([report.roc_panel]))
+    picture = write_figure(run.path / PICTURE.file, roc_figure([report.roc_panel]))
     text = f"{report.text}\n  {'picture':<12} {picture}"
     return Answer(text, report.facts, 0 if report.result.verdict == Verdict.CONSISTENT else 3)

@@ -15,7 +15,7 @@ from dpbench.harness.run.evaluation import score_members
 from dpbench.harness.run.saved_config import read_config
 from dpbench.harness.run.saved_module import final_checkpoint, load_module, require_module
 from dpbench.harness.runs.folder import RunFolder
-from dpbench.harness.runs.record import has_canaries
+from dpbench.harness.runs.record import is_audited
 from dpbench.modules.image_classifier import ImageClassifier
 
 
@@ -25,7 +25,7 @@ def is_on_noise(run: RunFolder) -> bool:
     if NOISE not in run.config.read_text(encoding="utf-8", errors="replace"):
         return False
     config = read_config(run)
-    return config["data"].get("name") == NOISE and not has_canaries(config)
+    return config["data"].get("name") == NOISE and not is_audited(config)
 
 
 def label_scores(run: RunFolder, trust: bool = False) -> LabelScores:

@@ -12,9 +12,12 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from dpbench.capabilities.auditing.audit import NO_PROOF, Audit, Verdict, audit
+from dpbench.capabilities.auditing.canaries.file import READABLE, SCHEMA, keep_scores
+from dpbench.capabilities.auditing.canaries.scores import Scores
 from dpbench.capabilities.auditing.family import Family
 from dpbench.capabilities.auditing.labels import LabelScores, audit_labels
 from dpbench.errors import ConfigurationError, DPBenchError, LedgerError
+from dpbench.harness.reports.figures import FolderPicture
 from dpbench.harness.reports.roc import RATES, RocPanel, roc
 from dpbench.harness.runs.folder import RunFolder
 from dpbench.harness.runs.ledgers import read_run_ledger
@@ -23,12 +26,17 @@ from dpbench.harness.runs.readers import read_json
 from dpbench.harness.runs.record import CONFIDENCE, read_result
 from dpbench.privacy.accounting.seal import Seal, difference
 from dpbench.privacy.accounting.tradeoff import trade_off
-from dpbench.privacy.canaries.file import READABLE, SCHEMA
-from dpbench.privacy.canaries.scores import Scores
 from dpbench.templates import render
 
 _MOST_GROUPS = 6  # of parameters, named
 _HOW = "dpbench train ... audit=gradient_canaries"
+PICTURE = FolderPicture(
+    section="audit",
+    title="Audit",
+    file="audit.png",
+    words="scores of canaries and their ROC curve, as dpbench audit draws them, which prints all bounds and checks",
+)
+"""An entry point of `dpbench.pictures`."""
 VERDICTS = {
     Verdict.VIOLATED: "a lower bound is above the sound epsilon: mechanism or ledger is wrong",
     Verdict.NOT_AS_DECLARED: "no bound is above the sound epsilon, but what was done is not what was declared",
@@ -153,14 +161,21 @@ def audit_run(folder: Path, confidence: float = 0.95) -> AuditReport:
     return AuditReport(run, result, file.scores, family, file.left_out, stored)
 
 
-def kept_audit(folder: Path) -> dict[str, Any]:
+def kept_audit(run: RunFolder, checkpoint: Mapping[str, Any]) -> dict[str, Any] | None:
     """What a run keeps of its audit: bounds and verdict, or why there are none; an entry point of `dpbench.audits`.
 
     Args:
-        folder: Of a run with canaries that has made its last step.
+        run: The folder of a run with canaries that has made its last step.
+        checkpoint: Of that step.
+
+    Returns:
+        None where nothing was released.
     """
+    keep_scores(checkpoint, run.audit)
+    if not run.audit.is_file():
+        return None
     try:
-        return audit_run(folder, CONFIDENCE).result.summary()
+        return audit_run(run.path, CONFIDENCE).result.summary()
     except DPBenchError as error:  # the model is trained: its result is not lost for that
         return {"why_not": str(error)}
 

@@ -19,11 +19,11 @@ from dpbench.harness.runs.numbers import (
     noise_text,
     seconds_text,
 )
-from dpbench.harness.runs.record import doubt, has_canaries, is_audited, verdict_of
+from dpbench.harness.runs.record import doubt, is_audited, verdict_of
 from dpbench.templates import render
 
 _AUDITS = "dpbench.audits"
-"""Group of entry points: functions from the folder of a run with canaries to what its result keeps of an audit."""
+"""Group of entry points: functions from the folder and the last checkpoint of an audited run to what is kept of it."""
 
 
 class EndOfRun:
@@ -37,14 +37,13 @@ class EndOfRun:
         plot_diagnostics(run.folder, run.config["run"]["name"])
         return {} if picture is None else {"curves": picture}
 
-    def audit(self, run: Run) -> Mapping[str, Any] | None:
-        """What the run's canaries tell of its epsilon; None where it had none, or released nothing."""
-        if not (has_canaries(run.config) and run.folder.audit.is_file()):
-            return None
-        found: dict[str, Any] = {}
-        for entry in entry_points(group=_AUDITS):
-            found |= entry.load()(run.folder.path)
-        return found or {"why_not": "nothing that is installed audits runs"}
+    def audit(self, run: Run, checkpoint: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """What an audit tells of a run's epsilon; None where it was not audited, or released nothing."""
+        if is_audited(run.config):
+            for entry in entry_points(group=_AUDITS):
+                kept: Mapping[str, Any] | None = entry.load()(run.folder, checkpoint)
+                return kept
+        return None
 
     def summarize(self, run: Run, record: Mapping[str, Any], opening: str) -> None:
         """Print the summary."""
@@ -77,7 +76,7 @@ def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
         noise=noise_text(privacy) if "noise_multiplier" in privacy else "",
         held_out=_held_out(record["config"].get("data") or {}),
         shared_noise=shared_with_neighbors(folder),
-        audit=_audit(privacy) if is_audited(record) else {},
+        audit=_audit(privacy) if is_audited(record["config"]) else {},
         place=from_here(folder.path),
         typed_place=typed(folder.path),
         pictures=[from_here(path) for path in sorted(folder.path.glob("*.png"))],
@@ -90,7 +89,7 @@ def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
 
 
 def _audit(privacy: Mapping[str, Any]) -> dict[str, str]:
-    """What the audit of a run with canaries found: its limit of epsilon, and its verdict."""
+    """What the audit of a run found: its limit of epsilon, and its verdict."""
     audit = privacy.get("audit") or {"why_not": "nothing was released"}
     verdict = f"{verdict_of({'audit': audit})}"
     if audit.get("verdict") is None:

@@ -150,7 +150,7 @@ def row_of(folder: RunFolder, record: Mapping[str, Any] | None = None) -> RunRow
         record=record,
         folder=folder,
         words={
-            "trained with canaries": "yes" if is_audited(record) else ABSENT,
+            "trained with canaries": "yes" if is_audited(record["config"]) else ABSENT,
             "evaluation split": record.get("judged_on", ABSENT),
             "unit": privacy.get("unit") or ABSENT,
             "verdict": verdict_of(privacy) or ABSENT,

@@ -139,7 +139,7 @@ def _require_extendable(run: Run) -> None:
     damage = record["privacy"].get("damage")
     if damage is not None:
         raise ConfigurationError(f"{folder}: {damage}. Restore the ledger, or train a new run.")
-    if is_audited(record):
+    if is_audited(record["config"]):
         raise ConfigurationError(
             f"{folder} was audited at its end: continuing after reading an audit would select the outcome of the "
             "next one. Train a new run of that many steps."

@@ -27,7 +27,7 @@ from dpbench.harness.run.evaluation import Exposure, TrainingRecords
 from dpbench.harness.run.processes import first_of_node_first, launched_process
 from dpbench.harness.runs.folder import RunFolder
 from dpbench.harness.runs.provenance import fingerprint
-from dpbench.harness.runs.record import has_canaries
+from dpbench.harness.runs.record import is_audited
 from dpbench.models import train_only
 from dpbench.options import check_options, options_of
 from dpbench.records.source import RecordSource
@@ -56,7 +56,7 @@ def build_strategy(config: dict[str, Any], folder: RunFolder) -> pl.Callback:
     secure = options.pop("secure", False)
     records: RecordSource | None = _build("records", config)
     if not issubclass(cls, PrivateStrategy):
-        if has_canaries(config):
+        if is_audited(config):
             raise ConfigurationError(
                 "an audit asks what private releases show: choose a private strategy, or audit=none."
             )
@@ -68,11 +68,6 @@ def build_strategy(config: dict[str, Any], folder: RunFolder) -> pl.Callback:
         cls = FederatedAveraging
         options = {}
     refuse_precision(config["trainer"].get("precision"))
-    if has_canaries(config) and config["data"].get("membership") is not None:
-        raise ConfigurationError(
-            "an audit counts on the sizes of batches, which data.membership halves: audit a run without it, or attack "
-            "one without canaries (audit=none)."
-        )
     after = config.get("after")
     options |= {
         "seed": None if secure else config["seed"],

@@ -32,7 +32,7 @@ from dpbench.harness.runs.command import key_of
 from dpbench.harness.runs.folder import Run, RunFolder
 from dpbench.harness.runs.metrics_log import MetricsCSV
 from dpbench.harness.runs.readers import read_json
-from dpbench.harness.runs.record import has_canaries
+from dpbench.harness.runs.record import is_audited
 from dpbench.options import checked_value, options_of
 from dpbench.strategies import PrivateStrategy
 
@@ -112,7 +112,7 @@ def run_names(config: Mapping[str, Any], origin: Origin) -> dict[str, Any]:
         "name": " ".join([run["name"], *words])[:_LONGEST_NAME],
         "group": (origin.sweep or run["group"])[-_LONGEST_NAME:],
         "tags": list(run["tags"]),
-        "job_type": "audit" if has_canaries(config) else "train",
+        "job_type": "audit" if is_audited(config) else "train",
     }
 
 

@@ -97,10 +97,6 @@ def with_later_options(config: dict[str, Any]) -> dict[str, Any]:
         strategy.pop("coefficients", None)
     if data.get("_target_") in _SPLIT_BY_NUMBER:
         data.setdefault("split", "permutation")
-    for options in groups.get("callbacks", {}).values():
-        target = str(options.get("_target_")) if isinstance(options, dict) else ""
-        if target.endswith(".synthesis.samples.SampleGrid"):  # moved
-            options["_target_"] = "dpbench.harness.run.samples.SampleGrid"
     return config
 
 

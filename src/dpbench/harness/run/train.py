@@ -20,7 +20,6 @@ from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
 from dpbench.callback.lines import show_lines
-from dpbench.callback.strategy import keep_scores
 from dpbench.canonical import digest_of
 from dpbench.code import code_hash
 from dpbench.errors import BudgetExhausted, ConfigurationError, Diverged, DPBenchError, Interrupted, brief
@@ -65,8 +64,13 @@ class Reporter(Protocol):
     def draw(self, run: Run) -> Mapping[str, Path]:
         """Draw pictures into the folder, before the result is written; returns those that wandb shows, by name."""
 
-    def audit(self, run: Run) -> Mapping[str, Any] | None:
-        """Audit a run by its canaries, for its result; returns None where it had none."""
+    def audit(self, run: Run, checkpoint: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Audit a run, for its result; returns None where nothing took part in it that audits.
+
+        Args:
+            run: The run.
+            checkpoint: Of its last step.
+        """
 
     def summarize(self, run: Run, record: Mapping[str, Any], opening: str) -> None:
         """Show the result.
@@ -353,8 +357,7 @@ def _finish(
         trainer.test(module, datamodule=data, verbose=False)
         _add_metrics(metrics, trainer)
     pictures = reporter.draw(run) if reporter is not None else {}
-    keep_scores(checkpoint, folder.audit)
-    audit = reporter.audit(run) if reporter is not None else None
+    audit = reporter.audit(run, checkpoint) if reporter is not None else None
     seconds_total = last.seconds_before + time.perf_counter() - start
     members = getattr(data, "members", None)
     record = write_result(

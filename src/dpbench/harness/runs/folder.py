@@ -61,8 +61,7 @@ class RunFolder:
         partial_result: Record of an interrupted run.
         diverged: Why a run ended that diverged, which nobody resumes.
         evaluation: Evaluation of a GAN's synthetic images.
-        audit: What the canaries of an audited run saw, see `privacy.canaries.file`.
-        audit_picture: What `dpbench audit` draws.
+        audit: What an audit saw of the releases.
         curves: Picture of the metrics.
         samples: Picture of what a GAN generates now.
         samples_by_step: Folder of such pictures, one for each validation.
@@ -90,7 +89,6 @@ class RunFolder:
     diverged = _Entry("diverged.txt")
     evaluation = _Entry("evaluation.json")
     audit = _Entry("audit.json")
-    audit_picture = _Entry("audit.png")
     curves = _Entry("curves.png")
     samples = _Entry("samples.png")
     samples_by_step = _Entry("samples", is_folder=True)

@@ -30,7 +30,7 @@ def read_result(folder: RunFolder) -> dict[str, Any]:
 
     `judged_on` is there with it. What was found of a checkpoint on the way is left out. `privacy` holds `damage` where
     the ledger was not intact in the end, is not what it was then, or is gone. Its `audit` holds nothing else than
-    `damage` where the ledger, or what the canaries saw, is not what was audited.
+    `damage` where the ledger, or what the audit saw, is not what was audited.
 
     Raises:
         ConfigurationError: A file is damaged.
@@ -56,20 +56,15 @@ def read_result(folder: RunFolder) -> dict[str, Any]:
     return record
 
 
-def has_canaries(config: Mapping[str, Any]) -> bool:
-    """Whether canaries join the lots of runs of a configuration."""
+def is_audited(config: Mapping[str, Any]) -> bool:
+    """Whether records of an audit join the lots of runs of a configuration: their accuracy is not that of the rest."""
     return bool((config.get("audit") or {}).get("_target_"))
 
 
-def is_audited(record: Mapping[str, Any]) -> bool:
-    """Whether canaries joined the lots of a run: then its accuracy is not that of its settings."""
-    return has_canaries(record["config"])
-
-
 def without_accuracy(record: Mapping[str, Any]) -> dict[str, float | None]:
-    """Final figures of a run; where its model learned from canaries, none of how good it is."""
+    """Final figures of a run; where its model learned from records of an audit, none of how good it is."""
     metrics: dict[str, float | None] = dict(record["metrics"])
-    if is_audited(record):
+    if is_audited(record["config"]):
         for name in record["metrics"]:
             if name.startswith((*MEASURED, "evaluation/")):
                 metrics.pop(name)
@@ -91,7 +86,7 @@ def audited_epsilon(privacy: Mapping[str, Any]) -> float:
 
 
 def verdict_of(privacy: Mapping[str, Any]) -> str | None:
-    """The verdict on a run, or why there is none; None where it had no canaries."""
+    """The verdict on a run, or why there is none; None where it was not audited."""
     audit = privacy.get("audit")
     if audit is None:
         return None
@@ -111,7 +106,7 @@ def accusation(verdict: object) -> str | None:
 
 
 def _other_scores(folder: RunFolder, audit: Mapping[str, Any]) -> str | None:
-    """Say that what the canaries saw is not what was audited; None also where it was not kept."""
+    """Say that what the audit saw has changed; None also where it was not kept."""
     if not folder.audit.is_file() or audit.get("scores") == _hash(folder.audit):
         return None
     return f"{folder.audit.name} is not what was audited: it was edited, or is of another run"
@@ -193,7 +188,7 @@ def write_result(
         seconds: Wall time of the training, all sessions together.
         seconds_total: The same with the final test.
         finished: False writes the record of a run that can be resumed, under another name.
-        audit: What its canaries tell, if it had any; kept with the hash of what they saw.
+        audit: Result of its audit, if there was one; kept with the hash of what it saw.
         members: Hash of who was a member, in an experiment on membership.
 
     Returns:

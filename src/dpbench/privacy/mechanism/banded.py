@@ -134,6 +134,11 @@ class BandedNoise(Noise):
         return len(self.coefficients)
 
     @property
+    def whitening(self) -> tuple[float, ...]:
+        """First column of C."""
+        return self.coefficients
+
+    @property
     def vectors(self) -> int:
         """Number of vectors like the sum that are kept."""
         return self.bands - 1

@@ -92,6 +92,11 @@ class Noise(ABC):
         return True
 
     @property
+    def whitening(self) -> tuple[float, ...] | None:
+        """c_0 to c_{b−1}, of norm 1: Σ_k c_k n_{t−k} is independent from step to step; None: nobody states them."""
+        return (1.0,) if self.independent else None
+
+    @property
     def bands(self) -> int:
         """Number of steps over which it is correlated: batches hold a record at most once in so many."""
         return 1

@@ -117,7 +117,7 @@ class Sampling(ABC):
         if not _alike(self, rebuilt):
             raise ConfigurationError(
                 f"{self.kind!r} batches have parameters that their rate does not determine, so nobody knows how they "
-                "are drawn among more records, such as the canaries of an audit: state it, "
+                "are drawn among more records, such as those of an audit: state it, "
                 f"{type(self).__name__}.among()."
             )
         rate = self.expected_batch_size / population

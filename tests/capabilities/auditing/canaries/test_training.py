@@ -15,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from dpbench import strategies
+from dpbench.capabilities.auditing.canaries.canaries import Canaries, GradientCanaries
+from dpbench.capabilities.auditing.canaries.scores import Scores, ScoreSums
 from dpbench.cli import main
 from dpbench.data import ImageDataModule, UserDataModule
 from dpbench.errors import ConfigurationError
@@ -24,8 +26,6 @@ from dpbench.models import MLP
 from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.accounting.seal import seal_of
-from dpbench.privacy.canaries.canaries import GradientCanaries
-from dpbench.privacy.canaries.scores import Scores, ScoreSums
 from dpbench.privacy.mechanism.noise_process import Noise
 from dpbench.privacy.sampling import TruncatedPoissonSampling
 from dpbench.records import LocalTraining, Users
@@ -110,8 +110,8 @@ def check(seen: Seen, strategy: strategies.PrivateStrategy) -> float:
 
     With 2/3 or 3/2 of the noise, or of the moves, it fails.
     """
-    canaries = strategy._releases.canaries
-    assert canaries is not None
+    canaries = strategy._releases.hook
+    assert isinstance(canaries, Canaries)
     member = canaries.member
     replace_one, reach = canaries.sums.seen.replace_one, canaries.sums.seen.reach
     there = np.concatenate([drawn for _, drawn, _, _ in seen])
@@ -216,9 +216,9 @@ def test_a_resumed_run_sees_the_same(tmp_path: Path) -> None:
     _, trainer = train(strategies.DPSGD, tmp_path / "parts", steps=6, fingerprint="f")
     trainer.save_checkpoint(tmp_path / "six.ckpt")
     train(strategies.DPSGD, tmp_path / "parts", steps=10, fingerprint="f", checkpoint=tmp_path / "six.ckpt")
-    for other in (GradientCanaries(CANARIES - 50, seed=1), None):
+    for other, message in ((GradientCanaries(CANARIES - 50, seed=1), "with other canaries"), (None, "with an audit")):
         options = {"audit": other, "checkpoint": tmp_path / "six.ckpt", "fingerprint": "f"}
-        with pytest.raises(ConfigurationError, match="of a run with other canaries"):
+        with pytest.raises(ConfigurationError, match=message):
             train(strategies.DPSGD, tmp_path / "x", **options)
     whole, parts = scores_of(tmp_path / "whole"), scores_of(tmp_path / "parts")
     assert whole == parts and whole["scores"]["releases"] == 10
@@ -232,7 +232,7 @@ def test_a_full_disk_keeps_nothing_locked(tmp_path: Path, monkeypatch: pytest.Mo
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dpbench.session._canaries.write_scores", full)
+    monkeypatch.setattr("dpbench.capabilities.auditing.canaries.canaries.write_scores", full)
     with pytest.raises(OSError, match="No space left"):
         train(strategies.DPSGD, tmp_path, steps=2)
     open_locked(tmp_path / "ledger.jsonl").close()
@@ -241,8 +241,8 @@ def test_a_full_disk_keeps_nothing_locked(tmp_path: Path, monkeypatch: pytest.Mo
 def test_other_records_get_what_they_would_get_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The canaries' rows are sparse: at all other coordinates the sums are those of the lot."""
     strategy, _ = train(strategies.DPSGD, tmp_path, steps=1)
-    canaries, mechanism = strategy._releases.canaries, strategy.mechanism
-    assert canaries is not None
+    canaries, mechanism = strategy._releases.hook, strategy.mechanism
+    assert isinstance(canaries, Canaries)
     monkeypatch.setattr(canaries, "_in_lot", lambda release: canaries.member)
     mechanism.clear()
     canaries.insert(mechanism, 1)
@@ -271,7 +271,7 @@ def test_the_command_line_audits(tmp_path: Path) -> None:
     small = [*words, "logger=none", "trainer.max_steps=4", f"hydra.run.dir={tmp_path / 'run'}"]
     assert main(["train", *small]) == 0
     assert scores_of(tmp_path / "run")["scores"]["releases"] == 4
-    assert is_audited(json.loads((tmp_path / "run" / "result.json").read_text()))
+    assert is_audited(json.loads((tmp_path / "run" / "result.json").read_text())["config"])
 
 
 def test_nothing_to_audit_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,20 +18,21 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
+from dpbench.capabilities.auditing.canaries.file import FILE_NAME, write_scores
+from dpbench.capabilities.auditing.canaries.run_probe import RunProbe
+from dpbench.capabilities.auditing.canaries.scores import ScoreSums
+from dpbench.capabilities.auditing.canaries.whitening import Rounds
+from dpbench.data.lots import Lots
 from dpbench.errors import ConfigurationError
 from dpbench.options import Count, check_options
-from dpbench.privacy.canaries.run_probe import AuditedLots, RunProbe
-from dpbench.privacy.canaries.scores import ScoreSums
-from dpbench.privacy.canaries.whitening import Rounds
 from dpbench.privacy.gradients.parameter import InstantiatedGradients, ParameterGradients
-from dpbench.privacy.mechanism.banded import BandedNoise
 from dpbench.privacy.mechanism.clipping import VectorGroup
 from dpbench.privacy.mechanism.mechanism import Mechanism
 from dpbench.privacy.mechanism.noise_process import Noise
-from dpbench.privacy.mechanism.recipe import Recipe
-from dpbench.privacy.processes import Processes
-from dpbench.privacy.randomness import Stream, keyed_sequence
+from dpbench.privacy.randomness import Stream, fresh_key, keyed_sequence
+from dpbench.privacy.releases import HOOK_STATE, ReleaseEngine, TrainableParameters
 from dpbench.privacy.sampling import Sampling
+from dpbench.session.audit import Audit
 
 _DEFAULT = 2000
 # Of a spike, in bounds: what is not clipped is seen.
@@ -46,7 +47,7 @@ _FEWEST = 20  # below, no bound says anything
 
 
 @dataclass(frozen=True)
-class GradientCanaries:
+class GradientCanaries(Audit):
     """How a training is audited: by canaries that are vectors, not examples; see `Canaries`.
 
     The population of an audited run counts the canaries, and its model has learned from them: train again without.
@@ -64,6 +65,24 @@ class GradientCanaries:
 
     def __post_init__(self) -> None:
         check_options(GradientCanaries, vars(self))
+
+    def hook(self, releases: ReleaseEngine, lots: Lots, trained: TrainableParameters) -> Canaries:
+        """Make the canaries of a training; a resumed one has those that it began with.
+
+        Raises:
+            ConfigurationError: There is no room for so many, nothing to audit, or the checkpoint has others.
+        """
+        memory = releases.memory.get(HOOK_STATE) or {}
+        key = memory.get("key", fresh_key() if self.seed is None else self.seed)
+        canaries = Canaries(self.canaries, releases.processes.broadcast(key), releases, lots, trained)
+        if memory:
+            try:
+                canaries.sums.load_state_dict(memory["sums"])
+            except ValueError:
+                raise ConfigurationError(
+                    "the checkpoint is of a run with other canaries: resume it with its original audit."
+                ) from None
+        return canaries
 
 
 class SparseGradients(ParameterGradients):
@@ -134,14 +153,12 @@ class Canaries:
     with room moves by its declared sensitivity, or by as much as the transform leaves of a spike.
 
     Args:
-        options: How many, and the seed.
+        requested: Number of canaries; None: the default, or as many as there is room for.
         key: Of coins and coordinates, the same on all processes.
-        recipe: What is done with records.
+        releases: Of the training.
         lots: Lots of the training. Where neighbors differ in the content of a record, a canary that does not exist is
             there with the opposite sign.
-        names: Of the trained parameters.
-        sizes: Number of coordinates of each.
-        processes: All of this training.
+        trained: Parameters that are updated.
 
     Attributes:
         member: Coin of each canary, shape (m,).
@@ -155,25 +172,38 @@ class Canaries:
 
     def __init__(
         self,
-        options: GradientCanaries,
+        requested: int | None,
         key: int,
-        recipe: Recipe,
-        lots: AuditedLots,
-        names: Sequence[str],
-        sizes: Sequence[int],
-        processes: Processes,
+        releases: ReleaseEngine,
+        lots: Lots,
+        trained: TrainableParameters,
     ) -> None:
+        recipe = releases.recipe
+        processes = releases.processes
+        sizes = trained.sizes
         if not recipe.private:
             raise ConfigurationError(
                 "an audit asks what private releases show, and this strategy makes none: audit=none."
             )
+        if releases.unit_noise.whitening is None:
+            raise ConfigurationError(
+                "canaries are scored in releases whose noise is independent from step to step, or whitened by the "
+                "coefficients of banded noise, and this process states none: audit=none, or strategy.noise=banded. (A "
+                "noise process that overrides add_ and is independent states independent = True.)"
+            )
+        if lots.members is not None:
+            raise ConfigurationError(
+                "an audit counts on the sizes of batches, which an experiment on membership halves (data.membership): "
+                "audit a run without it, or attack one without canaries (audit=none)."
+            )
         self.key = key
+        self._releases = releases
         self._lots = lots
         self._processes = processes
         self._recipe = recipe
         sampling = lots.sampling
         self._replace_one = sampling.neighboring_relation == "replace_one"
-        groups = recipe.groups(names, sizes)
+        groups = recipe.groups(trained.names, sizes)
         bounded = recipe.transform is not None
         # Signs of a spike are as long as it has coordinates; what else there is leaves it as it is, for clipping.
         values = getattr(recipe.transform, "values", "signs")
@@ -184,11 +214,11 @@ class Canaries:
             self._coordinates = math.ceil(2 * largest_bound**2)
         room = [sum(self._slots(group, sizes)) for group in groups]
         count = self._number(
-            options.canaries,
+            requested,
             sampling.population,
             room=max(room),
         )
-        seeds = keyed_sequence((key, Stream.CANARIES))
+        seeds = keyed_sequence((key, Stream.AUDIT))
         rng = np.random.default_rng(seeds)
         self.member = rng.random(count) < 0.5
         # What a record moves by itself; where it makes others come or go, the declared sensitivity counts them too.
@@ -204,6 +234,7 @@ class Canaries:
             lots,
             processes,
         )
+        releases.observers.append(self.probe.observe)
         self._places: dict[int, _Places] = {}
         self._group_of: dict[int, int] = {}
         self.left_out: dict[str, int] = {}
@@ -221,31 +252,14 @@ class Canaries:
         # Of canaries that are not among the records; the others have those that the lots give them.
         self._group = rng.integers(sampling.cycle, size=count)
 
-    @staticmethod
-    def check(noise: Noise) -> None:
-        """Refuse noise in which canaries would be scored as something else than what is accounted for.
-
-        Args:
-            noise: Of the training.
-
-        Raises:
-            ConfigurationError: The noise is correlated in a way that nobody states.
-        """
-        if not isinstance(noise, BandedNoise) and not noise.independent:
-            raise ConfigurationError(
-                "canaries are scored in releases whose noise is independent from step to step, or whitened by the "
-                "coefficients of banded noise, and this process states none: audit=none, or strategy.noise=banded. (A "
-                "noise process that overrides add_ and is independent states independent = True.)"
-            )
-
     def _follow(self, noise: Noise, sampling: Sampling) -> None:
         """Score rounds, in whitened releases, from the first release on, where groups of records take turns."""
         if sampling.cycle == 1 or self.sums.rounds is not None:
             return
-        coefficients = noise.coefficients if isinstance(noise, BandedNoise) else (1.0,)
+        assert noise.whitening is not None
         group = self._group.copy()
         group[self.member] = self._lots.added_groups()
-        self.sums.rounds = Rounds.beginning(coefficients, sampling.cycle, group)
+        self.sums.rounds = Rounds.beginning(noise.whitening, sampling.cycle, group)
 
     def _slots(self, group: VectorGroup, sizes: Sequence[int]) -> list[int]:
         """How many canaries have room in each parameter of a group, with coordinates of their own."""
@@ -314,8 +328,8 @@ class Canaries:
             self._group_of[parameter] = number
 
     @property
-    def in_lots(self) -> int:
-        """How many records the canaries add to the population."""
+    def added(self) -> int:
+        """Number of canaries among the records."""
         if self._replace_one:
             return len(self.member)
         return int(self.member.sum())
@@ -453,6 +467,16 @@ class Canaries:
             view = mechanism.gradients[parameter]
             parts.append(view.reshape(-1)[_moved(places.place, view)])
         return torch.cat(parts)
+
+    def end(self) -> None:
+        """Write what the canaries saw beside the ledger, on rank 0."""
+        observers = self._releases.observers
+        if self.probe.observe in observers:
+            observers.remove(self.probe.observe)
+        budget = self._releases.budget
+        first = self._processes.rank == 0  # after a resume the others know the checkpoint's seal
+        if first and self._releases.num_releases and budget.path is not None and budget.seal is not None:
+            write_scores(budget.path.with_name(FILE_NAME), self.sums.scores(), budget.seal, self.left_out)
 
     def state_dict(self) -> dict[str, Any]:
         """Coins, coordinates (by their key) and sums, for a checkpoint."""

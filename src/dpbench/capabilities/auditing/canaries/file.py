@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from dpbench.capabilities.auditing.canaries.scores import Scores, ScoreSums
 from dpbench.files import write_json
-from dpbench.privacy.accounting.seal import Seal
-from dpbench.privacy.canaries.scores import Scores
+from dpbench.privacy.accounting.seal import STATE_KEY, Seal
 
 FILE_NAME = "audit.json"  # beside the ledger
+STATE = "canaries"  # in a checkpoint: `releases.HOOK_STATE`, which brings torch
 SCHEMA = 4
 READABLE = (1, 2, 3, SCHEMA)  # files of schema 1 hold no residuals, and those before 3 no rounds
 
@@ -35,3 +37,17 @@ def write_scores(
         "left_out": dict(left_out or {}),
     }
     write_json(path, data)
+
+
+def keep_scores(checkpoint: Mapping[str, Any], path: Path) -> None:
+    """Write what the canaries had seen at a checkpoint: a training that was killed behind its last step did not.
+
+    Args:
+        checkpoint: Of the last step.
+        path: Of the scores.
+    """
+    state = checkpoint["callbacks"].get(STATE_KEY) or {}
+    memory = state.get(STATE)
+    seal = Seal.read(state.get("ledger"))
+    if memory and seal is not None:
+        write_scores(path, ScoreSums.of(memory["sums"]).scores(), seal, memory.get("left_out"))

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
-from dpbench.privacy.canaries.arrays import CountArray, FlagArray, FloatArray, Sums
-from dpbench.privacy.canaries.probes import Probes
-from dpbench.privacy.canaries.residuals import Residuals
-from dpbench.privacy.canaries.whitening import Rounds, RoundSums
+from dpbench.capabilities.auditing.canaries.arrays import CountArray, FlagArray, FloatArray, Sums
+from dpbench.capabilities.auditing.canaries.probes import Probes
+from dpbench.capabilities.auditing.canaries.residuals import Residuals
+from dpbench.capabilities.auditing.canaries.whitening import Rounds, RoundSums
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]

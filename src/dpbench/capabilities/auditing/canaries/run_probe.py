@@ -9,44 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from dpbench.privacy.canaries.scores import ScoreSums
+from dpbench.capabilities.auditing.canaries.scores import ScoreSums
+from dpbench.data.lots import Lots
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.mechanism.mechanism import Mechanism
 from dpbench.privacy.processes import Processes
 from dpbench.privacy.randomness import Stream, keyed_sequence
-from dpbench.privacy.sampling import Sampling
 
 _MOST = 8  # records of a piece that are measured alone
 _LOTS = 2  # that are looked at each time their number doubles, about
 _MOST_PIECES = 32  # of a lot that are measured; a user is a piece
 _BEYOND = 1e12  # in bounds; also in the type of the sums, in which processes add it up
-
-
-class AuditedLots(Protocol):
-    """Lots of a training in which canaries are drawn like its records."""
-
-    @property
-    def sampling(self) -> Sampling:
-        """How lots are drawn; of the training data alone, before canaries join them."""
-
-    def added_in(self, step: int) -> NDArray[np.int64]:
-        """Numbers of the added records in the lot of a release."""
-
-    def added_groups(self) -> NDArray[np.int64]:
-        """The group of each added record, where lots are drawn from groups in turn."""
-
-    def size(self, step: int) -> int:
-        """Number of records and canaries in the lot of a release, over all processes."""
-
-    def summands(self, step: int) -> int:
-        """Number of vectors that its records make: records, or microbatches."""
 
 
 class RunProbe:
@@ -67,7 +45,7 @@ class RunProbe:
         self,
         key: int,
         sums: ScoreSums,
-        lots: AuditedLots,
+        lots: Lots,
         processes: Processes,
     ) -> None:
         self._key = key
@@ -188,7 +166,7 @@ def _part(
 @lru_cache(maxsize=4)
 def is_looked_at(key: int, release: int) -> bool:
     """Whether the lot of a release is looked at: with a probability of 2 / (number + 1), by a key."""
-    seeds = keyed_sequence((key, Stream.CANARIES, release))
+    seeds = keyed_sequence((key, Stream.AUDIT, release))
     rng = np.random.default_rng(seeds)
     number = rng.random() * (release + 1)
     return bool(number < _LOTS)

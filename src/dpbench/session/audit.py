@@ -1,0 +1,25 @@
+"""The seam of audits: what is asked by the option `audit` of a strategy, and takes part in its releases."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from dpbench.data.lots import Lots
+from dpbench.privacy.releases import ReleaseEngine, ReleaseHook, TrainableParameters
+
+
+class Audit(ABC):
+    """Options of an audit; its public attributes are part of the key of a seeded training."""
+
+    @abstractmethod
+    def hook(self, releases: ReleaseEngine, lots: Lots, trained: TrainableParameters) -> ReleaseHook:
+        """Make the hook of a training that begins, or goes on from `releases.memory`.
+
+        Args:
+            releases: Of the training, after `ReleaseEngine.join`.
+            lots: Lots of the training data alone; `ReleaseHook.added` records join them next.
+            trained: Parameters that are updated.
+
+        Raises:
+            ConfigurationError: The training cannot be audited like this.
+        """
