@@ -86,6 +86,7 @@ ROOT = Path(__file__).parent
 COMPARED = (
     "callback/test_loop.py",
     "capabilities/auditing/canaries/",
+    "capabilities/correlated/test_training.py",
     "harness/run/test_diagnostics.py",
     "modules/",
     "records/",

@@ -51,6 +51,19 @@ CAPABILITIES = {
         ),
         users=("attack", "workflow"),
     ),
+    "correlated": Capability(
+        r"capabilities\.correlated|\bBanded",
+        (
+            "conf/table/correlated_noise",
+            "tests/capabilities/auditing/test_banded_audit.py",
+            "tests/capabilities/correlated",
+            "tests/tools/test_correlated_gain.py",
+            "tests/tools/test_factorization.py",
+            "tools/correlated_gain.md.jinja",
+            "tools/correlated_gain.py",
+            "tools/factorization.py",
+        ),
+    ),
     "export": Capability(r"capabilities\.export|dpbench export", ("tests/capabilities/export",)),
     "graphs": Capability(r"capabilities\.graphs|\bGraphs\b", ("tests/session/test_graphs.py", "tests/gpu")),
     "synthesis": Capability(

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from dpbench.data.users import UserDataset
     from dpbench.models.fixing import fix
     from dpbench.models.trainable import train_only
-    from dpbench.privacy.mechanism.banded import Banded
     from dpbench.records.local_training import LocalTraining
     from dpbench.records.step_state import independent
     from dpbench.records.users import Users
@@ -36,7 +35,6 @@ __all__ = [
     "AdaptiveMeanClipping",
     "AdaptiveQuantileClipping",
     "AutomaticClipping",
-    "Banded",
     "ClipOnly",
     "DiscretizedDPSGD",
     "FederatedAveraging",
@@ -57,7 +55,6 @@ __all__ = [
 ]
 
 _ELSEWHERE = {
-    "Banded": "dpbench.privacy.mechanism.banded",
     "LocalTraining": "dpbench.records.local_training",
     "LotLoader": "dpbench.data.lots",
     "PrivateLoop": "dpbench.callback.loop",

@@ -18,7 +18,6 @@ from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.accounting.stated_plan import StatedPlan
 from dpbench.privacy.budget import Budget, TrainingLength
 from dpbench.privacy.events import Event, SumQuery
-from dpbench.privacy.mechanism.banded import BandedNoise
 from dpbench.privacy.mechanism.noise_process import Gaussian, Noise, Scheduled
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.mechanism.schedules import Factors
@@ -98,13 +97,6 @@ class Restated(Gaussian):
 
 class FallingAgain(Restated):
     """Inherits these statements, and one of the methods."""
-
-    def multiplier(self, step: int) -> float:
-        return 1.0 / (step + 1)
-
-
-class MovingBands(BandedNoise):
-    """Correlated noise that moves."""
 
     def multiplier(self, step: int) -> float:
         return 1.0 / (step + 1)
@@ -235,7 +227,6 @@ def test_noise_that_is_lowered_while_it_is_used_does_not_exceed_the_target(
         (Gaussian(1.0), True, True),
         (Scheduled(1.0, Factors()), True, True),
         (Scheduled(1.0, Factors((1.0, 0.5))), False, True),
-        (BandedNoise(1.0, (0.8, 0.6)), True, False),
         (Fixed(1.0), True, True),
         (Rising(1.0), False, True),
         (Falling(1.0), False, True),
@@ -243,7 +234,6 @@ def test_noise_that_is_lowered_while_it_is_used_does_not_exceed_the_target(
         (Mixed(1.0), False, False),
         (Restated(1.0), True, True),
         (FallingAgain(1.0), False, True),
-        (MovingBands(1.0, (0.8, 0.6)), False, False),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Noise) else "",
 )

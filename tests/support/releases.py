@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from dpbench.privacy.budget import Budget, TrainingLength
 from dpbench.privacy.events import UNITS, Summands
 from dpbench.privacy.gradients.parameter import InstantiatedGradients
-from dpbench.privacy.mechanism.banded import Banded
-from dpbench.privacy.mechanism.noise_process import noise_of
+from dpbench.privacy.mechanism.noise_process import MakeNoise, noise_of
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.mechanism.schedules import CONSTANT, UNSCHEDULED, Factors, Schedules
 from dpbench.privacy.processes import ALONE, Processes
@@ -36,10 +35,9 @@ def made(
     summands: Summands = UNITS,
     schedules: Schedules = UNSCHEDULED,
     size_factors: Factors = CONSTANT,
-    banded: Banded | None = None,
+    make_noise: MakeNoise = noise_of,
     seed: int | None = 3,
 ) -> ReleaseEngine:
-    make_noise = noise_of if banded is None else banded.noise
     releases = ReleaseEngine(recipe, Budget(target, 1e-4, "rdp"), z, seed, "a run", schedules, make_noise)
     OPEN.append(releases)
     folder.mkdir(exist_ok=True)

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from dpbench.capabilities.auditing.canaries.canaries import SparseGradients
+from dpbench.capabilities.correlated.banded import Banded, BandedNoise
 from dpbench.data.lots import Lots
 from dpbench.privacy import releases
 from dpbench.privacy.accounting.accountants import RenyiAccountant
 from dpbench.privacy.mechanism import mechanism
-from dpbench.privacy.mechanism.banded import Banded, BandedNoise
 from dpbench.privacy.mechanism.clipping import clip_and_sum
 from dpbench.privacy.mechanism.mechanism import Mechanism
 from dpbench.privacy.mechanism.noise_process import Gaussian, Noise

@@ -71,7 +71,7 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
                 f"{shown(recipe)}: {'is a return missing?' if recipe is None else 'return one.'}"
             )
         self.recipe = self._with_common_parts(recipe)
-        self._correlation()  # refuses options that contradict one another
+        self._make_noise()  # refuses options that contradict one another
         after = self._earlier_ledger()
         budget = Budget(self.target_epsilon, self.delta, self.accountant, after)
         self._releases = ReleaseEngine(

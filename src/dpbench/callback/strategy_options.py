@@ -17,10 +17,9 @@ from dpbench.options import Count, PositiveInt, check_options, options_of
 from dpbench.privacy.gradients.discretization import Discretization, Values
 from dpbench.privacy.gradients.engine import LossReduction
 from dpbench.privacy.gradients.method import GradientsName
-from dpbench.privacy.mechanism.banded import Banded, Bands
 from dpbench.privacy.mechanism.denoising import ErrorCorrection, Estimate, Hypotheses, Scale
 from dpbench.privacy.mechanism.metrics import PrivateMetrics
-from dpbench.privacy.mechanism.noise_process import Noise, noise_of
+from dpbench.privacy.mechanism.noise_process import MakeNoise, Noise, noise_called, noise_of
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.mechanism.schedules import FORMS, Factors, Schedule, Schedules, check_schedule
 from dpbench.records.examples import Examples
@@ -105,11 +104,8 @@ Records = Annotated[
 
 NoiseMultiplier = Annotated[float, "a positive number (strategy=none trains without privacy)"]
 FactorSchedule = Annotated[Schedule, f"{FORMS}, or a list with a factor for each step, or a function"]
-NoiseKind = Annotated[
-    Literal["gaussian", "banded"] | Banded,
-    "gaussian, banded or Banded(bands=...) (how much of it: noise_multiplier)",
-]
-BandCount = Annotated[Bands, "a whole number from 1 on"]
+NoiseKind = Annotated[str, "gaussian, or the name of another process (how much of it: noise_multiplier)"]
+BandCount = Annotated[int, Field(ge=1), "a whole number from 1 on"]
 Share = Annotated[float, Field(gt=0, lt=1), "a number strictly between 0 and 1"]
 LedgerFile = Annotated[str, Field(pattern=r"\S"), "the name of a file"]
 
@@ -125,8 +121,8 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
             z), "step:F@P/F@P" (F times z from the share P of the steps on), a factor for each step, or a function of
             the share of the steps that are over. With a target, z is found for the whole. None: constant.
         noise: "gaussian" is independent from step to step; "banded" is correlated over `bands` steps, so that running
-            sums of releases carry less of it (batches: cyclic_poisson); or `Banded(bands=...)`.
-        bands: Steps over which banded noise is correlated; 1 is independent noise. None without banded noise.
+            sums of releases carry less of it (batches: cyclic_poisson); or the name of a plug-in's.
+        bands: Steps over which noise is correlated; 1 is independent noise. None where it is not.
         max_grad_norm_schedule: How the bounds of all groups move; not beside bounds that adapt.
         delta: δ of the guarantee; below 1 / number of records.
         accountant: Name of the accountant that calibrates and stops, see `privacy.accounting.accountants`.
@@ -230,26 +226,17 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
                 proportional to it.
             factors: Of z by step: those of `noise_schedule`.
         """
-        banded = self._correlation()
-        if banded is None:
-            return noise_of(noise_multiplier, factors)
-        return banded.noise(noise_multiplier, factors)
+        return self._make_noise()(noise_multiplier, factors)
 
-    def _correlation(self) -> Banded | None:
-        """Options of noise that is correlated among steps; None: it is not."""
+    def _make_noise(self) -> MakeNoise:
+        """What makes the noise, by its name."""
         if self.noise == "gaussian":
             if self.bands is not None:
-                raise ConfigurationError("bands are of banded noise only: set noise=banded, too.")
-            return None
+                raise ConfigurationError("bands are of correlated noise only: set noise=banded, too.")
+            return noise_of
         if type(self).noise_process is not StrategyOptions.noise_process:
             raise ConfigurationError(f"{type(self).__name__} has a noise process of its own: leave out noise.")
-        if isinstance(self.noise, Banded):
-            if self.bands is not None:
-                raise ConfigurationError("noise=Banded(...) has bands: leave out the option of this name.")
-            return self.noise
-        if self.bands is None:
-            raise ConfigurationError("noise=banded needs bands, the number of steps over which it is correlated.")
-        return Banded(self.bands)
+        return noise_called(self.noise, self.bands)
 
     def _schedules(self, recipe: Recipe) -> Schedules:
         """How noise and bounds move."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpbench.errors import ConfigurationError
 from dpbench.files import replacing
-from dpbench.privacy.randomness import fresh_key
 
 FILE_NAME = "noise_keys.json"
 """Beside the ledger."""
@@ -26,11 +24,6 @@ class KeptKeys(NamedTuple):
 
     noise: int
     lots: int
-
-
-def fresh_keys() -> KeptKeys:
-    """Keys from the operating system's entropy."""
-    return KeptKeys(fresh_key(), fresh_key())
 
 
 def read_keys(path: Path) -> KeptKeys | None:
@@ -61,13 +54,11 @@ def write_secret(path: Path, data: Mapping[Any, Any]) -> None:
     Raises:
         ConfigurationError: It cannot be written.
     """
-    text = json.dumps(data)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as new:
-            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with open(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
+            new.touch(mode=0o600, exist_ok=False)
+            new.write_text(json.dumps(data), encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(
             f"cannot write {path}, by which the run can be resumed: {error.strerror}. Free space, or write elsewhere."

@@ -27,7 +27,7 @@ from dpbench.privacy.budget import ENDLESS, Budget, TrainingLength
 from dpbench.privacy.events import NOISE_END, Summands
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.kept_keys import FILE_NAME as KEYS_FILE
-from dpbench.privacy.kept_keys import KeptKeys, fresh_keys, read_keys, write_keys
+from dpbench.privacy.kept_keys import KeptKeys, read_keys, write_keys
 from dpbench.privacy.mechanism.clipping import VectorGroup
 from dpbench.privacy.mechanism.mechanism import Mechanism, Merge
 from dpbench.privacy.mechanism.metrics import Value
@@ -58,12 +58,8 @@ class ReleaseHook(Protocol):
     """Takes part in each release of a training: adds records to the sums, and looks at what is released of them.
 
     Guarantee: that of the releases without it. It adds nothing but records, by `Mechanism.accumulate`, which clips them
-    as it does all others; the population of the ledger counts them (`added`), and the lots draw them (`Lots.added_in`).
+    as it does all others; the lots draw them (`Lots.added`), and the population of the ledger counts them.
     """
-
-    @property
-    def added(self) -> int:
-        """Number of records that join those of the training data."""
 
     def insert(self, mechanism: Mechanism, release: int) -> None:
         """Add records to this process's sums of a lot, before the sums of all processes and the noise.
@@ -259,7 +255,7 @@ class ReleaseEngine:
             if self.num_releases or (self.fingerprint is not None and records_a_run(ledger)):
                 keys = read_keys(path)
             elif not records_a_run(ledger):
-                keys = fresh_keys()
+                keys = KeptKeys(noise=fresh_key(), lots=fresh_key())
                 write_keys(path, keys)
         kept: KeptKeys | None = self.processes.broadcast(keys)
         if kept is None:
@@ -286,16 +282,6 @@ class ReleaseEngine:
             path.unlink(missing_ok=True)
             return None
         return path
-
-    def follow(self, hook: ReleaseHook | None) -> None:
-        """Have a hook take part from here on, in the place of that of an earlier training.
-
-        Raises:
-            ConfigurationError: There is none, and the checkpoint is of a training with one.
-        """
-        if hook is None and self.memory.get(HOOK_STATE):
-            raise ConfigurationError("the checkpoint is of a run with an audit: resume it with its original audit.")
-        self.hook = hook
 
     def begin(
         self,
@@ -328,11 +314,7 @@ class ReleaseEngine:
                 f"the batches allow {sampling.most_steps:.0f} steps, in which each {sampling.unit} takes part as often "
                 "as max_participations says: set trainer.max_steps to at most that, or raise max_participations."
             )
-        if self.unit_noise.bands > horizon.total_steps:
-            raise ConfigurationError(
-                f"{self.unit_noise.bands} bands are more than the {horizon.total_steps:.0f} steps of the training: "
-                "lower strategy.bands."
-            )
+        self.unit_noise.begin(sampling, horizon.total_steps)
         noise_factors = factors_of("noise_schedule", self._schedules.noise_multiplier, horizon.total_steps)
         bound_factors = factors_of("max_grad_norm_schedule", self._schedules.max_grad_norm, horizon.total_steps)
         plan = TrainingPlan(

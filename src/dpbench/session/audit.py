@@ -13,11 +13,11 @@ class Audit(ABC):
 
     @abstractmethod
     def hook(self, releases: ReleaseEngine, lots: Lots, trained: TrainableParameters) -> ReleaseHook:
-        """Make the hook of a training that begins, or goes on from `releases.memory`.
+        """Make the hook of a training that begins or goes on from `releases.memory`, and let its records join the lots.
 
         Args:
             releases: Of the training, after `ReleaseEngine.join`.
-            lots: Lots of the training data alone; `ReleaseHook.added` records join them next.
+            lots: Lots of the training data alone; `Lots.added` says how many records join.
             trained: Parameters that are updated.
 
         Raises:

@@ -40,7 +40,7 @@ from dpbench.privacy.mechanism.mechanism import mean_norms
 from dpbench.privacy.processes import Processes
 from dpbench.privacy.randomness import Stream, keyed_generator, keyed_seed, seed_global_generators
 from dpbench.privacy.record_axis.host import axis_of_step
-from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
+from dpbench.privacy.releases import HOOK_STATE, ReleaseEngine, TrainableParameters
 from dpbench.records.piece_sizes import is_out_of_memory
 from dpbench.records.source import (
     SECOND_RELEASE,
@@ -239,8 +239,11 @@ class PrivateSession:
             key_of=lambda kept: keyed_by(key_of(kept), self._executor),
         )
         # Records of an audit enlarge the population, so that they join before the sampling is read.
-        releases.follow(None if self._audit is None else self._audit.hook(releases, lots, trained))
-        lots.added = 0 if releases.hook is None else releases.hook.added
+        releases.hook = None
+        if self._audit is not None:
+            releases.hook = self._audit.hook(releases, lots, trained)
+        elif releases.memory.get(HOOK_STATE):
+            raise ConfigurationError("the checkpoint is of a run with an audit: resume it with its original audit.")
         sampling = lots.sampling
         source.begin(self.loader)
         self._horizon = horizon

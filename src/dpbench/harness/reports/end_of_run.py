@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,6 @@ from dpbench.harness.runs.numbers import (
 from dpbench.harness.runs.record import doubt, is_audited, verdict_of
 from dpbench.templates import render
 
-_AUDITS = "dpbench.audits"
-"""Group of entry points: functions from the folder and the last checkpoint of an audited run to what is kept of it."""
-
 
 class EndOfRun:
     """Hands what the reports make of a run to `run.train.train`, which knows nothing of reports."""
@@ -36,14 +32,6 @@ class EndOfRun:
         picture = plot_curves(run.folder, run.config["run"]["name"])
         plot_diagnostics(run.folder, run.config["run"]["name"])
         return {} if picture is None else {"curves": picture}
-
-    def audit(self, run: Run, checkpoint: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """What an audit tells of a run's epsilon; None where it was not audited, or released nothing."""
-        if is_audited(run.config):
-            for entry in entry_points(group=_AUDITS):
-                kept: Mapping[str, Any] | None = entry.load()(run.folder, checkpoint)
-                return kept
-        return None
 
     def summarize(self, run: Run, record: Mapping[str, Any], opening: str) -> None:
         """Print the summary."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -53,9 +54,12 @@ from dpbench.harness.runs.folder import Run, RunFolder
 from dpbench.harness.runs.metrics_log import best_validation
 from dpbench.harness.runs.provenance import commit
 from dpbench.harness.runs.readers import read_checkpoint
-from dpbench.harness.runs.record import read_result, write_result
+from dpbench.harness.runs.record import is_audited, read_result, write_result
 from dpbench.privacy import kernels, native
 from dpbench.strategies import PrivateStrategy
+
+_AUDITS = "dpbench.audits"
+"""Group of entry points: functions from the folder and the last checkpoint of an audited run to what is kept of it."""
 
 
 class Reporter(Protocol):
@@ -63,14 +67,6 @@ class Reporter(Protocol):
 
     def draw(self, run: Run) -> Mapping[str, Path]:
         """Draw pictures into the folder, before the result is written; returns those that wandb shows, by name."""
-
-    def audit(self, run: Run, checkpoint: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Audit a run, for its result; returns None where nothing took part in it that audits.
-
-        Args:
-            run: The run.
-            checkpoint: Of its last step.
-        """
 
     def summarize(self, run: Run, record: Mapping[str, Any], opening: str) -> None:
         """Show the result.
@@ -357,7 +353,7 @@ def _finish(
         trainer.test(module, datamodule=data, verbose=False)
         _add_metrics(metrics, trainer)
     pictures = reporter.draw(run) if reporter is not None else {}
-    audit = reporter.audit(run, checkpoint) if reporter is not None else None
+    audit = _audit(run, checkpoint)
     seconds_total = last.seconds_before + time.perf_counter() - start
     members = getattr(data, "members", None)
     record = write_result(
@@ -400,6 +396,15 @@ def _evaluator(trainer: pl.Trainer, run: Run, checkpoint: dict[str, Any]) -> pl.
     # By which metrics are logged; Lightning restores it when it trains, and here there may be nothing left to train.
     trainer.fit_loop.epoch_loop._batches_that_stepped = progress["epoch_loop.batch_progress"]["total"]["ready"]
     return trainer
+
+
+def _audit(run: Run, checkpoint: dict[str, Any]) -> dict[str, Any] | None:
+    """Audit a run at its last checkpoint, for its result; None where it has no audit, or released nothing."""
+    if is_audited(run.config):
+        for entry in entry_points(group=_AUDITS):
+            kept: dict[str, Any] | None = entry.load()(run.folder, checkpoint)
+            return kept
+    return None
 
 
 def _add_metrics(metrics: dict[str, float], trainer: pl.Trainer) -> None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
+from importlib.metadata import entry_points
 from itertools import accumulate
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -40,7 +41,7 @@ from dpbench.privacy.events import (
 from dpbench.privacy.sampling import Sampling, sampling_from_dict
 
 _SMALLEST = 1e-100  # of a number whose square is still one
-_ROUNDING = 1e-9  # of noise multipliers: costs are counted to ten digits
+ROUNDING = 1e-9  # of noise multipliers: costs are counted to ten digits
 # Strict, because pydantic would take true for 1 and "3" for 3.
 STRICT = ConfigDict(strict=True, extra="forbid")
 Count = Annotated[int, Field(ge=1)]
@@ -79,54 +80,62 @@ class Stairs(
 
 
 _ALWAYS_ONE = Stairs(())
-_NOISES = {
-    "gaussian": {"process", "noise_multiplier"},
-    "scheduled": {"process", "noise_multiplier", "factors"},
-    "banded": {"process", "noise_multiplier", "coefficients"},
-}
+_FURTHER = "dpbench.stated_noises"
+"""Group of entry points: name of a noise process in ledgers → subclass of `StatedNoise` that reads it."""
 
 
 class StatedNoise(BaseModel, strict=True, extra="forbid", frozen=True):
     """What a plan says of its noise.
 
     Attributes:
-        process: "gaussian", "scheduled" or "banded"; else the qualified name of a class outside dpbench.
+        process: "gaussian", "scheduled" or the name of a capability's; else the qualified name of somebody's own class.
         noise_multiplier: z, in units of the sensitivity of a release as of one added or removed record; None where only
             the class of the process knows it.
         factors: Factors of z, by step.
-        coefficients: First column of C, of norm 1 at most, of noise that is correlated over as many steps.
         described: False of a process whose cost the plan does not state.
+        parameters: Process → its keys.
     """
 
     process: str
     noise_multiplier: Positive | None = None
     factors: Stairs = _ALWAYS_ONE
-    coefficients: Annotated[tuple[Annotated[float, Field(allow_inf_nan=False)], ...], _List] = ()
     described: Literal[False] | None = None
+
+    parameters: ClassVar[Mapping[str, Collection[str]]] = {
+        "gaussian": {"process", "noise_multiplier"},
+        "scheduled": {"process", "noise_multiplier", "factors"},
+    }
 
     @model_validator(mode="after")
     def _is_known(self) -> StatedNoise:
-        expected = _NOISES.get(self.process)
+        expected = self.parameters.get(self.process)
         if self.described is False:
             expected = {"process", "described"}
         if self.model_fields_set != expected or (self.noise_multiplier is None) != (self.described is False):
             raise ValueError("this version of dpbench does not know the noise process")
-        if self.process == "banded" and self.described is None:
-            norm = math.hypot(*self.coefficients)
-            if self.bands < 2 or not self.coefficients[0] > 0 or norm > 1 + _ROUNDING:
-                raise ValueError(
-                    f"coefficients must be two or more, begin above 0 and have a norm of 1 at most, not {norm:.10g}"
-                )
         return self
 
     @property
     def bands(self) -> int:
         """Number of steps over which it is correlated; 1: it is independent."""
-        return max(1, len(self.coefficients))
+        return 1
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
         return self.model_dump(mode="json", exclude_unset=True)
+
+
+def _noise_from_dict(data: object) -> StatedNoise:
+    """What a plan says of its noise, by the class that knows the process."""
+    kind = StatedNoise
+    if isinstance(data, dict) and data.get("described") is not False:
+        process = str(data.get("process"))
+        if process not in kind.parameters:
+            further = tuple(entry_points(group=_FURTHER, name=process))
+            if not further:
+                raise ValueError(f"nothing that is installed knows the noise process {process!r}")
+            kind = further[0].load()
+    return kind.model_validate(data)
 
 
 class _Summands(BaseModel, strict=True, extra="forbid", frozen=True):
@@ -170,7 +179,7 @@ class StatedPlan(BaseModel, strict=True, extra="forbid", frozen=True):
         size_factors  of the expected lot size: [[factor, steps], ...]; [] always 1; after the last one it stays
         summands      {"unit", "per_summand", "total_weight"}: what the sums are over
         noise         {"process": "gaussian", "noise_multiplier"}, or "scheduled" with "factors" like those of sizes, or
-                      "banded" with "coefficients" (schema 3), or
+                      what a capability states (schema 3), or
                       {"process": qualified name, "described": false} of somebody's own class
         groups        [{"name", "max_grad_norm", "coordinates"}]: clipped together, with the first bound of each
         bound_factors of all bounds, like those of sizes
@@ -189,7 +198,11 @@ class StatedPlan(BaseModel, strict=True, extra="forbid", frozen=True):
     ]
     size_factors: Stairs
     summands: _Summands
-    noise: StatedNoise
+    noise: Annotated[
+        InstanceOf[StatedNoise],
+        BeforeValidator(_noise_from_dict),
+        PlainSerializer(StatedNoise.to_dict),
+    ]
     groups: Annotated[tuple[_Group, ...], _List]
     bound_factors: Stairs
     allocation: Literal["equal", "proportional", "dimension"]
@@ -235,7 +248,7 @@ class StatedPlan(BaseModel, strict=True, extra="forbid", frozen=True):
         if moves and self.sampling.cycle > 1:
             raise LedgerError("noise or batches move, and batches of groups that take turns cost the same in each step")
         if self.noise.bands > 1 and (self.bound_factors.root or self.summands.per_summand > 1):
-            raise LedgerError("banded noise needs bounds that stay, of summands that are one record each")
+            raise LedgerError("correlated noise needs bounds that stay, of summands that are one record each")
 
     @property
     def has_rounds(self) -> bool:
@@ -244,7 +257,7 @@ class StatedPlan(BaseModel, strict=True, extra="forbid", frozen=True):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data: inverse of `from_dict`."""
-        return {**self.model_dump(mode="json"), "noise": self.noise.to_dict()}
+        return self.model_dump(mode="json")
 
     def sampling_of(self, step: int) -> Sampling:
         """How the lot of a step is drawn.
@@ -299,7 +312,7 @@ class StatedPlan(BaseModel, strict=True, extra="forbid", frozen=True):
             return None
         stated = effective_noise_multiplier(queries)
         planned = self.effective_multiplier(number)
-        if not math.isclose(stated, planned, rel_tol=_ROUNDING):
+        if not math.isclose(stated, planned, rel_tol=ROUNDING):
             return f"release {number} has a noise multiplier of {stated:.10g}, its plan {planned:.10g}"
         return None
 

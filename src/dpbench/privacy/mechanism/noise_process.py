@@ -9,14 +9,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import Any
 
 from torch import Tensor
 
 from dpbench.canonical import name_of
+from dpbench.errors import ConfigurationError
 from dpbench.privacy.mechanism.noise import add_gaussian_noise
 from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.mechanism.schedules import Factors
+from dpbench.privacy.sampling import Sampling
 
 Keys = Callable[[int], Sequence[int]]
 """Step → key of its random numbers, for one use of them."""
@@ -100,6 +103,17 @@ class Noise(ABC):
     def bands(self) -> int:
         """Number of steps over which it is correlated: batches hold a record at most once in so many."""
         return 1
+
+    def begin(self, sampling: Sampling, steps: float) -> None:  # noqa: B027 (most processes begin with every training)
+        """Refuse a training that the process does not go with.
+
+        Args:
+            sampling: How batches are drawn.
+            steps: Number of steps; infinite where nobody knows it.
+
+        Raises:
+            ConfigurationError: Names what does not go with it, and the remedy.
+        """
 
     def check(self, plan: Any) -> None:  # noqa: B027 (most processes go with every plan)
         """Refuse a plan that the process does not go with.
@@ -192,3 +206,20 @@ def noise_of(noise_multiplier: float, factors: Factors) -> Noise:
     if factors:
         return Scheduled(noise_multiplier, factors)
     return Gaussian(noise_multiplier)
+
+
+def noise_called(name: str, bands: int | None) -> MakeNoise:
+    """The noise process of a name, by an entry point of `dpbench.noises`: a function of the number of bands.
+
+    Args:
+        name: Of the process.
+        bands: Number of steps over which it is correlated; None where none was given.
+
+    Raises:
+        ConfigurationError: There is none, or it needs other bands.
+    """
+    processes = entry_points(group="dpbench.noises")
+    if name not in processes.names:
+        raise ConfigurationError(f"unknown noise {name!r}; known are {', '.join(['gaussian', *processes.names])}.")
+    make_noise: MakeNoise = processes[name].load()(bands)
+    return make_noise

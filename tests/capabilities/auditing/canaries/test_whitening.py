@@ -12,7 +12,7 @@ from scipy.linalg import solve_triangular, toeplitz
 
 from dpbench.capabilities.auditing.canaries.scores import Scores, ScoreSums
 from dpbench.capabilities.auditing.canaries.whitening import Rounds, RoundSums
-from dpbench.privacy.mechanism.banded import Banded
+from dpbench.capabilities.correlated.banded import Banded
 from tests.support.checks import accepts_scale
 
 BANDS, LENGTH, STEPS, CANARIES = 3, 4, 43, 400

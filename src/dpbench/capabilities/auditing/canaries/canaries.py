@@ -25,7 +25,7 @@ from dpbench.capabilities.auditing.canaries.whitening import Rounds
 from dpbench.data.lots import Lots
 from dpbench.errors import ConfigurationError
 from dpbench.options import Count, check_options
-from dpbench.privacy.gradients.parameter import InstantiatedGradients, ParameterGradients
+from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.mechanism.clipping import VectorGroup
 from dpbench.privacy.mechanism.mechanism import Mechanism
 from dpbench.privacy.mechanism.noise_process import Noise
@@ -76,12 +76,8 @@ class GradientCanaries(Audit):
         key = memory.get("key", fresh_key() if self.seed is None else self.seed)
         canaries = Canaries(self.canaries, releases.processes.broadcast(key), releases, lots, trained)
         if memory:
-            try:
-                canaries.sums.load_state_dict(memory["sums"])
-            except ValueError:
-                raise ConfigurationError(
-                    "the checkpoint is of a run with other canaries: resume it with its original audit."
-                ) from None
+            canaries.sums.load_state_dict(memory["sums"])
+        releases.observers.append(canaries.probe.observe)
         return canaries
 
 
@@ -127,10 +123,6 @@ class SparseGradients(ParameterGradients):
         dense = self._values.new_zeros(self._records, coordinates)
         dense[self._rows, self._places] = self._values
         return dense.view(self._records, *self._shape)
-
-    def select(self, records: Tensor) -> ParameterGradients:
-        rows = self.per_record()[records]
-        return InstantiatedGradients(lambda: rows)
 
 
 @dataclass(frozen=True)
@@ -187,9 +179,9 @@ class Canaries:
             )
         if releases.unit_noise.whitening is None:
             raise ConfigurationError(
-                "canaries are scored in releases whose noise is independent from step to step, or whitened by the "
-                "coefficients of banded noise, and this process states none: audit=none, or strategy.noise=banded. (A "
-                "noise process that overrides add_ and is independent states independent = True.)"
+                "canaries are scored in releases whose noise is independent from step to step, or whitened by "
+                "coefficients, and this process states none: audit=none, or noise that states its whitening. (A noise "
+                "process that overrides add_ and is independent states independent = True.)"
             )
         if lots.members is not None:
             raise ConfigurationError(
@@ -200,7 +192,6 @@ class Canaries:
         self._releases = releases
         self._lots = lots
         self._processes = processes
-        self._recipe = recipe
         sampling = lots.sampling
         self._replace_one = sampling.neighboring_relation == "replace_one"
         groups = recipe.groups(trained.names, sizes)
@@ -234,7 +225,7 @@ class Canaries:
             lots,
             processes,
         )
-        releases.observers.append(self.probe.observe)
+        lots.added = len(self.member) if self._replace_one else int(self.member.sum())
         self._places: dict[int, _Places] = {}
         self._group_of: dict[int, int] = {}
         self.left_out: dict[str, int] = {}
@@ -327,13 +318,6 @@ class Canaries:
             self._places[parameter] = _Places(owner, place)
             self._group_of[parameter] = number
 
-    @property
-    def added(self) -> int:
-        """Number of canaries among the records."""
-        if self._replace_one:
-            return len(self.member)
-        return int(self.member.sum())
-
     def _in_lot(self, release: int) -> NDArray[np.bool_]:
         """Which canaries are in the lot of a release, shape (m,)."""
         numbers = self._lots.added_in(release)
@@ -388,12 +372,12 @@ class Canaries:
         """How far a spike moves a sum of signs, which are as long as it has coordinates."""
         coordinates = float(self._coordinates)
         length = torch.tensor([coordinates], dtype=torch.float64).sqrt()
-        contribution = self._recipe.contributions(length, bound)
+        contribution = self._releases.recipe.contributions(length, bound)
         return float(contribution)
 
     def _length(self, bound: float) -> float:
         """Of a spike that moves a sum by the bound, in bounds; a normalized one has to be far longer than γ."""
-        contributions = self._recipe.contributions(_LENGTHS * bound, bound)
+        contributions = self._releases.recipe.contributions(_LENGTHS * bound, bound)
         suffices = contributions >= _WHOLE * bound
         if not suffices.any():
             return float(_LENGTHS[0])

@@ -14,6 +14,7 @@ from dpbench.capabilities.auditing.canaries.arrays import CountArray, FlagArray,
 from dpbench.capabilities.auditing.canaries.probes import Probes
 from dpbench.capabilities.auditing.canaries.residuals import Residuals
 from dpbench.capabilities.auditing.canaries.whitening import Rounds, RoundSums
+from dpbench.errors import ConfigurationError
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -301,12 +302,14 @@ class ScoreSums:
         """Go on from what `state_dict` gave.
 
         Raises:
-            ValueError: It is of other canaries.
+            ConfigurationError: It is of other canaries.
         """
         saved = self.of(state)
         mine, theirs = self.seen, saved.seen
         is_alike = mine.replace_one == theirs.replace_one and mine.reach == theirs.reach
         if not is_alike or not np.array_equal(mine.member, theirs.member):
-            raise ValueError("the saved scores are of other canaries")
+            raise ConfigurationError(
+                "the checkpoint is of a run with other canaries: resume it with its original audit."
+            )
         self.seen = saved.seen
         self.rounds = saved.rounds

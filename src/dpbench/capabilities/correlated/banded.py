@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
 from torch import Tensor
 
 from dpbench.errors import ConfigurationError
@@ -23,21 +22,20 @@ from dpbench.privacy.mechanism.noise import add_on_grid, standard_normal
 from dpbench.privacy.mechanism.noise_process import Gaussian, Keys, Noise
 from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.mechanism.schedules import Factors
-
-Bands = Annotated[int, Field(ge=1)]
+from dpbench.privacy.sampling import Sampling
 
 _FIXED = "banded noise needs sensitivity and noise that are the same in each step, and here "
 
 
 @dataclass(frozen=True)
 class Banded:
-    """Options of noise that is correlated over b steps.
+    """Options of noise that is correlated over b steps; an entry point of `dpbench.noises`.
 
     Attributes:
         bands: b; 1 is independent noise.
     """
 
-    bands: Bands
+    bands: int
 
     def __post_init__(self) -> None:
         if type(self.bands) is not int or self.bands < 1:
@@ -59,8 +57,8 @@ class Banded:
             coefficients[k] = (1 - middle @ middle[::-1]) / 2
         return tuple((coefficients / np.linalg.norm(coefficients)).tolist())
 
-    def noise(self, noise_multiplier: float, factors: Factors) -> Noise:
-        """Noise with these coefficients: independent where there is one.
+    def __call__(self, noise_multiplier: float, factors: Factors) -> Noise:
+        """Make noise with these coefficients: independent where there is one.
 
         Raises:
             ConfigurationError: The multiplier moves.
@@ -143,10 +141,6 @@ class BandedNoise(Noise):
         """Number of vectors like the sum that are kept."""
         return self.bands - 1
 
-    def memory(self, size: int) -> int:
-        """Bytes of the cache for sums of `size` numbers in float32."""
-        return 4 * self.vectors * size
-
     def multiplier(self, step: int) -> float:
         """Z."""
         return self.noise_multiplier
@@ -220,6 +214,13 @@ class BandedNoise(Noise):
         oldest = rows[step % self.vectors]
         torch.div(noise, self.coefficients[0], out=oldest)
         return oldest
+
+    def begin(self, sampling: Sampling, steps: float) -> None:
+        """Refuse a training that is shorter than a round."""
+        if self.bands > steps:
+            raise ConfigurationError(
+                f"{self.bands} bands are more than the {steps:.0f} steps of the training: lower strategy.bands."
+            )
 
     def check(self, plan: Any) -> None:
         """Refuse what would let a record move the whitened releases by more than the bound."""

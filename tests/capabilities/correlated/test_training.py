@@ -13,13 +13,17 @@ import pytorch_lightning as pl
 import torch
 from dp_accounting import rdp
 
-from dpbench import DPSGD, Banded, LotLoader, PrivateLoop
+from dpbench import DPSGD, LotLoader, PrivateLoop
 from dpbench.errors import ConfigurationError
+from dpbench.guards import EVERY_TRAINING
 from dpbench.privacy.accounting.accountants import DEFAULT_ORDERS
 from dpbench.privacy.accounting.ledger import Ledger, check_own_randomness, read_ledger
+from dpbench.privacy.budget import TrainingLength
 from dpbench.privacy.mechanism.noise_process import Gaussian, Noise
 from dpbench.privacy.mechanism.schedules import Factors
+from dpbench.privacy.processes import ALONE
 from dpbench.strategies import AdaptiveMeanClipping, AutomaticClipping, DiscretizedDPSGD, VectorGroups
+from tests.session.test_session import Driver, assert_the_seed_alone_is_no_key, gradients
 from tests.strategies.worlds import Classifier, assert_same_training, pictures, trainer_for, weights_of
 
 BANDS = 4
@@ -93,7 +97,7 @@ def test_killed_and_resumed_inside_a_band(tmp_path: Path) -> None:
 @pytest.mark.own_key
 def test_one_band_at_one_seed_is_dp_sgd(tmp_path: Path) -> None:
     plain = fit(tmp_path / "plain", strategy_of(), lots=LotLoader.poisson(pictures(), 12, seed=0))
-    one = fit(tmp_path / "one", strategy_of(noise=Banded(bands=1)))
+    one = fit(tmp_path / "one", strategy_of(noise="banded", bands=1))
     assert torch.equal(weights_of(plain), weights_of(one))
 
 
@@ -294,10 +298,10 @@ class Own(DPSGD):
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        (DPSGD, {"bands": 4}, "are of banded noise only: set noise=banded"),
-        (DPSGD, {"noise": "banded"}, "noise=banded needs bands"),
-        (DPSGD, {"noise": Banded(bands=4), "bands": 4}, r"noise=Banded\(...\) has bands"),
-        (DPSGD, {"noise": "pink"}, r"noise must be gaussian, banded or Banded\(bands=...\)"),
+        (DPSGD, {"bands": 4}, "are of correlated noise only: set noise=banded"),
+        (DPSGD, {"noise": "banded"}, "bands must be a whole number from 1 on, not None"),
+        (DPSGD, {"noise": "pink"}, "unknown noise 'pink'; known are gaussian, .*banded"),
+        (DPSGD, {"noise": 4}, "noise must be gaussian, or the name of another process"),
         (DPSGD, {"noise": "banded", "bands": 0}, "bands must be a whole number from 1 on"),
         (Own, {"noise": "banded", "bands": 4}, "Own has a noise process of its own: leave out noise"),
     ],
@@ -331,3 +335,30 @@ def test_other_lots_are_refused(tmp_path: Path) -> None:
         fit(tmp_path, strategy_of(**BANDED), lots=LotLoader.poisson(pictures(), 12, seed=0))
     with pytest.raises(ConfigurationError, match="among 3 groups of examples, and the noise has 4 bands"):
         fit(tmp_path, strategy_of(**BANDED), lots=loader(3))
+
+
+def test_the_seed_alone_is_no_key(tmp_path: Path) -> None:
+    assert_the_seed_alone_is_no_key(tmp_path, **BANDED)
+
+
+def test_a_key_that_is_kept_for_a_driver_of_ones_own(tmp_path: Path) -> None:
+    sources = []
+    for key_of in (int, lambda kept: kept + 1, lambda kept: kept + 1):
+        session = DPSGD(
+            noise_multiplier=1.0, delta=1e-3, ledger=str(tmp_path / "ledger.jsonl"), fingerprint="x", **BANDED
+        ).session(EVERY_TRAINING)
+        torch.manual_seed(3)
+        driver = Driver()
+        loader = LotLoader.cyclic_poisson(pictures(), 12)
+        session.check(driver)
+        session.attach()
+        session.acquire(loader)
+        session.begin(ALONE, None, tmp_path / "ledger.jsonl", TrainingLength(4), {}, key_of)
+        batch = next(iter(loader))
+        session.open(batch, rank=0)
+        gradients(driver, batch)
+        session.release()
+        with pytest.warns(UserWarning, match="holds the keys of its noise"):
+            session.end()
+        sources.append(read_ledger(tmp_path / "ledger.jsonl").header.noise_source)
+    assert sources[0] != sources[1] == sources[2]
