@@ -84,6 +84,10 @@ class LedgerError(DPBenchError):
     """A privacy ledger is missing, damaged, or contradicts the run that wants to write to it."""
 
 
+class UnknownNoise(DPBenchError):
+    """A ledger names a noise process that nothing installed knows: it cannot be read, and is not damaged."""
+
+
 class DiskFull(DPBenchError):
     """A file of a run did not fit on a disk; the run can be continued."""
 

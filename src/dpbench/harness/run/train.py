@@ -398,12 +398,11 @@ def _evaluator(trainer: pl.Trainer, run: Run, checkpoint: dict[str, Any]) -> pl.
     return trainer
 
 
-def _audit(run: Run, checkpoint: dict[str, Any]) -> dict[str, Any] | None:
+def _audit(run: Run, checkpoint: dict[str, Any]) -> Any:
     """Audit a run at its last checkpoint, for its result; None where it has no audit, or released nothing."""
     if is_audited(run.config):
         for entry in entry_points(group=_AUDITS):
-            kept: dict[str, Any] | None = entry.load()(run.folder, checkpoint)
-            return kept
+            return entry.load()(run.folder, checkpoint)
     return None
 
 

@@ -29,7 +29,7 @@ from pydantic import (
     model_validator,
 )
 
-from dpbench.errors import LedgerError
+from dpbench.errors import LedgerError, UnknownNoise
 from dpbench.privacy.events import (
     EARLIER,
     Event,
@@ -126,15 +126,22 @@ class StatedNoise(BaseModel, strict=True, extra="forbid", frozen=True):
 
 
 def _noise_from_dict(data: object) -> StatedNoise:
-    """What a plan says of its noise, by the class that knows the process."""
+    """What a plan says of its noise, by the class that knows the process.
+
+    Raises:
+        UnknownNoise: Nothing that is installed knows it.
+    """
     kind = StatedNoise
     if isinstance(data, dict) and data.get("described") is not False:
-        process = str(data.get("process"))
-        if process not in kind.parameters:
-            further = tuple(entry_points(group=_FURTHER, name=process))
-            if not further:
-                raise ValueError(f"nothing that is installed knows the noise process {process!r}")
-            kind = further[0].load()
+        process = data.get("process")
+        if isinstance(process, str) and process not in kind.parameters:
+            further = entry_points(group=_FURTHER)
+            if process not in further.names:
+                raise UnknownNoise(
+                    f"the ledger names the noise process {process!r}, which nothing that is installed knows: install "
+                    f"the capability or the plug-in that states it (entry points {_FURTHER})."
+                )
+            kind = further[process].load()
     return kind.model_validate(data)
 
 
