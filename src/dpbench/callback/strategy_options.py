@@ -104,7 +104,6 @@ Records = Annotated[
 
 NoiseMultiplier = Annotated[float, "a positive number (strategy=none trains without privacy)"]
 FactorSchedule = Annotated[Schedule, f"{FORMS}, or a list with a factor for each step, or a function"]
-NoiseKind = Annotated[str, "gaussian, or the name of another process (how much of it: noise_multiplier)"]
 BandCount = Annotated[int, Field(ge=1), "a whole number from 1 on"]
 Share = Annotated[float, Field(gt=0, lt=1), "a number strictly between 0 and 1"]
 LedgerFile = Annotated[str, Field(pattern=r"\S"), "the name of a file"]
@@ -167,7 +166,7 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
 
     noise_multiplier: NoiseMultiplier | None = None
     target_epsilon: float | None = None
-    noise: NoiseKind = "gaussian"
+    noise: str = "gaussian"
     bands: BandCount | None = None
     noise_schedule: FactorSchedule | None = None
     max_grad_norm_schedule: FactorSchedule | None = None

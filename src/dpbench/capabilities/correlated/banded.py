@@ -127,11 +127,6 @@ class BandedNoise(Noise):
     coefficients: tuple[float, ...]
 
     @property
-    def bands(self) -> int:
-        """Number of steps over which the noise is correlated."""
-        return len(self.coefficients)
-
-    @property
     def whitening(self) -> tuple[float, ...]:
         """First column of C."""
         return self.coefficients

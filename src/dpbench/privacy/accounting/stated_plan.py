@@ -330,6 +330,4 @@ def own_process(noise: Mapping[str, Any]) -> str | None:
     Args:
         noise: What a plan states of its noise.
     """
-    if noise.get("described") is False:
-        return str(noise["process"])
-    return None
+    return str(noise["process"]) if noise.get("described") is False else None

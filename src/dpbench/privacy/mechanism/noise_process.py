@@ -102,7 +102,7 @@ class Noise(ABC):
     @property
     def bands(self) -> int:
         """Number of steps over which it is correlated: batches hold a record at most once in so many."""
-        return 1
+        return len(self.whitening or (1.0,))
 
     def begin(self, sampling: Sampling, steps: float) -> None:  # noqa: B027 (most processes begin with every training)
         """Refuse a training that the process does not go with.
