@@ -16,11 +16,12 @@ import pytest
 import pytorch_lightning as pl
 import wandb
 
-from dpbench.capabilities.auditing.report import audit_run, read_scores
+from dpbench.capabilities.auditing.report import audit_run, kept_audit, read_scores
 from dpbench.cli import main
 from dpbench.errors import ConfigurationError
-from dpbench.harness.reports.end_of_run import EndOfRun, summary
+from dpbench.harness.reports.end_of_run import summary
 from dpbench.harness.reports.run_table import AUDITED_LABEL, RunTable
+from dpbench.harness.run import train
 from dpbench.harness.run._checkpoint import LastCheckpoint
 from dpbench.harness.run.logs import mirror_result
 from dpbench.harness.runs.folder import Run, RunFolder
@@ -43,7 +44,7 @@ def audited(noise: float) -> tuple[dict[str, bytes], dict[str, Any]]:
     """Files of a run with so much of its noise, and what its audit finds, once."""
     with TemporaryDirectory() as place:
         folder = leave(Path(place) / "run", replace(WORLD, noise=noise), WORLD)
-        found = EndOfRun().audit(Run(RunFolder(folder), {"audit": CANARIES}), NO_CHECKPOINT)
+        found = kept_audit(RunFolder(folder), NO_CHECKPOINT)
         return {path.name: path.read_bytes() for path in folder.iterdir()}, dict(found or {})
 
 
@@ -93,7 +94,7 @@ def test_a_run_is_audited_when_it_ends(tmp_path: Path, capsys: pytest.CaptureFix
 def test_only_the_real_end_is_audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is full on the way, a crash between audit and result, and a budget with nothing left to train."""
     run, save, audits = RunFolder(tmp_path / "run"), LastCheckpoint._save, []
-    audit = EndOfRun.audit
+    audit = train._audit
 
     def full(self: LastCheckpoint, trainer: pl.Trainer) -> None:
         if trainer.global_step > 4:
@@ -103,11 +104,11 @@ def test_only_the_real_end_is_audited(tmp_path: Path, monkeypatch: pytest.Monkey
     def killed(*_: Any, **__: Any) -> None:
         raise ConfigurationError("killed")
 
-    def counted(self: EndOfRun, run: Run, checkpoint: Any) -> Any:
-        audits.append(audit(self, run, checkpoint))
+    def counted(run: Run, checkpoint: Any) -> Any:
+        audits.append(audit(run, checkpoint))
         return audits[-1]
 
-    monkeypatch.setattr(EndOfRun, "audit", counted)
+    monkeypatch.setattr(train, "_audit", counted)
     with monkeypatch.context() as patch:
         patch.setattr(LastCheckpoint, "_save", full)
         assert main(["train", *WORDS, f"hydra.run.dir={run}"]) == 1
@@ -207,14 +208,13 @@ def test_a_run_that_cannot_be_audited_says_why(tmp_path: Path) -> None:
     leave(tmp_path / "run", WORLD)
     continued(tmp_path / "run")
     run = Run(RunFolder(tmp_path / "run"), {"run": {"name": "x"}, "seed": 0, "audit": CANARIES})
-    record = write_result(run, {}, 40, 1.0, 1.0, audit=EndOfRun().audit(run, NO_CHECKPOINT))
+    record = write_result(run, {}, 40, 1.0, 1.0, audit=kept_audit(run.folder, NO_CHECKPOINT))
     end = summary(record, run.folder, "")
     assert "verdict         none: " in end and "continued" in end
     table = RunTable.read([tmp_path]).frame()
     assert table[AUDITED_LABEL].isna().all() and table["verdict"][0].startswith("none: ")
-    none = Run(RunFolder(tmp_path), {"run": {"name": "x"}, "seed": 0, "audit": CANARIES})
-    assert EndOfRun().audit(none, NO_CHECKPOINT) is None  # nothing was released
-    assert EndOfRun().audit(Run(run.folder, {"audit": None}), NO_CHECKPOINT) is None
+    assert kept_audit(RunFolder(tmp_path), NO_CHECKPOINT) is None  # nothing was released
+    assert train._audit(Run(run.folder, {"audit": None}), NO_CHECKPOINT) is None
 
 
 @pytest.mark.slow
