@@ -132,7 +132,7 @@ def _noise_from_dict(data: object) -> StatedNoise:
         UnknownNoise: Nothing that is installed knows it.
     """
     kind = StatedNoise
-    if isinstance(data, dict) and data.get("described") is not False:
+    if isinstance(data, dict) and "described" not in data:
         process = data.get("process")
         if isinstance(process, str) and process not in kind.parameters:
             further = entry_points(group=_FURTHER)
