@@ -152,7 +152,7 @@ def test_a_users_own_strategy() -> None:
         ),
         (lambda: DPSGD(1.0, noise_multiplier=1.0, max_grad_norm=10**400), "max_grad_norm"),
         (lambda: DPSGD(*[1.0] * 60), r"DPSGD takes at most \d+ positional values \(.*\), not 60: write name=value"),
-        (lambda: DPSGD(noise_multiplier=1.0, audit=True), "audit must be a GradientCanaries or null, not True"),
+        (lambda: DPSGD(noise_multiplier=1.0, audit=True), "audit must be an audit or null, not True"),
         (lambda: DPSGD(noise_multiplier=1.0, ledger=""), "ledger must be the name of a file or null, not ''"),
     ],
 )

@@ -191,7 +191,7 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
     after: str | None = None
     fingerprint: str | None = None
     records: Records | None = None
-    audit: Audit | None = None
+    audit: Annotated[Audit, "an audit"] | None = None
 
     _fixed = False
 
