@@ -85,7 +85,7 @@ def _logging_as_it_was() -> Iterator[None]:
 ROOT = Path(__file__).parent
 COMPARED = (
     "callback/test_loop.py",
-    "capabilities/auditing/canaries/",
+    "capabilities/canaries/",
     "capabilities/correlated/test_training.py",
     "harness/run/test_diagnostics.py",
     "modules/",

@@ -39,10 +39,8 @@ CAPABILITIES = {
         ("tests/capabilities/attack", "tools/attack_runs.py", "tools/attacked_claims.py"),
     ),
     "auditing": Capability(
-        r"capabilities\.auditing|[gG]radient_?[cC]anaries|\bCanaries\b|dpbench audit",
+        r"capabilities\.auditing|dpbench audit",
         (
-            "conf/audit/gradient_canaries.yaml",
-            "conf/experiment/audit.yaml",
             "tests/capabilities/auditing",
             "tests/tools/test_audits.py",
             "tests/tools/results",
@@ -50,6 +48,11 @@ CAPABILITIES = {
             "tools/results",
         ),
         users=("attack", "workflow"),
+    ),
+    "canaries": Capability(
+        r"capabilities\.canaries|[gG]radient_?[cC]anaries|\bCanaries\b",
+        ("conf/audit/gradient_canaries.yaml", "conf/experiment/audit.yaml", "tests/capabilities/canaries"),
+        users=("attack", "auditing", "workflow"),
     ),
     "correlated": Capability(
         r"capabilities\.correlated|\bBanded",

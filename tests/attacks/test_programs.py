@@ -111,9 +111,7 @@ ATTACKS: dict[str, Attack] = {
         ("tests/guards/test_saved_values.py::test_a_step_writes_nothing_that_is_saved",), (r"optimizer\.state",)
     ),
     "c23_truncated_audit.py": Attack(
-        (
-            "tests/capabilities/auditing/canaries/test_training.py::test_lots_of_a_chosen_largest_size_are_audited_as_such",
-        ),
+        ("tests/capabilities/canaries/test_training.py::test_lots_of_a_chosen_largest_size_are_audited_as_such",),
         (),
         ("max_batch_size=88",),
     ),

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpbench.capabilities.auditing.canaries.canaries import SparseGradients
+from dpbench.capabilities.canaries.canaries import SparseGradients
 from dpbench.capabilities.correlated.banded import Banded, BandedNoise
 from dpbench.data.lots import Lots
 from dpbench.privacy import releases

@@ -18,7 +18,7 @@ import torch
 
 from dpbench import strategies
 from dpbench.capabilities.auditing.audit import AuditResult, audit
-from dpbench.capabilities.auditing.canaries.canaries import GradientCanaries
+from dpbench.capabilities.canaries.canaries import GradientCanaries
 from dpbench.data import ImageDataModule, UserDataModule
 from dpbench.models import MLP
 from dpbench.modules.image_classifier import ImageClassifier

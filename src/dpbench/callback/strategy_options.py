@@ -7,6 +7,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from importlib.metadata import entry_points
 from inspect import Parameter
 from typing import Annotated, Any, ClassVar, Literal, dataclass_transform
 
@@ -19,13 +20,15 @@ from dpbench.privacy.gradients.engine import LossReduction
 from dpbench.privacy.gradients.method import GradientsName
 from dpbench.privacy.mechanism.denoising import ErrorCorrection, Estimate, Hypotheses, Scale
 from dpbench.privacy.mechanism.metrics import PrivateMetrics
-from dpbench.privacy.mechanism.noise_process import MakeNoise, Noise, noise_called, noise_of
+from dpbench.privacy.mechanism.noise_process import MakeNoise, Noise, noise_of
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.mechanism.schedules import FORMS, Factors, Schedule, Schedules, check_schedule
 from dpbench.records.examples import Examples
 from dpbench.records.source import RecordSource
 from dpbench.session.audit import Audit
 
+_NOISES = "dpbench.noises"
+"""Group of entry points: name of a noise process → function of the number of bands, None where none was given."""
 _SCHEDULES = {"noise_multiplier": "noise_schedule", "max_grad_norm": "max_grad_norm_schedule"}
 """Option → the one by which it moves over the steps."""
 _OF_EXAMPLES = ("loss_reduction", "max_physical_batch_size", "microbatch_size", "gradients")
@@ -104,7 +107,6 @@ Records = Annotated[
 
 NoiseMultiplier = Annotated[float, "a positive number (strategy=none trains without privacy)"]
 FactorSchedule = Annotated[Schedule, f"{FORMS}, or a list with a factor for each step, or a function"]
-BandCount = Annotated[int, Field(ge=1), "a whole number from 1 on"]
 Share = Annotated[float, Field(gt=0, lt=1), "a number strictly between 0 and 1"]
 LedgerFile = Annotated[str, Field(pattern=r"\S"), "the name of a file"]
 
@@ -167,7 +169,7 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
     noise_multiplier: NoiseMultiplier | None = None
     target_epsilon: float | None = None
     noise: str = "gaussian"
-    bands: BandCount | None = None
+    bands: PositiveInt | None = None
     noise_schedule: FactorSchedule | None = None
     max_grad_norm_schedule: FactorSchedule | None = None
     delta: float = 1e-5
@@ -235,7 +237,11 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
             return noise_of
         if type(self).noise_process is not StrategyOptions.noise_process:
             raise ConfigurationError(f"{type(self).__name__} has a noise process of its own: leave out noise.")
-        return noise_called(self.noise, self.bands)
+        processes = entry_points(group=_NOISES)
+        if self.noise not in processes.names:
+            raise ConfigurationError(f"unknown noise {self.noise!r}; known are gaussian, {', '.join(processes.names)}.")
+        make_noise: MakeNoise = processes[self.noise].load()(self.bands)
+        return make_noise
 
     def _schedules(self, recipe: Recipe) -> Schedules:
         """How noise and bounds move."""

@@ -24,8 +24,8 @@ from dpbench.capabilities.attack.membership import (
     rmia,
     rmia_offline,
 )
-from dpbench.capabilities.auditing.canaries.scores import Floats
 from dpbench.capabilities.auditing.one_run import Guesses, choose_guesses, count_right, one_run, one_run_fdp
+from dpbench.capabilities.canaries.scores import Floats
 from dpbench.errors import ConfigurationError
 from dpbench.harness.reports.roc import roc
 

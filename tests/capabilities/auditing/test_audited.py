@@ -31,7 +31,7 @@ from tests.capabilities.auditing.worlds import World
 
 WORLD = World(z=0.8, releases=40, canaries=800)
 NO_CHECKPOINT: dict[str, Any] = {"callbacks": {}}
-CANARIES = {"_target_": "dpbench.capabilities.auditing.canaries.canaries.GradientCanaries"}
+CANARIES = {"_target_": "dpbench.capabilities.canaries.canaries.GradientCanaries"}
 WORDS = [
     "audit=gradient_canaries", "audit.canaries=100", "model=mlp", "model.hidden=[16]", "data.image_size=8",
     "logger=none", "trainer.max_steps=8", "strategy.target_epsilon=4",

@@ -11,15 +11,15 @@ import pytest
 
 from dpbench import DPSGD
 from dpbench.capabilities.auditing.audit import AuditResult, Verdict, audit
-from dpbench.capabilities.auditing.canaries.canaries import GradientCanaries
-from dpbench.capabilities.auditing.canaries.scores import Scores
 from dpbench.capabilities.auditing.declared import statistics_noise
+from dpbench.capabilities.canaries.canaries import GradientCanaries
+from dpbench.capabilities.canaries.scores import Scores
 from dpbench.cli import main
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.mechanism.noise_process import Gaussian, Noise
 from dpbench.privacy.mechanism.schedules import Factors
-from tests.capabilities.auditing.canaries.test_training import scores_of, train
+from tests.capabilities.canaries.test_training import scores_of, train
 from tools.audits.mutants import BANDED_MUTANTS, MUTANTS
 
 BANDS, STEPS = 3, 41

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpbench.capabilities.auditing.canaries.scores import ScoreSums
 from dpbench.capabilities.auditing.declared import least_ratio, participation, release_game
+from dpbench.capabilities.canaries.scores import ScoreSums
 from tests.capabilities.auditing.worlds import World
 
 WORLD = World(z=1.5, releases=40, canaries=500)

@@ -15,10 +15,10 @@ from scipy import stats
 
 from dpbench.capabilities.auditing.audit import TESTS as TOGETHER
 from dpbench.capabilities.auditing.audit import Verdict, audit
-from dpbench.capabilities.auditing.canaries.residuals import MOST_RELEASES, directions
-from dpbench.capabilities.auditing.canaries.scores import Scores, ScoreSums
 from dpbench.capabilities.auditing.family import Family
 from dpbench.capabilities.auditing.fresh import NAMES, fresh_noise
+from dpbench.capabilities.canaries.residuals import MOST_RELEASES, directions
+from dpbench.capabilities.canaries.scores import Scores, ScoreSums
 from tests.capabilities.auditing.worlds import World, ledger_of
 
 Noise = NDArray[np.float64]
@@ -185,7 +185,7 @@ def test_where_there_is_nothing_to_test_nothing_is_tested() -> None:
 
 def test_only_so_many_releases_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MOST_RELEASES == 4096
-    monkeypatch.setattr("dpbench.capabilities.auditing.canaries.residuals.MOST_RELEASES", 50)
+    monkeypatch.setattr("dpbench.capabilities.canaries.residuals.MOST_RELEASES", 50)
     seen = scores(fresh())
     assert seen.residuals is not None and len(seen.residuals.over_canaries) == 50
     assert failed(seen, level=0.01) == set()

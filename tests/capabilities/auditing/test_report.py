@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from dpbench.capabilities.auditing.canaries.file import FILE_NAME, write_scores
 from dpbench.capabilities.auditing.report import audit_run
+from dpbench.capabilities.canaries.file import FILE_NAME, write_scores
 from dpbench.cli import main
 from dpbench.harness.runs.folder import RunFolder
 from dpbench.privacy.accounting.ledger import Header
@@ -124,7 +124,7 @@ def changed(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:
 
 
 def without_scores(run: Path) -> None:
-    (run / RunFolder.config).write_text("audit:\n  _target_: dpbench.capabilities.auditing.canaries.GradientCanaries\n")
+    (run / RunFolder.config).write_text("audit:\n  _target_: dpbench.capabilities.canaries.GradientCanaries\n")
     (run / RunFolder.result).write_text("{}")
     (run / FILE_NAME).unlink()
 
@@ -192,16 +192,14 @@ def test_a_sweep_and_a_confidence_out_of_range_are_one_line(run: Path, capsys: p
 
 def test_an_interrupted_run_is_resumed_first(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / FILE_NAME).unlink()
-    (run / RunFolder.config).write_text(
-        "audit:\n  _target_: dpbench.capabilities.auditing.canaries.canaries.GradientCanaries\n"
-    )
+    (run / RunFolder.config).write_text("audit:\n  _target_: dpbench.capabilities.canaries.canaries.GradientCanaries\n")
     assert main(["audit", str(run)]) == 1
     assert "`dpbench resume" in capsys.readouterr().err
 
 
 def test_scores_of_a_run_that_goes_on_are_not_read(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Who reads an audit and goes on chooses what the next one shows."""
-    RunFolder(run).config.write_text("audit: {_target_: dpbench.capabilities.auditing.canaries.GradientCanaries}\n")
+    RunFolder(run).config.write_text("audit: {_target_: dpbench.capabilities.canaries.GradientCanaries}\n")
     assert main(["audit", str(run)]) == 1
     assert "has not ended" in capsys.readouterr().err
 

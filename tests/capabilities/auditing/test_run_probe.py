@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from dpbench import strategies
-from dpbench.capabilities.auditing.canaries.canaries import GradientCanaries
-from dpbench.capabilities.auditing.canaries.probes import Probes
-from dpbench.capabilities.auditing.canaries.run_probe import is_looked_at
-from dpbench.capabilities.auditing.canaries.scores import Scores
 from dpbench.capabilities.auditing.declared import lot_sizes, statistics_noise
-from tests.capabilities.auditing.canaries.test_training import PRIVATE, scores_of, train
+from dpbench.capabilities.canaries.canaries import GradientCanaries
+from dpbench.capabilities.canaries.probes import Probes
+from dpbench.capabilities.canaries.run_probe import is_looked_at
+from dpbench.capabilities.canaries.scores import Scores
+from tests.capabilities.canaries.test_training import PRIVATE, scores_of, train
 from tools.audits.mutants import MUTANTS, RECORD_MUTANTS
 
 STEPS = 9  # of which about five are looked at
@@ -115,7 +115,7 @@ def test_noise_of_statistics_is_measured(name: str, tmp_path: Path) -> None:
 def test_the_sums_of_a_lot_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With and without the measurements the same is released, bit for bit."""
     first, _ = train(strategies.DPSGD, tmp_path / "with", steps=5)
-    monkeypatch.setattr("dpbench.capabilities.auditing.canaries.run_probe.RunProbe._due", property(lambda self: False))
+    monkeypatch.setattr("dpbench.capabilities.canaries.run_probe.RunProbe._due", property(lambda self: False))
     second, _ = train(strategies.DPSGD, tmp_path / "without", steps=5)
     assert probes_of(tmp_path / "without").records == 0
     assert torch.equal(first.mechanism.total, second.mechanism.total)

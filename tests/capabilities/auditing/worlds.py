@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dpbench.capabilities.auditing.canaries.scores import Scores, ScoreSums
+from dpbench.capabilities.canaries.scores import Scores, ScoreSums
 from dpbench.privacy.accounting.ledger import Header, Ledger, Release
 from dpbench.privacy.events import SumQuery
 from dpbench.privacy.sampling import PoissonSampling, Sampling

@@ -302,7 +302,7 @@ class Own(DPSGD):
         (DPSGD, {"noise": "banded"}, "bands must be a whole number from 1 on, not None"),
         (DPSGD, {"noise": "pink"}, "unknown noise 'pink'; known are gaussian, .*banded"),
         (DPSGD, {"noise": 4}, "noise must be "),
-        (DPSGD, {"noise": "banded", "bands": 0}, "bands must be a whole number from 1 on"),
+        (DPSGD, {"noise": "banded", "bands": 0}, "bands must be a whole number from 1 on or null"),
         (Own, {"noise": "banded", "bands": 4}, "Own has a noise process of its own: leave out noise"),
     ],
 )

@@ -130,7 +130,7 @@ def test_what_learned_from_canaries_stands_apart_and_shows_no_accuracy(tmp_path:
         0.1,
         2,
         0.1,
-        config={"audit": {"_target_": "dpbench.capabilities.auditing.canaries.GradientCanaries"}},
+        config={"audit": {"_target_": "dpbench.capabilities.canaries.GradientCanaries"}},
     )
     first, second = cells(grouped([tmp_path], ["optimizer.lr"]))
     assert {first["n"]: first[ACCURACY], second["n"]: second[ACCURACY]} == {"2": "80.00 ± 14.14", "1": "–"}

@@ -79,7 +79,7 @@ def test_each_folder_that_is_named_holds_a_run(tmp_path: Path) -> None:
 
 
 def test_a_model_that_learned_from_canaries_shows_no_accuracy(tmp_path: Path) -> None:
-    for name, target in (("a", "dpbench.capabilities.auditing.canaries.canaries.GradientCanaries"), ("b", None)):
+    for name, target in (("a", "dpbench.capabilities.canaries.canaries.GradientCanaries"), ("b", None)):
         finished(tmp_path / name, 0.9, 1.5)
         path = tmp_path / name / "result.json"
         record = json.loads(path.read_text())

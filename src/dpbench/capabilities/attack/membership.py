@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from scipy import special
 
 from dpbench.capabilities.attack.results import FALSE_POSITIVE_RATES, Estimate, MeasuredAttack, rounded
-from dpbench.capabilities.auditing.canaries.scores import Flags, Floats
 from dpbench.capabilities.auditing.one_run import choose_guesses, count_right, one_run, one_run_fdp
+from dpbench.capabilities.canaries.scores import Flags, Floats
 from dpbench.errors import ConfigurationError
 from dpbench.harness.reports.roc import RATES, Roc, roc
 

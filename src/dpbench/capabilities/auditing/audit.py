@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 from pydantic_core import to_jsonable_python
 
-from dpbench.capabilities.auditing.canaries.scores import Flags, Floats, GameSums, Scores
-from dpbench.capabilities.auditing.canaries.whitening import RoundSums
 from dpbench.capabilities.auditing.declared import (
     Check,
     ReleaseGame,
@@ -26,6 +24,8 @@ from dpbench.capabilities.auditing.family import Family, reached
 from dpbench.capabilities.auditing.fresh import fresh_noise
 from dpbench.capabilities.auditing.independent import auc_lower
 from dpbench.capabilities.auditing.one_run import choose_guesses, count_right, one_run, one_run_fdp, one_run_p_value
+from dpbench.capabilities.canaries.scores import Flags, Floats, GameSums, Scores
+from dpbench.capabilities.canaries.whitening import RoundSums
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.composition import epsilon, nominal_events
 from dpbench.privacy.accounting.ledger import Ledger

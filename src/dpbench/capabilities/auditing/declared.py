@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from dpbench.capabilities.auditing.canaries.probes import Probes
-from dpbench.capabilities.auditing.canaries.scores import GameSums, Scores
-from dpbench.capabilities.auditing.canaries.whitening import RoundSums
 from dpbench.capabilities.auditing.independent import clopper_pearson_upper
+from dpbench.capabilities.canaries.probes import Probes
+from dpbench.capabilities.canaries.scores import GameSums, Scores
+from dpbench.capabilities.canaries.whitening import RoundSums
 
 _LEAST_NOISE = 1e-6  # of measured and declared; a mechanism with less is broken, however far
 _FEWEST_OBSERVATIONS = 30

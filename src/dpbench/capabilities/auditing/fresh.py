@@ -11,9 +11,9 @@ import numpy as np
 from scipy import special, stats
 from scipy.spatial import KDTree
 
-from dpbench.capabilities.auditing.canaries.residuals import Residuals
-from dpbench.capabilities.auditing.canaries.scores import Floats, Scores
 from dpbench.capabilities.auditing.declared import Check, chi_squared_p_value, two_sided
+from dpbench.capabilities.canaries.residuals import Residuals
+from dpbench.capabilities.canaries.scores import Floats, Scores
 
 _FEWEST_OBSERVATIONS = 200
 _FEWEST_RELEASES = 8

@@ -6,7 +6,7 @@ import math
 
 from scipy import special, stats
 
-from dpbench.capabilities.auditing.canaries.scores import Flags, Floats
+from dpbench.capabilities.canaries.scores import Flags, Floats
 
 _FEW = 10  # errors below which the normal approximation of an AUC is not trusted
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpbench.capabilities.auditing.audit import Audit, Levels, bound_by_area, claimed_epsilon
-from dpbench.capabilities.auditing.canaries.scores import Floats
 from dpbench.capabilities.auditing.family import Family
 from dpbench.capabilities.auditing.independent import auc
+from dpbench.capabilities.canaries.scores import Floats
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.ledger import Ledger
 

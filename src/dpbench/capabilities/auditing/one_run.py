@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special, stats
 
-from dpbench.capabilities.auditing.canaries.scores import Flags, Floats
+from dpbench.capabilities.canaries.scores import Flags, Floats
 
 MOST_EPSILON = 256.0  # up to which bounds are looked for
 _TOLERANCE = 1e-3

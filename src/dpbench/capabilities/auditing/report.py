@@ -12,10 +12,10 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from dpbench.capabilities.auditing.audit import NO_PROOF, Audit, Verdict, audit
-from dpbench.capabilities.auditing.canaries.file import READABLE, SCHEMA, keep_scores
-from dpbench.capabilities.auditing.canaries.scores import Scores
 from dpbench.capabilities.auditing.family import Family
 from dpbench.capabilities.auditing.labels import LabelScores, audit_labels
+from dpbench.capabilities.canaries.file import READABLE, SCHEMA, keep_scores
+from dpbench.capabilities.canaries.scores import Scores
 from dpbench.errors import ConfigurationError, DPBenchError, LedgerError
 from dpbench.harness.reports.figures import FolderPicture
 from dpbench.harness.reports.roc import RATES, RocPanel, roc

@@ -78,7 +78,7 @@ def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
 
 def _audit(privacy: Mapping[str, Any]) -> dict[str, str]:
     """What the audit of a run found: its limit of epsilon, and its verdict."""
-    audit = privacy.get("audit") or {"why_not": "nothing was released"}
+    audit = privacy.get("audit") or {"why_not": "nothing was released, or nothing that is installed audits runs"}
     verdict = f"{verdict_of({'audit': audit})}"
     if audit.get("verdict") is None:
         return {"verdict": verdict}

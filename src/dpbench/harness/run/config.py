@@ -10,7 +10,6 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.metadata import entry_points
 from inspect import Parameter
 from typing import Annotated, Any, Literal
 
@@ -92,10 +91,6 @@ _TRAINER_OPTIONS: dict[str, Any] = {
 """Annotations that say more than those of Lightning."""
 
 
-_MOVED = "dpbench.moved"
-"""Group of entry points: earlier paths of classes, which the configurations of older runs name."""
-
-
 @dataclass(frozen=True)
 class Target:
     """A group that is built from a class, which checks the group's options.
@@ -132,12 +127,7 @@ class Target:
         try:
             cls = getattr(import_module(module), name)
         except Exception as error:  # a user's own file may raise whatever it likes
-            moved = tuple(entry_points(group=_MOVED, name=str(path)))
-            if not moved:
-                raise ClassNotFound(
-                    f"{group}._target_={shown(path)} is not an importable class: {brief(error)}"
-                ) from error
-            cls = moved[0].load()
+            raise ClassNotFound(f"{group}._target_={shown(path)} is not an importable class: {brief(error)}") from error
         is_class = isinstance(cls, type) and issubclass(cls, self.bases)
         if not is_class or not all(callable(getattr(cls, method, None)) for method in self.methods):
             kinds = " or ".join(base.__name__ for base in self.bases if base is not object)

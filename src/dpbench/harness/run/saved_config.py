@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from copy import deepcopy
+from importlib.metadata import entry_points
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from dpbench.files import write_atomically
 from dpbench.harness.runs.folder import Run, RunFolder
 
 _SPLIT_BY_NUMBER = ("dpbench.data.ImageDataModule", "dpbench.data.UserDataModule")
+_MOVED = "dpbench.moved"
+"""Group of entry points: earlier paths of classes, which the configurations of older runs name."""
 SCHEMA = 1
 """Number of the settings that a run has, its `run.schema`: one more whenever older ones lack some or mean something
 else. Runs of before it was written down have none."""
@@ -97,6 +100,10 @@ def with_later_options(config: dict[str, Any]) -> dict[str, Any]:
         strategy.pop("coefficients", None)
     if data.get("_target_") in _SPLIT_BY_NUMBER:
         data.setdefault("split", "permutation")
+    for entry in entry_points(group=_MOVED):
+        for options in (groups.get("audit"), *groups.get("callbacks", {}).values()):
+            if isinstance(options, dict) and options.get("_target_") == entry.name:
+                options["_target_"] = entry.value.replace(":", ".")
     return config
 
 

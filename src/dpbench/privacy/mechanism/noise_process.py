@@ -9,13 +9,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import Any
 
 from torch import Tensor
 
 from dpbench.canonical import name_of
-from dpbench.errors import ConfigurationError
 from dpbench.privacy.mechanism.noise import add_gaussian_noise
 from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.mechanism.schedules import Factors
@@ -206,20 +204,3 @@ def noise_of(noise_multiplier: float, factors: Factors) -> Noise:
     if factors:
         return Scheduled(noise_multiplier, factors)
     return Gaussian(noise_multiplier)
-
-
-def noise_called(name: str, bands: int | None) -> MakeNoise:
-    """The noise process of a name, by an entry point of `dpbench.noises`: a function of the number of bands.
-
-    Args:
-        name: Of the process.
-        bands: Number of steps over which it is correlated; None where none was given.
-
-    Raises:
-        ConfigurationError: There is none, or it needs other bands.
-    """
-    processes = entry_points(group="dpbench.noises")
-    if name not in processes.names:
-        raise ConfigurationError(f"unknown noise {name!r}; known are {', '.join(['gaussian', *processes.names])}.")
-    make_noise: MakeNoise = processes[name].load()(bands)
-    return make_noise

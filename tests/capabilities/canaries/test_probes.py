@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpbench.capabilities.auditing.canaries.probes import LARGEST, Probes
 from dpbench.capabilities.auditing.declared import lot_sizes, statistics_noise
+from dpbench.capabilities.canaries.probes import LARGEST, Probes
 from dpbench.privacy.sampling import FixedSizeSampling, FullParticipation, PoissonSampling, Sampling
 
 

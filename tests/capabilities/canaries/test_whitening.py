@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy.linalg import solve_triangular, toeplitz
 
-from dpbench.capabilities.auditing.canaries.scores import Scores, ScoreSums
-from dpbench.capabilities.auditing.canaries.whitening import Rounds, RoundSums
+from dpbench.capabilities.canaries.scores import Scores, ScoreSums
+from dpbench.capabilities.canaries.whitening import Rounds, RoundSums
 from dpbench.capabilities.correlated.banded import Banded
 from tests.support.checks import accepts_scale
 

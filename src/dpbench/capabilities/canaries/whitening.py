@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt
 
-from dpbench.capabilities.auditing.canaries.arrays import CountArray, FlagArray, FloatArray, Sums
+from dpbench.capabilities.canaries.arrays import CountArray, FlagArray, FloatArray, Sums
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]

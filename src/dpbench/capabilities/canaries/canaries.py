@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from dpbench.capabilities.auditing.canaries.file import FILE_NAME, write_scores
-from dpbench.capabilities.auditing.canaries.run_probe import RunProbe
-from dpbench.capabilities.auditing.canaries.scores import ScoreSums
-from dpbench.capabilities.auditing.canaries.whitening import Rounds
+from dpbench.capabilities.canaries.file import FILE_NAME, write_scores
+from dpbench.capabilities.canaries.run_probe import RunProbe
+from dpbench.capabilities.canaries.scores import ScoreSums
+from dpbench.capabilities.canaries.whitening import Rounds
 from dpbench.data.lots import Lots
 from dpbench.errors import ConfigurationError
 from dpbench.options import Count, check_options
@@ -458,8 +458,8 @@ class Canaries:
         if self.probe.observe in observers:
             observers.remove(self.probe.observe)
         budget = self._releases.budget
-        first = self._processes.rank == 0  # after a resume the others know the checkpoint's seal
-        if first and self._releases.num_releases and budget.path is not None and budget.seal is not None:
+        is_first = self._processes.rank == 0  # after a resume the others know the checkpoint's seal
+        if is_first and self._releases.num_releases and budget.path is not None and budget.seal is not None:
             write_scores(budget.path.with_name(FILE_NAME), self.sums.scores(), budget.seal, self.left_out)
 
     def state_dict(self) -> dict[str, Any]:

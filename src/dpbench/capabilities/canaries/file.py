@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpbench.capabilities.auditing.canaries.scores import Scores, ScoreSums
+from dpbench.capabilities.canaries.scores import Scores, ScoreSums
 from dpbench.files import write_json
 from dpbench.privacy.accounting.seal import STATE_KEY, Seal
 

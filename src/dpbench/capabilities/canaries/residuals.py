@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from dpbench.capabilities.auditing.canaries.arrays import FloatArray, Sums
+from dpbench.capabilities.canaries.arrays import FloatArray, Sums
 
 Floats = NDArray[np.float64]
 

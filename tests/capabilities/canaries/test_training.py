@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from dpbench import strategies
-from dpbench.capabilities.auditing.canaries.canaries import Canaries, GradientCanaries
-from dpbench.capabilities.auditing.canaries.scores import Scores, ScoreSums
+from dpbench.capabilities.canaries.canaries import Canaries, GradientCanaries
+from dpbench.capabilities.canaries.scores import Scores, ScoreSums
 from dpbench.cli import main
 from dpbench.data import ImageDataModule, UserDataModule
 from dpbench.errors import ConfigurationError
@@ -232,7 +232,7 @@ def test_a_full_disk_keeps_nothing_locked(tmp_path: Path, monkeypatch: pytest.Mo
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dpbench.capabilities.auditing.canaries.canaries.write_scores", full)
+    monkeypatch.setattr("dpbench.capabilities.canaries.canaries.write_scores", full)
     with pytest.raises(OSError, match="No space left"):
         train(strategies.DPSGD, tmp_path, steps=2)
     open_locked(tmp_path / "ledger.jsonl").close()

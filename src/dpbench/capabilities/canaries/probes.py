@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from dpbench.capabilities.auditing.canaries.arrays import Sums
+from dpbench.capabilities.canaries.arrays import Sums
 
 LARGEST = 1e6  # of what is kept: a mechanism beyond is broken, however far
 RECORD_TOLERANCE = 0.02  # by how much a record's part may exceed its bound, with gradients of half precision

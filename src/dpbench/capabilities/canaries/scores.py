@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
-from dpbench.capabilities.auditing.canaries.arrays import CountArray, FlagArray, FloatArray, Sums
-from dpbench.capabilities.auditing.canaries.probes import Probes
-from dpbench.capabilities.auditing.canaries.residuals import Residuals
-from dpbench.capabilities.auditing.canaries.whitening import Rounds, RoundSums
+from dpbench.capabilities.canaries.arrays import CountArray, FlagArray, FloatArray, Sums
+from dpbench.capabilities.canaries.probes import Probes
+from dpbench.capabilities.canaries.residuals import Residuals
+from dpbench.capabilities.canaries.whitening import Rounds, RoundSums
 from dpbench.errors import ConfigurationError
 
 Floats = NDArray[np.float64]

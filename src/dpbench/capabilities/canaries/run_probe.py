@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpbench.capabilities.auditing.canaries.scores import ScoreSums
+from dpbench.capabilities.canaries.scores import ScoreSums
 from dpbench.data.lots import Lots
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.mechanism.mechanism import Mechanism

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpbench.capabilities.auditing.canaries.scores import LIMIT, Scores, ScoreSums, log_likelihood_ratio
+from dpbench.capabilities.canaries.scores import LIMIT, Scores, ScoreSums, log_likelihood_ratio
 from tests.capabilities.auditing.worlds import World
 
 SMALL = World(releases=7, canaries=30, rate=0.3)

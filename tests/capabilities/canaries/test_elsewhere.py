@@ -11,9 +11,9 @@ import torch
 
 from dpbench import DPSGD
 from dpbench.callback.lightning_training import LightningTraining
-from dpbench.capabilities.auditing.canaries import file
-from dpbench.capabilities.auditing.canaries.canaries import GradientCanaries
-from dpbench.capabilities.auditing.report import audit_run
+from dpbench.capabilities.canaries import file
+from dpbench.capabilities.canaries.canaries import GradientCanaries
+from dpbench.code import foreign_code
 from dpbench.errors import ConfigurationError, OutOfMemory
 from dpbench.harness.run.saved_config import read_config
 from dpbench.harness.run.train import train
@@ -95,10 +95,16 @@ def test_a_training_that_is_audited_is_carried_out_eagerly(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("earlier", ["privacy.canaries.canaries", "privacy.auditing.canaries"])
-def test_a_run_that_names_an_earlier_place_goes_on_under_its_name(earlier: str, tmp_path: Path) -> None:
-    """Under another fingerprint it would begin a new phase of its ledger."""
-    config: dict[str, Any] = config_of("audit=gradient_canaries", "audit.canaries=20", "trainer.max_steps=3")
-    config["audit"]["_target_"] = f"dpbench.{earlier}.GradientCanaries"
-    train(config, tmp_path / "run")
+def test_a_run_that_names_an_earlier_place_goes_on(earlier: str, tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
-    assert read_config(run)["audit"] == config["audit"] and audit_run(run.path).result.releases == 3
+    config: dict[str, Any] = config_of("audit=gradient_canaries", "audit.canaries=20", "trainer.max_steps=3")
+    train(config, run.path)
+    text = run.config.read_text()
+    run.config.write_text(text.replace("capabilities.canaries.canaries.Grad", f"{earlier}.Grad"))
+    assert f"dpbench.{earlier}.GradientCanaries" in run.config.read_text()
+    assert read_config(run)["audit"] == config["audit"]
+
+
+def test_a_fault_of_canaries_is_one_of_the_code_that_computes() -> None:
+    """Else each run with them would name our own file as somebody else's code, and have a key of its own."""
+    assert foreign_code({"audit": {"_target_": f"{GradientCanaries.__module__}.GradientCanaries"}}) == {}
