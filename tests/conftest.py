@@ -87,6 +87,7 @@ COMPARED = (
     "callback/test_loop.py",
     "capabilities/canaries/",
     "capabilities/correlated/test_training.py",
+    "capabilities/users/",
     "harness/run/test_diagnostics.py",
     "modules/",
     "records/",
@@ -105,7 +106,7 @@ def _one_key(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(ReleaseEngine, "lot_key", None)
 
 
-UNSEEN = ("capabilities/export/", "cli/", "harness/run/", "harness/runs/", "session/")
+UNSEEN = ("capabilities/export/", "capabilities/users/", "cli/", "harness/run/", "harness/runs/", "session/")
 """Tests in which runs draw their curves, and nobody looks at them."""
 
 

@@ -13,9 +13,9 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import get_object
 from omegaconf import OmegaConf, open_dict
 
+from dpbench.capabilities.users.sources import user_source, user_source_names
 from dpbench.data import UserDataModule
 from dpbench.data.sources import source_names
-from dpbench.data.user_data import user_source, user_source_names
 from dpbench.harness.reproduce._results import with_choices
 from dpbench.harness.reproduce.tables import read_table
 from dpbench.harness.run.config import TARGETS

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,10 @@ class Capability:
     users: tuple[str, ...] = ()
 
 
+_TABLES_BY_USER = [
+    *product(("adaptive_quantile", "correlated_noise"), ("mnist_writers", "shakespeare_roles"), ("", "_tuning")),
+    *product(("correlated_noise",), ("mnist_writers_fresh",), ("", "_tuning")),
+]
 CAPABILITIES = {
     "attack": Capability(
         r"capabilities\.attack|dpbench attack|attack\.png",
@@ -102,6 +107,25 @@ CAPABILITIES = {
             "tests/capabilities/own_data",
             "tests/harness/run/test_own_data.py",
         ),
+    ),
+    "users": Capability(
+        r"capabilities\.users|UserData|LocalTraining|\bUsers\(|records=users|digits_users|mnist_writers",
+        (
+            "benchmarks/users",
+            "conf/base/users.yaml",
+            *(
+                f"conf/data/{name}.yaml"
+                for name in ("digits_users", "mnist_writers", "shakespeare_roles", "user_noise")
+            ),
+            *(f"conf/experiment/adaptive_quantile/mnist_writers{name}.yaml" for name in ("", "_ae")),
+            "conf/experiment/adaptive_quantile/shakespeare_roles.yaml",
+            "conf/records/users.yaml",
+            *(f"conf/table/{paper}/{data}{name}.yaml" for paper, data, name in _TABLES_BY_USER),
+            "conf/table/recipes/frozen.yaml",
+            "conf/table/three_tools/figure2.yaml",
+            "tests/capabilities/users",
+        ),
+        users=("own_data",),
     ),
     "claims": Capability(r"capabilities\.claims|claims\.toml|reproduce claims", ("tests/capabilities/claims",)),
 }

@@ -15,8 +15,8 @@ from dpbench.capabilities.attack.attack import FEWEST_RUNS, AttackedSetting, att
 from dpbench.capabilities.attack.results import text_of
 from dpbench.capabilities.synthesis.memorization import memorization
 from dpbench.capabilities.synthesis.sample import load_gan
+from dpbench.capabilities.users.module import UserDataModule
 from dpbench.data.images import ImageDataModule
-from dpbench.data.user_module import UserDataModule
 from dpbench.errors import ConfigurationError
 from dpbench.files import write_json
 from dpbench.harness.run.samples import sample_images

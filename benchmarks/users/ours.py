@@ -12,10 +12,11 @@ from torch import Tensor
 
 from benchmarks.orders import Orders
 from benchmarks.users.tasks import CLIP, MOMENTUM, NOISE, Task, loss
+from dpbench.capabilities.users.cohorts import Users
+from dpbench.capabilities.users.dataset import UserDataset
+from dpbench.capabilities.users.local_training import LocalTraining
 from dpbench.data.lots import LotLoader, Lots, make_sampling
-from dpbench.data.users import Rows, UserDataset
-from dpbench.records.local_training import LocalTraining
-from dpbench.records.users import Users
+from dpbench.data.records import Rows
 from dpbench.strategies import DPSGD
 
 _POPULATION = 4  # times the cohort

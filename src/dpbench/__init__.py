@@ -9,12 +9,9 @@ if TYPE_CHECKING:
     from dpbench.callback.check import check
     from dpbench.callback.loop import PrivateLoop
     from dpbench.data.lots import LotLoader
-    from dpbench.data.users import UserDataset
     from dpbench.models.fixing import fix
     from dpbench.models.trainable import train_only
-    from dpbench.records.local_training import LocalTraining
     from dpbench.records.step_state import independent
-    from dpbench.records.users import Users
     from dpbench.strategies import (
         DPSGD,
         AdaptiveMeanClipping,
@@ -38,14 +35,11 @@ __all__ = [
     "ClipOnly",
     "DiscretizedDPSGD",
     "FederatedAveraging",
-    "LocalTraining",
     "LotLoader",
     "NoiseOnly",
     "NonPrivate",
     "PrivateLoop",
     "PrivateStrategy",
-    "UserDataset",
-    "Users",
     "VectorGroups",
     "__version__",
     "check",
@@ -55,11 +49,8 @@ __all__ = [
 ]
 
 _ELSEWHERE = {
-    "LocalTraining": "dpbench.records.local_training",
     "LotLoader": "dpbench.data.lots",
     "PrivateLoop": "dpbench.callback.loop",
-    "UserDataset": "dpbench.data.users",
-    "Users": "dpbench.records.users",
     "check": "dpbench.callback.check",
     "fix": "dpbench.models.fixing",
     "independent": "dpbench.records.step_state",
@@ -71,8 +62,12 @@ def __getattr__(name: str) -> Any:
     """Import torch only when something of it is asked for, so that `dpbench --help` answers at once."""
     if name in __all__:
         return getattr(import_module(_ELSEWHERE.get(name, "dpbench.strategies")), name)
-    raise AttributeError(f"module 'dpbench' has no attribute {name!r}")
+    from dpbench.names import from_capability
+
+    return from_capability("dpbench", name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    from importlib.metadata import entry_points
+
+    return sorted({*globals(), *__all__, *entry_points(group="dpbench").names})

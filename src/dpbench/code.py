@@ -45,11 +45,12 @@ def _rooms(*groups: str) -> set[str]:
 
 
 COMPUTING = (
-    "__init__.py", "canonical.py", "code.py", "errors.py", "files.py", "locks.py", "optimizers.py", "options.py",
+    "__init__.py", "canonical.py", "code.py", "errors.py", "files.py", "locks.py", "names.py", "optimizers.py",
+    "options.py",
     "callback", "data", "guards", "models", "modules", "privacy", "records", "session", "strategies",
     "harness/__init__.py", "harness/run", "harness/runs", "capabilities/__init__.py",
     *_rooms("dpbench.executors", "dpbench.features", "dpbench.images", "dpbench.moved", "dpbench.noises"),
-    *_rooms("dpbench.user_data"),
+    *_rooms("dpbench.records", "dpbench.user_data"),
 )  # fmt: skip
 """What computes inside a run, and imports nothing of the rest: whatever may change a result is hashed."""
 READING = (

@@ -17,7 +17,6 @@ from torch.utils.data import Subset, TensorDataset
 
 from dpbench import DPSGD, LotLoader, PrivateLoop
 from dpbench.data.lots import Lots, make_sampling
-from dpbench.data.users import UserDataset
 from dpbench.errors import ConfigurationError, LedgerError, UnsupportedModuleError
 from dpbench.privacy.mechanism.mechanism import Mechanism
 from tests.strategies.worlds import trainer_for
@@ -334,12 +333,6 @@ class Resampling(Module):
 def test_indices_that_are_drawn_anew_repeat_no_record(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="records of the training data are there twice"):
         fit(tmp_path, Resampling(), 20, loader=loader_of(Subset(records(), range(POPULATION))))
-
-
-@pytest.mark.parametrize("names", [[1, "1", 1.0], [b"a", "a", "b"], ["a", "b", 1]])
-def test_users_are_named_in_one_way(names: list[Any]) -> None:
-    with pytest.raises(ConfigurationError, match="users are named in several ways"):
-        UserDataset(records(), names * (POPULATION // 3))
 
 
 def windows(items: Any) -> dict[str, Tensor]:

@@ -18,10 +18,8 @@ import dpbench
 from dpbench import PrivateLoop
 from dpbench.data.lots import LotLoader
 from dpbench.privacy.randomness import keyed_generator, keyed_seed, seed_global_generators
-from dpbench.records import LocalTraining, Users
 from dpbench.session import session
 from dpbench.strategies import DPSGD
-from tests.records import user_worlds
 from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for, weights_of
 
 CPU = torch.device("cpu")
@@ -99,7 +97,7 @@ def test_no_seed_of_32_bits_is_left_where_private_records_are_in_sight() -> None
         "data/scattering.py",  # a test image of the transform
         "records/record_gradients.py",  # first bounds, on noise
         "records/step_state.py",  # put back
-        "records/users.py",  # first bounds, on noise
+        "capabilities/users/cohorts.py",  # first bounds, on noise
         "harness/reproduce/tracking.py",  # pictures
         "harness/run/check.py",  # a step that is run and thrown away
         "capabilities/synthesis/_fidelity.py",
@@ -166,25 +164,6 @@ def test_a_loop_draws_as_a_trainer_does(tmp_path: Path) -> None:
         seen.clear()
     for name in DRAWS:
         assert runs[0][-1][name] != runs[1][-1][name]
-
-
-@pytest.mark.parametrize("seed", [None, 5])
-def test_users_draw_numbers_of_their_own(tmp_path: Path, seed: int | None) -> None:
-    @dpbench.independent("history")
-    class Toy(user_worlds.Toy):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            self.history.append(torch.tensor([torch.rand(()), np.random.rand(), random.random()]))
-            return super().training_step(batch, batch_idx)
-
-    runs = []
-    for number in range(2):
-        torch.manual_seed(0)
-        module = Toy(user_worlds.linear())
-        records = Users(LocalTraining(lr=0.1, batch_size=None))
-        user_worlds.fit(tmp_path / str(number), module, records=records, seed=seed)
-        runs.append(torch.stack(module.history))
-    assert torch.equal(*runs) if seed is not None else not (runs[0][-1] == runs[1][-1]).any()
-    assert len(set(runs[0].flatten().tolist())) == len(set(runs[0][:, 0].tolist())) * 3
 
 
 def test_masks_of_seeds_that_agree_in_32_bits(tmp_path: Path) -> None:

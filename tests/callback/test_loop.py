@@ -18,14 +18,13 @@ from pytorch_lightning.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from dpbench import DPSGD, AdaptiveMeanClipping, AdaptiveQuantileClipping, LotLoader, NonPrivate, PrivateLoop, Users
+from dpbench import DPSGD, AdaptiveMeanClipping, AdaptiveQuantileClipping, LotLoader, NonPrivate, PrivateLoop
 from dpbench.callback.strategy import PrivateStrategy
 from dpbench.data.lots import Lots, make_sampling
 from dpbench.errors import BudgetExhausted, ConfigurationError, LedgerError, UnsupportedModuleError
 from dpbench.harness.reports.account import AccountingRequest, account
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.budget import Budget
-from dpbench.records.local_training import LocalTraining
 
 STEPS = 25  # more than an epoch
 
@@ -468,7 +467,6 @@ def test_what_needs_a_trainer_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match=message):
             PrivateLoop(*parts, loss, 5)
     later: list[tuple[str, type[PrivateStrategy], dict[str, Any]]] = [
-        ("does not support training by user", DPSGD, {"records": Users(LocalTraining(lr=0.1))}),
         ("the module offers no metric loss", DPSGD, {"metrics": {"loss": 1.0}}),
         ("set initial_max_grad_norm", AdaptiveMeanClipping, {}),
     ]

@@ -16,8 +16,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dpbench
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
-from dpbench.records.local_training import LocalTraining
-from dpbench.records.users import Users
 from tests.support.cli import TINY
 from tests.support.cli import dpbench as command
 
@@ -222,8 +220,6 @@ def test_a_verdict_by_values_says_so() -> None:
 def test_what_is_no_step_of_records_is_said() -> None:
     module = Steps(nn.Linear(6, 1), lambda m, b: m.net(torch.ones(2, 6)).mean())
     assert str(dpbench.check(module, DataLoader(numbers(), batch_size=10))).startswith("not checked: the first loss")
-    by_user = dpbench.check(module, None, Users(LocalTraining(lr=0.1)))
-    assert (by_user.kind, str(by_user)) == ("unchecked", "not checked: users are trained one by one")
 
 
 def test_what_no_training_begins_with_is_refused() -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, get_worker_info
 
-from dpbench.data import LotLoader, Lots, UserDataset, fetching, make_sampling
+from dpbench.data import LotLoader, Lots, fetching, make_sampling
 from dpbench.data.fetching import WatchedDataset, watched
 from dpbench.errors import ConfigurationError
 
@@ -226,14 +226,6 @@ class OfItsOwnRows(Dataset[Any]):
 
 def test_other_rows_than_records_may_be_read() -> None:
     assert read_all(OfItsOwnRows()) > 0
-
-
-def test_examples_of_users_are_watched_in_private_training() -> None:
-    users = UserDataset(First(), np.arange(SIZE) % 8)
-    users.batch(1, [0, 1, 2, 3, 4])  # as long as nothing is private
-    LotLoader.poisson(users, 4)
-    with pytest.raises(ConfigurationError, match="at other indices"):
-        [users.batch(user, range(5)) for user in range(8)]
 
 
 def test_training_without_privacy_may_do_it() -> None:

@@ -5,21 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
-from dpbench.data import ImageDataModule, UserDataModule
+from dpbench.data import ImageDataModule
 from dpbench.data.held_out import image_bytes, name_bytes, parted, parted_by_hash
 from dpbench.data.images import InMemoryImages
 from dpbench.data.sources import Images
 from dpbench.errors import ConfigurationError, DataError
-
-NEWCOMERS = ("aaa", "u0250x", "zzz", *(f"new{number}" for number in range(20)))
 
 
 def images(records: int) -> Images:
@@ -68,36 +64,6 @@ def test_the_order_of_images_decides_nothing() -> None:
     assert rows(held) == rows(other_held) and rows(train) == rows(other_train)
 
 
-def table(folder: Path, users: list[str]) -> str:
-    path = folder / "t.csv"
-    frame = pd.DataFrame({"user": np.repeat(users, 3), "a": 0.0, "b": 1.0, "label": 1})
-    frame.to_csv(path, index=False)
-    return str(path)
-
-
-def module(path: str, **options: Any) -> UserDataModule:
-    own = {"path": path, "features": [["a", "b"], "label"], "num_classes": 2, "held_out": 0.1}
-    data = UserDataModule("user_table", expected_batch_size=10, options=own, **options)
-    data.setup()
-    return data
-
-
-USERS = [f"u{number:04}" for number in range(500)]
-
-
-@pytest.mark.parametrize("unit", ["user", "example"])
-def test_a_user_more_moves_no_other(unit: str, tmp_path: Path) -> None:
-    before = module(table(tmp_path, USERS), val_users=50, unit=unit)
-    assert before.test_users is not None
-    for new in NEWCOMERS:
-        after = module(table(tmp_path, [*USERS, new]), val_users=50, unit=unit)
-        assert after.test_users is not None
-        assert set(after.users.names) - {new} == set(before.users.names)
-        assert set(after.test_users.names) - {new} == set(before.test_users.names)
-        expected = len(before.users) + (new in after.users.names)
-        assert after.sampling.population == (expected if unit == "user" else 3 * expected)
-
-
 def test_the_share_is_that_which_was_asked_for() -> None:
     names = [name_bytes(number) for number in range(20_000)]
     for share in (0.02, 0.1, 0.5):
@@ -133,25 +99,22 @@ def test_twins_go_the_same_way() -> None:
     assert len(held.labels) == 2 * len(rows(held))
 
 
-def test_the_split_of_before_is_an_option(tmp_path: Path) -> None:
+def test_the_split_of_before_is_an_option() -> None:
     """As committed results were made."""
     data = ImageDataModule("digits", image_size=8, val_size=300, split="permutation")
     assert len(data.train_set) == 1137 and isinstance(data.val_set, InMemoryImages) and len(data.val_set) == 300
     order = np.random.default_rng(0).permutation(1437)
     whole = ImageDataModule("digits", image_size=8).train_set
     assert torch.equal(data.val_set.pixels, whole.pixels[np.sort(order[:300])])
-    users = module(table(tmp_path, USERS), split="permutation", val_users=20)
-    assert len(users.users) == 430 and users.test_users is not None and len(users.test_users) == 50
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda _: split_off(images(20), 20), "data.val_size=20 leaves nothing of 20 training records"),
-        (lambda _: split_off(twins(50), 1), "data.val_size=1 holds out no example of 50 training records: .* raise it"),
-        (lambda folder: module(table(folder, USERS[:2])), "held_out=0.1 holds none of the 2 users .* another share"),
+        (lambda: split_off(images(20), 20), "data.val_size=20 leaves nothing of 20 training records"),
+        (lambda: split_off(twins(50), 1), "data.val_size=1 holds out no example of 50 training records: .* raise it"),
     ],
 )
-def test_clear_errors(make: Any, message: str, tmp_path: Path) -> None:
+def test_clear_errors(make: Any, message: str) -> None:
     with pytest.raises((ConfigurationError, DataError), match=message):
-        make(tmp_path)
+        make()

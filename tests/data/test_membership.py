@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
-from dpbench.data import ImageDataModule, Lots, UserDataModule, make_sampling
+from dpbench.data import ImageDataModule, Lots, make_sampling
 from dpbench.data.held_out import image_bytes, membership_coins
 from dpbench.errors import ConfigurationError
 from dpbench.harness.runs.provenance import config_hash, fingerprint
@@ -115,50 +113,6 @@ def test_a_data_module_trains_on_members_and_offers_all() -> None:
     assert loader.lots.members is members
 
 
-def test_copies_of_a_record_have_coins_of_their_own(tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    pd.DataFrame({"age": np.zeros(400), "label": np.ones(400, dtype=int)}).to_csv(path, index=False)
-    options = {"path": str(path), "features": [["age"], "label"], "test_path": str(path)}
-    data = UserDataModule("table", membership="half", seed=1, options=options, unit="example", expected_batch_size=5)
-    members = data.members
-    assert members is not None
-    assert 100 < members.sum() < 300
-
-
-def user_table(folder: Path) -> dict[str, Any]:
-    users = np.repeat(np.arange(30), np.arange(30) % 4 + 1)
-    table = pd.DataFrame({"who": users, "age": np.arange(len(users)) / 100, "label": users % 2})
-    table = table.sample(frac=1, random_state=0)
-    path = folder / "table.csv"
-    table.to_csv(path, index=False)
-    return {"path": str(path), "user": "who", "held_out": 0.2, "features": [["age"], "label"]}
-
-
-def test_users_are_members_with_all_their_rows(tmp_path: Path) -> None:
-    data = UserDataModule("user_table", membership="half", seed=1, options=user_table(tmp_path), expected_batch_size=5)
-    members = data.members
-    assert members is not None
-    assert members.shape == (len(data.users),)
-    assert 0 < members.sum() < len(members)
-    ages = torch.cat([batch[0].flatten() for batch in data.candidate_dataloader()])
-    assert len(ages) == len(data.record_of_row) == data.users.sizes.sum()
-    for user in range(len(data.users)):
-        own = data.users.batch(user, range(data.users.sizes[user]))
-        assert sorted(ages[data.record_of_row == user].tolist()) == sorted(own[0].flatten().tolist())
-
-
-def test_rows_without_users_are_members_one_by_one(tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    pd.DataFrame({"age": np.arange(50) / 50, "label": np.arange(50) % 2}).to_csv(path, index=False)
-    options = {"path": str(path), "features": [["age"], "label"]}
-    data = UserDataModule("table", membership="half", seed=1, options=options, unit="example", expected_batch_size=5)
-    members = data.members
-    assert members is not None
-    assert members.shape == (len(data.train_set),)
-    again = UserDataModule("table", membership="half", seed=2, options=options, unit="example", expected_batch_size=5)
-    assert (again.members != members).any()
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -169,11 +123,6 @@ def test_rows_without_users_are_members_one_by_one(tmp_path: Path) -> None:
 def test_experiments_that_are_none(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         ImageDataModule("digits", membership="half", **options).setup()
-
-
-def test_examples_of_users_are_no_members_of_their_own(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="data.unit=user"):
-        UserDataModule("user_table", membership="half", unit="example", options=user_table(tmp_path))
 
 
 class WithoutMembers(ImageDataModule):

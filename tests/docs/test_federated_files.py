@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from dpbench.capabilities.own_data import read_user_table
-from dpbench.data.user_data import USER_SOURCES, UserData, load_user_data, user_source
+from dpbench.capabilities.users.sources import USER_SOURCES, UserData, user_source
 from dpbench.errors import ConfigurationError
 from tests.support.cli import dpbench_in_a_process
 
@@ -73,8 +73,8 @@ def same_users(data: UserData) -> None:
 
 def test_the_page_reads_both_formats(folder: Path) -> None:
     importlib.import_module("federated_files")
-    same_users(load_user_data("leaf", folder, False, {}))
-    same_users(load_user_data("hdf5", folder, False, {"train": "train.h5"}))
+    same_users(user_source("leaf").read(folder, False, {}))
+    same_users(user_source("hdf5").read(folder, False, {"train": "train.h5"}))
     assert user_source("leaf").options == {"train": "train", "test": "test"}
 
 

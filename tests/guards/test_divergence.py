@@ -18,7 +18,6 @@ from dpbench.guards.divergence import refuse_diverged
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.strategies import DPSGD, ClipOnly
-from tests.records import user_worlds
 from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for
 from tests.support.cli import dpbench_in_a_process
 
@@ -58,13 +57,7 @@ def test_released_weights_stop_a_run(tmp_path: Path, manual: bool, make: Any) ->
     assert "lower the learning rate" in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_user_and_a_loop_too(tmp_path: Path) -> None:
-    class Toy(user_worlds.Toy):
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=1e30)
-
-    with pytest.raises(Diverged, match=STOPS):
-        user_worlds.fit(tmp_path / "users", Toy(user_worlds.linear()))
+def test_a_loop_too(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
     strategy = DPSGD(noise_multiplier=1.0, delta=1e-3, ledger=str(tmp_path / "ledger.jsonl"))
     optimizer = torch.optim.SGD(model.parameters(), 1e30)

@@ -21,7 +21,6 @@ from dpbench.guards._saved import Saved
 from dpbench.strategies import DPSGD
 from tests.guards.plain_training import plain_training
 from tests.guards.test_module_writes import fit
-from tests.records import user_worlds
 from tests.strategies.worlds import Classifier, loader_of, pictures
 
 pytestmark = [
@@ -145,18 +144,6 @@ def test_nor_a_data_module(tmp_path: Path) -> None:
     module = Writing(lambda m, x: m.trainer.datamodule.hparams.update(mean=x))
     with pytest.raises(UnsupportedModuleError, match="datamodule.hparams.mean"):
         fit(tmp_path, module, loader=Data())
-
-
-def test_nor_the_local_training_of_users(tmp_path: Path) -> None:
-    class Toy(user_worlds.Toy):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            loss = self.loss(batch)
-            self.hparams["loss"] = loss.item()
-            return loss
-
-    module = Toy(user_worlds.linear())
-    user_worlds.fit(tmp_path, module)
-    assert not module.hparams  # put back after each user
 
 
 def test_nor_the_loss_function_of_a_loop(tmp_path: Path) -> None:

@@ -18,10 +18,7 @@ from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import Ledger, read_ledger
-from dpbench.records import LocalTraining, Users
 from dpbench.strategies import DPSGD, AdaptiveMeanClipping, AdaptiveQuantileClipping, ClipOnly
-from tests.records.user_worlds import loader_of as users_loader
-from tests.records.user_worlds import make_users
 from tests.strategies.worlds import loader_of, trainer_for
 
 RECORDS = 40
@@ -251,28 +248,6 @@ def test_in_the_middle_of_the_first_lot(tmp_path: Path) -> None:
     assert torch.equal(module.head.weight, Net().head.weight)
     assert not torch.equal(module.backbone.weight, Net().backbone.weight)
     assert len(book(tmp_path).releases) == 8
-
-
-def test_users(tmp_path: Path) -> None:
-    class Body(pl.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.backbone = nn.Linear(4, 3)
-            self.head = nn.Linear(3, 1)
-            self.backbone.requires_grad_(False)
-
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            return (self.head(self.backbone(batch[0])).squeeze(1) - batch[1]).square().mean()
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=1.0)
-
-    module = Body()
-    before = module.backbone.weight.detach().clone()
-    source = Users(LocalTraining(lr=0.1, max_examples=4))
-    fit(tmp_path, At(3, unfreeze), module=module, loader=users_loader(make_users()), records=source)
-    assert not torch.equal(before, module.backbone.weight)
-    assert sorted({phase for phase, _ in book(tmp_path).releases}) == [0, 1]
 
 
 def test_a_loop(tmp_path: Path) -> None:

@@ -15,10 +15,8 @@ import pytorch_lightning.tuner
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from dpbench.data.records import shared_records
 from dpbench.errors import ConfigurationError
 from dpbench.strategies import DPSGD
-from tests.records.user_worlds import make_users
 from tests.strategies.worlds import loader_of, pictures, trainer_for
 
 PACKAGES = {"pytorch_lightning": pytorch_lightning, "lightning": lightning.pytorch}
@@ -210,13 +208,3 @@ def test_a_plateau_in_manual_optimization_follows_nobody_knows_what(tmp_path: Pa
     trainer = trainer_for(tmp_path, DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3), 2)
     with pytest.raises(ConfigurationError, match="ReduceLROnPlateau in manual optimization"):
         trainer.fit(module, loader_of(pictures(), 20))
-
-
-def test_examples_of_training_users_are_training_records() -> None:
-    users = make_users()
-    held = users.subset([0, 3])
-    rest = users.subset([user for user in range(len(users)) if user not in (0, 3)])
-    assert shared_records(users.examples, users) == len(users.examples)  # type: ignore[arg-type]
-    assert shared_records(held.examples, rest) == int(rest.sizes.sum())  # `examples` are everybody's
-    assert shared_records(Subset(users.examples, held.rows(0).tolist()), rest) == 0
-    assert shared_records(held, rest) == 0

@@ -15,9 +15,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.guards.withheld_loss import WITHHELD_LOSS
-from dpbench.records import LocalTraining, Users
 from dpbench.strategies import DPSGD, NonPrivate
-from tests.records import user_worlds
 from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for, weights_of
 
 READS = "optimizer reads the loss of a batch"
@@ -129,15 +127,6 @@ READERS = [polyak, alig, AveragedPolyak, wrapped]
 def test_an_optimizer_that_reads_the_loss_is_refused(tmp_path: Path, make: Any, manual: bool) -> None:
     with pytest.raises(ConfigurationError, match=READS):
         fit(tmp_path, Of(make, manual))
-
-
-def test_in_the_rounds_of_users_too(tmp_path: Path) -> None:
-    class Federated(user_worlds.Toy):
-        def configure_optimizers(self) -> Optimizer:
-            return polyak(self.parameters())
-
-    with pytest.raises(ConfigurationError, match=READS):
-        user_worlds.fit(tmp_path, Federated(user_worlds.linear()), records=Users(LocalTraining(lr=0.1)))
 
 
 def test_in_the_private_step_of_several_networks_too(tmp_path: Path) -> None:

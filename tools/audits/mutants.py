@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dpbench.capabilities.canaries.canaries import SparseGradients
 from dpbench.capabilities.correlated.banded import Banded, BandedNoise
+from dpbench.capabilities.users.cohorts import Users
 from dpbench.data.lots import Lots
 from dpbench.privacy import releases
 from dpbench.privacy.accounting.accountants import RenyiAccountant
@@ -30,7 +31,6 @@ from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.randomness import digest_of, noise_key
 from dpbench.privacy.releases import ReleaseEngine
 from dpbench.privacy.sampling import CyclicPoissonSampling, PoissonSampling
-from dpbench.records.users import Users
 
 Mutant = Callable[[], AbstractContextManager[Any]]
 

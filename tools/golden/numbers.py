@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dpbench import PrivateLoop
 from dpbench.data.lots import LotLoader, Lots
-from dpbench.data.users import Rows
+from dpbench.data.records import Rows
 from dpbench.privacy import native
 from dpbench.privacy.randomness import RANDOM_NUMBERS
 from dpbench.privacy.sampling import Sampling, ShuffledEpochs

@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpbench.capabilities.users.dataset import UserDataset
 from dpbench.data.lots import LotLoader, Lots
-from dpbench.data.users import Rows, UserDataset
+from dpbench.data.records import Rows
 from dpbench.privacy.sampling import (
     CyclicPoissonSampling,
     FixedSizeSampling,

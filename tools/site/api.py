@@ -10,6 +10,7 @@ import importlib
 import inspect
 import re
 from functools import cached_property
+from importlib.metadata import entry_points
 from typing import Any
 
 from docutils import nodes
@@ -66,7 +67,7 @@ def _list_exports(app: Sphinx, what: str, name: str, thing: Any, options: Any, l
     if name != app.config.project or exports is None:
         return
     lines += ["", ".. autosummary::", "   :nosignatures:", ""]
-    for export in exports:
+    for export in sorted({*exports, *entry_points(group=name).names}):
         if not export.startswith("_"):
             member = getattr(importlib.import_module(name), export)
             full_name = f"{member.__module__}.{member.__qualname__}"

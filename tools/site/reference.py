@@ -21,16 +21,15 @@ from omegaconf import OmegaConf
 from sphinx.application import Sphinx
 from sphinx.util import logging
 
-import dpbench.data.user_sources  # noqa: F401 (registers the data sets by users)
+from dpbench.capabilities.users.local_training import LocalTraining
+from dpbench.capabilities.users.module import UserDataModule
+from dpbench.capabilities.users.sources import user_source
 from dpbench.data.images import ImageDataModule
 from dpbench.data.inserted import Inserted
-from dpbench.data.user_data import user_source
-from dpbench.data.user_module import UserDataModule
 from dpbench.harness.reports.markdown import markdown_rows
 from dpbench.harness.run.config import TARGETS, Configuration, Wandb
 from dpbench.harness.run.search_path import conf_dir
 from dpbench.options import described, options_of
-from dpbench.records.local_training import LocalTraining
 from dpbench.strategies import PrivateStrategy
 
 _LOG = logging.getLogger(__name__)

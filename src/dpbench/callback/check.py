@@ -25,8 +25,8 @@ from torch import Tensor
 from dpbench.callback.lightning_training import LightningTraining
 from dpbench.data.collation import RecordOfRow
 from dpbench.data.lots import LotLoader
+from dpbench.data.records import require_examples
 from dpbench.data.separate_records import SeparateRecords
-from dpbench.data.users import refuse_users
 from dpbench.errors import ConfigurationError, UnsupportedModuleError, brief
 from dpbench.guards.engine_trial import EngineTrial, loss_of_step, without_traces
 from dpbench.guards.public_networks import private_part
@@ -39,9 +39,8 @@ from dpbench.records.count import count_records
 from dpbench.records.examples import Examples
 from dpbench.records.grouping import counted_from_zero, places_of_index, rows_of_lot
 from dpbench.records.physical_batches import select
-from dpbench.records.source import RecordSource
+from dpbench.records.source import RecordsInTurn, RecordSource
 from dpbench.records.tagging import watch
-from dpbench.records.users import Users
 from dpbench.records.watched_step import even_rows
 
 Kind = Literal["separable", "limited", "mixed", "reads", "kept", "unchecked"]
@@ -67,7 +66,7 @@ _BY_VALUES = (
     "this depends on values: where the same number of targets counts for each record, a batch without class weights is "
     "separable"
 )
-_USERS = "not checked: users are trained one by one"
+_IN_TURN = "not checked: {unit}s are trained one by one"
 _OTHER_SOURCE = "not checked: {source} computes the gradient of each record itself"
 _SEPARATE = "not checked: records cannot be rows of one batch, and training takes them one by one"
 _WITHOUT_RECORDS = "not checked: the first loss that training_step differentiates depends on no record"
@@ -133,8 +132,8 @@ def check(
     if records is not None and not isinstance(records, RecordSource):
         raise ConfigurationError(f"records must be a source of records, such as Examples(), not {records!r}.")
     if records is not None and not isinstance(records, Examples):
-        is_by_user = isinstance(records, Users)
-        reason = _USERS if is_by_user else _OTHER_SOURCE.format(source=type(records).__name__)
+        reason = _IN_TURN if isinstance(records, RecordsInTurn) else _OTHER_SOURCE
+        reason = reason.format(unit=records.unit, source=type(records).__name__)
         return StepCheck("unchecked", reason=reason)
     if records is not None:
         loss_reduction = records.loss_reduction
@@ -290,7 +289,7 @@ def _drawing(loader: Any, may_separate: bool) -> Iterator[Iterable[Any]]:
     if not isinstance(loader, LotLoader):
         yield _first_batches(loader)
         return
-    refuse_users(loader.dataset)
+    require_examples(loader.dataset)
     lots = loader.lots
     lots.acquire()
     position = lots.position

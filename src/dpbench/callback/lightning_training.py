@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dpbench.callback.lines import log_line
+from dpbench.data.records import Cohort
 from dpbench.data.separate_records import SeparateRecords
-from dpbench.data.users import Cohort
 from dpbench.guards.packages import overrides
 from dpbench.guards.withheld_loss import records_withheld, without_loss
 from dpbench.privacy.processes import Processes
@@ -124,7 +124,7 @@ class LightningTraining(Training):
                 self._hooks.append(methods)
 
     def _let_lots_pass(self) -> None:
-        """Have hooks that move a batch see separate records one by one, and cohorts of users not at all."""
+        """Have hooks that move a batch see separate records one by one, and cohorts not at all."""
         for owner in (self.module, self.datamodule):
             if owner is None:
                 continue

@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 
 from dpbench.callback.lightning_training import count_batches
 from dpbench.data.lots import LotLoader, Lots
-from dpbench.data.users import refuse_users
+from dpbench.data.records import require_examples
 from dpbench.errors import ConfigurationError
 
 
@@ -26,8 +26,8 @@ class NonPrivate(pl.Callback):
         self._lots: Lots | None = None
         if values or options:
             raise ConfigurationError(
-                f"NonPrivate takes no options, such as {', '.join(options) or repr(values[0])}: leave them out; users "
-                "train without privacy under FederatedAveraging(records=Users(LocalTraining(lr=0.1)))."
+                f"NonPrivate takes no options, such as {', '.join(options) or repr(values[0])}: leave them out; "
+                "other records than examples train without privacy under FederatedAveraging(records=...)."
             )
 
     def __repr__(self) -> str:
@@ -47,7 +47,7 @@ class NonPrivate(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take lots over, if the data come in lots."""
         if isinstance(trainer.train_dataloader, LotLoader):
-            refuse_users(trainer.train_dataloader.dataset)
+            require_examples(trainer.train_dataloader.dataset)
             self._lots = trainer.train_dataloader.lots
             self._lots.acquire()
             self._lots.plan(trainer.estimated_stepping_batches)

@@ -34,8 +34,7 @@ from dpbench.privacy.budget import Budget, TrainingLength, check_noise
 from dpbench.privacy.mechanism.mechanism import Mechanism
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.releases import Observer, ReleaseEngine
-from dpbench.records.source import ChosenGradients, InPieces
-from dpbench.records.users import Users
+from dpbench.records.source import ChosenGradients, InPieces, RecordsInTurn
 from dpbench.session.session import PrivateSession
 
 _NO_RELEASE = (
@@ -198,7 +197,7 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
             if trainer.global_step:
                 earlier_fits.refuse_unknown_past(None, self.private)
             releases.reset()
-        alike = isinstance(self._source, Users) or are_alike(pl_module)  # random numbers of a user are its own
+        alike = isinstance(self._source, RecordsInTurn) or are_alike(pl_module)
         key, key_of = self._run_key(trainer, pl_module, loader)
         horizon = TrainingLength(trainer.estimated_stepping_batches, trainer.global_step)
         sizes = getattr(pl_module, "record_metrics", {})

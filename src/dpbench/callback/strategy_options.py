@@ -102,7 +102,7 @@ def _no_class(source: RecordSource) -> RecordSource:
 Records = Annotated[
     RecordSource,
     AfterValidator(_no_class),
-    "a source of records, such as Users(LocalTraining(lr=0.1)),",
+    "a source of records, an object with the methods of dpbench.records.source.RecordSource,",
 ]
 
 NoiseMultiplier = Annotated[float, "a positive number (strategy=none trains without privacy)"]

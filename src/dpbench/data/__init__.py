@@ -1,16 +1,17 @@
 """Data sets, and the lots that are drawn from them."""
 
+from functools import partial
+
 from dpbench.data.images import ImageDataModule, InMemoryImages
 from dpbench.data.lots import LotLoader, Lots, make_sampling
-from dpbench.data.user_module import UserDataModule
-from dpbench.data.users import UserDataset
+from dpbench.names import from_capability
 
 __all__ = [
     "ImageDataModule",
     "InMemoryImages",
     "LotLoader",
     "Lots",
-    "UserDataModule",
-    "UserDataset",
     "make_sampling",
 ]
+
+__getattr__ = partial(from_capability, __name__)

@@ -149,7 +149,7 @@ def image_options(
     features: Features | None = None,
     image_size: int | None = None,
 ) -> dict[str, Any]:
-    """Fields of `UserData` that labeled images determine: `model_options` and `noise_batch`.
+    """Return what labeled images determine of their data set: `model_options` and `noise_batch`.
 
     Args:
         images: As `normalize` gives them with the other arguments.

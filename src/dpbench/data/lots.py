@@ -23,9 +23,8 @@ from torch.utils.data import Sampler as TorchSampler
 
 from dpbench.data.collation import Collation, RecordOfRow
 from dpbench.data.fetching import watched
-from dpbench.data.records import count_of, refuse_repeated
+from dpbench.data.records import RecordsOfExamples, ask_for_unit, count_of, refuse_repeated, refuse_split
 from dpbench.data.trees import know_as_tree
-from dpbench.data.users import UserDataset, ask_for_unit, refuse_split_users
 from dpbench.errors import ConfigurationError, brief
 from dpbench.privacy.accounting.ledger import KEPT
 from dpbench.privacy.mechanism.schedules import CONSTANT, Factors, Schedule, check_schedule, factors_of
@@ -362,7 +361,7 @@ class LotLoader(DataLoader[Any]):
             raise ConfigurationError(
                 f"the sampler draws from {lots.sampling.population} records, but the data set has {size}."
             )
-        refuse_split_users(dataset)
+        refuse_split(dataset)
         if getattr(dataset, "unit", lots.sampling.unit) != lots.sampling.unit:
             raise ConfigurationError(
                 f"an item of the {type(dataset).__name__} is a {dataset.unit}, "  # type: ignore[attr-defined]
@@ -399,7 +398,7 @@ class LotLoader(DataLoader[Any]):
         self.data_id = data_id
         self.collation = collate_fn
         self._source = watched(dataset) if lots.sampling.record_changes else dataset
-        if lots.sampling.record_changes and isinstance(dataset, UserDataset):
+        if lots.sampling.record_changes and isinstance(dataset, RecordsOfExamples):
             dataset.watch()
         self.before_lot: Callable[[], None] | None = None
 

@@ -232,7 +232,7 @@ class LotDataModule(pl.LightningDataModule, Generic[ExamplesT]):
     def train_dataloader(self) -> LotLoader:
         """Lots of one epoch after the other."""
         lots = Lots(self.sampling, self._seed, self._size_schedule, self.members)
-        # A lot of users holds their numbers: their examples are collated by the data set, user by user.
+        # A lot of users holds their positions: examples are collated by the data set, user by user.
         collate_fn = self._collate_fn if self.unit == "example" else None
         return LotLoader(self._lot_set, lots, collate_fn, self._record_of_lot_row)
 

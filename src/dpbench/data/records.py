@@ -1,11 +1,14 @@
-"""The records of a data set: how many there are, that each is there once, and whole batches of them."""
+"""The records of a data set: what they are, how many there are, that each is there once, and whole batches of them."""
 
 from __future__ import annotations
 
+import warnings
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
@@ -60,6 +63,74 @@ class InBatches(Dataset[tuple[Tensor, ...]]):
         return tuple(part[0] for part in batch)
 
 
+class Rows(InBatches):
+    """Tensors in memory whose dimension 0 is the examples; whole batches are one indexed copy.
+
+    Args:
+        *tensors: All of one length.
+    """
+
+    def __init__(self, *tensors: Tensor) -> None:
+        if len({len(tensor) for tensor in tensors}) != 1:
+            raise ConfigurationError(f"tensors of examples differ in length: {[len(tensor) for tensor in tensors]}.")
+        self.tensors = tensors
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def batch_of(self, positions: Sequence[int]) -> Collated:
+        """Return the batch of some records, a tuple of tensors."""
+        index = torch.as_tensor(positions, dtype=torch.long)
+        return Collated(tuple(tensor.index_select(0, index) for tensor in self.tensors))
+
+
+class Cohort(NamedTuple):
+    """A lot of records by their positions: a source of records reads the examples of each in its turn.
+
+    Attributes:
+        positions: Positions in the data set, (R,), int64.
+    """
+
+    positions: Tensor
+
+
+class RecordsOfExamples(Dataset[Cohort]):
+    """Base of data sets whose records have several examples each: a lot holds their positions.
+
+    `subset(positions)` of a subclass gives some of the records, with all of their examples.
+
+    Attributes:
+        unit: The entity that a record is.
+        source: The option of a strategy by which it trains such records.
+    """
+
+    unit: str
+    source: str
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of records."""
+
+    def __getitem__(self, position: int) -> Cohort:
+        return Cohort(torch.tensor(range(len(self))[position]))
+
+    def __getitems__(self, positions: Sequence[int]) -> Collated:
+        return Collated(Cohort(torch.as_tensor(positions, dtype=torch.long)))
+
+    @property
+    @abstractmethod
+    def examples(self) -> Dataset[Any]:
+        """The examples of all records (of a subset: of others, too)."""
+
+    @abstractmethod
+    def rows_of(self, records: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Positions of the examples of some records in `examples`."""
+
+    @abstractmethod
+    def watch(self) -> None:
+        """Look on while examples are read, for a private training: none may stand in for another one."""
+
+
 def count_of(dataset: Any) -> int:
     """Number of records of a map-style data set.
 
@@ -96,10 +167,45 @@ def refuse_repeated(dataset: Any) -> None:
             )
 
 
+def refuse_split(dataset: Any) -> None:
+    """Raise ConfigurationError for a Subset (as of `random_split`) of records that have lost their examples in it."""
+    records = dataset
+    while isinstance(records, Subset):
+        records = records.dataset
+    if records is not dataset and isinstance(records, RecordsOfExamples):
+        raise ConfigurationError(
+            f"a Subset of {records.unit}s (as random_split makes) has lost their examples: use "
+            f"{type(records).__name__}.subset(positions), which takes the positions that the Subset has in its indices."
+        )
+
+
+def require_examples(dataset: Any) -> None:
+    """Raise ConfigurationError where a record of a data set has several examples, and examples are wanted."""
+    if isinstance(dataset, RecordsOfExamples):
+        unit = dataset.unit
+        raise ConfigurationError(
+            f"the items of the data set are {unit}s: train them by {unit}, with {dataset.source}, or train on "
+            f"dataset.examples (data.unit=example), which protects an example instead of a {unit}. Without privacy, "
+            f"{unit}s train under dpbench.strategies.FederatedAveraging."
+        )
+
+
+def ask_for_unit(dataset: Any, unit: str) -> None:
+    """Warn where the ledger is to state a unit of which the data set says nothing: epsilon holds for an item of it."""
+    if unit != "example" and not hasattr(dataset, "unit"):
+        name = type(dataset).__name__
+        warnings.warn(
+            f"unit={unit!r} requires that each item of the {name} contains all data of one {unit}: set dataset.unit = "
+            f"{unit!r} if so. Epsilon holds for an item: where a {unit} has several, group them "
+            "(docs/users.md).",
+            stacklevel=4,
+        )
+
+
 def shared_records(one: Any, other: Any) -> int:
     """Number of records of a data set that another one has too: both are it, or Subsets or ConcatDatasets of it.
 
-    Of users it is that of their examples.
+    Of records with several examples it is that of the examples.
     """
     sized = [dataset for dataset in (one, other) if hasattr(dataset, "__len__")]
     if len(sized) < 2:
@@ -119,7 +225,7 @@ def _origins(dataset: Any, rows: NDArray[np.int64] | None) -> Iterator[tuple[Any
         which = np.searchsorted(ends, rows, side="right")
         for number, part in enumerate(dataset.datasets):
             yield from _origins(part, rows[which == number] - (ends[number - 1] if number else 0))
-    elif hasattr(dataset, "rows_of"):  # users: the records of a person are its examples
+    elif isinstance(dataset, RecordsOfExamples):
         yield from _origins(dataset.examples, dataset.rows_of(rows))
     else:
         yield dataset, rows

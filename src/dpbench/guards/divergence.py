@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dpbench.errors import Diverged
 from dpbench.privacy.mechanism.mechanism import Mechanism
 from dpbench.privacy.releases import ReleaseEngine
-from dpbench.records.users import Users
+from dpbench.records.source import RecordsInTurn
 
 LARGEST_WEIGHT = 1e10
 """Beyond, a network computes nothing: squares of its activations leave float32."""
@@ -39,11 +39,11 @@ class LotsWithoutGradients:
 
         Args:
             mechanism: Counts records.
-            source: Of the records; users are told of by theirs.
+            source: The source of records; one that takes them in turn counts those that diverge itself.
             log: As of a LightningModule; None: nothing is logged.
         """
         records, finite = mechanism.records_of_lot
-        if finite == records or isinstance(source, Users):
+        if finite == records or isinstance(source, RecordsInTurn):
             return
         if log is not None:
             log("nonprivate/nonfinite_records", float(records - finite), batch_size=1)

@@ -89,7 +89,6 @@ def refuse_other_unit(unit: str | None, sampling: Sampling) -> None:
     if unit not in (None, sampling.unit):
         raise ConfigurationError(
             f"a record is a {unit}, but batches are drawn from {sampling.unit}s: use a data set with one item per "
-            f"{unit} and a loader with unit={unit!r} (for users: UserDataset(examples, users), or data=mnist_writers "
-            "and the like with data.unit=user); or leave out records= (records=examples), so that each item drawn is "
-            "a record."
+            f"{unit} and a loader with unit={unit!r} (on the command line data by {unit}s, with data.unit={unit}); or "
+            "leave out records= (records=examples), so that each item drawn is a record."
         )

@@ -1,6 +1,7 @@
 """What a record is, and how a lot becomes per-record gradients."""
 
-from dpbench.records.local_training import LocalTraining
-from dpbench.records.users import Users
+from functools import partial
 
-__all__ = ["LocalTraining", "Users"]
+from dpbench.names import from_capability
+
+__getattr__ = partial(from_capability, __name__)

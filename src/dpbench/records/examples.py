@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_map
 from dpbench.data.collation import RecordOfRow
 from dpbench.data.lots import LotLoader
 from dpbench.data.octaves import is_checked
+from dpbench.data.records import require_examples
 from dpbench.data.separate_records import SeparateRecords
-from dpbench.data.users import refuse_users
 from dpbench.errors import (
     CarriedRecordsError,
     ConfigurationError,
@@ -39,11 +39,11 @@ from dpbench.privacy.processes import Processes
 from dpbench.privacy.record_axis.tags import Over
 from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
 from dpbench.privacy.sampling import Sampling
-from dpbench.records._local_logs import LocalLogs
-from dpbench.records._noise_step import noise_batch
 from dpbench.records.count import count_records
 from dpbench.records.counters import Counters
 from dpbench.records.grouping import RowsOfLot, grouped_lots, merge_of, rows_of_lot
+from dpbench.records.local_logs import LocalLogs
+from dpbench.records.noise_step import noise_batch
 from dpbench.records.physical_batches import batch_for_step, cut
 from dpbench.records.piece_sizes import FILE_NAME, PieceSizes, is_out_of_memory
 from dpbench.records.record_gradients import record_gradients
@@ -232,7 +232,7 @@ class Examples:
     def begin(self, loader: LotLoader) -> None:
         """Have microbatches drawn where they are the records."""
         assert self.engine is not None
-        refuse_users(loader.dataset)
+        require_examples(loader.dataset)
         self._loader = loader
         loader.lots.microbatches, self._divisor = grouped_lots(loader, self._microbatch_size)
         loader.prepare_collation(self._may_separate(loader))

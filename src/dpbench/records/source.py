@@ -140,6 +140,19 @@ class RecordSource(Protocol):
 
 
 @runtime_checkable
+class RecordsInTurn(Protocol):
+    """A source that trains on one record after the other, and tells itself of those that have diverged.
+
+    Random numbers of a record are its own, whichever process trains on it.
+
+    Attributes:
+        in_turn: True.
+    """
+
+    in_turn: bool
+
+
+@runtime_checkable
 class PerRecordStep(Protocol):
     """A source whose vectors are gradients of the module's own step, which can be run again on parts of a lot."""
 

@@ -12,9 +12,9 @@ import torch
 
 from dpbench.capabilities.own_data.posts import questions_of, read_posts, words_of_others
 from dpbench.capabilities.own_data.texts import bags_of_words
+from dpbench.capabilities.users.dataset import UserDataset
+from dpbench.capabilities.users.sources import UserData, user_source
 from dpbench.data.texts import by_frequency
-from dpbench.data.user_data import UserData, load_user_data
-from dpbench.data.users import UserDataset
 from dpbench.errors import DataError
 
 
@@ -90,7 +90,7 @@ def test_private_rounds_read_them_too(tmp_path: Path) -> None:
 
 
 def load(root: Path, **options: Any) -> UserData:
-    return load_user_data("stackexchange_tags", root, False, options, "permutation")
+    return user_source("stackexchange_tags").read(root, False, options, "permutation")
 
 
 def test_held_out_users(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from PIL import Image
 
 from dpbench.capabilities.own_data import read_frame, read_user_table
 from dpbench.capabilities.own_data.texts import labeled_words
+from dpbench.capabilities.users.sources import UserData, user_source
 from dpbench.data import UserDataModule, UserDataset
 from dpbench.data.texts import Sequences
-from dpbench.data.user_data import UserData, load_user_data
 from dpbench.errors import ConfigurationError, DataError
 
 PIXELS = np.arange(7 * 4, dtype=np.float32).reshape(7, 2, 2) / 28
@@ -155,7 +155,7 @@ def test_an_open_table_needs_no_reader() -> None:
 
 
 def load(name: str, root: Path, **options: Any) -> UserData:
-    return load_user_data(name, root, False, options, "permutation")
+    return user_source(name).read(root, False, options, "permutation")
 
 
 def test_every_format_is_a_data_set_of_a_name(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_rows_of_a_table_are_records_wherever_they_stand(tmp_path: Path) -> None
     held_out = []
     for order in (list(range(42)), [7, *range(41, 7, -1), *range(7)]):
         table.iloc[order].to_csv(tmp_path / "t.csv", index=False)
-        data = load_user_data("table", tmp_path, False, {"path": "t.csv", **options})
+        data = user_source("table").read(tmp_path, False, {"path": "t.csv", **options})
         assert len(data.train) + len(data.test) == 42 and data.train.sizes.tolist() == [1] * len(data.train)  # type: ignore[arg-type]
         assert data.test_users is not None
         held_out.append(set(data.test_users.names))
@@ -325,16 +325,16 @@ def photos(tmp_path: Path) -> Path:
 
 def test_a_folder_of_images(photos: Path) -> None:
     options = {"path": str(photos), "image_size": 8, "held_out": 0.3}
-    data = load_user_data("image_folder", photos, False, options)
+    data = user_source("image_folder").read(photos, False, options)
     assert data.model_options == {"input_shape": (3, 8, 8), "num_classes": 2}
     assert data.test_users is not None and len(data.train) + len(data.test_users) == 10
     image, label = data.train.examples[0]
     assert image.shape == (3, 8, 8) and image.min() >= 0 and image.max() <= 1 and label in (0, 1)
     (photos / "dog" / "0.png").rename(photos / "dog" / "z.png")  # names of files decide nothing
     (photos / ".cache").mkdir()
-    again = load_user_data("image_folder", photos, False, options)
+    again = user_source("image_folder").read(photos, False, options)
     assert again.test_users is not None and set(again.test_users.names) == set(data.test_users.names)
-    gray = load_user_data("image_folder", photos, False, {**options, "grayscale": True, "classes": ["dog", "cat"]})
+    gray = user_source("image_folder").read(photos, False, {**options, "grayscale": True, "classes": ["dog", "cat"]})
     assert gray.model_options["input_shape"] == (1, 8, 8)
     assert gray.train.examples[0][0].shape == (1, 8, 8) and gray.train.examples[0][1] == 0
 
@@ -358,7 +358,7 @@ def test_a_folder_of_images(photos: Path) -> None:
 def test_damaged_folders_of_images(photos: Path, spoil: Any, options: dict[str, Any], says: str) -> None:
     spoil(photos)
     with pytest.raises(DataError, match=says):
-        load_user_data("image_folder", photos, False, {"path": str(photos), **options})
+        user_source("image_folder").read(photos, False, {"path": str(photos), **options})
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from dpbench.data.images import ImageDataModule
-from dpbench.data.user_module import UserDataModule
 from dpbench.errors import ConfigurationError
 from dpbench.harness.run.build import plain
 from dpbench.harness.run.search_path import conf_dir
@@ -123,15 +122,6 @@ def test_records_held_out_are_no_training_records(tmp_path: Path) -> None:
     expected = accuracy(state(tmp_path / "a"), train_set.pixels.permute(0, 3, 1, 2), train_set.labels)
     assert metrics[TRAINED] == pytest.approx(expected, abs=1e-6)
     assert metrics[GAP] == pytest.approx(metrics[TRAINED] - metrics["test/accuracy"], abs=1e-6)
-
-
-def test_users_train_on_the_examples_that_are_measured(tmp_path: Path) -> None:
-    model = ["data=digits_users", "records=users", "data.expected_batch_size=20", "model=mlp", "model.hidden=[8]"]
-    metrics = ended(tmp_path / "a", "diagnostics.training_records=200", model=model)
-    data: Any = UserDataModule("digits_users")
-    images, labels = next(iter(data.seen_dataloader(200)))
-    assert len(labels) == 200
-    assert metrics[TRAINED] == pytest.approx(accuracy(state(tmp_path / "a"), images, labels), abs=1e-6)
 
 
 @pytest.mark.parametrize(

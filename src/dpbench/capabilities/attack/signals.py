@@ -66,8 +66,7 @@ def candidates_of(config: Mapping[str, Any]) -> LotDataModule[Any]:
     cls = class_of(config["data"], "data")
     if not issubclass(cls, LotDataModule):
         raise ConfigurationError(
-            f"data: {cls.__name__} says nothing of members, as ImageDataModule and UserDataModule do "
-            "(data.membership=half)."
+            f"data: {cls.__name__} says nothing of members, as ImageDataModule does (data.membership=half)."
         )
     options = {**config["data"], "seed": 0, "membership": "half", "sampling": "shuffled"}  # no lot is drawn
     data: LotDataModule[Any] = instantiate(cls, options, "data")

@@ -15,11 +15,12 @@ from torch.utils.data import Dataset, Subset
 
 from dpbench.capabilities.own_data.image_folder import class_folders, read_image_folder
 from dpbench.capabilities.own_data.table import read_user_table
+from dpbench.capabilities.users.dataset import UserDataset
+from dpbench.capabilities.users.sources import UserData, by_users
 from dpbench.data.held_out import Split, name_bytes, parted, parted_by_hash
+from dpbench.data.records import Rows
 from dpbench.data.sources import find_file
 from dpbench.data.texts import CHARACTER_TOKENS, WORDS, Sequences, read_vocabulary
-from dpbench.data.user_data import UserData, by_users
-from dpbench.data.users import Rows, UserDataset
 from dpbench.errors import ConfigurationError, DataError
 
 HeldOutShare = Annotated[float, Field(gt=0, lt=1), "a share between 0 and 1"]

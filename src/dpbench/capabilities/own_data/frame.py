@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from dpbench.capabilities.own_data.texts import labeled_words
+from dpbench.capabilities.users.dataset import UserDataset
+from dpbench.data.records import Rows
 from dpbench.data.texts import Sequences, character_sequences, word_sequences
-from dpbench.data.users import Rows, UserDataset
 from dpbench.errors import ConfigurationError, DataError
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from dpbench.data.users import Rows, UserDataset
+from dpbench.capabilities.users.dataset import UserDataset
+from dpbench.data.records import Rows
 from dpbench.errors import DataError, brief
 
 _ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})

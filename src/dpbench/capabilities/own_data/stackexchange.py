@@ -13,11 +13,11 @@ from torch import Tensor
 from dpbench.capabilities.own_data.files import FilePath, HeldOutShare, held_out_users
 from dpbench.capabilities.own_data.posts import questions_of, words_of_others
 from dpbench.capabilities.own_data.texts import bags_of_words
+from dpbench.capabilities.users.dataset import UserDataset
+from dpbench.capabilities.users.sources import UserData, by_users
 from dpbench.data.held_out import Split
 from dpbench.data.sources import find_file
 from dpbench.data.texts import by_frequency, read_vocabulary
-from dpbench.data.user_data import UserData, by_users
-from dpbench.data.users import UserDataset
 
 Size = Annotated[int, Field(ge=1, le=1_000_000), "a whole number from 1 to 1000000"]
 SizeOrAll = Annotated[int, Field(ge=0, le=1_000_000), "a whole number from 0 to 1000000"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpbench.capabilities.own_data.frame import names_of_rows, read_frame
-from dpbench.data.users import UserDataset
+from dpbench.capabilities.users.dataset import UserDataset
 from dpbench.errors import ConfigurationError, DataError, brief
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from dpbench.errors import ConfigurationError, brief
 from dpbench.files import write_atomically
 from dpbench.harness.runs.folder import Run, RunFolder
 
-_SPLIT_BY_NUMBER = ("dpbench.data.ImageDataModule", "dpbench.data.UserDataModule")
 _MOVED = "dpbench.moved"
 """Group of entry points: earlier paths of classes, which the configurations of older runs name."""
 SCHEMA = 1
@@ -98,7 +97,7 @@ def with_later_options(config: dict[str, Any]) -> dict[str, Any]:
     if strategy.get("bands") is None or strategy.get("coefficients") == "square_root":
         # The coefficients of independent noise said nothing, and the square root's are those of today.
         strategy.pop("coefficients", None)
-    if data.get("_target_") in _SPLIT_BY_NUMBER:
+    if str(data.get("_target_")).startswith("dpbench.data."):
         data.setdefault("split", "permutation")
     for entry in entry_points(group=_MOVED):
         for options in (groups.get("audit"), *groups.get("callbacks", {}).values()):

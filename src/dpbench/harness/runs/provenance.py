@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -47,22 +48,15 @@ def _data_options(config: dict[str, Any]) -> dict[str, Any]:
     for name in ("membership", "prior_sha256"):
         if options.get(name) is None:
             options.pop(name, None)  # as of runs that were made before there was this option
-    target = str(options.get("_target_", ""))
+    target = str(options.get("_target_"))
     if not target.startswith("dpbench."):  # a plug-in's
         return options
     chosen = {key: value for key, value in options.items() if key not in _NOT_HASHED_DATA}
-    if target.endswith("UserDataModule") and (folder := _folder_of_own_files(options)) is not None:
-        chosen["root"] = folder
+    for entry in entry_points(group="dpbench.data", name=target.rpartition(".")[2]):  # a capability's
+        folder = entry.load().folder_of_own_files(options)
+        if folder is not None:
+            chosen["root"] = str(folder)
     return chosen
-
-
-def _folder_of_own_files(options: dict[str, Any]) -> str | None:
-    import dpbench.data.user_sources  # noqa: F401  they register themselves
-    from dpbench.data.sources import data_root
-    from dpbench.data.user_data import find_user_source
-
-    source = find_user_source(str(options.get("name")))
-    return None if source and source.lies_anywhere else str(data_root(options.get("root")).resolve())
 
 
 def fingerprint(config: dict[str, Any]) -> str:

@@ -9,11 +9,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dpbench.capabilities.users.dataset import UserDataset
+from dpbench.capabilities.users.sources import UserData, by_users
 from dpbench.data.images import FEATURES, FeaturesName, Side, image_options, normalize
 from dpbench.data.noise import Split
 from dpbench.data.sources import SOURCES
-from dpbench.data.user_data import UserData, by_users
-from dpbench.data.users import UserDataset
 from dpbench.errors import ConfigurationError, DataError, brief
 
 # Columns of a label.

@@ -18,6 +18,7 @@ TINY = [
     "data=digits_users", "records=users", "model=mlp", "model.hidden=[8]", "logger=none", "trainer.max_steps=4",
     "data.expected_batch_size=10", "trainer.log_every_n_steps=1",
 ]  # fmt: skip
+pytestmark = pytest.mark.own_key
 PRIVATE = ["strategy.noise_multiplier=1.0", "strategy.delta=1e-4"]
 
 

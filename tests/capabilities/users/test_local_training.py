@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dpbench.capabilities.users.local_training import Client
 from dpbench.errors import ConfigurationError
 from dpbench.records import LocalTraining
-from dpbench.records.local_training import Client
 from dpbench.strategies import ClipOnly, FederatedAveraging
-from tests.records.user_worlds import SIZES, WIDTH, Toy, fit, linear, loader_of, make_users, naive_training
+from tests.capabilities.users.worlds import SIZES, WIDTH, Toy, fit, linear, loader_of, make_users, naive_training
 from tests.strategies.worlds import weights_of
 
 DOUBLE = {"precision": "64-true"}

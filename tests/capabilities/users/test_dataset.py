@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
+from dpbench.capabilities.users.dataset import UserDataset
 from dpbench.data.lots import LotLoader, Lots, make_sampling
-from dpbench.data.users import Rows, UserDataset
+from dpbench.data.records import Rows, shared_records
 from dpbench.errors import ConfigurationError, DataError
+from tests.capabilities.users.worlds import make_users
 
 
 def numbered(size: int) -> Rows:
@@ -113,15 +115,15 @@ def test_subset_keeps_whole_users() -> None:
 
 def test_items_are_users_and_lots_are_cohorts() -> None:
     users = UserDataset(numbered(6), [5, 3, 5, 9, 3, 5])
-    assert int(users[1].users) == 1 and int(users[-1].users) == 2
+    assert int(users[1].positions) == 1 and int(users[-1].positions) == 2
     with pytest.raises(IndexError):
         users[3]
     loader = LotLoader(users, Lots(make_sampling("fixed_size", 3, 2, unit="user"), seed=0))
     cohort = next(iter(loader))
-    assert cohort.users.shape == (2,) and cohort.users.dtype == torch.int64
+    assert cohort.positions.shape == (2,) and cohort.positions.dtype == torch.int64
     assert "of 3 users" in repr(loader)
     empty = LotLoader(users, Lots(make_sampling("poisson", 3, 1, unit="user"), seed=0)).collate_fn([])
-    assert empty.users.shape == (0,)
+    assert empty.positions.shape == (0,)
 
 
 def test_lots_say_that_they_draw_users() -> None:
@@ -137,8 +139,8 @@ def test_lots_say_that_they_draw_users() -> None:
 
 def test_the_same_cohorts_with_a_worker() -> None:
     users = UserDataset(numbered(40), np.arange(40) % 20)
-    plain = [lot.users.tolist() for lot in LotLoader.poisson(users, 5, seed=3)]
-    worker = [lot.users.tolist() for lot in LotLoader.poisson(users, 5, seed=3, num_workers=1)]
+    plain = [lot.positions.tolist() for lot in LotLoader.poisson(users, 5, seed=3)]
+    worker = [lot.positions.tolist() for lot in LotLoader.poisson(users, 5, seed=3, num_workers=1)]
     assert plain == worker and len(plain) == 4
 
 
@@ -166,3 +168,19 @@ def test_other_shapes_are_named_with_the_user() -> None:
 def test_tensors_of_examples_have_one_length() -> None:
     with pytest.raises(ConfigurationError, match=r"differ in length: \[2, 3\]"):
         Rows(torch.zeros(2), torch.zeros(3))
+
+
+@pytest.mark.parametrize("names", [[1, "1", 1.0], [b"a", "a", "b"], ["a", "b", 1]])
+def test_users_are_named_in_one_way(names: list[Any]) -> None:
+    with pytest.raises(ConfigurationError, match="users are named in several ways"):
+        UserDataset(Rows(torch.zeros(9, 2)), names * 3)
+
+
+def test_examples_of_training_users_are_training_records() -> None:
+    users = make_users()
+    held = users.subset([0, 3])
+    rest = users.subset([user for user in range(len(users)) if user not in (0, 3)])
+    assert shared_records(users.examples, users) == len(users.examples)  # type: ignore[arg-type]
+    assert shared_records(held.examples, rest) == int(rest.sizes.sum())  # `examples` are everybody's
+    assert shared_records(Subset(users.examples, held.rows(0).tolist()), rest) == 0
+    assert shared_records(held, rest) == 0

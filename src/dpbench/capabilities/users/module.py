@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from pytorch_lightning.utilities import rank_zero_info
 from torch.utils.data import Dataset, Subset
 
-import dpbench.data.user_sources  # noqa: F401  they register themselves
+from dpbench.capabilities.users.dataset import UserDataset
+from dpbench.capabilities.users.sources import UserData, user_source
 from dpbench.data.held_out import Split, name_bytes
 from dpbench.data.module import Folder, LotDataModule, Membership, Splits
-from dpbench.data.user_data import UserData, checked_options, load_user_data, user_source
-from dpbench.data.users import UserDataset
+from dpbench.data.sources import data_root
 from dpbench.errors import ConfigurationError
 from dpbench.options import Count, PositiveInt
 from dpbench.privacy.sampling import Positions
@@ -23,7 +25,7 @@ class UserDataModule(LotDataModule[Dataset[Any]]):
     """Training lots of users, an optional validation split by users, and the test examples of a data set by users.
 
     Args:
-        name: See `dpbench.data.user_data.user_source`.
+        name: See `dpbench.capabilities.users.sources.user_source`.
         root: Folder of the data sets; None takes $DPBENCH_DATA, else a per-user cache folder.
         expected_batch_size: Mean number of users in a training lot (a cohort).
         sampling: "poisson" (also None), "fixed_size", or another scheme's word; of non-private runs, too.
@@ -84,23 +86,24 @@ class UserDataModule(LotDataModule[Dataset[Any]]):
         )
         if unit not in ("user", "example"):
             raise ConfigurationError(f"data.unit must be user or example, not {unit!r}.")
-        if unit == "user" and not user_source(name).has_users:
+        self._source = source = user_source(name)
+        if unit == "user" and not source.has_users:
             raise ConfigurationError(
                 f"data={name} does not say whose a row is: set data.unit=example, or take a data set by users, such as "
                 "a table with a column that names the user (docs/data_by_users.md)."
             )
-        if unit == "example" and membership is not None and user_source(name).has_users:
+        if unit == "example" and membership is not None and source.has_users:
             raise ConfigurationError(
                 "data.membership flips a coin for each user, whose examples are members together: set data.unit=user."
             )
         self.name = name
         self.unit = unit
-        self.options: Mapping[str, Any] = checked_options(name, options or {})
+        self.options: Mapping[str, Any] = source.check(options or {})
         self._data: UserData | None = None
         self._users: UserDataset | None = None
 
     def _load(self) -> Splits[Dataset[Any]]:
-        data = load_user_data(self.name, self.root, self._download, self.options, self._split)
+        data = self._source.read(self.root, self._download, self.options, self._split)
         users = data.train
         val = data.val
         if self._val_count:
@@ -113,11 +116,22 @@ class UserDataModule(LotDataModule[Dataset[Any]]):
             self.noise_batch = data.noise_batch
         self._data = data
         self._users = users
-        if self.unit == "user":
-            members = self._choose_members(lambda: map(name_bytes, users.names))
-            return Splits(users, val, data.test, members)
-        members = self._choose_members(lambda: (name_bytes(users.names[user]) for user in _user_of_row(users)))
-        return Splits(_examples(users), val, data.test, members)
+        by_user = self.unit == "user"
+        user_of_record = range(len(users)) if by_user else _user_of_row(users)
+        members = self._choose_members(lambda: (name_bytes(users.names[user]) for user in user_of_record))
+        return Splits(users if by_user else _examples(users), val, data.test, members)
+
+    @staticmethod
+    def folder_of_own_files(options: Mapping[str, Any]) -> Path | None:
+        """Find the folder that decides which records the options mean; None: the name of the data set alone does.
+
+        Args:
+            options: Options of a data module, as configured.
+        """
+        with suppress(ConfigurationError):  # of a name that is registered later
+            if user_source(str(options.get("name"))).lies_anywhere:
+                return None
+        return data_root(options.get("root")).resolve()
 
     @property
     def data(self) -> UserData:

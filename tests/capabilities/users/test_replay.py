@@ -12,13 +12,14 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
+from dpbench.capabilities.users.dataset import UserDataset
 from dpbench.data.lots import LotLoader, Lots, make_sampling
-from dpbench.data.users import Rows, UserDataset
+from dpbench.data.records import Rows
 from dpbench.harness.runs.folder import RunFolder
 from dpbench.harness.runs.metrics_log import MetricsCSV
 from dpbench.records import LocalTraining, Users
-from tests.records.test_users import STRATEGIES
-from tests.records.user_worlds import SIZES, WIDTH, Toy, fit, linear, loader_of, make_users, owners
+from tests.capabilities.users.test_cohorts import STRATEGIES
+from tests.capabilities.users.worlds import SIZES, WIDTH, Toy, fit, linear, loader_of, make_users, owners
 from tests.strategies.worlds import weights_of
 
 

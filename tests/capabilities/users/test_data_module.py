@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from dpbench.capabilities.users.sources import USER_SOURCES, UserData, by_users
 from dpbench.data import UserDataModule, UserDataset
-from dpbench.data.user_data import USER_SOURCES, UserData, by_users
-from dpbench.data.users import Rows
+from dpbench.data.records import Rows
 from dpbench.errors import ConfigurationError
 
 
@@ -77,7 +77,7 @@ def test_examples_of_the_same_users(tiny: str) -> None:
 
 def test_attribution_is_said(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr("dpbench.data.user_module.rank_zero_info", said.append)
+    monkeypatch.setattr("dpbench.capabilities.users.module.rank_zero_info", said.append)
     data = UserDataModule(tiny, expected_batch_size=2)
     data.setup()
     data.setup()

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dpbench.capabilities.users.dataset import UserDataset
+from dpbench.capabilities.users.local_training import Client, LocalStep, LocalTraining, kept_randomness
+from dpbench.capabilities.users.state import UserState
 from dpbench.data.lots import LotLoader
-from dpbench.data.users import USER, Cohort, UserDataset
+from dpbench.data.records import Cohort
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.events import UNITS
 from dpbench.privacy.gradients.parameter import InstantiatedGradients, OneRecord
 from dpbench.privacy.randomness import Stream, keyed_generator, seed_global_generators
 from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
-from dpbench.records._local_logs import LocalLogs
-from dpbench.records._local_step import LocalStep, kept_randomness
-from dpbench.records._noise_step import noise_batch
-from dpbench.records.local_training import Client, LocalTraining
+from dpbench.records.local_logs import LocalLogs
+from dpbench.records.noise_step import noise_batch
 from dpbench.records.source import SECOND_RELEASE, Piece
-from dpbench.records.step_state import UserState
 from dpbench.records.training import Training, TrainingStep
 
 _TIMES_TELL = (
@@ -31,7 +30,6 @@ _TIMES_TELL = (
     "training (its duration, time stamps of logs, ms per step) may reveal that a very large user takes part. "
     "LocalTraining(max_examples=...) bounds it (records.local.max_examples on the command line)."
 )
-_AS_IN = "Users(LocalTraining(lr=0.1))"
 _ON_NOISE = 8  # made-up users of the step that first bounds are found by
 _PUT_BACK = (
     "training_step changes attributes of the module (a running average, a memory of batches): they are put back after "
@@ -43,20 +41,6 @@ _NOT_FINITE = (
     "updates of some users are not finite (their local training diverged) and count as zero; "
     "nonprivate/diverged_users says how many of each round. A smaller lr of the local training avoids it."
 )
-
-
-def _in_one_line(init: Callable[..., None]) -> Callable[..., None]:
-    """Say how users are made where they were made with other arguments."""
-
-    @functools.wraps(init)
-    def checked(self: Users, *values: Any, **options: Any) -> None:
-        try:
-            inspect.signature(init).bind(self, *values, **options)
-        except TypeError as error:
-            raise ConfigurationError(f"Users: {error}. It takes a local training: {_AS_IN}.") from error
-        init(self, *values, **options)
-
-    return checked
 
 
 class Users:
@@ -75,21 +59,22 @@ class Users:
         local: How users train.
 
     Raises:
-        ConfigurationError: `local` is missing, or no local training.
+        ConfigurationError: `local` is no local training.
     """
 
-    unit: str | None = USER
+    unit: str | None = "user"
     summands = UNITS
+    in_turn = True
 
-    @_in_one_line
     def __init__(self, local: LocalTraining) -> None:
         if isinstance(local, Mapping):
             local = LocalTraining(**local)
         if not isinstance(local, LocalTraining):
-            raise ConfigurationError(f"local must be a LocalTraining, as in {_AS_IN}, not {local!r}.")
+            raise ConfigurationError(
+                f"local must be a LocalTraining, as in Users(LocalTraining(lr=0.1)), not {local!r}."
+            )
         self.local = local
         self._dataset: UserDataset | None = None
-        self._warned = False
         self._said: set[str] = set()
         self._diverged = 0
 
@@ -156,7 +141,10 @@ class Users:
                 with training.autocast(), self._client.weights():
                     batches = (batch for _ in steps)
                     updates.append(self._client.update(local_step, batches))
-        gradients = [_gradients_of(of_parameter) for of_parameter in zip(*updates, strict=True)]
+        gradients = [
+            InstantiatedGradients(functools.partial(torch.stack, of_parameter))
+            for of_parameter in zip(*updates, strict=True)
+        ]
         return Piece(gradients, _ON_NOISE, None)
 
     # ------------------------------------------------------------------------------------- one lot
@@ -165,7 +153,7 @@ class Users:
         """Check that the cohort is the lot that was drawn."""
         training = self._training
         drawn, _ = self._lots.share(self._releases.num_releases, training.rank, training.world_size)
-        if not isinstance(batch, Cohort) or not np.array_equal(batch.users.cpu().numpy(), drawn):
+        if not isinstance(batch, Cohort) or not np.array_equal(batch.positions.cpu().numpy(), drawn):
             raise ConfigurationError(
                 "the batch is not the cohort of users that was drawn: a collate_fn, hook or wrapper has changed it. "
                 "What becomes of a user's examples belongs into the UserDataset(examples, users, collate_fn=...)."
@@ -211,9 +199,7 @@ class Users:
                     float(self._diverged),
                     batch_size=1,
                 )
-                if not self._warned:
-                    self._warned = True
-                    self._training.warn(_NOT_FINITE)
+                self._say(_NOT_FINITE, self._training.warn)
             return torch.zeros((), device=self._training.device, requires_grad=True)
 
         return step
@@ -233,15 +219,15 @@ class Users:
         finally:
             state.close()
         if state.has_changed:
-            self._say(_PUT_BACK)
+            self._say(_PUT_BACK, self._training.inform)
         if state.not_merged:
-            self._say(_NOT_MERGED.format(names=", ".join(sorted(state.not_merged))))
+            self._say(_NOT_MERGED.format(names=", ".join(sorted(state.not_merged))), self._training.inform)
         self._diverged = int(diverged)
 
-    def _say(self, line: str) -> None:
+    def _say(self, line: str, aloud: Callable[[str], None]) -> None:
         if line not in self._said:
             self._said.add(line)
-            self._training.inform(line)
+            aloud(line)
 
     def _update(self, user: int, local_step: LocalStep) -> list[Tensor]:
         generator = keyed_generator(self._releases.key_of(Stream.LOCAL_TRAINING, user))
@@ -253,12 +239,6 @@ class Users:
         assert self._dataset is not None
         for positions in self.local.steps(len(self._dataset.rows(user)), generator):
             yield self._on_device(self._dataset.batch(user, positions))
-
-
-def _gradients_of(updates: Sequence[Tensor]) -> InstantiatedGradients:
-    """One parameter's updates of some users, as gradients of as many records."""
-    stacked = torch.stack(list(updates))
-    return InstantiatedGradients(lambda: stacked)
 
 
 def users_of(loader: LotLoader) -> UserDataset:

@@ -1,17 +1,26 @@
-"""Local training of one user's copy of the model, and what it leaves: server minus client."""
+"""Local training of one user's copy of the model by the module's own step, and what it leaves: server minus client."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dpbench.errors import ConfigurationError
 from dpbench.options import NonNegative, Positive, PositiveInt, check_options
+from dpbench.records.training import loss_of
+
+_NO_LOSS = "training_step returned no loss for a batch of a user: always return the loss (or a dictionary with it)."
+_NO_STEP = (
+    "training_step returned a loss of shape {shape} for a batch of a user, or one that depends on no trainable "
+    "parameter: a local step needs one number that does."
+)
 
 
 @dataclass(frozen=True)
@@ -158,3 +167,79 @@ def _at_least_single(tensors: list[Tensor]) -> list[Tensor]:
     """In float32 what is in bfloat16, whose norms would be too coarse to clip by."""
     single = torch.float32.itemsize
     return [x.float() if x.dtype.itemsize < single else x for x in tensors]
+
+
+class LocalStep:
+    """Losses of the batches of one user after the other, and the private metrics of each one's first batch.
+
+    Args:
+        module: Says in `record_metrics` what metrics it has.
+        training_step: Its own.
+        options: Further arguments of `training_step`, after the batch.
+        measured: Whether there are private metrics.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        training_step: Any,
+        options: tuple[Any, ...],
+        measured: bool,
+    ) -> None:
+        self._module = module
+        self._step = training_step
+        self._options = options
+        self._measured = measured
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin another user."""
+        self._values: Mapping[str, Any] = {}
+        self._steps = 0
+
+    def __call__(self, batch: Any) -> Tensor:
+        """The loss of a batch.
+
+        Raises:
+            ConfigurationError: There is none, or none to descend.
+        """
+        output = self._step(batch, *self._options)
+        loss: Tensor | None = loss_of(output)
+        if loss is None:
+            raise ConfigurationError(_NO_LOSS)
+        if loss.numel() != 1 or not loss.requires_grad:
+            raise ConfigurationError(_NO_STEP.format(shape=tuple(loss.shape)))
+        self._steps += 1
+        if self._measured and self._steps == 1 and isinstance(output, dict):
+            metrics = output.get("record_metrics", {})
+            self._values = {name: _mean(value) for name, value in metrics.items()}
+        return loss
+
+    def values(self) -> Mapping[str, Tensor]:
+        """Private metrics of a user: means over the examples of its first local step, before its training."""
+        if not self._measured or self._steps:
+            return self._values
+        zeros = {}  # of a user without examples
+        for name, size in getattr(self._module, "record_metrics", {}).items():
+            shape = (1,) if size == 1 else (1, size)
+            zeros[name] = torch.zeros(shape, device=self._module.device)
+        return zeros
+
+
+def _mean(value: Any) -> Tensor:
+    value = value() if callable(value) else value
+    mean: Tensor = value.detach().mean(0, keepdim=True)
+    return mean
+
+
+@contextmanager
+def kept_randomness(device: torch.device) -> Iterator[None]:
+    """Leave nothing of the random numbers within: how many were drawn says something of the users."""
+    state_of_numpy = np.random.get_state()
+    state_of_random = random.getstate()
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        np.random.set_state(state_of_numpy)
+        random.setstate(state_of_random)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
+from dpbench.capabilities.users.dataset import UserDataset
 from dpbench.data.held_out import Split
-from dpbench.data.users import UserDataset
 from dpbench.errors import ConfigurationError
 from dpbench.options import check_options, options_of
 
@@ -71,14 +71,40 @@ class UserSource:
         return {name: declared[name].default for name in names if name != "held_out_by"}
 
     @property
-    def splits(self) -> bool:
-        """Whether it holds users out, and has to be told how."""
-        return "held_out_by" in options_of(self.load)
-
-    @property
     def lies_anywhere(self) -> bool:
         """Whether the name says which records these are, in whatever folder: not so of files of people's own."""
         return self.load.__module__.startswith("dpbench.") and "path" not in self.options
+
+    def check(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Check options of the data set, and fill in the defaults of those that are absent or None.
+
+        Raises:
+            ConfigurationError: It has no such option, or the option does not take the value.
+        """
+        defaults = self.options
+        stated = {option: value for option, value in options.items() if value is not None}
+        reserved = options_of(self.declaration).keys() - defaults.keys()
+        return {**defaults, **check_options(self.declaration, stated, "data.options", reserved)}
+
+    def read(self, root: Path, download: bool, options: Mapping[str, Any], split: Split = "hash") -> UserData:
+        """Load the data set.
+
+        Args:
+            root: Folder of the data sets.
+            download: Whether what is absent may be downloaded.
+            options: Options of the data set; None takes the default.
+            split: How users are held out, where the data set does that.
+
+        Raises:
+            ConfigurationError: It has no such option.
+            DataError: It is absent or damaged.
+        """
+        arguments = self.check(options)
+        if self.options_class is not None:
+            arguments = {"options": self.options_class(**arguments)}
+        if "held_out_by" in options_of(self.load):
+            arguments["held_out_by"] = split
+        return self.load(root, download, **arguments)
 
 
 USER_SOURCES: dict[str, UserSource] = {}
@@ -113,70 +139,23 @@ def by_users(
 
 
 def user_source(name: str) -> UserSource:
-    """The data set of a name.
+    """Find the data set of a name.
 
     Raises:
         ConfigurationError: There is none.
     """
-    source = find_user_source(name)
-    if source is None:
+    if name not in USER_SOURCES:
+        for entry in entry_points(group=_PLUGINS, name=name):
+            entry.load()
+    if name not in USER_SOURCES:
         known = ", ".join(user_source_names())
         raise ConfigurationError(
             f"unknown data set by users {name!r}; known are {known}. Others are read by a few lines of your own: see "
             "docs/howto/federated_files.md."
         )
-    return source
-
-
-def find_user_source(name: str) -> UserSource | None:
-    """Find the data set of a name; None if there is none."""
-    if name not in USER_SOURCES:
-        for entry in entry_points(group=_PLUGINS, name=name):
-            entry.load()
-    return USER_SOURCES.get(name)
+    return USER_SOURCES[name]
 
 
 def user_source_names() -> list[str]:
-    """Names of all data sets by users, those of plug-ins last."""
-    return list(dict.fromkeys([*USER_SOURCES, *sorted(entry_points(group=_PLUGINS).names)]))
-
-
-def checked_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Check options of a data set, and fill in the defaults of those that are absent or None.
-
-    Raises:
-        ConfigurationError: There is no such data set, it has no such option, or the option does not take the value.
-    """
-    source = user_source(name)
-    stated = {option: value for option, value in options.items() if value is not None}
-    reserved = options_of(source.declaration).keys() - source.options.keys()
-    return {**source.options, **check_options(source.declaration, stated, "data.options", reserved)}
-
-
-def load_user_data(
-    name: str,
-    root: Path,
-    download: bool,
-    options: Mapping[str, Any],
-    split: Split = "hash",
-) -> UserData:
-    """Load a data set by its name.
-
-    Args:
-        name: Of the data set.
-        root: Folder of the data sets.
-        download: Whether what is absent may be downloaded.
-        options: Of the source; None takes its default.
-        split: How users are held out, where the source does that.
-
-    Raises:
-        ConfigurationError: There is no such data set, or it has no such option.
-        DataError: It is absent or damaged.
-    """
-    source = user_source(name)
-    arguments = checked_options(name, options)
-    if source.options_class is not None:
-        arguments = {"options": source.options_class(**arguments)}
-    if source.splits:
-        arguments["held_out_by"] = split
-    return source.load(root, download, **arguments)
+    """Names of all data sets by users."""
+    return sorted({*USER_SOURCES, *entry_points(group=_PLUGINS).names})

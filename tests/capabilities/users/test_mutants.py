@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dpbench.capabilities.users.dataset import UserDataset
+from dpbench.capabilities.users.local_training import Client
 from dpbench.data import lots
 from dpbench.data.lots import LotLoader, Lots
-from dpbench.data.users import UserDataset
 from dpbench.errors import DPBenchError, UnsupportedModuleError
 from dpbench.guards import lots as lot_guards
 from dpbench.guards._module_writes import Writes
@@ -24,9 +25,8 @@ from dpbench.privacy.randomness import Stream
 from dpbench.privacy.releases import ReleaseEngine
 from dpbench.privacy.sampling import PoissonSampling
 from dpbench.records import LocalTraining, Users
-from dpbench.records.local_training import Client
 from dpbench.strategies import ClipOnly
-from tests.records.user_worlds import SIZES, WIDTH, Toy, fit, linear, make_users, naive_training
+from tests.capabilities.users.worlds import SIZES, WIDTH, Toy, fit, linear, make_users, naive_training
 from tests.strategies.worlds import weights_of
 
 LOCAL = LocalTraining(lr=0.2, batch_size=2, epochs=2)

@@ -17,12 +17,12 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Subset
 
 import dpbench
+from dpbench.capabilities.users.dataset import UserDataset
 from dpbench.data.lots import LotLoader
-from dpbench.data.users import UserDataset
 from dpbench.errors import ConfigurationError
 from dpbench.records import LocalTraining, Users
 from dpbench.strategies import DPSGD, AdaptiveMeanClipping, ClipOnly, FederatedAveraging
-from tests.records.user_worlds import SIZES, WIDTH, Toy, fit, linear, loader_of, make_users, naive_training
+from tests.capabilities.users.worlds import SIZES, WIDTH, Toy, fit, linear, loader_of, make_users, naive_training
 from tests.strategies.worlds import trainer_for, weights_of
 
 LOCAL = LocalTraining(lr=0.1, batch_size=2, epochs=2)

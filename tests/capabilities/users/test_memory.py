@@ -11,12 +11,13 @@ import torchmetrics
 from torch import Tensor, nn
 
 import dpbench
+from dpbench.capabilities.users.state import UserState
 from dpbench.data.lots import LotLoader
 from dpbench.records import LocalTraining
-from dpbench.records.step_state import PublicState, UserState
+from dpbench.records.step_state import PublicState
 from dpbench.strategies import ClipOnly
+from tests.capabilities.users.worlds import WIDTH, Toy, fit, linear, make_users, naive_training
 from tests.guards.plain_training import plain_training
-from tests.records.user_worlds import WIDTH, Toy, fit, linear, make_users, naive_training
 from tests.strategies.worlds import weights_of
 
 LOCAL = LocalTraining(lr=0.2, batch_size=2, epochs=2)

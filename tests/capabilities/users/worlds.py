@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from dpbench.callback.strategy import PrivateStrategy
+from dpbench.capabilities.users.dataset import UserDataset
 from dpbench.data.lots import LotLoader, Lots, make_sampling
-from dpbench.data.users import Rows, UserDataset
+from dpbench.data.records import Rows
 from dpbench.privacy.randomness import Stream, keyed_generator
 from dpbench.records import LocalTraining, Users
 from dpbench.strategies import DPSGD

@@ -19,8 +19,9 @@ from dp_accounting.rdp import RdpAccountant
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from dpbench.capabilities.users.dataset import UserDataset
 from dpbench.data.lots import LotLoader, Lots, make_sampling
-from dpbench.data.users import Rows, UserDataset
+from dpbench.data.records import Rows
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.releases import ReleaseEngine
@@ -30,7 +31,7 @@ from dpbench.strategies import (
     AdaptiveQuantileClipping,
     ClipOnly,
 )
-from tests.records.user_worlds import SIZES, WIDTH, Toy, fit, linear, loader_of, make_users
+from tests.capabilities.users.worlds import SIZES, WIDTH, Toy, fit, linear, loader_of, make_users
 from tests.strategies.recipes import EVERY
 from tests.strategies.worlds import weights_of
 from tests.support.checks import accepts_scale

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from dpbench.capabilities.users.dataset import UserDataset
+from dpbench.capabilities.users.sources import UserData, by_users
 from dpbench.data.noise import token_noise
 from dpbench.data.texts import CHARACTER_TOKENS, Sequences, character_sequences
-from dpbench.data.user_data import UserData, by_users
-from dpbench.data.users import UserDataset
 from dpbench.errors import DataError
 
 Length = Annotated[int, Field(ge=1, le=10_000), "a whole number of tokens from 1 to 10000"]

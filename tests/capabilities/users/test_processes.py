@@ -17,7 +17,7 @@ from dpbench.data.lots import dealt
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.records import LocalTraining
 from dpbench.strategies import DPSGD, AdaptiveQuantileClipping
-from tests.records.user_worlds import SIZES, WIDTH, Toy, fit, loader_of, make_users
+from tests.capabilities.users.worlds import SIZES, WIDTH, Toy, fit, loader_of, make_users
 from tests.strategies.worlds import assert_same_training, weights_of
 
 pytestmark = pytest.mark.own_key  # other processes take the keys that users get

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from dpbench.capabilities.users import shakespeare
+from dpbench.capabilities.users.sources import UserData, user_source
 from dpbench.data.texts import (
     CHARACTER_TOKENS,
     CHARACTERS,
@@ -17,8 +19,6 @@ from dpbench.data.texts import (
     word_sequences,
     words,
 )
-from dpbench.data.user_data import UserData, load_user_data
-from dpbench.data.user_sources import shakespeare
 from dpbench.errors import ConfigurationError, DataError
 
 BOOK = """\ufeff
@@ -137,7 +137,7 @@ def test_vocabulary_of_a_file(tmp_path: Path) -> None:
 
 
 def load(root: Path, name: str, **options: object) -> UserData:
-    return load_user_data(name, root, False, options)
+    return user_source(name).read(root, False, options)
 
 
 def test_characters_by_role(tmp_path: Path) -> None:

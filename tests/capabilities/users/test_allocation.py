@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dpbench.capabilities.users.made_up import allocate, uneven_sizes
 from dpbench.data import UserDataModule
-from dpbench.data.user_sources.dealt import allocate, uneven_sizes
 from dpbench.errors import ConfigurationError
 
 

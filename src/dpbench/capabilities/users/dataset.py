@@ -4,36 +4,21 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset, Subset
+from torch.utils.data import ConcatDataset, Dataset
 
 from dpbench.data.collation import Collation
 from dpbench.data.fetching import watched
-from dpbench.data.records import Collated, InBatches, count_of
+from dpbench.data.records import RecordsOfExamples, count_of
 from dpbench.errors import ConfigurationError, DataError
 
-USER = "user"
-"""Unit of privacy of lots that are drawn from a `UserDataset`."""
 
-
-class Cohort(NamedTuple):
-    """A lot of users: who takes part in a round. Their examples stay in the `UserDataset` until each one's turn.
-
-    Attributes:
-        users: Positions in the data set, (R,), int64.
-    """
-
-    users: Tensor
-
-
-class UserDataset(Dataset[Cohort]):
+class UserDataset(RecordsOfExamples):
     """Users, each with examples of its own; an item is a user.
 
     Args:
@@ -50,7 +35,10 @@ class UserDataset(Dataset[Cohort]):
         ConfigurationError: Users and examples differ in number, or a user is not among the names.
     """
 
-    unit = USER
+    unit = "user"
+    source = (
+        "records=Users(LocalTraining(lr=...)) among the options of the strategy (records=users on the command line)"
+    )
 
     def __init__(
         self,
@@ -105,15 +93,8 @@ class UserDataset(Dataset[Cohort]):
     def __repr__(self) -> str:
         return f"UserDataset({len(self)} users, {len(self._order)} examples)"
 
-    def __getitem__(self, position: int) -> Cohort:
-        return Cohort(torch.tensor(range(len(self))[position]))
-
-    def __getitems__(self, positions: Sequence[int]) -> Collated:
-        return Collated(Cohort(torch.as_tensor(positions, dtype=torch.long)))
-
     @property
     def examples(self) -> Dataset[Any]:
-        """What `rows` are positions in: the examples of all users (of a subset: of others, too)."""
         return self._examples
 
     @property
@@ -125,12 +106,10 @@ class UserDataset(Dataset[Cohort]):
         """Positions of a user's examples in `examples`."""
         return self._order[self._ends[user] : self._ends[user + 1]]
 
-    def rows_of(self, users: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Positions of the examples of some users in `examples`."""
-        return np.concatenate([np.zeros(0, np.int64), *(self.rows(int(user)) for user in users)])
+    def rows_of(self, records: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.concatenate([np.zeros(0, np.int64), *(self.rows(int(user)) for user in records)])
 
     def watch(self) -> None:
-        """Look on while examples are read, for a private training: none may stand in for another one."""
         self._source = watched(self._examples)
 
     def batch(
@@ -186,44 +165,6 @@ class UserDataset(Dataset[Cohort]):
         return subset
 
 
-def _without_subsets(dataset: Any) -> Any:
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
-    return dataset
-
-
-def refuse_split_users(dataset: Any) -> None:
-    """Raise ConfigurationError for a Subset (as of `random_split`) of users, which has lost their examples."""
-    if isinstance(dataset, Subset) and isinstance(_without_subsets(dataset), UserDataset):
-        raise ConfigurationError(
-            "a Subset of users (as random_split makes) has lost their examples: use UserDataset.subset(positions), "
-            "which takes the positions that the Subset has in its indices."
-        )
-
-
-def ask_for_unit(dataset: Dataset[Any], unit: str) -> None:
-    """Warn where the ledger is to state a unit of which the data set says nothing: epsilon holds for an item of it."""
-    if unit != "example" and not hasattr(dataset, "unit"):
-        name = type(dataset).__name__
-        warnings.warn(
-            f"unit={unit!r} requires that each item of the {name} contains all data of one {unit}: set dataset.unit = "
-            f"{unit!r} if so. Epsilon holds for an item: where a {unit} has several, group them by "
-            "UserDataset(examples, users).",
-            stacklevel=4,
-        )
-
-
-def refuse_users(dataset: Dataset[Any]) -> None:
-    """Raise ConfigurationError where the items of a data set are users, and examples are wanted."""
-    if isinstance(_without_subsets(dataset), UserDataset):
-        raise ConfigurationError(
-            "the items of the data set are users: train them by user, with records=Users(LocalTraining(lr=...)) among "
-            "the options of the strategy (records=users on the command line), or train on dataset.examples (data.unit="
-            "example), which protects an example instead of a user. Without privacy, users train under "
-            "dpbench.strategies.FederatedAveraging."
-        )
-
-
 def _user_column(users: Sequence[Hashable] | NDArray[Any] | Tensor) -> NDArray[Any]:
     """The user of each example as an array that can be sorted.
 
@@ -239,24 +180,3 @@ def _user_column(users: Sequence[Hashable] | NDArray[Any] | Tensor) -> NDArray[A
             f"users are named in several ways ({', '.join(kinds)}): name all by words, or by numbers."
         )
     return np.array(names)
-
-
-class Rows(InBatches):
-    """Tensors in memory whose dimension 0 is the examples; whole batches are one indexed copy.
-
-    Args:
-        *tensors: All of one length.
-    """
-
-    def __init__(self, *tensors: Tensor) -> None:
-        if len({len(tensor) for tensor in tensors}) != 1:
-            raise ConfigurationError(f"tensors of examples differ in length: {[len(tensor) for tensor in tensors]}.")
-        self.tensors = tensors
-
-    def __len__(self) -> int:
-        return len(self.tensors[0])
-
-    def batch_of(self, positions: Sequence[int]) -> Collated:
-        """Return the batch of some records, a tuple of tensors."""
-        index = torch.as_tensor(positions, dtype=torch.long)
-        return Collated(tuple(tensor.index_select(0, index) for tensor in self.tensors))

@@ -1,0 +1,134 @@
+"""What other rooms do for users, too: checks, guards, random numbers, and figures of training records."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import dpbench
+from dpbench import LocalTraining, PrivateLoop, UserDataset, Users
+from dpbench.capabilities.users.module import UserDataModule
+from dpbench.data.lots import LotLoader
+from dpbench.errors import ConfigurationError, Diverged
+from dpbench.strategies import DPSGD
+from tests.capabilities.users.worlds import WIDTH, Toy, fit, linear, loader_of, make_users
+from tests.data.test_fetching import SIZE, First
+from tests.guards.test_divergence import STOPS
+from tests.harness.run.test_training_records import TRAINED, accuracy, ended, state
+from tests.session.test_trainable import At, book, unfreeze
+from tests.session.test_trainable import fit as fit_trainable
+from tests.strategies.test_optimizers import READS, polyak
+
+
+def mean_loss(net: nn.Module, batch: Any) -> Tensor:
+    return (net(batch[0])[:, 0] - batch[1]).square().mean()
+
+
+def test_a_check_says_that_users_are_trained_one_by_one() -> None:
+    checked = dpbench.check(Toy(linear()), None, Users(LocalTraining(lr=0.1)))
+    assert (checked.kind, str(checked)) == ("unchecked", "not checked: users are trained one by one")
+
+
+def test_a_loop_knows_no_local_training(tmp_path: Path) -> None:
+    net = nn.Linear(WIDTH, 1)
+    strategy = DPSGD(noise_multiplier=1.0, ledger=str(tmp_path / "l.jsonl"), records=Users(LocalTraining(lr=0.1)))
+    loop = PrivateLoop(net, torch.optim.SGD(net.parameters(), 0.1), loader_of(make_users()), strategy, mean_loss, 5)
+    with pytest.raises(ConfigurationError, match="does not support training by user"):
+        list(loop)
+
+
+def test_an_optimizer_that_reads_the_loss_is_refused(tmp_path: Path) -> None:
+    class Own(Toy):
+        def configure_optimizers(self) -> Optimizer:
+            return polyak(self.parameters())
+
+    with pytest.raises(ConfigurationError, match=READS):
+        fit(tmp_path, Own(linear()), records=Users(LocalTraining(lr=0.1)))
+
+
+def test_layers_may_be_unfrozen_between_rounds(tmp_path: Path) -> None:
+    class Body(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone = nn.Linear(4, 3)
+            self.head = nn.Linear(3, 1)
+            self.backbone.requires_grad_(False)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return (self.head(self.backbone(batch[0])).squeeze(1) - batch[1]).square().mean()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=1.0)
+
+    module = Body()
+    before = module.backbone.weight.detach().clone()
+    source = Users(LocalTraining(lr=0.1, max_examples=4))
+    fit_trainable(tmp_path, At(3, unfreeze), module=module, loader=loader_of(make_users()), records=source)
+    assert not torch.equal(before, module.backbone.weight)
+    assert sorted({phase for phase, _ in book(tmp_path).releases}) == [0, 1]
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_users_draw_numbers_of_their_own(tmp_path: Path, seed: int | None) -> None:
+    @dpbench.independent("history")
+    class Own(Toy):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.history.append(torch.tensor([torch.rand(()), np.random.rand(), random.random()]))
+            return super().training_step(batch, batch_idx)
+
+    runs = []
+    for number in range(2):
+        torch.manual_seed(0)
+        module = Own(linear())
+        records = Users(LocalTraining(lr=0.1, batch_size=None))
+        fit(tmp_path / str(number), module, records=records, seed=seed)
+        runs.append(torch.stack(module.history))
+    assert torch.equal(*runs) if seed is not None else not (runs[0][-1] == runs[1][-1]).any()
+    assert len(set(runs[0].flatten().tolist())) == len(set(runs[0][:, 0].tolist())) * 3
+
+
+def test_hyperparameters_are_put_back_after_each_user(tmp_path: Path) -> None:
+    class Own(Toy):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = self.loss(batch)
+            self.hparams["loss"] = loss.item()
+            return loss
+
+    module = Own(linear())
+    fit(tmp_path, module)
+    assert not module.hparams  # put back after each user
+
+
+@pytest.mark.filterwarnings("ignore:updates of some users are not finite")
+def test_released_weights_stop_a_run(tmp_path: Path) -> None:
+    class Diverging(Toy):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=1e30)
+
+    with pytest.raises(Diverged, match=STOPS):
+        fit(tmp_path, Diverging(linear()))
+
+
+def test_examples_of_users_are_watched_in_private_training() -> None:
+    users = UserDataset(First(), np.arange(SIZE) % 8)
+    users.batch(1, [0, 1, 2, 3, 4])  # as long as nothing is private
+    LotLoader.poisson(users, 4)
+    with pytest.raises(ConfigurationError, match="at other indices"):
+        [users.batch(user, range(5)) for user in range(8)]
+
+
+def test_users_train_on_the_examples_that_are_measured(tmp_path: Path) -> None:
+    model = ["data=digits_users", "records=users", "data.expected_batch_size=20", "model=mlp", "model.hidden=[8]"]
+    metrics = ended(tmp_path / "a", "diagnostics.training_records=200", model=model)
+    data: Any = UserDataModule("digits_users")
+    images, labels = next(iter(data.seen_dataloader(200)))
+    assert len(labels) == 200
+    assert metrics[TRAINED] == pytest.approx(accuracy(state(tmp_path / "a"), images, labels), abs=1e-6)

@@ -1,1 +1,0 @@
-"""Tests of the data sets by users."""
