@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 
+from dpbench.data.octaves import is_checked
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.guards._saved import Saved
 from dpbench.strategies import DPSGD
@@ -109,6 +110,15 @@ class PastTheVersionLater(Keeping):
             self.target.weight.data += batch[0].mean()
 
 
+class PastTheVersionOnce(Keeping):
+    """In a batch whose contents are not compared, of what no loss reads."""
+
+    def look(self, batch: Any) -> None:
+        if self.lots == 5:
+            assert not is_checked(self.lots)
+            self.mean.data.copy_(batch[0].mean())
+
+
 class NewBuffer(Keeping):
     def look(self, batch: Any) -> None:
         if self.lots == 2:
@@ -178,6 +188,7 @@ class AfterTheStep(Keeping):
         (Weights, "changes target.weight"),
         (PastTheVersion, "changes mean"),
         (PastTheVersionLater, "changes target.weight|reads a tensor that training_step has computed"),
+        (PastTheVersionOnce, "changes mean"),
         (NewBuffer, "changes late"),
         (NewModule, "changes late.weight, late.bias"),
         (PersistentMetric, "changes seen.mean_value, seen.weight"),
@@ -334,6 +345,39 @@ def test_what_is_compared() -> None:
     with torch.inference_mode():
         net.register_buffer("made", torch.zeros(1))
     assert saved_of(net).written() == []
+
+
+def _swapped(net: nn.Module, name: str) -> None:
+    net.__dict__[name] = dict(net.__dict__[name])
+
+
+STRUCTURES: dict[str, tuple[Callable[[Any], Any], list[str]]] = {
+    "same": (lambda net: _swapped(net[1], "_buffers"), []),
+    "other buffer": (lambda net: setattr(net[1], "running_mean", torch.zeros(2)), ["1.running_mean"]),
+    "other entry": (lambda net: net[1]._buffers.update(running_mean=torch.zeros(2)), ["1.running_mean"]),
+    "other dictionary": (
+        lambda net: object.__setattr__(net[1], "_buffers", {**net[1]._buffers, "running_var": torch.ones(2)}),
+        ["1.running_var"],
+    ),
+    "other module": (lambda net: net._modules.update({"0": nn.Linear(2, 2)}), ["0.weight", "0.bias"]),
+    "other modules": (
+        lambda net: net.__dict__.update(_modules={"0": net[0]}),
+        ["1.weight", "1.bias", "1.running_mean"],
+    ),
+    "other name": (lambda net: net._buffers.update(moved=net[1]._buffers.pop("running_mean")), ["moved"]),
+    "shared": (lambda net: setattr(net[0], "bias", net[1].bias), ["0.bias"]),
+    "no gradient mode": (lambda net: torch.nn.init.ones_(net[0].weight), ["0.weight"]),
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_what_a_module_holds_is_listed_anew(name: str) -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    write, names = STRUCTURES[name]
+    saved = saved_of(net)
+    write(net)
+    written = saved.written()
+    assert set(names) <= set(written) and bool(names) == bool(written)
 
 
 def test_contents_are_the_same_for_any_number_of_threads_and_layout() -> None:

@@ -45,7 +45,7 @@ class Writing(Classifier):
         self.save_hyperparameters(
             {
                 "lr": 0.1,
-                "nested": {"rows": [0.0], "facts": Facts()},
+                "nested": {"rows": [0.0], "facts": Facts(), 0.5: "key"},
                 "options": Namespace(mean=0.0),
                 "array": np.zeros(2),
                 "tensor": torch.zeros(2),
@@ -92,6 +92,7 @@ WRITES: dict[str, tuple[Callable[[Any, float], Any], str]] = {
     "text": (lambda m, x: m.hparams.update(text=f"{x:.3f}"), "hparams.text"),
     "list": (lambda m, x: m.hparams.nested["rows"].append(x), "hparams.nested.rows"),
     "in a list": (lambda m, x: m.hparams.nested["rows"].__setitem__(0, x), r"hparams.nested.rows\[0\]"),
+    "key": (lambda m, x: m.hparams.nested.update({x: m.hparams.nested.pop(0.5, "key")}), r"hparams.nested\[2\]"),
     "dataclass": (lambda m, x: setattr(m.hparams.nested["facts"], "mean", x), "hparams.nested.facts.mean"),
     "in a dataclass": (lambda m, x: m.hparams.nested["facts"].rows.append(x), "hparams.nested.facts.rows"),
     "namespace": (lambda m, x: setattr(m.hparams.options, "mean", x), "hparams.options.mean"),
@@ -101,6 +102,7 @@ WRITES: dict[str, tuple[Callable[[Any, float], Any], str]] = {
     "learning rate": (lambda m, x: m.optimizer().param_groups[0].update(lr=x), r"param_groups\[0\].lr"),
     "decay": (lambda m, x: m.optimizer().param_groups[0].update(weight_decay=x), r"param_groups\[0\].weight_decay"),
     "betas": (lambda m, x: m.optimizer().param_groups[0].update(betas=(x, 0.9)), r"param_groups\[0\].betas"),
+    "flag": (lambda m, x: m.optimizer().param_groups[0].update(maximize=x < 1e9), r"param_groups\[0\].maximize"),
     "new option": (lambda m, x: m.optimizer().param_groups[0].update(loss=x), r"param_groups\[0\].loss"),
     "state": (lambda m, x: first_state(m)["exp_avg"].add_(x), r"optimizer.state\[0\].exp_avg"),
     "new state": (lambda m, x: first_state(m).update(hessian=torch.tensor(x)), r"optimizer.state\[0\].hessian"),

@@ -104,8 +104,8 @@ class LightningTraining(Training):
         self._methods.replace("training_step", step)
         self._methods.replace("backward", backward)
         self._follow("on_train_batch_end", self.after_lot)
-        if self.automatic_optimization:  # in manual optimization no such hook is called
-            self._surround("on_before_zero_grad", records_withheld)
+        # In manual optimization no such hook is called.
+        if self.automatic_optimization and self._surround("on_before_zero_grad", records_withheld):
             self._follow("on_before_zero_grad", self.after_zero_grad)
 
     def watch_epochs(self, watched: Callable[[], AbstractContextManager[Any]]) -> None:
@@ -113,15 +113,18 @@ class LightningTraining(Training):
         for name in ("on_train_epoch_end", "on_train_epoch_start"):
             self._surround(name, watched)
 
-    def _surround(self, name: str, context: Callable[[], AbstractContextManager[Any]]) -> None:
-        """Run hooks of the module and of callbacks within a context."""
+    def _surround(self, name: str, context: Callable[[], AbstractContextManager[Any]]) -> bool:
+        """Run hooks of the module and of callbacks within a context; False if there are none."""
         trainer: Any = self.trainer
+        has_hooks = False
         for owner in (self.module, *trainer.callbacks):
             hook = getattr(owner, name)
             if not hook.__module__.startswith(_LIBRARIES):
                 methods = ReplacedMethods(owner)
                 methods.replace(name, _within(context, hook))
                 self._hooks.append(methods)
+                has_hooks = True
+        return has_hooks
 
     def _let_lots_pass(self) -> None:
         """Have hooks that move a batch see separate records one by one, and cohorts not at all."""

@@ -232,8 +232,6 @@ class LoopTraining(Training):
             refuse_precision("float16")  # whose losses are scaled, so that clipping would be wrong
         with torch.enable_grad():
             loss = self._step(batch, number)
-            for function in self.after_zero_grad:
-                function()
             if not isinstance(loss, Tensor):
                 raise ConfigurationError(
                     f"the loss function gave a {type(loss).__name__}: return the loss, one tensor, for every batch."

@@ -58,6 +58,10 @@ class NumberOfRecords(Guard):
     _has_informed = False
     _step: tuple[Any, Sequence[Any], dict[str, Any]] | None = None
 
+    def __init__(self, session: Any) -> None:
+        super().__init__(session)
+        self._source = session.source if isinstance(session.source, PerRecordStep) else None
+
     def on_attach(self) -> None:
         """Ask the first batch."""
         self._next = 0
@@ -73,9 +77,8 @@ class NumberOfRecords(Guard):
         options: dict[str, Any],
     ) -> None:
         """Keep a batch that is due until its records are known to be separable."""
-        source = self.session.source
         self._step = None
-        if isinstance(source, PerRecordStep) and source.lot().release >= self._next:
+        if self._source is not None and self.session.releases.num_releases >= self._next:
             self._step = (batch, arguments, options)
 
     def on_release(self) -> None:
@@ -85,8 +88,8 @@ class NumberOfRecords(Guard):
             UnsupportedModuleError: Gradients differ.
         """
         step, self._step = self._step, None
-        source = self.session.source
-        if step is None or not isinstance(source, PerRecordStep) or not isinstance(source.engine, PerRecordEngine):
+        source = self._source
+        if step is None or source is None or not isinstance(source.engine, PerRecordEngine):
             return
         batch, arguments, options = step
         if isinstance(batch, SeparateRecords) or (isinstance(source, ChosenGradients) and source.limit is not None):

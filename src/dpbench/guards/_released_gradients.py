@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from dpbench.errors import ConfigurationError
 from dpbench.guards.guard import Guard
-from dpbench.guards.withheld_loss import with_closures
+from dpbench.guards.withheld_loss import step_arguments
 
 _CHANGED_BY_HOOK = (
     "a hook of {name} (register_hook, register_post_accumulate_grad_hook) changes its gradient, with access to "
@@ -53,7 +54,8 @@ class ReleasedGradients(Guard):
         """Remember the gradients that were just released."""
         self._gradients = []
         for p in self.session.trained.parameters:
-            self._gradients.append(_Gradient(p, p.grad, _version(p.grad)))
+            gradient = p.grad
+            self._gradients.append(_Gradient(p, gradient, -1 if gradient is None else gradient._version))
         self._show_to_hooks()
 
     def on_end(self) -> None:
@@ -68,10 +70,8 @@ class ReleasedGradients(Guard):
         for name, (parameter, gradient, version) in zip(self.session.trained.names, self._gradients, strict=True):
             if gradient is None:
                 continue
-            returned = []
-            for hook in _hooks(parameter, "_backward_hooks"):
-                returned.append(hook(gradient))
-            for hook in _hooks(parameter, "_post_accumulate_grad_hooks"):
+            returned = [hook(gradient) for hook in list((parameter._backward_hooks or {}).values())]
+            for hook in list((parameter._post_accumulate_grad_hooks or {}).values()):
                 hook(parameter)
             is_same = parameter.grad is gradient and gradient._version == version
             if not is_same or any(x is not None and x is not gradient for x in returned):
@@ -83,28 +83,15 @@ class ReleasedGradients(Guard):
         args: Any,
         kwargs: Any,
     ) -> tuple[Any, Any]:
-        return with_closures(args, kwargs, self._checked)
+        return step_arguments(args, kwargs, after=self._refuse_changed)
 
-    def _checked(self, closure: Any) -> Any:
-        def checked(*args: Any, **kwargs: Any) -> Any:
-            output = closure(*args, **kwargs)
+    def _refuse_changed(self) -> None:
+        with torch._C.DisableTorchFunction():  # modes of torch need not see this look
             for parameter, gradient, version in self._gradients:
-                if parameter.grad is not gradient or _version(gradient) != version:
+                if parameter.grad is not gradient or (gradient is not None and gradient._version != version):
                     raise ConfigurationError(
                         "a hook has changed p.grad between the release and the update (on_before_optimizer_step or "
                         "configure_gradient_clipping, of the module or of a callback after the strategy), where what "
                         "training_step has kept of the batch is in sight: let an optimizer do it, in a step() of its "
                         "own."
                     )
-            return output
-
-        return checked
-
-
-def _hooks(parameter: nn.Parameter, kind: str) -> list[Any]:
-    hooks = getattr(parameter, kind, None) or {}
-    return list(hooks.values())
-
-
-def _version(gradient: Tensor | None) -> int:
-    return -1 if gradient is None else gradient._version

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from itertools import islice
 from typing import Any
 
@@ -21,32 +21,31 @@ from torch.nn.parameter import is_lazy
 from torch.optim import SGD, Optimizer
 
 from dpbench.canonical import digest_of
+from dpbench.privacy.record_axis.tags import is_of_records
 from dpbench.records.step_state import CODE, PLAIN
 from dpbench.records.training import Training
 
 _PLAIN = (*PLAIN, np.generic)
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by their bytes
 _MOST_ENTRIES = 1000  # of one container that are looked into
-_MOST_VALUES = 20_000  # of an object and everything in it
+_MOST_OBJECTS = 20_000  # that are looked into, beside plain values
+_KIND = object()  # the entry for the class of a container
+_DEEPEST = 200  # containers inside of each other
 _OF_TORCH = {
     *vars(SGD([torch.zeros(1)])),
     "step",  # wrapped by schedules
     "_opt_called",
     "_step_count",
 }
+_MISSING = object()
 _OF_SCHEDULES = {"lr", "momentum", "betas"}  # options that torch's own schedules move
-_MISSING = (None,)
-
-Value = tuple[Any, ...]
-Values = dict[str, Value]
-"""Name of a value → the value, in a form that compares."""
 
 
 class Saved:
-    """Tensors and values of a training, by name, as they were at one time.
+    """Tensors and values of a training as they were at one time.
 
-    Tensors count the writes in place (`_version`), which costs microseconds; a write through `.data` is not counted,
-    and shows in sums over the contents only.
+    What there is to compare is listed anew each time. Tensors count the writes in place (`_version`), which costs
+    microseconds; a write through `.data` is not counted, and shows in sums over the contents only.
 
     Args:
         training: Its module, data module, optimizers and schedules.
@@ -56,55 +55,71 @@ class Saved:
     def __init__(self, training: Training, contents: bool = False) -> None:
         self._training = training
         self._contents = contents
+        optimizers = training.optimizers
+        names = [f"optimizer {number}" for number in range(len(optimizers))] if len(optimizers) > 1 else ["optimizer"]
+        self._optimizers = dict(zip(names, optimizers, strict=False))
         self._alive: list[Any] = []  # so that no number names two objects
+        self._seen: set[int] = set()
         self._state = self._read_state()
         self._options = self._read_options()
 
     def written(self) -> list[str]:
-        """Names of what was written to, replaced, added or removed since then by anybody but a schedule."""
-        options = self._read_options()
-        written = _differences(self._state, self._read_state())
-        changed = _differences(self._options, options)
+        """Names of what was written to, replaced, added or removed since then by anybody but a schedule.
+
+        Among them are tensors that the record axis has seen records being written to, by `.data` or otherwise.
+        """
+        now = Saved(self._training, self._contents)
+        written = [name for name, x in now._tensors.items() if is_of_records(x)]
+        if now._state == self._state and now._options == self._options:
+            return written
+        written += [name for name in _differences(self._state, now._state) if name not in written]
+        changed = _differences(self._options, now._options)
         # A schedule that has counted a step may have moved options.
-        has_moved = any(_is_of_schedule(name) and type(options.get(name, _MISSING)[0]) is int for name in changed)
-        for name in changed:
-            if not has_moved or not (_is_of_schedule(name) or self._follows_schedule(name, options)):
+        has_moved = any(_is_of_schedule(name) and type(value) is int for name, value in changed.items())
+        for name, value in changed.items():
+            if not has_moved or not (_is_of_schedule(name) or self._follows_schedule(name, value)):
                 written.append(name)
         return written
 
     def accept_options(self) -> None:
         """Accept what was written up to now but to tensors of the module and of its optimizers."""
-        self._options = self._read_options()
+        self._options = Saved(self._training, self._contents)._options
 
-    def _read_state(self) -> Values:
+    def _read_state(self) -> dict[str, Any]:
         """The module's tensors and extra states, and the tensors of optimizers' states."""
-        values: Values = {}
+        values: dict[str, Any] = {}
         tensors: dict[str, Tensor] = {}
-        pending: list[tuple[str, nn.Module]] = [("", self._training.module)]
-        while pending:  # six times in every lot
-            path, module = pending.pop()
+        modules: list[tuple[str, nn.Module]] = [("", self._training.module)]
+        for path, module in modules:
             for name, x in (*module._parameters.items(), *module._buffers.items()):
                 if x is not None:
                     tensors[path + name] = x
-            persistent = module.__dict__.get("_persistent", {})  # states of a torchmetrics metric
-            for name, is_saved in persistent.items():
-                if is_saved:
-                    values |= self._values(getattr(module, name), path + name)
-            if type(module).get_extra_state is not nn.Module.get_extra_state:
-                values[f"{path}get_extra_state()"] = (pickle.dumps(module.get_extra_state()),)
-            for name, child in module._modules.items():
-                if child is not None:
-                    pending.append((f"{path}{name}.", child))
+            modules += [(f"{path}{name}.", child) for name, child in module._modules.items() if child is not None]
+            if "_persistent" in module.__dict__ or type(module).get_extra_state is not nn.Module.get_extra_state:
+                values |= self._beside_tensors(path, module)
         if self._contents:
             values |= _added_entries(self._training.module, tensors, self._training.datamodule)
         for name, state in self._states():
             for key, x in state.items():
                 if isinstance(x, Tensor):
                     tensors[f"{name}.{key}"] = x
-        marks = self._marks(list(tensors.values()))
-        return dict(zip(tensors, marks, strict=True)) | values
+        self._tensors = tensors
+        self._alive += tensors.values()
+        with torch._C.DisableTorchFunction():  # modes of torch need not see this look
+            for name, x in tensors.items():
+                values[name] = self._mark(x)
+        return values
 
-    def _read_options(self) -> Values:
+    def _beside_tensors(self, path: str, module: nn.Module) -> dict[str, Any]:
+        """Extra states, and states of a torchmetrics metric that are saved with it."""
+        persistent = module.__dict__.get("_persistent", {})
+        states = {path + name: getattr(module, name) for name, is_saved in persistent.items() if is_saved}
+        values: dict[Any, Any] = self._frozen(states) if states else {}
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            values[f"{path}get_extra_state()"] = pickle.dumps(module.get_extra_state())
+        return values
+
+    def _read_options(self) -> dict[str, Any]:
         """Hyperparameters, schedules, and all of the optimizers but the tensors of their states."""
         training = self._training
         holders: dict[str, Any] = {}
@@ -115,38 +130,27 @@ class Saved:
             others = {key: x for key, x in state.items() if not isinstance(x, Tensor)}
             if others:
                 holders[name] = others
-        for name, optimizer in self._named_optimizers():
+        for name, optimizer in self._optimizers.items():
             holders[name] = _own_attributes(optimizer)
             for place, group in enumerate(optimizer.param_groups):
-                options = {key: x for key, x in group.items() if key != "params" and type(x) is not bool}
+                options = {key: x for key, x in group.items() if key != "params"}
                 holders[f"{name}.param_groups[{place}]"] = options
         for number, scheduler in enumerate(training.schedulers):
             holders[f"schedule {number}"] = scheduler
-        values: Values = {}
-        for name, holder in holders.items():
-            values |= self._values(holder, name)
-        return values
-
-    def _named_optimizers(self) -> list[tuple[str, Optimizer]]:
-        optimizers = self._training.optimizers
-        if len(optimizers) == 1:
-            return [("optimizer", optimizers[0])]
-        return [(f"optimizer {number}", optimizer) for number, optimizer in enumerate(optimizers)]
+        return {name: self._frozen(holder) for name, holder in holders.items()}
 
     def _states(self) -> Iterator[tuple[str, dict[Any, Any]]]:
         """Names and entries of the optimizers' states, one for each parameter."""
-        for name, optimizer in self._named_optimizers():
+        for name, optimizer in self._optimizers.items():
             for place, state in enumerate(optimizer.state.values()):
                 yield f"{name}.state[{place}]", state if isinstance(state, dict) else {"": state}
 
-    def _marks(self, tensors: list[Tensor]) -> Iterable[Value]:
-        """Number, version, and sum over the contents of each tensor; None where contents are not compared."""
-        self._alive += tensors
-        versions = [-1 if x.is_inference() else x._version for x in tensors]  # not counted in inference mode
-        sums = [_sum_of_bits(x) for x in tensors] if self._contents else [None] * len(tensors)
-        return zip(map(id, tensors), versions, sums, strict=True)
+    def _mark(self, x: Tensor) -> tuple[int, int, int | None]:
+        """Number, version, and sum over the contents of a tensor; None where contents are not compared."""
+        version = -1 if x.is_inference() else x._version  # not counted in inference mode
+        return id(x), version, _sum_of_bits(x) if self._contents else None
 
-    def _follows_schedule(self, name: str, options: Values) -> bool:
+    def _follows_schedule(self, name: str, value: Any) -> bool:
         """Whether an option is one that schedules move, and a learning rate what they say that it is."""
         schedulers = self._training.schedulers
         option = name.partition("].")[2].partition("[")[0]
@@ -156,55 +160,57 @@ class Saved:
         rates: list[float] = []
         for scheduler in schedulers:
             rates += map(float, getattr(scheduler, "_last_lr", ()))
-        value = options.get(name, _MISSING)[0]
         return not rates or not isinstance(value, float | int) or value in rates
 
-    def _values(self, x: Any, name: str) -> Values:
-        """Values of an object and of all that it holds, in a form that compares.
+    def _frozen(self, x: Any, depth: int = 0) -> Any:
+        """An object and all that it holds, in a form that compares; NaN equals itself.
 
         Args:
             x: The object.
-            name: Its name.
+            depth: How many containers it lies in.
         """
-        values: Values = {}
-        seen: set[int] = set()
-        pending = [(name, x)]
-        while pending and len(values) < _MOST_VALUES:
-            name, x = pending.pop()
-            if isinstance(x, _PLAIN):
-                values[name] = (x,)  # in which NaN equals itself
-                continue
-            self._alive.append(x)
-            if isinstance(x, Tensor):
-                values |= zip([name], self._marks([x]), strict=True)
-            elif isinstance(x, np.ndarray):
-                values[name] = (x.dtype.str, x.shape, x.tobytes())
-            elif isinstance(x, CODE):
-                values[name] = (id(x),)
-            elif isinstance(x, Mapping | Set) and not isinstance(x, dict):
-                values[name] = (repr(x),)
-            elif id(x) not in seen:
-                seen.add(id(x))
-                parts = _parts(x)
-                values[name] = (type(x), len(parts))
-                for place, (key, part) in enumerate(parts.items()):
-                    pending.append((f"{name}.{key}" if isinstance(key, str) else f"{name}[{place}]", part))
-        return values
+        self._alive.append(x)
+        if isinstance(x, Tensor):
+            return self._mark(x)
+        if isinstance(x, np.ndarray):
+            return x.dtype.str, x.shape, x.tobytes()
+        if isinstance(x, Mapping | Set) and not isinstance(x, dict):
+            return repr(x)
+        is_followed = depth < _DEEPEST and len(self._alive) < _MOST_OBJECTS and not isinstance(x, CODE)
+        if not is_followed or id(x) in self._seen:
+            return id(x)
+        self._seen.add(id(x))
+        parts = {}
+        for name, part in _parts(x).items():
+            parts[name] = part if isinstance(part, _PLAIN) else self._frozen(part, depth + 1)
+        parts[_KIND] = type(x)  # last, so that places of others are theirs
+        return parts
 
 
 def _is_of_schedule(name: str) -> bool:
     return name.startswith("schedule ")
 
 
-def _differences(before: Values, now: Values) -> list[str]:
-    """Names of entries that are others, or in one of two dictionaries only."""
-    if before == now:
-        return []
-    names = {**before, **now}
-    return [name for name in names if before.get(name) != now.get(name)]
+def _differences(before: Mapping[Any, Any], now: Mapping[Any, Any], name: str = "") -> dict[str, Any]:
+    """Names of entries that are others, or in one of two dictionaries only, and what they are now.
+
+    Args:
+        before: One of the dictionaries.
+        now: The other one.
+        name: Name of what they are of.
+    """
+    differences: dict[str, Any] = {}
+    for place, key in enumerate({**before, **now}):
+        pair = before.get(key, _MISSING), now.get(key, _MISSING)
+        if pair[:1] == pair[1:]:  # the same object, or an equal one
+            continue
+        path = str(key) if not name else f"{name}.{key}" if isinstance(key, str) else f"{name}[{place}]"
+        one, other = [x if isinstance(x, dict) else {} for x in pair]
+        differences |= _differences(one, other, path) or {path: pair[1]}
+    return differences
 
 
-def _added_entries(module: nn.Module, tensors: Mapping[str, Tensor], datamodule: Any) -> Values:
+def _added_entries(module: nn.Module, tensors: Mapping[str, Tensor], datamodule: Any) -> dict[str, Any]:
     """Hashes of what `state_dict` saves beside known tensors and extra states: by an override or a hook."""
     try:
         state = module.state_dict(keep_vars=True)
@@ -213,9 +219,9 @@ def _added_entries(module: nn.Module, tensors: Mapping[str, Tensor], datamodule:
     entries = {}
     for name, value in state.items():
         if value is not tensors.get(name) and not name.endswith("_extra_state"):
-            entries[f"state_dict()[{name!r}]"] = (digest_of(value),)
+            entries[f"state_dict()[{name!r}]"] = digest_of(value)
     if datamodule is not None:
-        entries["the data module's state_dict()"] = (digest_of(datamodule.state_dict()),)
+        entries["the data module's state_dict()"] = digest_of(datamodule.state_dict())
     return entries
 
 

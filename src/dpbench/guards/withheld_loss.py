@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.record_axis.tags import has_plain_memory, is_private, tag_of
+from dpbench.privacy.record_axis.operators import tensors_among
+from dpbench.privacy.record_axis.tags import is_of_records
 
 READS_LOSS = (
     "the optimizer reads the loss of a batch, which is exact: step lengths by Polyak (SPS, ALI-G), LBFGS and line "
@@ -90,17 +91,15 @@ class RecordsWithheld(TorchFunctionMode):
         func: Any,
         types: Sequence[type],
         args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        for x in (*args, *(kwargs or {}).values()) if self._looks else ():
-            for t in x if isinstance(x, (list, tuple)) else (x,):
-                if isinstance(t, Tensor) and has_plain_memory(t) and is_private(tag_of(t)):
-                    self.has_seen = True
-                    self._looks = False  # once is enough; after a refusal, the training ends by an error
-                    if not self._refuses:
-                        break
-                    raise ConfigurationError(READS_RECORDS.format(function=getattr(func, "__name__", func)))
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if self._looks and any(map(is_of_records, tensors_among(args, kwargs))):
+            self.has_seen = True
+            self._looks = False  # once is enough; after a refusal, the training ends by an error
+            if self._refuses:
+                raise ConfigurationError(READS_RECORDS.format(function=getattr(func, "__name__", func)))
+        return func(*args, **kwargs)
 
 
 @contextmanager
@@ -133,21 +132,6 @@ def without_loss(
         return None if loss is None else WITHHELD_LOSS
 
     return withheld
-
-
-def with_closures(
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    wrap: Callable[[Closure], Closure],
-) -> StepArguments:
-    """Arguments of `Optimizer.step` (the optimizer first) with its closure, if it has one, in a wrapper."""
-    optimizer, *positional = args
-    options = dict(kwargs)
-    if positional and callable(positional[0]):
-        positional[0] = wrap(positional[0])
-    if callable(options.get("closure")):
-        options["closure"] = wrap(options["closure"])
-    return (optimizer, *positional), options
 
 
 def has_closure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -185,11 +169,10 @@ def step_arguments(
                 "training_step computes of a batch is exact, and would get into the weights without noise. Optimizers "
                 "of private training see the released p.grad alone."
             )
-    return with_closures(
-        args,
-        kwargs,
-        lambda closure: without_loss(closure, before, after),
-    )
+        if is_closure:
+            values[name] = without_loss(value, before, after)
+    positional = [values[f"argument {place}"] for place in range(1, len(args))]
+    return (optimizer, *positional), {name: values[name] for name in kwargs}
 
 
 def require_watched(optimizer: Any) -> None:

@@ -44,7 +44,7 @@ class Training(ABC):
         world_size: Number of processes.
         should_stop: Whether the training ends after this step.
         datamodule: Where the records come from, beside the loader; None: nobody says.
-        after_zero_grad: Called where gradients are cleared: no lot is in sight there.
+        after_zero_grad: Called after hooks by others that run where gradients are cleared: no lot is in sight there.
         after_lot: Called after the last code that sees a lot.
     """
 
