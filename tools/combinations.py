@@ -188,7 +188,7 @@ def page_of(outcomes: dict[Cell, str]) -> str:
     return render(
         Path(__file__).with_suffix(".md.jinja"),
         optimizers=list(OPTIMIZERS),
-        table=markdown_rows(rows, text=len(rows[0])),
+        table=markdown_rows(rows, text=range(len(rows[0]))),
         trained=Counter(cell.optimizer for cell, reason in outcomes.items() if not reason),
         tried=len(outcomes) // len(OPTIMIZERS),
         reasons=reasons,

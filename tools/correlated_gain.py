@@ -14,18 +14,19 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from scipy.signal import lfilter
-from scipy.stats import t as student_t
-from scipy.stats import ttest_1samp
 
 from dpbench.files import write_atomically
 from dpbench.harness.reports.figures import new_figure, write_figure
 from dpbench.harness.reports.markdown import markdown_rows
+from dpbench.harness.reproduce._summary import LEVEL, differences
 from dpbench.harness.reproduce.tables import Table, read_table, table_names
+from dpbench.harness.runs.numbers import mean_text
 from dpbench.privacy.accounting.calibration import TrainingSetting, solved
 from dpbench.templates import render
 from tools.factorization import Floats, coefficients_for, expected_error
@@ -33,7 +34,7 @@ from tools.factorization import Floats, coefficients_for, expected_error
 _COLORS = ("#3060a8", "#508850", "#c04030", "#806090", "#a07020")
 _GROUP = "correlated_noise/"
 _FOLDER = "correlated_noise"
-_LEVEL = 0.05  # of all tests of a table together
+_PAIR = ("banded", "independent")  # columns whose difference is shown
 _EPSILON = re.compile(r"(, )?ε = [\d.]+")  # in a row's label
 
 
@@ -129,6 +130,7 @@ class Comparison:
         setting: Of the row.
         predicted: See `predictions`.
         accuracies: Columns independent and banded, in percent; a line for each seed that has both.
+        gap: Banded − independent, see `differences`.
     """
 
     label: str
@@ -136,11 +138,7 @@ class Comparison:
     setting: Setting
     predicted: pd.DataFrame
     accuracies: pd.DataFrame
-
-    @property
-    def differences(self) -> pd.Series[float]:
-        """Banded − independent, in points."""
-        return self.accuracies["banded"] - self.accuracies["independent"]
+    gap: pd.Series[float]
 
 
 def comparisons(table: Table, runs: pd.DataFrame) -> list[Comparison]:
@@ -150,13 +148,13 @@ def comparisons(table: Table, runs: pd.DataFrame) -> list[Comparison]:
         table: The definition.
         runs: As in its runs.csv.
     """
+    gaps = differences(table.model_copy(update={"difference": (_PAIR,)}), runs)
     compared = []
     for row in table.rows:
-        of_row = runs[runs["row"] == row.name]
-        accuracies = of_row.pivot_table(index="seed", columns="column", values="value") * 100
-        accuracies = accuracies.reindex(columns=["independent", "banded"]).dropna()
-        if accuracies.empty:
+        if (*_PAIR, row.name) not in gaps.index:
             continue
+        of_row = runs[runs["row"] == row.name]
+        accuracies = of_row.pivot_table(index="seed", columns="column", values="value")[list(_PAIR)] * 100
         run = of_row[of_row["column"] == "banded"].iloc[0]
         words = dict(word.split("=", 1) for word in run["words"].split())
         setting = Setting(
@@ -169,7 +167,9 @@ def comparisons(table: Table, runs: pd.DataFrame) -> list[Comparison]:
             in_turn=words["data.sampling"] == "min_separation",
         )
         bands = int(words["strategy.bands"])
-        compared.append(Comparison(row.label, bands, setting, predictions(setting, bands), accuracies))
+        predicted = predictions(setting, bands)
+        gap: Any = gaps.xs((*_PAIR, row.name))
+        compared.append(Comparison(row.label, bands, setting, predicted, accuracies.dropna(), gap))
     return compared
 
 
@@ -232,16 +232,19 @@ def _table_of(compared: Sequence[Comparison]) -> str:
     for comparison in compared:
         noises = comparison.predicted["noise_multiplier"]
         ratios = comparison.predicted["ratio"]
+        spreads = comparison.accuracies.agg(["mean", "std"]).T.to_numpy()
+        banded, independent = [mean_text(mean, deviation, percent=True) for mean, deviation in spreads]
+        gap = comparison.gap
         rows.append(
             [
                 comparison.label,
                 f"{noises[1]:.3f} → {noises[bands]:.3f}",
                 f"× {ratios[bands]:.2f}",
                 f"{ratios.idxmin()} (× {ratios.min():.2f})",
-                _spread(comparison.accuracies["independent"]),
-                _spread(comparison.accuracies["banded"]),
-                _gap(comparison.differences),
-                str(len(comparison.accuracies)),
+                independent,
+                banded,
+                f"{gap['mean']:+.2f}" + (f" [± {gap['half']:.2f}]" if gap["n"] > 1 else ""),
+                f"{gap['n']:.0f}",
             ]
         )
     return markdown_rows(rows)
@@ -249,31 +252,12 @@ def _table_of(compared: Sequence[Comparison]) -> str:
 
 def _tested_together(compared: Sequence[Comparison]) -> str:
     """A sentence on all differences of a table: their mean, and those that Holm's method tells from zero."""
-    p_values = [(float(ttest_1samp(line.differences, 0.0).pvalue), line.label) for line in compared]
-    different = []
-    for place, (p_value, label) in enumerate(sorted(p_values)):
-        if not p_value * (len(compared) - place) <= _LEVEL:
-            break
-        different.append(label)
-    mean = np.mean([line.differences.mean() for line in compared])
+    gaps = pd.DataFrame([line.gap for line in compared], [line.label for line in compared]).sort_values("p")
+    different = gaps.index[gaps["p"] <= gaps["level"]]
     return (
-        f"Mean of the differences: {mean:+.2f} points. Tested together at {100 * _LEVEL:g} % (Holm; smallest p: "
-        f"{min(p_values)[0]:.3f}), told from zero: {'; '.join(different) or 'none'}."
+        f"Mean of the differences: {gaps['mean'].mean():+.2f} points. Tested together at {100 * LEVEL:g} % (Holm; "
+        f"smallest p: {gaps['p'].min():.3f}), told from zero: {'; '.join(different) or 'none'}."
     )
-
-
-def _spread(values: pd.Series[float]) -> str:
-    mean = f"{values.mean():.2f}"
-    return mean if len(values) == 1 else f"{mean} ± {values.std():.2f}"
-
-
-def _gap(differences: pd.Series[float]) -> str:
-    """Their mean with half its 95 % interval, as the tables have it."""
-    mean = f"{differences.mean():+.2f}"
-    if len(differences) == 1:
-        return mean
-    half = student_t.ppf(0.975, len(differences) - 1) * differences.sem()
-    return f"{mean} [± {half:.2f}]"
 
 
 def measured_figure(compared: Sequence[Comparison]) -> Figure:
@@ -293,9 +277,9 @@ def measured_figure(compared: Sequence[Comparison]) -> Figure:
         ratios = [comparison.predicted["ratio"][bands] for comparison in lines]
         predicted.plot(budgets, ratios, "o-", color=color, label=duration)
         for comparison in lines:
-            seeds = [comparison.setting.epsilon] * len(comparison.differences)
-            measured.plot(seeds, comparison.differences, ".", color=color, alpha=0.4)
-        measured.plot(budgets, [comparison.differences.mean() for comparison in lines], "o-", color=color)
+            gaps = comparison.accuracies["banded"] - comparison.accuracies["independent"]
+            measured.plot([comparison.setting.epsilon] * len(gaps), gaps, ".", color=color, alpha=0.4)
+        measured.plot(budgets, [comparison.gap["mean"] for comparison in lines], "o-", color=color)
     predicted.axhline(1.0, color="#808080", linewidth=0.8, linestyle=":")
     predicted.set_ylabel(f"error with {bands} bands ÷ independent")
     predicted.set_title("predicted error of the iterates", fontsize=10)

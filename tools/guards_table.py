@@ -27,7 +27,7 @@ def page() -> str:
         moments = [_MOMENTS[moment] for moment in looks_at(guard) if moment in _MOMENTS]
         distinct = dict.fromkeys(moments or [_WHERE_SOURCE_ASKS])
         rows.append([guard.name, guard.prevents, ", ".join(distinct), _trainings(guard)])
-    return markdown_rows(rows, text=4)
+    return markdown_rows(rows, text=range(4))
 
 
 def every_guard() -> list[type[Guard]]:

@@ -194,7 +194,8 @@ def page() -> str:
             refused.append([name, reason.replace("layer (", "(")])
         else:
             supported.append([name, route, case.remark])
-    return "\n".join([_HEAD, markdown_rows(supported, text=3), "\nRefused:\n", markdown_rows(refused, text=2), _TAIL])
+    tables = markdown_rows(supported, text=range(3)), markdown_rows(refused, text=range(2))
+    return "\n".join([_HEAD, tables[0], "\nRefused:\n", tables[1], _TAIL])
 
 
 def _shown_name(case: Case) -> str:

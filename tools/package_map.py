@@ -24,7 +24,7 @@ def page() -> str:
         if package == _PRIVACY:
             rows += [_row(f"{number}.{inner}", module) for inner, module in _numbered_layers(_PRIVACY)]
     rules = [f"- {contract['name']}." for contract in _contracts() if contract["type"] not in _SHOWN_BY_MAP]
-    return "\n".join([markdown_rows(rows, text=3), "", *rules])
+    return "\n".join([markdown_rows(rows, text=range(3)), "", *rules])
 
 
 def _contracts() -> list[dict[str, Any]]:

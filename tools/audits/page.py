@@ -116,7 +116,7 @@ def _table(runs: pd.DataFrame, table: str, *columns: str) -> str:
     lines = [["name", *(_BOUNDS.get(column, column) for column in columns)]]
     for row in runs[runs["table"] == table].to_dict("records"):
         lines.append([str(row["name"]), *(_text(row[column]) for column in columns)])
-    return markdown_rows(lines, text=1)
+    return markdown_rows(lines)
 
 
 def _text(value: Any, unit: str = "", digits: int = 2) -> str:

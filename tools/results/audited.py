@@ -209,16 +209,13 @@ def _earlier_lines(folder: Path, tables: Sequence[Table]) -> list[dict[str, Any]
     path = folder / RUNS
     if not path.is_file():
         return []
-    names = {table.name for table in tables}
-    words = {}
-    for table in tables:
-        for row, column in table.cells:
-            words[table.name, row.name, column.name] = " ".join(table.words_of(row, column, table.trials[0]))
+    words = {table.name: table.words_by_cell() for table in tables}
     lines = []
     for record in read_lines(path).to_dict("records"):
         line = {str(name): value for name, value in record.items()}
-        prefix = f"{words.get((line['table'], line['row'], line['column']))} seed="
-        if line["table"] not in names or line["words"].startswith(prefix) or _is_accused(line):
+        cells = words.get(line["table"], {})
+        prefix = f"{cells.get((line['row'], line['column'], _WITH_CANARIES))} seed="
+        if not cells or line["words"].startswith(prefix) or _is_accused(line):
             lines.append(line)
     return lines
 
@@ -368,7 +365,7 @@ def _cells(runs: pd.DataFrame) -> str:
             ]
         )
         before = name
-    return markdown_rows(lines, text=3)
+    return markdown_rows(lines, text=range(3))
 
 
 def _text(value: object) -> str:

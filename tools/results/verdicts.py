@@ -98,7 +98,7 @@ def write_verdicts(
     for key, authors in verdicts.papers.items():
         rows = [list(_HEADINGS)]
         rows += [_row(item, cells) for item in verdicts.items if item.paper == key]
-        sections.append({"key": key, "authors": authors, "table": markdown_rows(rows, text=len(_HEADINGS))})
+        sections.append({"key": key, "authors": authors, "table": markdown_rows(rows, text=range(len(_HEADINGS)))})
     numbers = Counter(item.verdict for item in verdicts.items)
     counts = [f"{numbers[verdict]} {verdict}" for verdict in get_args(Verdict)]
     page = render(

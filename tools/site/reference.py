@@ -131,7 +131,7 @@ def _table(settings: Iterable[Setting]) -> str:
         anchor = f'<span id="{setting.file}.{setting.key}"></span>'
         row = [f"{anchor}`{setting.key}`", setting.type, f"`{setting.default}`", setting.meaning]
         rows.append([cell.replace("|", "\\|").replace("\n", " ") for cell in row])
-    return markdown_rows(rows, text=4)
+    return markdown_rows(rows, text=range(4))
 
 
 def _top() -> Iterator[Setting]:

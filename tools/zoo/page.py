@@ -23,7 +23,7 @@ def page_of(results: Sequence[Result]) -> str:
     for family, members in groupby(results, key=lambda result: result[0].family):
         rows = [["network", "library", "step", "outcome", "remarks", "error", "parameters"]]
         rows += [_row(architecture, outcome) for architecture, outcome in members]
-        parts += ["", f"## {family[0].upper()}{family[1:]}", "", markdown_rows(rows, text=5)]
+        parts += ["", f"## {family[0].upper()}{family[1:]}", "", markdown_rows(rows, text=range(5))]
     return "\n".join(parts)
 
 

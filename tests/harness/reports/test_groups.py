@@ -101,6 +101,25 @@ def test_groups_are_called_by_their_files(tmp_path: Path) -> None:
     assert ("Strategy", "–") in [(row["strategy"], row["optimizer.name"]) for row in named]
 
 
+def test_words_stand_to_the_left_as_the_command_line_has_them(tmp_path: Path) -> None:
+    for name, seed, target in (("dpsgd", 0, "DPSGD"), ("none", 10, "NonPrivate")):
+        finished(tmp_path / name, 0.1, seed, 0.9, config={"strategy": {"_target_": f"dpbench.strategies.{target}"}})
+        chose(tmp_path / name, strategy=name)
+    table = RunTable.read([tmp_path])
+    head, rule, *rows = table.to_markdown().splitlines()
+    assert head.startswith("| run | seed | strategy | test") and rule.startswith("| --- | ---: | --- | ---: |")
+    assert [row.split(" | ")[2] for row in rows] == ["dpsgd", "none"]
+    assert table.labels() == ["strategy=dpsgd", "strategy=none"]
+    assert "| strategy | dpsgd | none |" in table.compare()
+    # A class that was put in the place of the file's own is not hidden behind the file's name.
+    finished(tmp_path / "mine", 0.1, 0, 0.9, config={"strategy": {"_target_": "mine.Unclipped"}})
+    chose(tmp_path / "mine", strategy="dpsgd")
+    assert RunTable.read([tmp_path / "dpsgd", tmp_path / "mine"]).labels() == [
+        "strategy=DPSGD",
+        "strategy=mine.Unclipped",
+    ]
+
+
 def test_a_key_that_no_run_has(tmp_path: Path) -> None:
     finished(tmp_path / "a", 0.1, 0, 0.9)
     with pytest.raises(ConfigurationError, match=r"no run has a key optimizer\.rl\. Did you mean optimizer\.lr\?"):

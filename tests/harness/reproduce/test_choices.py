@@ -202,6 +202,13 @@ def test_nothing_is_chosen_of_an_unfinished_table(tuning: Table, tmp_path: Path)
         with_choices(final(tmp_path), kept(tmp_path, tuning, lacking))
 
 
+def test_a_tuning_run_that_stands_there_twice_is_one_clear_error(tuning: Table, tmp_path: Path) -> None:
+    runs = runs_of(tuning, VALUES)
+    results = kept(tmp_path, tuning, pd.concat([runs, runs.tail(1)]))
+    with pytest.raises(ConfigurationError, match="loose, high, seed 1 twice, which would count as two runs"):
+        with_choices(final(tmp_path), results)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -188,7 +188,7 @@ def text_of(summaries: Sequence[AttackSummary]) -> str:
     runs = sum(len(summary.runs) for summary in summaries)
     game = f"{runs} runs, {first.candidates:,} candidate {first.unit}s, each a member of each run with probability 1/2"
     only_strongest = len(summaries) > 1
-    return f"{game}\n\n{markdown_rows(_rows(summaries, only_strongest), _TEXTS)}"
+    return f"{game}\n\n{markdown_rows(_rows(summaries, only_strongest), range(_TEXTS))}"
 
 
 def _rows(summaries: Sequence[AttackSummary], only_strongest: bool) -> list[list[str]]:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dpbench.errors import ConfigurationError, did_you_mean
-from dpbench.harness.reports.run_rows import CODE, RunRow, flat, keys_of_any, without_seeds
-from dpbench.harness.reports.run_table import RunTable, mean
+from dpbench.harness.reports.run_rows import CODE, RunRow, flat, grouped, keys_of_any, varying, without_seeds
+from dpbench.harness.reports.run_table import CLASS, RunTable, mean
 
 _APART = ("trained with canaries", "evaluation split", "unit")
 """Words of rows: figures of runs that differ in these have no mean."""
@@ -38,19 +38,16 @@ def group_by(table: RunTable, keys: Sequence[str]) -> RunTable:
     """
     _require_keys(table, keys)
     once, repeats = _without_repeats(table)
-    groups: dict[tuple[Any, ...], list[RunRow]] = {}
-    for row in once.rows:
-        # Also by what must not enter one mean.
-        settings = [*map(row.lookup, keys), *(row.words[name] for name in _APART)]
-        groups.setdefault(tuple(map(_order, settings)), []).append(row)
-    members = [groups[kind] for kind in sorted(groups)]
+    # Also by what must not enter one mean.
+    kinds = [[*map(row.lookup, keys), *(row.words[name] for name in _APART)] for row in once]
+    members = [group for _, group in sorted(grouped(once, [tuple(map(_order, kind)) for kind in kinds]).items())]
     notes = []
-    if len(members) < len(once.rows):
+    if len(members) < len(once):
         notes.append("Mean ± standard deviation of n runs.")
     differing = _differing_within(members, keys)
     if differing:
         notes.append(f"Runs of one row differ in more than their seed: in {', '.join(differing)}.")
-    notes += [*once.best_note(), *repeats, *table.notes]
+    notes += [*RunTable(once).best_note(), *repeats, *table.notes]
     return RunTable(tuple(map(mean, members)), tuple(keys), tuple(notes))
 
 
@@ -65,33 +62,30 @@ def _require_keys(table: RunTable, keys: Sequence[str]) -> None:
         raise ConfigurationError(f"no run has a key {key}.{did_you_mean(key, sorted(names))}")
 
 
-def _without_repeats(table: RunTable) -> tuple[RunTable, list[str]]:
+def _without_repeats(table: RunTable) -> tuple[tuple[RunRow, ...], list[str]]:
     """Each seeded run once: the same settings, seed and code give the same run, and no other draw of anything."""
-    once: dict[str, RunRow] = {}
-    repeated = []
+    identities = []
     for number, row in enumerate(table.rows):
         facts = [row.record.get(name) for name in ("config_hash", CODE, "versions", "foreign_code")]
         secure = bool((row.record["config"].get("strategy") or {}).get("secure"))
-        identity = str(number) if None in facts or secure else json.dumps(facts, sort_keys=True)
-        if identity in once:
-            repeated.append(str(row.folder))
-        else:
-            once[identity] = row
-    if not repeated:
-        return table, []
-    note = f"Of runs with the same settings, seed and code one counts; left out: {', '.join(repeated)}."
-    return RunTable(tuple(once.values())), [note]
+        identities.append(str(number) if None in facts or secure else json.dumps(facts, sort_keys=True))
+    copies = grouped(table.rows, identities).values()
+    repeated = ", ".join(str(row.folder) for rows in copies for row in rows[1:])
+    note = f"Of runs with the same settings, seed and code one counts; left out: {repeated}."
+    return tuple(rows[0] for rows in copies), [note] if repeated else []
 
 
 def _differing_within(groups: Iterable[Sequence[RunRow]], keys: Sequence[str]) -> list[str]:
     """Settings, and code, in which runs of one group differ."""
     differing: dict[str, None] = {}
     for members in groups:
-        settings = [{**own, CODE: row.code} for row, own in zip(members, without_seeds(members), strict=True)]
-        for name in keys_of_any(settings):
-            values = {str(setting.get(name)) for setting in settings}  # as text: options may be lists
-            if len(values) > 1 and name not in ("objective", *keys):
-                differing[name.removesuffix("._target_")] = None
+        settings = [
+            {**own, CODE: row.record.get(CODE)} for row, own in zip(members, without_seeds(members), strict=True)
+        ]
+        absent = dict.fromkeys(keys_of_any(settings))
+        for name in varying(absent | own for own in settings):
+            if name not in ("objective", *keys):
+                differing[name.removesuffix(CLASS)] = None
     return list(differing)
 
 

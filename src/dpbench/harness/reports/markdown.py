@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from dpbench.templates import render
 
@@ -28,19 +28,15 @@ _LATEX = str.maketrans(
 )
 
 
-def markdown_rows(lines: Sequence[Sequence[str]], text: int = 1) -> str:
+def markdown_rows(lines: Sequence[Sequence[str]], text: Collection[int] = (0,)) -> str:
     """Format rows as a Markdown table; a | or a line break of a cell stays inside of it.
 
     Args:
         lines: Cells, the headings first.
-        text: How many columns are text; those after them are numbers, to the right.
+        text: Positions of the columns that are text; the others are numbers, to the right.
     """
-    columns = len(lines[0])
-    rule = ["---"] * min(text, columns) + ["---:"] * (columns - text)
-    rows = []
-    for line in lines:
-        cells = [markdown_cell(cell) for cell in line]
-        rows.append(f"| {' | '.join(cells)} |")
+    rows = [f"| {' | '.join(map(markdown_cell, line))} |" for line in lines]
+    rule = ["---" if place in text else "---:" for place in range(len(lines[0]))]
     rows.insert(1, f"| {' | '.join(rule)} |")
     return "\n".join(rows)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -32,8 +32,8 @@ _DIAGNOSTICS = {
     "nonprivate/clip_fraction/": "share of clipped records",
     "nonprivate/noise_to_signal/": "noise / signal of the sum",
 }
-_Curve = tuple[str, int, pd.DataFrame]
-"""Label; number, which gives color, dashes and points; values and their standard deviations, by step or ε."""
+Curve = tuple[str, int, pd.DataFrame]
+"""Label; number, which gives color and dashes; values and their standard deviations (value, band), by step or ε."""
 
 
 # Curves of one run, or of several
@@ -71,7 +71,7 @@ def curves_figure(table: RunTable, names: Sequence[str], axis: Axis = "step") ->
     rows = table.rows
     is_single = len(rows) == 1
     labels = table.labels()
-    panels: dict[str, list[_Curve]] = {}
+    panels: dict[str, list[Curve]] = {}
     for name in names:
         for number, row in enumerate(rows):
             curve = _curve(row, name, axis)
@@ -82,10 +82,14 @@ def curves_figure(table: RunTable, names: Sequence[str], axis: Axis = "step") ->
             panel.append((label, look, curve))
     if not panels:
         return None
-    figure, places = new_panels(len(panels), 2, 5.0, 3.0)
-    for axes, (title, curves) in zip(places, panels.items(), strict=True):
-        _draw_panel(axes, title, curves)
-        axes.set_xlabel(_X_LABELS[axis])
+    figure = panels_figure(panels, _X_LABELS[axis])
+    for axes, (title, curves) in zip(figure.axes, panels.items(), strict=True):
+        if "accuracy" in title:
+            axes.yaxis.set_major_formatter(PercentFormatter(1))
+        elif title == _title(EPSILON):
+            axes.set_ylim(bottom=0)
+        elif any(word in title for word in _LOGARITHMIC):
+            axes.set_yscale("log")
         if is_single and len(curves) > 1:
             axes.legend(fontsize=7, frameon=False)
     if not is_single:
@@ -112,33 +116,31 @@ def _title(name: str) -> str:
     return name.removeprefix("privacy/")
 
 
-def _draw_panel(axes: Axes, title: str, curves: Sequence[_Curve]) -> None:
-    """Draw curves with their bands.
+def panels_figure(panels: Mapping[str, Sequence[Curve]], x_label: str, width: float = 5.0, **shared: Any) -> Figure:
+    """Draw curves with their bands, two panels in a row.
 
     Args:
-        axes: Target axes.
-        title: Title of the panel, on which the scale of the vertical axis depends.
-        curves: Curves of the panel.
+        panels: Title → curves, at least one panel.
+        x_label: Label of the horizontal axes.
+        width: Width of a panel in inches.
+        shared: `sharex` and `sharey` of the panels.
     """
-    for label, number, curve in curves:
-        style = _STYLES[number // 10 % len(_STYLES)]
-        color = f"C{number % 10}"
-        marker = "o" if len(curve) == 1 else None
-        values = curve["value"]
-        axes.plot(curve.index, values, color=color, linestyle=style, marker=marker, label=label)
-        if curve["band"].notna().any():
-            low = values - curve["band"]
-            high = values + curve["band"]
-            axes.fill_between(curve.index, low, high, color=color, alpha=0.2, linewidth=0)
-    axes.set_title(title, fontsize=9)
-    # From the beginning: runs that measured once, or spent the same ε, would else fill the width with nothing.
-    axes.set_xlim(left=0)
-    if "accuracy" in title:
-        axes.yaxis.set_major_formatter(PercentFormatter(1))
-    elif title == _title(EPSILON):
-        axes.set_ylim(bottom=0)
-    elif any(word in title for word in _LOGARITHMIC):
-        axes.set_yscale("log")
+    figure, places = new_panels(len(panels), 2, width, 0.6 * width, **shared)
+    for axes, (title, curves) in zip(places, panels.items(), strict=True):
+        for label, number, curve in curves:
+            color = f"C{number % 10}"
+            style = _STYLES[number // 10 % len(_STYLES)]
+            marker = "o" if len(curve) == 1 else None
+            values = curve["value"]
+            axes.plot(curve.index, values, color=color, linestyle=style, marker=marker, label=label)
+            if curve["band"].notna().any():
+                low = values - curve["band"]
+                high = values + curve["band"]
+                axes.fill_between(curve.index, low, high, color=color, alpha=0.2, linewidth=0)
+        # From the beginning: runs that measured once, or spent the same ε, would else fill the width with nothing.
+        axes.set(xlabel=x_label, xlim=(0, None))
+        axes.set_title(title, fontsize=9)
+    return figure
 
 
 def _curve(row: RunRow, name: str, axis: Axis) -> pd.DataFrame:
@@ -179,9 +181,7 @@ def plot_curves(folder: RunFolder, title: str) -> Path | None:
     Returns:
         The picture's path, or None if nothing of that kind was logged.
     """
-    row = RunRow(name=title, settings={}, metrics={}, curves=read_metrics(folder.metrics))
-    names = [name for name in curve_names([row]) if not name.startswith("nonprivate/")]
-    return _plot_run(row, [*names, *curve_names([row], BOUND)], title, folder.curves)
+    return _plot_run(folder, ("", BOUND), title, folder.curves)
 
 
 def plot_diagnostics(folder: RunFolder, title: str) -> Path | None:
@@ -194,12 +194,14 @@ def plot_diagnostics(folder: RunFolder, title: str) -> Path | None:
     Returns:
         The picture's path, or None if nothing of that kind was logged.
     """
+    return _plot_run(folder, tuple(_DIAGNOSTICS), f"{title}: not private", folder.diagnostics)
+
+
+def _plot_run(folder: RunFolder, prefixes: Sequence[str], title: str, path: Path) -> Path | None:
     row = RunRow(name=title, settings={}, metrics={}, curves=read_metrics(folder.metrics))
-    names = [name for prefix in _DIAGNOSTICS for name in curve_names([row], prefix)]
-    return _plot_run(row, names, f"{title}: not private", folder.diagnostics)
-
-
-def _plot_run(row: RunRow, names: Sequence[str], title: str, path: Path) -> Path | None:
+    names = [name for prefix in prefixes for name in curve_names([row], prefix)]
+    if "" in prefixes:
+        names = [name for name in names if not name.startswith("nonprivate/")]
     figure = curves_figure(RunTable((row,)), names)
     if figure is None:
         return None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,6 @@ class RunRow:
         words: By column of a table: whether it has canaries, its unit of privacy, the verdict of its audit, the state
             of its ledger.
         note: What a reader has to know of it wherever it is shown.
-        code: Hash of the code that made it, if it is known.
         n: Number of runs of which it is the mean.
         deviations: Standard deviations of metrics over them.
         bands: The same of curves.
@@ -66,7 +65,6 @@ class RunRow:
     folder: RunFolder | None = None
     words: Mapping[str, str] = field(default_factory=dict)
     note: str | None = None
-    code: str | None = None
     n: int = 1
     deviations: Mapping[str, float] = field(default_factory=dict)
     bands: pd.DataFrame = field(default_factory=pd.DataFrame)
@@ -101,18 +99,41 @@ class RunRow:
         return value
 
 
-def without_seeds(rows: Sequence[RunRow]) -> list[dict[str, Any]]:
-    """Settings of runs but for the seed, for what takes its value from there, and for the unit, which is no setting.
+def seed_keys(rows: Sequence[RunRow]) -> set[str]:
+    """The seed, and what takes its value from there.
 
     Another seed among the settings (of the allocation of a data set, say) is equal to that of some run by chance, and
     not to those of all.
     """
     follow = set()
     for key in keys_of_any(row.settings for row in rows):
-        having = [row for row in rows if key in row.settings]
-        if "seed" in key.rpartition(".")[2] and all(row.settings[key] == row.settings.get("seed") for row in having):
+        seeds = [(row.settings[key], row.settings.get("seed")) for row in rows if key in row.settings]
+        if "seed" in key.rpartition(".")[2] and all(own == seed for own, seed in seeds):
             follow.add(key)
-    return [{key: value for key, value in row.settings.items() if key not in (*follow, UNIT)} for row in rows]
+    return follow
+
+
+def without_seeds(rows: Sequence[RunRow]) -> list[dict[str, Any]]:
+    """Settings of runs but for those of `seed_keys`, and for the unit, which is no setting."""
+    left_out = {*seed_keys(rows), UNIT}
+    return [{key: value for key, value in row.settings.items() if key not in left_out} for row in rows]
+
+
+def varying(settings: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Keys with several values among the settings that have them."""
+    texts: dict[str, set[str]] = {}
+    for own in settings:
+        for key, value in own.items():
+            texts.setdefault(key, set()).add(str(value))  # as text: options may be lists
+    return [key for key, values in texts.items() if len(values) > 1]
+
+
+def grouped(rows: Iterable[RunRow], kinds: Iterable[Hashable]) -> dict[Any, list[RunRow]]:
+    """Rows of one kind together, in the order of their first ones."""
+    groups: dict[Any, list[RunRow]] = {}
+    for row, kind in zip(rows, kinds, strict=True):
+        groups.setdefault(kind, []).append(row)
+    return groups
 
 
 def require_folder(path: Path) -> None:
@@ -121,17 +142,17 @@ def require_folder(path: Path) -> None:
         raise ConfigurationError(f"{path} is {'a file' if path.exists() else 'not there'}: name a folder.")
 
 
-def row_of(folder: RunFolder, record: Mapping[str, Any] | None = None) -> RunRow:
-    """The row of one run, without its curves.
+def row_of(folder: RunFolder, curves: bool = False) -> RunRow:
+    """The row of one run.
 
     Args:
         folder: Of the run.
-        record: As result.json holds it; None reads it from there.
+        curves: Whether to read what it logged, too.
 
     Raises:
-        ConfigurationError: The file is damaged.
+        ConfigurationError: A file is damaged.
     """
-    record = read_result(folder) if record is None else record
+    record = read_result(folder)
     config = record["config"]
     privacy = record["privacy"]
     metrics = without_accuracy(record)
@@ -143,10 +164,12 @@ def row_of(folder: RunFolder, record: Mapping[str, Any] | None = None) -> RunRow
     metrics["seconds"] = record["seconds"]
     metrics[TIME] = 1000 * record["seconds"] / max(record["steps"], 1)
     metrics[STEPS] = record["steps"]
+    foreign = {OWN_CODE + package: source[:8] for package, source in record.get("foreign_code", {}).items()}
     return RunRow(
         name=marked(f"{config['run']['name']}, seed {record['seed']}", doubt(privacy)),
-        settings=flat_settings(config) | unit_setting(privacy.get("unit")) | _code_settings(record),
+        settings=flat_settings(config) | unit_setting(privacy.get("unit")) | foreign,
         metrics=metrics,
+        curves=read_metrics(folder.metrics) if curves else pd.DataFrame(),
         record=record,
         folder=folder,
         words={
@@ -157,18 +180,7 @@ def row_of(folder: RunFolder, record: Mapping[str, Any] | None = None) -> RunRow
             "ledger": privacy.get("damage", "intact"),
         },
         note=doubt(privacy),
-        code=record.get(CODE),
     )
-
-
-def with_curves(row: RunRow) -> RunRow:
-    """The row with what its run logged."""
-    return row if row.folder is None else replace(row, curves=read_metrics(row.folder.metrics))
-
-
-def floats(values: pd.Series[float]) -> dict[str, float]:
-    """Figures by name."""
-    return {str(name): float(value) for name, value in values.items()}
 
 
 def marked(name: str, mark: str | None) -> str:
@@ -179,11 +191,6 @@ def marked(name: str, mark: str | None) -> str:
 def unit_setting(unit: Any) -> dict[str, str]:
     """What epsilon is for, as a setting in which runs may differ."""
     return {} if unit is None or pd.isna(unit) else {UNIT: str(unit)}
-
-
-def _code_settings(record: Mapping[str, Any]) -> dict[str, str]:
-    """The source of packages that are not ours, as settings in which runs may differ."""
-    return {OWN_CODE + package: source[:8] for package, source in record.get("foreign_code", {}).items()}
 
 
 def joined(words: Iterable[str | None]) -> str | None:

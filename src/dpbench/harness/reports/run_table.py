@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,19 +20,21 @@ from dpbench.errors import ConfigurationError
 from dpbench.harness.reports.markdown import latex_rows, markdown_rows
 from dpbench.harness.reports.run_rows import (
     AUDITED,
+    CODE,
     MISSING,
     STEPS,
     TIME,
     UNIT,
     RunRow,
-    floats,
+    grouped,
     joined,
     keys_of_any,
     marked,
     require_folder,
     row_of,
+    seed_keys,
     unit_setting,
-    with_curves,
+    varying,
     without_seeds,
 )
 from dpbench.harness.runs.folder import RunFolder, finished_runs_below, unfinished_runs_below
@@ -40,10 +42,13 @@ from dpbench.harness.runs.metrics_log import better_direction
 from dpbench.harness.runs.numbers import ABSENT, epsilon_text, mean_text, metric_text
 from dpbench.harness.runs.record import MEASURED
 
+CLASS = "._target_"
+"""End of the key that says of which class an object is."""
 EPSILON = "privacy/epsilon"
 """ε by RDP after so many steps, as a run logs it."""
 AUDITED_LABEL = "audited epsilon (95 %)"
 
+_EPSILON_BY = "privacy/epsilon_"
 _ACCURACIES = {
     "val/accuracy": "validation accuracy (%)",
     "test/accuracy": "test accuracy (%)",
@@ -88,7 +93,7 @@ class RunTable:
             if not below:
                 raise ConfigurationError(f"no finished run (with a {RunFolder.result}) below {source}.")
             folders.update(dict.fromkeys(below))
-        rows = [with_curves(row_of(folder)) if curves else row_of(folder) for folder in folders]
+        rows = [row_of(folder, curves) for folder in folders]
         names = Counter(row.name for row in rows)
         for number, row in enumerate(rows):
             if names[row.name] > 1:  # told apart by its folder
@@ -99,31 +104,31 @@ class RunTable:
 
     def differing(self) -> list[str]:
         """Keys in which those runs differ that have them; of keys that follow the seed the seed alone."""
-        free = keys_of_any(without_seeds(self.rows))
-        differing = []
-        for key in keys_of_any(row.settings for row in self.rows):
-            values = {str(row.settings[key]) for row in self.rows if key in row.settings}
-            if len(values) > 1 and key in (*free, "seed", UNIT):
-                differing.append(key)
-        return differing
+        follow = seed_keys(self.rows) - {"seed"}
+        return [key for key in varying(row.settings for row in self.rows) if key not in follow]
+
+    def _values(self, key: str) -> list[Any]:
+        """Values of a setting; of a class the words that chose it on the command line, where these tell runs apart."""
+        values = [row.settings.get(key) for row in self.rows]
+        if key.endswith(CLASS):
+            words = [row.lookup(key.removesuffix(CLASS)) for row in self.rows]
+            if len({*map(str, words)}) >= len({*map(str, values)}):
+                return words
+        return values
 
     def labels(self) -> list[str]:
         """What distinguishes each run from the others, for a legend; its name where that is too long or not enough."""
         keys = [key for key in self.differing() if key not in (UNIT, "seed")]
         for names in (keys, [*keys, "seed"]):  # the seed where it takes that, too
-            labels = [self._label(row, names) for row in self.rows]
-            if names and len(set(labels)) == len(self.rows) > 1:
+            settings = zip(*(_assignments(name, self._values(name)) for name in names), strict=True)
+            labels = []
+            for row, parts in zip(self.rows, settings, strict=bool(names)):
+                count = f" (n = {row.n})" if row.n > 1 else ""
+                label = marked(", ".join(filter(None, parts)) + count, row.note)
+                labels.append(label if any(parts) and len(label) <= _LONGEST else row.name)
+            if len(set(labels)) == len(self.rows) > 1:
                 return labels
         return [row.name for row in self.rows]
-
-    def _label(self, row: RunRow, keys: Sequence[str]) -> str:
-        parts = []
-        for key in keys:
-            if row.settings.get(key) is not None:
-                parts.append(f"{key.removesuffix('._target_').rpartition('.')[2]}={row.settings[key]}")
-        count = f" (n = {row.n})" if row.n > 1 else ""
-        label = marked(", ".join(parts) + count, row.note)
-        return label if parts and len(label) <= _LONGEST else row.name
 
     def knows(self, key: str) -> bool:
         """Whether any run has a key."""
@@ -132,6 +137,7 @@ class RunTable:
     def _figures(self, wide: bool) -> dict[str, str]:
         """The metrics that a row shows, and their headings: of classifiers accuracies, of others what was measured."""
         logged = keys_of_any(row.metrics for row in self.rows)
+        of_privacy = [name for name in logged if name.startswith("privacy/") and name != EPSILON]
         shown = [name for name in _ACCURACIES if any(row.metrics.get(name) is not None for row in self.rows)]
         if not shown:
             shown = sorted((name for name in logged if name.startswith(MEASURED)), reverse=True)
@@ -139,10 +145,9 @@ class RunTable:
         shown += sorted({name for row in self.rows for name in row.objectives})
         if wide:
             shown += [name for name in logged if "/" in name and not name.startswith("privacy/")]
-        epsilons = keys_of_any(row.record["privacy"]["epsilon"] for row in self.rows)
-        shown += [f"privacy/epsilon_{name}" for name in sorted(epsilons, reverse=True)]
+        shown += sorted((name for name in of_privacy if name.startswith(_EPSILON_BY)), reverse=True)
         if wide:
-            shown += [name for name in logged if name.startswith("privacy/") and name != EPSILON]
+            shown += of_privacy
         last = [AUDITED, "seconds" if wide else TIME, STEPS] if self.keys is None else [AUDITED, STEPS]
         shown += [name for name in last if name in logged]
         return {name: _heading(name) for name in shown}
@@ -156,7 +161,7 @@ class RunTable:
                 names["folder"] = [str(row.folder) for row in self.rows]
             for key in self.differing():
                 if key != UNIT:
-                    names[key.removesuffix("._target_")] = [_shown(row.settings.get(key)) for row in self.rows]
+                    names[key.removesuffix(CLASS)] = [_shown(value) for value in self._values(key)]
         else:
             for key in self.keys:
                 names[key] = [_shown(row.lookup(key)) for row in self.rows]
@@ -210,10 +215,15 @@ class RunTable:
         return ()
 
     def to_markdown(self, folders: bool = False) -> str:
-        """The table as text, and its notes as paragraphs."""
+        """The table as text, words to the left and numbers to the right, and its notes as paragraphs."""
         notes = self.notes if self.keys is not None else (*self.best_note(), *self.notes)
-        text_columns = 1 if not self.keys else len(self.keys)
-        return "\n\n".join([markdown_rows(self.texts(folders), text_columns), *notes])
+        names = self._names(folders, wide=False).values()
+        with_words = [
+            number
+            for number, values in enumerate(names)
+            if any(isinstance(value, str) and value != ABSENT for value in values)
+        ]
+        return "\n\n".join([markdown_rows(self.texts(folders), with_words), *notes])
 
     def to_latex(self, folders: bool = False) -> str:
         """The table as text, in LaTeX (booktabs)."""
@@ -225,12 +235,8 @@ class RunTable:
 
     def to_records(self, folders: bool = False, wide: bool = False) -> list[dict[str, Any]]:
         """A dictionary for each row, fit for JSON: figures that are missing or infinite are None."""
-        records = []
-        for record in self.frame(folders, wide).rename(columns=str).to_dict("records"):
-            finite = {}
-            for name, value in record.items():
-                finite[str(name)] = None if isinstance(value, float) and not math.isfinite(value) else value
-            records.append(finite)
+        frame = self.frame(folders, wide).rename(columns=str).replace([math.inf, -math.inf], math.nan)
+        records: list[dict[str, Any]] = frame.astype(object).where(frame.notna(), None).to_dict("records")  # type: ignore[assignment]
         return records
 
     def compared_rows(self) -> list[list[str]]:
@@ -248,11 +254,11 @@ class RunTable:
 
     def groups_of_seeds(self) -> list[list[RunRow]]:
         """Runs that differ by their seed only, together; the groups in the order of their first runs."""
-        groups: dict[str, list[RunRow]] = {}
+        kinds = []
         for row, settings in zip(self.rows, without_seeds(self.rows), strict=True):
-            kind = [settings, row.settings.get(UNIT), row.code]
-            groups.setdefault(json.dumps(kind, sort_keys=True, default=str), []).append(row)
-        return list(groups.values())
+            kind = [settings, row.settings.get(UNIT), row.record.get(CODE)]
+            kinds.append(json.dumps(kind, sort_keys=True, default=str))
+        return list(grouped(self.rows, kinds).values())
 
 
 def _shown(value: Any) -> Any:
@@ -260,12 +266,18 @@ def _shown(value: Any) -> Any:
     return ABSENT if value is MISSING or value is None else value
 
 
+def _assignments(key: str, values: Iterable[Any]) -> list[str]:
+    """A setting with each of its values, for a legend; empty where there is none."""
+    name = key.removesuffix(CLASS).rpartition(".")[2]
+    return ["" if value is None or value is MISSING else f"{name}={value}" for value in values]
+
+
 def _heading(name: str) -> str:
     """The heading of a metric; accuracies, which are shares, are shown in percent."""
     if name == AUDITED:
         return AUDITED_LABEL
-    if name.startswith("privacy/epsilon_"):
-        return f"epsilon ({name.removeprefix('privacy/epsilon_').upper()})"
+    if name.startswith(_EPSILON_BY):
+        return f"epsilon ({name.removeprefix(_EPSILON_BY).upper()})"
     return _ACCURACIES.get(name, f"{name} (%)" if "accuracy" in name else name)
 
 
@@ -279,7 +291,7 @@ def _scaled(name: str, figures: Mapping[str, float | None]) -> float:
 
 def _figure_text(name: str, row: RunRow) -> str:
     value = _scaled(name, row.metrics)
-    if name.startswith("privacy/epsilon_"):
+    if name.startswith(_EPSILON_BY):
         return marked(epsilon_text(value), row.note)
     if name in _FORMS:
         return ABSENT if math.isnan(value) else format(value, _FORMS[name])
@@ -294,35 +306,26 @@ def mean(rows: Sequence[RunRow]) -> RunRow:
     first = rows[0]
     if len(rows) == 1:
         return first
-    table = pd.DataFrame([dict(row.metrics) for row in rows], columns=list(first.metrics)).astype(float)
+    figures = pd.DataFrame([dict(row.metrics) for row in rows], columns=list(first.metrics)).astype(float)
     # A mean of epsilons would hold for none of the runs; the largest holds for each.
-    largest = table.filter(regex="^privacy/")
-    metrics = table.mean(skipna=False)
-    metrics.update(largest.max(skipna=False))
-    deviations = table.drop(columns=largest.columns).std(skipna=False)
-    means = {}
-    bands = {}
-    for name in map(str, first.curves):
-        # At steps that all of them logged: elsewhere a mean would jump where one curve begins or ends.
-        if all(name in row.curves for row in rows):
-            curves = [row.curves[name].dropna() for row in rows]
-            together = pd.concat(curves, axis=1, join="inner")
-            means[name] = together.mean(axis=1)
-            bands[name] = together.std(axis=1)
-    name = first.name.rpartition(", seed ")[0]
+    largest = figures.filter(regex="^privacy/").max(skipna=False)
+    deviations = figures.drop(columns=largest.index).std(skipna=False)
+    curves = pd.concat([row.curves for row in rows]).groupby(level=0)
+    # At steps that all of them logged: elsewhere a mean would jump where one curve begins or ends.
+    is_common = curves.count() == len(rows)
     note = joined(row.note for row in rows)
     seeds = ", ".join(str(row.settings.get("seed")) for row in rows)
     return replace(
         first,
-        name=marked(f"{name} (n = {len(rows)})", note),
+        name=marked(f"{first.name.rpartition(', seed ')[0]} (n = {len(rows)})", note),
         settings=without_seeds(rows)[0] | unit_setting(first.settings.get(UNIT)) | {"seed": seeds},
-        metrics=floats(metrics),
-        curves=pd.DataFrame(means),
+        metrics={**figures.mean(skipna=False), **largest},
+        curves=curves.mean().where(is_common),
         words={word: joined(row.words[word] for row in rows) or ABSENT for word in first.words},
         note=note,
         n=len(rows),
-        deviations=floats(deviations),
-        bands=pd.DataFrame(bands),
+        deviations={**deviations},
+        bands=curves.std().where(is_common),
     )
 
 

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from PIL import Image
 
 from dpbench.files import write_atomically
-from dpbench.harness.reports.figures import new_figure, write_figure
+from dpbench.harness.reports.figures import new_panels, write_figure
 from dpbench.harness.reports.markdown import latex_rows, markdown_rows
 from dpbench.harness.reproduce._pictures import draw_logged, draw_table
 from dpbench.harness.reproduce._results import (
@@ -26,12 +25,10 @@ from dpbench.harness.reproduce._results import (
 from dpbench.harness.reproduce._summary import EXAMPLE, cells, late_means, summary
 from dpbench.harness.reproduce.jobs import Job
 from dpbench.harness.reproduce.tables import MEASURES, Table, select_cell, short_name
-from dpbench.harness.run.samples import FRAME, PER_CLASS
 from dpbench.harness.runs.numbers import ABSENT
 from dpbench.templates import render
 
 _RELATIONS = {"add_or_remove_one": "added or removed", "replace_one": "replaced"}
-_IMAGES = 2  # of a class in a strip
 
 
 def write_outputs(table: Table, runs: pd.DataFrame, logged: Logged, folder: Path) -> None:
@@ -66,14 +63,14 @@ def write_logged(table: Table, logged: Logged, folder: Path) -> list[Path]:
     pictures = []
     for name in logged_names(table):
         data = folder / f"{name}.csv"
-        picture = folder / f"{name}.png"
-        if name in logged and len(logged[name]):
-            write_atomically(data, logged[name].to_csv(index=False, float_format="%.6g"))
-            draw_logged(table, name, logged[name], picture)
-            pictures.append(picture)
-        else:
+        picture = data.with_suffix(".png")
+        if name not in logged:
             data.unlink(missing_ok=True)
             picture.unlink(missing_ok=True)
+            continue
+        write_atomically(data, logged[name].to_csv(index=False, float_format="%.6g"))
+        draw_logged(table, name, logged[name], picture)
+        pictures.append(picture)
     return pictures
 
 
@@ -106,8 +103,8 @@ def _other_figures(table: Table, cell: pd.DataFrame) -> list[str]:
         values = pd.to_numeric(cell[name], errors="coerce")
         if label is not None and name in MEASURES:
             # Under a label of its own a figure is shown as a table shows it.
-            measure = MEASURES[name]
-            texts.append(measure.text(measure.scale * values.mean(), measure.scale * values.std()))
+            values *= MEASURES[name].scale
+            texts.append(MEASURES[name].text(values.mean(), values.std()))
         else:
             texts.append(ABSENT if values.isna().all() else f"{values.mean():.3g}")
     return texts
@@ -122,10 +119,9 @@ def _choices(table: Table, runs: pd.DataFrame) -> tuple[str, dict[tuple[str, str
     labels = {}
     for cell, (trial, number) in best_trials(table, runs).items():
         labels[cell] = trial.label if number == len(table.trials) else f"{trial.label} (of {number})"
-    if not labels:
-        return "", {}
     trials = "; ".join(trial.label for trial in table.trials)
-    return f"Each cell shows the best of {len(table.trials)} trials ({trials}) by this metric", labels
+    how = f"Each cell shows the best of {len(table.trials)} trials ({trials}) by this metric"
+    return how if labels else "", labels
 
 
 def _listed(values: pd.Series[Any], form: str = "", separator: str = ", ") -> str:
@@ -145,29 +141,8 @@ def _units(runs: pd.DataFrame) -> str:
     return " or ".join(texts)
 
 
-def strip(grid: Path) -> np.ndarray:
-    """Cut two images of each class, side by side, out of the grid that a run wrote (a row for each class).
-
-    Args:
-        grid: samples.png of a run.
-
-    Returns:
-        (height, width, 3), uint8.
-    """
-    pixels = np.asarray(Image.open(grid).convert("RGB"))
-    side = (pixels.shape[1] - FRAME) // PER_CLASS
-    rows = (pixels.shape[0] - FRAME) // side
-    parts = []
-    for row in range(rows):
-        for place in range(_IMAGES):
-            top = row * side
-            start = place * side
-            parts.append(pixels[top + FRAME : top + side, start + FRAME : start + side])
-    return np.concatenate(parts, axis=1)
-
-
 def write_montage(table: Table, jobs: Sequence[Job], folder: Path) -> list[str]:
-    """Draw images of one run of each cell, one below the other.
+    """Draw the images of one run of each cell side by side.
 
     Args:
         table: The definition.
@@ -177,17 +152,14 @@ def write_montage(table: Table, jobs: Sequence[Job], folder: Path) -> list[str]:
     Returns:
         Cells without images in a folder of a run, for the reader: then the picture that is there stays.
     """
-    labels = {(row.name, column.name): table.label_of(row, column, "\n") for row, column in table.cells}
-    cells = {(job.row, job.column) for job in jobs}
     grids = {(job.row, job.column): job.run.samples for job in reversed(jobs) if job.run.samples.is_file()}
-    if without := cells - set(grids):
+    if without := {(job.row, job.column) for job in jobs} - set(grids):
         return sorted(", ".join(cell) for cell in without)
-    figure = new_figure(12.0, 0.75 * len(grids) + 0.4)
-    places = figure.subplots(len(grids), 1, squeeze=False)[:, 0]
-    shown = [cell for cell in labels if cell in grids]
-    for axes, cell in zip(places, shown, strict=True):
-        axes.imshow(strip(grids[cell]), interpolation="nearest")
-        axes.set_ylabel(labels[cell], rotation=0, ha="right", va="center", fontsize=8)
-        axes.set(xticks=[], yticks=[])
+    shown = [cell for cell in table.cells if (cell[0].name, cell[1].name) in grids]
+    figure, places = new_panels(len(shown), 4, 3.0, 3.2)
+    for axes, (row, column) in zip(places, shown, strict=True):
+        axes.imshow(Image.open(grids[row.name, column.name]), interpolation="nearest")
+        axes.set_title(table.label_of(row, column, "\n"), fontsize=8)
+        axes.axis("off")
     write_figure(folder / MONTAGE, figure)
     return []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -57,29 +57,31 @@ def finished_runs(table: Table, jobs: Sequence[Job]) -> pd.DataFrame:
     lines = []
     for job in jobs:
         record = job.result()
-        # The folder's name holds eight letters of the hash only.
-        if record is None or record["config_hash"] != job.config_hash:
+        if record is None:
             continue
-        foreign = record.get("foreign_code", {})
-        if foreign != job.foreign_code:  # as its package was edited while it waited
+        # The folder's name holds eight letters of each hash only, and a package may be edited while its run waits.
+        if (record["config_hash"], record.get("foreign_code", {})) != (job.config_hash, job.foreign_code):
             continue
         metrics = record["metrics"]
         # A figure that dpbench knows may be missing for a reason; of an unknown name nobody else would tell.
-        if table.metric not in MEASURES and table.metric not in metrics:
+        if table.metric not in {**MEASURES, **metrics}:
             raise ConfigurationError(
                 f"{table.name} shows {table.metric}, which its runs do not have: they have {', '.join(metrics)}."
             )
-        line: dict[str, Any] = dict(zip(_KEY, job.key, strict=True))
-        line["metric"] = table.metric
-        line["value"] = metrics.get(table.metric)
-        line |= {name: metrics.get(name) for name in table.more}
         facts = flat(record)
-        line |= {name: facts.get(key) for name, key in _OF_THE_RECORD.items()}
-        line[FOREIGN] = sources_text(foreign)
-        line[NOMINAL] = _nominal_epsilon(table, job)
-        line["date"] = date.fromtimestamp(job.run.result.stat().st_mtime).isoformat()
-        line["words"] = " ".join(job.words)
-        lines.append(line)
+        lines.append(
+            {
+                **dict(zip(_KEY, job.key, strict=True)),
+                "metric": table.metric,
+                "value": metrics.get(table.metric),
+                **{name: metrics.get(name) for name in table.more},
+                **{name: facts.get(key) for name, key in _OF_THE_RECORD.items()},
+                FOREIGN: sources_text(job.foreign_code),
+                NOMINAL: _nominal_epsilon(table, job),
+                "date": date.fromtimestamp(job.run.result.stat().st_mtime).isoformat(),
+                "words": " ".join(job.words),
+            }
+        )
     frame = pd.DataFrame(lines)
     return frame.drop(columns=[name for name in _NOT_OF_ALL if name in frame and not frame[name].any()])
 
@@ -126,27 +128,25 @@ def _nominal_epsilon(table: Table, job: Job) -> float | None:
 
 def refuse_other_words(table: Table, runs: pd.DataFrame) -> None:
     """Raise ConfigurationError where runs do not hold what the definition shows now, by the words that it has now."""
-    again = f"(dpbench reproduce {table.command} --replace)"
+    again = f"again (dpbench reproduce {table.command} --replace)."
     # A definition that now shows another metric would print the old figures under its name.
     lacking = {table.metric} - set(runs["metric"]) or set(table.more) - set(runs)
     if lacking:
         raise ConfigurationError(
             f"{table.folder}/{RUNS} does not hold {', '.join(sorted(lacking))}, which {table.name} shows now: restore "
-            f"the definition, or write it again {again}."
+            f"the definition, or write it {again}"
         )
-    words = {}
-    for row, column, trial in itertools.product(table.rows, table.columns, table.trials):
-        words[row.name, column.name, trial.name] = " ".join(table.words_of(row, column, trial))
+    words = table.words_by_cell()
     for (*cell, _), text in zip(keys_of(runs), runs["words"], strict=True):
         if not str(text).startswith(f"{words.get(tuple(cell))} seed=".lstrip()):
             raise ConfigurationError(
                 f"{table.folder}/{RUNS}: {_named(cell)} was run with other words than {table.name} has now: restore "
-                f"the definition, or run it again {again}."
+                f"the definition, or run it {again}"
             )
 
 
-def _named(parts: Collection[str]) -> str:
-    return ", ".join(part for part in parts if part)
+def _named(parts: Iterable[str]) -> str:
+    return ", ".join(filter(None, parts))
 
 
 def best_trials(table: Table, runs: pd.DataFrame) -> dict[tuple[str, str], tuple[Variant, int]]:
@@ -161,21 +161,17 @@ def best_trials(table: Table, runs: pd.DataFrame) -> dict[tuple[str, str], tuple
     trials = {trial.name: trial for trial in table.trials}
     # Diverged runs have no figure: a trial of which none has one cannot be the best.
     means = runs["value"].set_axis(keys_of(runs)).groupby(level=["row", "column", TRIAL]).mean().dropna()
-    best = {}
+    best: dict[tuple[str, str], tuple[Variant, int]] = {}
     for cell, values in means.groupby(level=["row", "column"]):
         row, column = map(str, cell)  # type: ignore[arg-type]  # of two levels
-        *_, name = table.measure.best(values)
-        best[row, column] = (trials[name], len(values))
+        best[row, column] = trials[table.measure.best(values)[-1]], len(values)
     return best
 
 
 def of_best_trials(table: Table, runs: pd.DataFrame) -> pd.DataFrame:
     """The runs that a table shows: those of the best trial of each cell."""
-    best = best_trials(table, runs)
-    if not best:
-        return runs
-    best_keys = [(*cell, trial.name) for cell, (trial, _) in best.items()]
-    return runs[keys_of(runs).droplevel("seed").isin(best_keys)]
+    best = [(*cell, trial.name) for cell, (trial, _) in best_trials(table, runs).items()]
+    return runs[keys_of(runs).droplevel("seed").isin(best)] if best else runs
 
 
 def with_choices(table: Table, results: Path, config_dir: Path | None = None) -> Table:
@@ -211,8 +207,7 @@ def with_choices(table: Table, results: Path, config_dir: Path | None = None) ->
         raise ConfigurationError(
             f"{table.name} chooses its settings from {tuning.name}, and there is no {path}: {first}."
         )
-    texts = ("row", "column", TRIAL, "*")
-    runs = read_csv(path, ["row", "column", "seed", "value"], "restore {path}, or make it again", texts)
+    runs = _read_runs(path)
     values = runs["value"].set_axis(keys_of(runs)).unstack("seed")
     # Not a number where a seed is missing: a trial of fewer seeds is not compared.
     means = values.reindex(columns=list(tuning.seeds)).mean(axis=1, skipna=False)
@@ -232,18 +227,17 @@ def with_choices(table: Table, results: Path, config_dir: Path | None = None) ->
     return table.model_copy(update={"choices": choices})
 
 
-def _candidates(table: Table, tuning: Table, row: Variant, column: Variant) -> dict[tuple[str, str, str], Variant]:
+def _candidates(table: Table, tuning: Table, row: Variant, column: Variant) -> dict[tuple[str, ...], Variant]:
     """What a cell chooses among: cells of the tuning table that its row or its column names, with every trial."""
     refusal = f"{table.name} chooses from {tuning.name}, which has no"
     rows = select_lines(tuning.rows, row.chosen.rows + column.chosen.rows, refusal)
     columns = select_lines(tuning.columns, row.chosen.columns + column.chosen.columns, refusal)
     candidates = {}
     for parts in itertools.product(rows, columns, tuning.trials):
-        tuned_row, tuned_column, trial = parts
-        candidates[tuned_row.name, tuned_column.name, trial.name] = Variant(
+        candidates[tuple(part.name for part in parts)] = Variant(
             name="chosen",
-            label=_named([part.label for part in parts]),
-            words=(*tuned_row.words, *tuned_column.words, *trial.words),
+            label=_named(part.label for part in parts),
+            words=tuple(word for part in parts for word in part.words),
         )
     return candidates
 
@@ -262,18 +256,28 @@ def earlier_runs(table: Table, folder: Path) -> pd.DataFrame:
     path = folder / RUNS
     if not path.is_file():
         return pd.DataFrame()
-    texts = ("row", "column", "words", "code_hash", "config_hash", "commit")
+    runs = _read_runs(path, "words", "code_hash", "config_hash", "commit")
+    refuse_other_words(table, runs)
+    return runs[runs["value"].notna()]  # a run without a figure is run again
+
+
+def _read_runs(path: Path, *more: str) -> pd.DataFrame:
+    """Read a runs.csv that holds each run once, and further columns with words.
+
+    Raises:
+        ConfigurationError: It is damaged, or holds a run twice.
+    """
+    texts = ("row", "column", *more)
     runs = read_csv(path, (*texts, "seed", "value"), _RESTORE, (*texts, TRIAL, "*"))
     if not (runs["seed"] % 1 == 0).all():  # nor where one is missing
         raise ConfigurationError(f"{path} has a line without a whole number as its seed: restore it.")
-    refuse_other_words(table, runs)
     keys = keys_of(runs)
     if keys.has_duplicates:
         row, column, _, seed = keys[keys.duplicated()][0]
         raise ConfigurationError(
             f"{path} has {row}, {column}, seed {seed} twice, which would count as two runs: leave one of them."
         )
-    return runs[runs["value"].notna()]  # a run without a figure is run again
+    return runs
 
 
 def runs_of_other_code(runs: pd.DataFrame, jobs: Sequence[Job]) -> int:
@@ -301,20 +305,17 @@ def collect(table: Table, jobs: Sequence[Job]) -> Logged:
         table: The definition, which says what is shown.
         jobs: Its runs, finished or not.
     """
-    parts: dict[str, list[pd.DataFrame]] = {name: [] for name in logged_names(table)}
+    parts: dict[str, dict[Any, pd.DataFrame]] = {}
     for job in jobs:
         if job.result() is None:
             continue
         for name, frame in _logged_by(table, job).items():
-            of_job: dict[str, Any] = dict(zip(_KEY, job.key, strict=True))
-            parts[name].append(frame.assign(**of_job))
+            if len(frame):
+                parts.setdefault(name, {})[job.key] = frame
     logged = {}
     for name, frames in parts.items():
-        if not any(map(len, frames)):
-            continue
-        frame = pd.concat([frame for frame in frames if len(frame)])
-        key = _KEY if table.has_trials else [name for name in _KEY if name != TRIAL]
-        logged[name] = frame[[*key, *frame.columns.difference(_KEY, sort=False)]]
+        lines = pd.concat(frames, names=_KEY).reset_index(_KEY)
+        logged[name] = lines if table.has_trials else lines.drop(columns=TRIAL)
     # Two points of one step are no curve.
     if CURVES in logged and logged[CURVES].groupby(["row", "column", "seed"]).size().max() <= _END:
         del logged[CURVES]
@@ -330,9 +331,9 @@ def _logged_by(table: Table, job: Job) -> Logged:
     if job.seed != table.seeds[0]:
         return logged
     for series in table.series:
-        prefix = series.metrics
-        names = {name: name.removeprefix(prefix) for name in map(str, metrics) if name.startswith(prefix)}
-        lines = metrics[list(names)].dropna(how="all").rename(columns=names)
+        names = [name for name in metrics if str(name).startswith(series.metrics)]
+        lines = metrics[names].set_axis([str(name).removeprefix(series.metrics) for name in names], axis=1)
+        lines = lines.dropna(how="all")
         lines = lines.iloc[:: max(1, len(lines) // _POINTS)]
         logged[series.name] = lines.reset_index().melt("step", var_name="name").dropna()
     if table.histogram and job.run.gradient_histogram.is_file():

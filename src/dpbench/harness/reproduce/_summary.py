@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from scipy import special
 
 from dpbench.harness.reports.markdown import markdown_rows
@@ -17,14 +16,9 @@ from dpbench.harness.runs.numbers import ABSENT, epsilon_text
 EXAMPLE = "example"
 """The unit of privacy that needs no mention."""
 
-_EPSILONS = {
-    "epsilon_microbatch_rdp": "ε nominal (RDP)",
-    "epsilon_rdp": "ε (RDP)",
-    "epsilon_pld": "ε (PLD)",
-}
-_ALWAYS = "epsilon_rdp"  # shown; the others where there is one
-_FIGURES = [*_EPSILONS, NOMINAL, "seconds", "value"]
-_LEVEL = 0.05
+_RDP = "epsilon_rdp"  # always shown; the others where there is one
+_EPSILONS = {"epsilon_microbatch_rdp": "ε nominal (RDP)", _RDP: "ε (RDP)", "epsilon_pld": "ε (PLD)"}
+LEVEL = 0.05
 """Of the tests of all differences of a table together."""
 
 Columns = list[list[str]]
@@ -40,38 +34,28 @@ def summary(table: Table, runs: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         A frame with row, column, n, mean, sd and half (of the 95 % interval), as they are shown; the largest of each
-        epsilon, their unit, whether the cell is private, mean seconds, and the paper's figures (paper, paper_spread).
+        epsilon, their unit (missing where the cell is not private), and the paper's figures (paper, paper_spread).
     """
+    numbers = ["value", *_EPSILONS, NOMINAL]
     # Older runs.csv lack columns that came later, and no run at all has no columns.
-    runs = runs.reindex(columns=["row", "column", "unit", *_FIGURES])
-    runs["value"] = runs["value"].astype(float) * table.measure.scale
-    cells = [[row.name for row in table.rows], [column.name for column in table.columns]]
-    lines = pd.MultiIndex.from_product(cells, names=["row", "column"])
-    numbers = runs[_FIGURES].apply(pd.to_numeric, errors="coerce").astype(float)
-    figures = numbers.groupby([runs["row"], runs["column"]]).agg(["count", "mean", "std", "max"]).reindex(lines)
-    values: pd.DataFrame = figures["value"]
-    frame = _with_interval(values[["count", "mean", "std"]])
+    runs = runs.reindex(columns=["row", "column", "unit", *numbers])
+    runs[numbers] = runs[numbers].apply(pd.to_numeric, errors="coerce").astype(float)
+    runs["value"] *= table.measure.scale
+    grouped = runs.groupby(["row", "column"])
+    names = [[line.name for line in lines] for lines in (table.rows, table.columns)]
+    cells = pd.MultiIndex.from_product(names, names=["row", "column"])
+    frame = spread(grouped["value"]).join(grouped[numbers[1:]].max()).join(grouped["unit"].first()).reindex(cells)
     frame["n"] = frame["n"].fillna(0).astype(int)
-    for name in (*_EPSILONS, NOMINAL):
-        frame[name] = figures[name, "max"]
-    frame["unit"] = runs.groupby(["row", "column"])["unit"].first()
-    frame["private"] = frame["unit"].notna()
-    frame["seconds"] = figures["seconds", "mean"]
-    printed = [table.printed(row, column) for row, column in lines]
-    frame[["paper", "paper_spread"]] = pd.DataFrame(printed, frame.index, dtype=float)
+    printed = [table.printed(row, column) for row, column in cells]
+    frame[["paper", "paper_spread"]] = pd.DataFrame(printed, cells, dtype=float)
     return frame.reset_index()
 
 
-def _with_interval(spread: pd.DataFrame) -> pd.DataFrame:
-    """Number, mean, standard deviation, and half the 95 % interval of the mean (Student's t).
-
-    Args:
-        spread: Columns count, mean and std.
-    """
-    frame = spread.set_axis(["n", "mean", "sd"], axis=1)
+def spread(groups: Any) -> pd.DataFrame:
+    """Number, mean, standard deviation, and half the 95 % interval of the mean (Student's t), of grouped values."""
+    frame: pd.DataFrame = groups.agg(n="count", mean="mean", sd="std")
     # Not scipy.stats, whose import takes as long as all else that `--status` does.
-    quantile = special.stdtrit(frame["n"] - 1, 0.975)
-    return frame.assign(half=frame["sd"] * quantile / frame["n"] ** 0.5)
+    return frame.assign(half=frame["sd"] * special.stdtrit(frame["n"] - 1, 0.975) / frame["n"] ** 0.5)
 
 
 def differences(table: Table, runs: pd.DataFrame) -> pd.DataFrame:
@@ -79,68 +63,52 @@ def differences(table: Table, runs: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         A frame with n, mean, sd and half of the paired difference for each pair and row (the index) that has one: half
-        of the 95 % interval of its mean, and holm, half of the interval by which all are told from zero together (Holm
-        1979).
+        of the 95 % interval of its mean; p, of the test that it is zero; level, at which it is tested so that all
+        together are at 5 % (Holm 1979); and holm, half of the interval at that level.
     """
     values = runs.pivot_table(index=["row", "seed"], columns="column", values="value")
     values = values.reindex(columns=[column.name for column in table.columns])
-    spreads = {}
-    for first, second in table.difference:
-        gaps = (values[first] - values[second]).dropna() * table.measure.scale
-        spreads[first, second] = gaps.groupby("row").agg(["count", "mean", "std"])
-    frame = _with_interval(pd.concat(spreads))
+    gaps = {pair: (values[pair[0]] - values[pair[1]]).dropna() for pair in table.difference}
+    frame = spread((pd.concat(gaps) * table.measure.scale).groupby(level=[0, 1, "row"]))
     degrees = frame["n"] - 1
     errors = frame["sd"] / frame["n"] ** 0.5
-    p_values = 2 * special.stdtr(degrees, -(frame["mean"].abs() / errors))
-    levels = _holm_levels(p_values.to_numpy())
-    return frame.assign(holm=errors * special.stdtrit(degrees, 1 - levels / 2))
-
-
-def _holm_levels(p_values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Level at which each of several differences is tested, so that all together are at 5 %; NaN is no test."""
-    tests = np.isfinite(p_values).sum()
-    order = np.argsort(p_values)
-    steps = _LEVEL / np.maximum(tests - np.arange(len(order)), 1)
-    is_kept = ~(p_values[order] <= steps)
-    levels = np.empty(len(order))
+    frame["p"] = 2 * special.stdtr(degrees, -(frame["mean"].abs() / errors))
+    p_values = frame["p"].sort_values()  # one run, which is no test, comes last
+    levels = LEVEL / np.maximum(p_values.count() - np.arange(len(p_values)), 1)
+    is_told = (p_values <= levels).to_numpy()
     # From the first on that is not told from zero, none is.
-    levels[order] = np.minimum(steps, steps[is_kept.argmax()] if is_kept.any() else 1)
-    return levels
+    last = 1.0 if is_told.all() else levels[is_told.argmin()]
+    frame["level"] = pd.Series(np.minimum(levels, last), p_values.index)
+    return frame.assign(holm=errors * special.stdtrit(degrees, 1 - frame["level"] / 2))
 
 
 def cells(table: Table, runs: pd.DataFrame) -> list[list[str]]:
     """Lay the table out as text, headings first: for each column ours (mean ± standard deviation, n) and theirs."""
     runs = of_best_trials(table, runs)
     lines = summary(table, runs)
-    columns: Columns = [["", *(row.label for row in table.rows)]]
-    for column in table.columns:
-        part = lines[lines["column"] == column.name]
-        columns += _means(table, part, f"{column.label}, ours")
-        if part["paper"].notna().any():
-            printed = _texts(table, part["paper"], part["paper_spread"], digits=1)
-            columns.append([f"{column.label}, paper", *printed])
+    columns = _figures(table, lines, ", ours")
     gaps = _gaps(table, runs, with_interval=True)
     if len(gaps) == 1:
         gaps[0][0] = "paired difference"
     columns += gaps
     claims = [row.epsilon for row in table.rows]
-    if any(epsilon is not None for epsilon in claims):
-        texts = [ABSENT if epsilon is None else f"{epsilon:g}" for epsilon in claims]
-        columns.append(["ε claimed", *texts])
+    if set(claims) != {None}:
+        columns.append(["ε claimed", *(ABSENT if epsilon is None else f"{epsilon:g}" for epsilon in claims)])
     columns += _epsilons(table, lines)
     return [list(line) for line in zip(*columns, strict=True)]
 
 
-def _means(table: Table, part: pd.DataFrame, heading: str) -> Columns:
-    """Two columns: mean ± standard deviation, and n, of a column's cells."""
-    return [
-        [heading, *_texts(table, part["mean"], part["sd"])],
-        ["n", *part["n"].astype(str)],
-    ]
-
-
-def _texts(table: Table, means: pd.Series[Any], spreads: pd.Series[Any], digits: int = 2) -> list[str]:
-    return [table.measure.text(mean, spread, digits) for mean, spread in zip(means, spreads, strict=True)]
+def _figures(table: Table, lines: pd.DataFrame, ours: str = "") -> Columns:
+    """Labels of the rows; of each column mean ± standard deviation and n, and where ours are marked, the paper's."""
+    columns = [["", *(row.label for row in table.rows)]]
+    for column in table.columns:
+        part = lines[lines["column"] == column.name]
+        columns.append([f"{column.label}{ours}", *map(table.measure.text, part["mean"], part["sd"])])
+        columns.append(["n", *map(str, part["n"])])
+        if ours and part["paper"].notna().any():
+            printed = [table.measure.text(*pair, 1) for pair in zip(part["paper"], part["paper_spread"], strict=True)]
+            columns.append([f"{column.label}, paper", *printed])
+    return columns
 
 
 def _gaps(table: Table, runs: pd.DataFrame, with_interval: bool) -> Columns:
@@ -149,18 +117,18 @@ def _gaps(table: Table, runs: pd.DataFrame, with_interval: bool) -> Columns:
     labels = {column.name: column.label for column in table.columns}
     compared = differences(table, runs) if table.difference and len(runs) else pd.DataFrame()
     columns = []
-    for first, second in table.difference:
-        texts = [f"{labels.get(first, first)} − {labels.get(second, second)}"]
+    for pair in table.difference:
+        texts = [" − ".join(labels[name] for name in pair)]
         for row in table.rows:
-            if (first, second, row.name) not in compared.index:
+            if (*pair, row.name) not in compared.index:
                 texts.append(ABSENT)
                 continue
-            gap = compared.loc[[(first, second, row.name)]].iloc[0]
+            gap: Any = compared.xs((*pair, row.name))
             if not with_interval:
                 texts.append(text(gap["mean"], gap["sd"], sign="+"))
                 continue
             together = f", Holm ± {text(gap['holm'])}" if len(compared) > 1 else ""
-            interval = "" if pd.isna(gap["half"]) else f" [± {text(gap['half'])}{together}]"
+            interval = f" [± {text(gap['half'])}{together}]" if gap["n"] > 1 else ""
             texts.append(text(gap["mean"], sign="+") + interval)
         columns.append(texts)
     return columns
@@ -168,43 +136,33 @@ def _gaps(table: Table, runs: pd.DataFrame, with_interval: bool) -> Columns:
 
 def _epsilons(table: Table, lines: pd.DataFrame) -> Columns:
     """Epsilons that some cell has, with the unit in the heading unless that is an example."""
-    private = lines[lines["private"]]
-    units = sorted(set(private["unit"]))
+    private = lines.dropna(subset="unit")
+    units = sorted(private["unit"].unique())
     unit = f", unit: {units[0]}" if len(units) == 1 and units != [EXAMPLE] else ""
     has = private[list(_EPSILONS)].notna().any()
     # Where RDP covers nothing, a column of dashes says that PLD does not either.
-    has["epsilon_pld"] |= not has[_ALWAYS]
-    has[_ALWAYS] = True
-    headings = {}
-    for name, label in _EPSILONS.items():
-        if has[name]:
-            headings[name] = label.replace(")", f"{unit})")
+    has["epsilon_pld"] |= not has[_RDP]
+    has[_RDP] = True
+    headings = {name: label.replace(")", f"{unit})") for name, label in _EPSILONS.items() if has[name]}
     if table.nominal is not None:
         record = units[0] if units else "record"
         headings[NOMINAL] = f"ε nominal at {table.nominal.population:,} {record}s (RDP)"
     columns = []
     for name, heading in headings.items():
-        texts = []
+        texts = [heading]
         for row in table.rows:
             part = private[private["row"] == row.name]
-            texts.append(_epsilons_of_row(part[[name, "unit"]], with_unit=len(units) > 1))
-        columns.append([heading, *texts])
+            epsilons = list(map(epsilon_text, part[name]))
+            if len(units) > 1:
+                epsilons = [f"{text} ({unit})" for text, unit in zip(epsilons, part["unit"], strict=True)]
+            # One figure, or one for each private cell of a row where they differ.
+            texts.append(" / ".join(epsilons if len(set(epsilons)) > 1 else epsilons[:1]) or ABSENT)
+        columns.append(texts)
     return columns
 
 
-def _epsilons_of_row(part: pd.DataFrame, with_unit: bool) -> str:
-    """One figure, or one for each private cell of a row where they differ."""
-    texts = []
-    for epsilon, unit in part.itertuples(index=False):
-        text = epsilon_text(epsilon)
-        texts.append(f"{text} ({unit})" if with_unit else text)
-    if len(set(texts)) == 1:
-        return texts[0]
-    return " / ".join(texts) or ABSENT
-
-
-def late_runs(table: Table, curves: pd.DataFrame) -> pd.DataFrame:
-    """Mean over the last evaluations of each run: columns row, column, seed and value.
+def late_means(table: Table, curves: pd.DataFrame) -> str:
+    """The table again, of means over the last evaluations of each run, where accuracy swings from one to the next.
 
     Args:
         table: The definition, which says over how many.
@@ -216,20 +174,6 @@ def late_runs(table: Table, curves: pd.DataFrame) -> pd.DataFrame:
     # The test after step S is of the same weights as the validation that is logged at S − 1.
     is_repeated = (change["step"] == 1) & (change["value"] == 0)
     last = curves[~is_repeated].groupby(run).tail(table.last_evaluations)
-    return last.groupby(run)["value"].mean().reset_index()
-
-
-def late_means(table: Table, curves: pd.DataFrame) -> str:
-    """The table again, of means over the last evaluations, where accuracy swings from one to the next.
-
-    Args:
-        table: The definition.
-        curves: As for `late_runs`.
-    """
-    runs = late_runs(table, curves)
-    lines = summary(table, runs)
-    columns: Columns = [["", *(row.label for row in table.rows)]]
-    for column in table.columns:
-        columns += _means(table, lines[lines["column"] == column.name], column.label)
-    columns += _gaps(table, runs, with_interval=False)
+    runs = last.groupby(run)["value"].mean().reset_index()
+    columns = _figures(table, summary(table, runs)) + _gaps(table, runs, with_interval=False)
     return markdown_rows(list(zip(*columns, strict=True)))

@@ -95,8 +95,7 @@ class Job:
     @property
     def name(self) -> str:
         """Which run it is, in words."""
-        parts = [self.row, self.column, self.trial, f"seed {self.seed}"]
-        return ", ".join(filter(None, parts))
+        return ", ".join(filter(None, [self.row, self.column, self.trial, f"seed {self.seed}"]))
 
     @property
     def path(self) -> Path:
@@ -107,6 +106,11 @@ class Job:
     def run(self) -> RunFolder:
         """The folder with the names of a run's files."""
         return RunFolder(self.path)
+
+    @property
+    def config_words(self) -> list[str]:
+        """Words that name its further configuration."""
+        return [] if self.config_dir is None else ["--config-dir", self.config_dir]
 
     def state(self) -> State:
         """How far the job is, by the files in its folder; one that is running has begun."""
@@ -123,20 +127,18 @@ class Job:
     def commands(self) -> list[list[str]]:
         """Commands that are left to do, as words after `dpbench`."""
         commands = []
-        named = [] if self.config_dir is None else ["--config-dir", self.config_dir]
-        if not self.run.finished:
-            begin = ["train", *named, *self.words, f"hydra.run.dir='{self.folder}'"]
-            commands.append(["resume", self.folder, *named] if self.run.begun else begin)
-        if self.evaluated and not self._is_judged():
-            images = str(_JUDGEMENT["images"])
-            commands.append(["evaluate", self.folder, *named, "--num-samples", images, "--split", self.evaluated])
+        if not self.run.finished and self.run.begun:
+            commands.append(["resume", self.folder, *self.config_words])
+        elif not self.run.finished:
+            commands.append(["train", *self.config_words, *self.words, f"hydra.run.dir='{self.folder}'"])
+        if self.evaluated:
+            steps = _content(self.run.result).get("steps")
+            evaluation = {**_JUDGEMENT, "judged_on": self.evaluated, "steps": steps}
+            # Not one of fewer images, or of a checkpoint on the way.
+            if not evaluation.items() <= _content(self.run.evaluation).items():
+                how = ["--num-samples", str(_JUDGEMENT["images"]), "--split", self.evaluated]
+                commands.append(["evaluate", self.folder, *self.config_words, *how])
         return commands
-
-    def _is_judged(self) -> bool:
-        """Whether the evaluation was made as `commands` says it, of the model after the last step."""
-        steps = _content(self.run.result).get("steps")
-        expected = {**_JUDGEMENT, "judged_on": self.evaluated, "steps": steps}
-        return steps is not None and expected.items() <= _content(self.run.evaluation).items()
 
     def result(self) -> dict[str, Any] | None:
         """Its record, if it is finished.
@@ -147,7 +149,7 @@ class Job:
         if self.commands():
             return None
         record = read_result(self.run)
-        if (damage := record["privacy"].get("damage")) is not None:
+        if damage := record["privacy"].get("damage"):
             raise ConfigurationError(
                 f"{self.path}: {damage}. Restore the ledger, or delete this folder to run it again."
             )
@@ -155,8 +157,7 @@ class Job:
 
     def failure(self) -> str:
         """The last line of a failed run's log, and where all of it lies."""
-        error = self.attempt().get("error")
-        return f"{self.name}{f': {error}' if error else ''} ({self.path / LOG})"
+        return f"{self.name}: {self.attempt().get('error')} ({self.path / LOG})"
 
 
 def _content(path: Path) -> dict[str, Any]:
@@ -190,35 +191,30 @@ def table_jobs(
 
     from dpbench.harness.run.command_line import explain, hydra_for, without_hydra
 
-    cells = list(product(table.rows, table.columns, table.trials))
     composed = []
     cell_name = ""
     try:
         with hydra_for(config_dir) as hydra:
-            for row, column, trial in cells:
-                cell_name = ", ".join([table.name, row.name, column.name])
-                words = (*table.words_of(row, column, trial), *_identity(table, (row, column, trial), 0), *more)
-                cfg = hydra.config_loader.load_configuration("config", list(words), RunMode.RUN)
-                composed.append(without_hydra(cfg))
+            for cell in product(table.rows, table.columns, table.trials):
+                cell_name = ", ".join([table.name, cell[0].name, cell[1].name])
+                words = list(_words_of(table, cell, 0, more))
+                cfg = hydra.config_loader.load_configuration("config", words, RunMode.RUN)
+                composed.append((cell, without_hydra(cfg)))
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigurationError(f"{cell_name}: {explain(error)}") from error
-    jobs = []
     with imports_from(code_folder(config_dir)):
-        for seed in table.seeds:
-            for cell, cfg in zip(cells, composed, strict=True):
-                jobs.append(_job(table, cell, cfg, seed, root, more, config_dir))
-    return jobs
+        seeded = product(table.seeds, composed)
+        return [_job(table, cell, cfg, seed, root, more, config_dir) for seed, (cell, cfg) in seeded]
 
 
-def _identity(table: Table, cell: Cell, seed: int) -> list[str]:
-    """Words that name a run, and those of options that its results do not name."""
-    name = _run_name(cell, seed)
-    return [f"seed={seed}", f"run.name={name}", f"run.group={table.folder}", "logger=none", *table.later]
+def _words_of(table: Table, cell: Cell, seed: int, more: Sequence[str]) -> tuple[str, ...]:
+    """Words of a run: its cell's, those that name it, and those of options that its results do not name."""
+    identity = [f"seed={seed}", f"run.name={_run_name(cell, seed)}", f"run.group={table.folder}", "logger=none"]
+    return (*table.words_of(*cell), *identity, *table.later, *more)
 
 
 def _run_name(cell: Cell, seed: int) -> str:
-    names = [variant.name for variant in cell if variant.name]
-    return "-".join([*names, str(seed)])
+    return "-".join([*(variant.name for variant in cell if variant.name), str(seed)])
 
 
 def _job(
@@ -233,27 +229,24 @@ def _job(
     from omegaconf import OmegaConf
 
     row, column, trial = cell
-    name = _run_name(cell, seed)
     # Set in the composed configuration: Hydra would take minutes for a table of many seeds.
     cfg.seed = seed
-    cfg.run.name = name
+    cfg.run.name = _run_name(cell, seed)
     config: Any = OmegaConf.to_container(cfg, resolve=True)
     # No run of this configuration trains on these data.
     held_out: HeldOut = "val" if config["data"].get("val_size") or config["data"].get("val_users") else "test"
-    _refuse_unmeasured(table, config, name, held_out)
-    digest = config_hash(config)
-    code = code_hash()
+    _refuse_unmeasured(table, config, held_out)
     # An edited plug-in is another job.
     foreign = foreign_code(config)
-    hashes = [digest, code, *foreign.values()]
-    folder = root / table.folder / "-".join([name, *(text[:8] for text in hashes)])
+    hashes = [config_hash(config), code_hash(), *foreign.values()]
+    folder = root / table.folder / "-".join([cfg.run.name, *(text[:8] for text in hashes)])
     return Job(
         row=row.name,
         column=column.name,
         seed=seed,
-        words=(*table.words_of(row, column, trial), *_identity(table, cell, seed), *more),
-        config_hash=digest,
-        code_hash=code,
+        words=_words_of(table, cell, seed, more),
+        config_hash=hashes[0],
+        code_hash=hashes[1],
         steps=int(config["trainer"]["max_steps"]),
         folder=str(folder.resolve()),
         evaluated=held_out if table.metric.startswith("evaluation/") else None,
@@ -263,9 +256,10 @@ def _job(
     )
 
 
-def _refuse_unmeasured(table: Table, config: dict[str, Any], name: str, held_out: HeldOut) -> None:
+def _refuse_unmeasured(table: Table, config: dict[str, Any], held_out: HeldOut) -> None:
     """Refuse a table of figures that its runs do not measure, before they train for hours."""
     settings = flat(config)
+    name = settings["run.name"]
     if table.metric.startswith("val/") and held_out != "val":
         key = "data.val_users" if "data.val_users" in settings else "data.val_size"
         raise ConfigurationError(f"{table.name} shows {table.metric}, and {name} holds nothing out: {key}=0.")
@@ -297,13 +291,13 @@ def run_job(job: Job, threads: int | None) -> None:
         commands = job.commands()
         changed = _changed_since(job) if commands else []
         if changed:
-            message = f"the source of {', '.join(changed)} has changed since this table began: call the command again"
-            write_json(job.path / ATTEMPT, {"threads": threads, "error": message})
+            names = ", ".join(changed)
+            _note(job, threads, f"the source of {names} has changed since this table began: call the command again")
             return
         status = 0
         for command in commands:
             # Before the command: a run that is killed keeps its number of threads, and an old error is forgotten.
-            write_json(job.path / ATTEMPT, {"threads": threads, "error": None})
+            _note(job, threads)
             status = _run(job, command, threads)
             if status in _INTERRUPTED:
                 raise Interrupted(_INTERRUPTED[status], "the same command")
@@ -315,7 +309,11 @@ def run_job(job: Job, threads: int | None) -> None:
         if job.commands():
             killed = f"killed by signal {-status} (9: out of memory, perhaps); " if status < 0 else ""
             with suppress(OSError):  # a full disk
-                write_json(job.path / ATTEMPT, {"threads": threads, "error": killed + _last_line(job.path / LOG)})
+                _note(job, threads, killed + _last_line(job.path / LOG))
+
+
+def _note(job: Job, threads: int | None, error: str | None = None) -> None:
+    write_json(job.path / ATTEMPT, {"threads": threads, "error": error})
 
 
 def _changed_since(job: Job) -> list[str]:
@@ -377,17 +375,16 @@ def sweep(jobs: Sequence[Job], words: Sequence[str]) -> None:
     from dpbench.harness.run.jobs import launch
     from dpbench.harness.run.progress import counting
 
-    missing = [job for job in jobs if job.state() != "done"]
+    missing = [job for job in jobs if job.commands()]
     if not missing:
         return
     for job in missing:  # where other machines of a cluster see it
         job.path.mkdir(parents=True, exist_ok=True)
         write_json(job.path / _JOB, asdict(job))
-    named = [] if missing[0].config_dir is None else [f"--config-dir={missing[0].config_dir}"]
     folders = ",".join(quoted(job.folder) for job in missing)
     place = quoted(missing[0].path.parent / ".sweep")
-    task = [*named, "-m", f"job={folders}", f"hydra.sweep.dir={place}", *words]
-    with counting(len(jobs), lambda: sum(job.state() == "done" for job in jobs)):
+    task = [*missing[0].config_words, "-m", f"job={folders}", f"hydra.sweep.dir={place}", *words]
+    with counting(len(jobs), lambda: sum(not job.commands() for job in jobs)):
         launch(task, swept_job, "reproduce", checked=False)
 
 

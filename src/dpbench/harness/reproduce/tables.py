@@ -75,15 +75,10 @@ class Measure:
         notes = ["%"] * self.percent + ["lower is better"] * self.lower_is_better
         return f"{self.axis} ({', '.join(notes)})" if notes else self.axis
 
-    @property
-    def most(self) -> float:
-        """The largest value that can be shown."""
-        return _PERCENT if self.percent else math.inf
-
-    @property
-    def least(self) -> float:
-        """The smallest value that can be shown."""
-        return -self.most if self.signed else 0.0
+    def clipped(self, low: float, high: float) -> tuple[float, float]:
+        """Limits of an axis, without values that cannot be."""
+        most = _PERCENT if self.percent else math.inf
+        return max(-most if self.signed else 0.0, float(low)), min(most, float(high))
 
     def best(self, values: pd.Series[Any]) -> Any:
         """The label of the best of some values."""
@@ -181,10 +176,7 @@ def _with_names(variants: Any) -> Any:
     """Read `NAME: {label: ..., words: ...}` as variants with names."""
     if not isinstance(variants, dict):
         raise ValueError("it must be a mapping (KEY: VALUE)")
-    named = []
-    for name, variant in variants.items():
-        named.append({"name": name, "label": name, **(variant or {})})
-    return named
+    return [{"name": name, "label": name, **(variant or {})} for name, variant in variants.items()]
 
 
 Lines = Annotated[tuple[Variant, ...], BeforeValidator(_with_names), Field(min_length=1)]
@@ -347,6 +339,13 @@ class Table(_Definition):
         """Name of the table's folders, without a slash."""
         return self.name.replace("/", "_")
 
+    def words_by_cell(self) -> dict[tuple[str, ...], str]:
+        """Names of row, column and trial → words of the runs there."""
+        words = {}
+        for parts in itertools.product(self.rows, self.columns, self.trials):
+            words[tuple(part.name for part in parts)] = " ".join(self.words_of(*parts))
+        return words
+
     @property
     def cells(self) -> list[tuple[Variant, Variant]]:
         """Row and column of each cell, row by row."""
@@ -429,22 +428,20 @@ def computed_tables() -> dict[str, EntryPoint]:
 
 def table_names() -> list[str]:
     """Every table of the project, as PAPER/TABLE."""
-    return sorted(_definitions(conf_dir()))
+    return sorted(name for name, path in _definitions(None).items() if path.is_relative_to(conf_dir()))
 
 
-def _definitions(*folders: Path) -> dict[str, Path]:
-    """Map the name of each definition to its file; folders of configuration that come later take precedence."""
+def _definitions(config_dir: Path | None) -> dict[str, Path]:
+    """Map the name of each definition to its file.
+
+    Those of a further folder take precedence over the project's, and these over those of installed packages, as in
+    Hydra's search path.
+    """
     paths = {}
-    for folder in folders:
+    for folder in (*plugin_dirs(), conf_dir(), config_dir or conf_dir()):
         for path in (folder / "table").rglob(f"*{_ENDING}"):
             paths[path.relative_to(folder / "table").with_suffix("").as_posix()] = path
     return paths
-
-
-def _all_definitions(config_dir: Path | None) -> dict[str, Path]:
-    """Map names to files, of installed packages, the project and a further folder, as in Hydra's search path."""
-    own = [] if config_dir is None else [config_dir]
-    return _definitions(*plugin_dirs(), conf_dir(), *own)
 
 
 def short_name(name: str) -> str:
@@ -498,7 +495,7 @@ def _refuse_audits(table: Table) -> None:
 
 
 def _known_definition(name: str, config_dir: Path | None) -> Path:
-    definitions = _all_definitions(config_dir)
+    definitions = _definitions(config_dir)
     if name in definitions:
         return definitions[name]
     names = sorted([*computed_tables(), *definitions])
@@ -517,9 +514,8 @@ def listed_tables(config_dir: Path | None = None) -> list[dict[str, Any]]:
     listed: list[dict[str, Any]] = []
     for name in computed_tables():
         listed.append({"name": name, "title": "computed without training", "hours": None})
-    for name, path in sorted(_all_definitions(config_dir).items()):
-        table = _read(path, name, name)
-        listed.append({"name": name, "title": table.title, "hours": table.hours})
+    for name, path in sorted(_definitions(config_dir).items()):
+        listed.append({"name": name, **_read(path, name, name).model_dump(include={"title", "hours"})})
     return listed
 
 
