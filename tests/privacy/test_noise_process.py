@@ -14,7 +14,8 @@ import torch
 
 from dpbench.cli import main
 from dpbench.errors import BudgetExhausted, ConfigurationError
-from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.privacy.accounting.composition import LedgerCost
+from dpbench.privacy.accounting.ledger import Header, Ledger, read_ledger
 from dpbench.privacy.accounting.stated_plan import StatedPlan
 from dpbench.privacy.budget import Budget, TrainingLength
 from dpbench.privacy.events import Event, SumQuery
@@ -22,7 +23,7 @@ from dpbench.privacy.mechanism.noise_process import Gaussian, Noise, Scheduled
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.mechanism.schedules import Factors
 from dpbench.privacy.mechanism.training_plan import TrainingPlan
-from dpbench.privacy.sampling import PoissonSampling, Positions, Sampling
+from dpbench.privacy.sampling import CyclicPoissonSampling, PoissonSampling, Positions, Sampling
 from dpbench.strategies import DPSGD, AdaptiveQuantileClipping
 from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for
 from tests.support.releases import SAMPLING, WIDTH, made, release, rows
@@ -254,7 +255,7 @@ def test_noise_that_says_that_it_is_constant_is_so() -> None:
 
 def test_two_processes_share_no_key() -> None:
     """The same unit noise scaled in two ways would reveal the sum."""
-    processes = [Gaussian(1.0), Gaussian(2.0), Rising(1.0), Rising(1.0, 2.0), Chained(1.0), Fixed(1.0)]
+    processes = [Gaussian(1.0), Gaussian(2.0), Rising(1.0), Rising(1.0, 2.0), Fixed(1.0)]
     assert len({plan_of(noise).digest for noise in processes}) == len(processes)
 
 
@@ -262,6 +263,41 @@ def test_a_process_may_refuse_a_plan() -> None:
     plan_of(Fixed(1.0))
     with pytest.raises(ConfigurationError, match="takes small lots"):
         plan_of(Fixed(1.0), PoissonSampling(100, 0.9))
+
+
+@dataclass(frozen=True)
+class Whitened(Chained):
+    """It says how."""
+
+    whitening: ClassVar[tuple[float, ...]] = (0.8, 0.6)  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Louder(Chained):
+    """It says coefficients by which a record moves the whitened releases by more than the bound."""
+
+    whitening: ClassVar[tuple[float, ...]] = (0.8, 0.7)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("noise", [Chained(1.0), Louder(1.0)])
+def test_noise_that_depends_on_earlier_steps_says_how(noise: Noise) -> None:
+    """Otherwise the difference of two releases may have any cost."""
+    turns = CyclicPoissonSampling(100, 0.1, cycle_length=2)
+    with pytest.raises(ConfigurationError, match="does not say how: its cost is unknown"):
+        plan_of(noise, turns)
+    plan_of(Whitened(1.0), turns)
+    with pytest.raises(ConfigurationError, match="hold a record at most once in 2 steps"):
+        plan_of(Whitened(1.0), PoissonSampling(100, 0.1))
+
+
+def test_the_word_of_a_foreign_class_is_no_guarantee(tmp_path: Path) -> None:
+    plan = plan_of(Rising(1.0))
+    header = Header("example", "add_or_remove_one", 100, 1e-4, plan=StatedPlan.from_dict(plan.to_dict()))
+    basis = LedgerCost([Ledger([header])], "rdp").basis
+    assert basis["guarantee"] is False and basis["nominal"] is False
+    own = plan_of(Gaussian(1.0))
+    described = Header("example", "add_or_remove_one", 100, 1e-4, plan=StatedPlan.from_dict(own.to_dict()))
+    assert LedgerCost([Ledger([described])], "rdp").basis["guarantee"] is True
 
 
 def test_noise_that_moves_without_an_end(tmp_path: Path) -> None:

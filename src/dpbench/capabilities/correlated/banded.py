@@ -24,8 +24,6 @@ from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.mechanism.schedules import Factors
 from dpbench.privacy.sampling import Sampling
 
-_FIXED = "banded noise needs sensitivity and noise that are the same in each step, and here "
-
 
 @dataclass(frozen=True)
 class Banded:
@@ -215,29 +213,6 @@ class BandedNoise(Noise):
         if self.bands > steps:
             raise ConfigurationError(
                 f"{self.bands} bands are more than the {steps:.0f} steps of the training: lower strategy.bands."
-            )
-
-    def check(self, plan: Any) -> None:
-        """Refuse what would let a record move the whitened releases by more than the bound."""
-        bands = self.bands
-        if plan.sampling.cycle < bands:
-            plan.sampling.in_groups(bands)  # says why not
-            raise ConfigurationError(
-                f"the batches hold a record at most once in {plan.sampling.cycle} steps, and the noise has "
-                f"{bands} bands: give both the same number."
-            )
-        if plan.recipe.adaptation is not None:
-            raise ConfigurationError(
-                f"{_FIXED}bounds adapt: use a strategy with fixed bounds (dpsgd), or strategy.noise=gaussian."
-            )
-        if plan.bound_factors:
-            raise ConfigurationError(f"{_FIXED}bounds move: leave out max_grad_norm_schedule.")
-        if plan.size_factors:
-            raise ConfigurationError(f"{_FIXED}batches do: leave out expected_batch_size_schedule.")
-        if plan.summands.per_summand > 1:
-            raise ConfigurationError(
-                "banded noise is accounted for records that are clipped one by one, and here they are in microbatches: "
-                "set microbatch_size=1."
             )
 
     def to_dict(self) -> dict[str, Any]:

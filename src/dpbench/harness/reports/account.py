@@ -276,6 +276,8 @@ def _note(name: str, basis: dict[str, Any]) -> str:
     notes = []
     if not accountant.guarantee:
         notes.append("an approximation, no bound")
+    elif not basis["guarantee"] and not basis["nominal"]:
+        notes.append("unproven: the noise is of a class that is not dpbench's")
     if basis["nominal"]:
         covered = accountant.nominal.kind
         notes.append(f"nominal: computed for {covered} sampling, which was not used")

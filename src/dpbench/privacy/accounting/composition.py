@@ -362,11 +362,14 @@ class LedgerCost:
         """Status of the figure: a guarantee or nominal, and its neighboring relation."""
         mathematics = ACCOUNTANTS[self.accountant]
         covered = self.covered
+        headers = [header for ledger in self.ledgers for header in ledger.headers]
+        # The cost of a process of a foreign class is that class's word.
+        is_stated = all(header.plan is None or header.plan.noise.described is None for header in headers)
         relation = self.ledgers[0].header.neighboring_relation
         if not covered:
             relation = mathematics.nominal.neighboring_relation
         return {
-            "guarantee": mathematics.guarantee and covered,
+            "guarantee": mathematics.guarantee and covered and is_stated,
             "nominal": not covered,
             "neighbouring_relation": relation,
         }

@@ -249,10 +249,13 @@ class StatedPlan(BaseModel, strict=True, extra="forbid", frozen=True):
             raise LedgerError(
                 f"the noise has {self.noise.bands} bands, and batches hold a record again after {separation} steps"
             )
-        # An unknown process is asked of its lines, which state a cost in the first step of a round only.
-        moves = bool(self.noise.factors.root) or self.noise.noise_multiplier is None
-        moves = moves or bool(self.size_factors.root)
-        if moves and self.sampling.cycle > 1:
+        moves = bool(self.noise.factors.root) or bool(self.size_factors.root)
+        if self.noise.noise_multiplier is None and separation > 1:
+            raise LedgerError(
+                f"the cost of {self.noise.process} stands in the line of each step, and only the first step of a round "
+                f"states that of batches of groups that take turns: state the process by an entry point of {_FURTHER}"
+            )
+        if moves and separation > 1:
             raise LedgerError("noise or batches move, and batches of groups that take turns cost the same in each step")
         if self.noise.bands > 1 and (self.bound_factors.root or self.summands.per_summand > 1):
             raise LedgerError("correlated noise needs bounds that stay, of summands that are one record each")

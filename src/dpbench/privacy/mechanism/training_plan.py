@@ -7,12 +7,14 @@ accounting cannot drift from the computation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from dpbench.canonical import digest_of
+from dpbench.canonical import digest_of, name_of
+from dpbench.errors import ConfigurationError
 from dpbench.privacy.events import UNITS, Event, Summands, equivalent_queries
 from dpbench.privacy.mechanism._description import describe
 from dpbench.privacy.mechanism.adaptive import with_bounds
@@ -24,6 +26,8 @@ from dpbench.privacy.mechanism.schedules import CONSTANT, Factors
 from dpbench.privacy.sampling import Sampling
 
 _DIGITS = 32  # hexadecimal, of the digest
+_FIXED = "correlated noise needs sensitivity and noise that are the same in each step, and here "
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,37 @@ class TrainingPlan:
 
     def __post_init__(self) -> None:
         self.noise.check(self)
+        if not self.noise.independent and self.recipe.private:
+            self._refuse_more_than_one_participation()
+
+    def _refuse_more_than_one_participation(self) -> None:
+        """Refuse correlated noise where a record could move its whitened releases by more than the bound."""
+        bands = self.noise.bands
+        if bands < 2 or math.hypot(*self.noise.whitening or ()) > 1 + _ROUNDING:
+            raise ConfigurationError(
+                f"the noise of a step depends on that of others by {name_of(type(self.noise))}, which does not say "
+                "how: its cost is unknown. State the coefficients, of norm 1, that make it independent (whitening), or "
+                "independent = True if each step draws from its own key alone."
+            )
+        if self.sampling.cycle < bands:
+            self.sampling.in_groups(bands)  # says why not
+            raise ConfigurationError(
+                f"the batches hold a record at most once in {self.sampling.cycle} steps, and the noise has "
+                f"{bands} bands: give both the same number."
+            )
+        if self.recipe.adaptation is not None:
+            raise ConfigurationError(
+                f"{_FIXED}bounds adapt: use a strategy with fixed bounds (dpsgd), or strategy.noise=gaussian."
+            )
+        if self.bound_factors:
+            raise ConfigurationError(f"{_FIXED}bounds move: leave out max_grad_norm_schedule.")
+        if self.size_factors:
+            raise ConfigurationError(f"{_FIXED}batches do: leave out expected_batch_size_schedule.")
+        if self.summands.per_summand > 1:
+            raise ConfigurationError(
+                "correlated noise is accounted for records that are clipped one by one, and here they are in "
+                "microbatches: set microbatch_size=1."
+            )
 
     def release(self, step: int, bounds: Sequence[float] | None = None) -> ReleasePlan:
         """The plan of a release.
