@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import platform
+import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
@@ -18,17 +19,8 @@ from dpbench.errors import ConfigurationError
 
 _PACKAGES = ("torch", "torchvision", "pytorch-lightning", "torchmetrics", "dp-accounting", "numpy")
 _SOURCES = (".py", ".so", ".pyd", ".cpp", ".cu")
-_KNOWN = {  # by code_hash() and versions()
-    "builtins",
-    "dpbench",
-    "numpy",
-    "pytorch_lightning",
-    "torch",
-    "torchmetrics",
-    "torchvision",
-}
-
-
+_KNOWN = {"builtins", "dpbench", "numpy", "pytorch_lightning", "torch", "torchmetrics", "torchvision"}
+"""By `code_hash()` and `versions()`."""
 _ENTRY_POINTS = entry_points()  # once: each look at what is installed takes 15 ms
 
 
@@ -81,16 +73,12 @@ def foreign_code(config: Mapping[str, Any]) -> dict[str, str]:
     Raises:
         ConfigurationError: The source of one is not found.
     """
-    packages = {_holder(target) for target in targets_of(config)} - _KNOWN
-    return {package: _source_hash(package) for package in sorted(packages)}
-
-
-def _holder(target: str) -> str:
-    """The package of a class, or the module of one of our own classes that `code_hash` leaves out."""
-    package, _, path = target.partition(".")
-    if package == "dpbench" and room_of(path.replace(".", "/")) in READING:
-        return target.rpartition(".")[0]
-    return package
+    packages = set()
+    for target in targets_of(config):
+        package, _, path = target.partition(".")
+        is_reader = package == "dpbench" and room_of(path.replace(".", "/")) in READING
+        packages.add(target.rpartition(".")[0] if is_reader else package)
+    return {package: _source_hash(package) for package in sorted(packages - _KNOWN)}
 
 
 def targets_of(node: Any) -> Iterator[str]:
@@ -120,22 +108,16 @@ def versions() -> dict[str, str]:
     return by_package
 
 
-def sources_of(objects: Iterable[type | Callable[..., Any]]) -> dict[str, str]:
-    """Package → sixteen hexadecimal digits for its source, of classes and functions that are not ours.
+def sources_of(packages: Iterable[str]) -> dict[str, str]:
+    """Package → sixteen hexadecimal digits for its source, of each that has one.
 
     What was typed into an interpreter or a notebook has no source file; its functions are known by their bytecode
     (`canonical`).
     """
-    packages = set()
-    for each in objects:
-        module = getattr(each, "__module__", None) or "builtins"
-        packages.add(str(module).partition(".")[0])
     hashes = {}
-    for package in sorted(packages - _KNOWN):
-        try:
+    for package in sorted(packages):
+        with suppress(ConfigurationError):
             hashes[package] = _source_hash(package)
-        except ConfigurationError:
-            continue
     return hashes
 
 
@@ -147,10 +129,9 @@ def changed_sources(before: Mapping[str, str]) -> list[str]:
     """
     changed = []
     for package, source in before.items():
-        try:
+        now = None
+        with suppress(ConfigurationError):
             now = _source_hash.__wrapped__(package)
-        except ConfigurationError:
-            now = None
         if now != source:
             changed.append(package)
     return changed
@@ -163,100 +144,56 @@ def sources_text(sources: Mapping[str, str]) -> str:
 
 @cache
 def _source_hash(package: str) -> str:
-    files = _files_of(package)
+    """Hash of a package, or of a module that is one file, with the modules beside it that it imports."""
+    sources = {package: _files_of(package)}
+    folder = _folder_of(package)
+    beside = set() if folder is None else {path.stem for path in folder.iterdir()} - _KNOWN
+    pending = [package]
+    while pending:
+        text = b"\n".join(path.read_bytes() for _, path in sources[pending.pop()]).decode(errors="replace")
+        # A word behind "import" in a comment or a string counts, too: better a module too many.
+        statements = " ".join(re.findall(r"(?:import|from)(?:\\\n|.)*", text))
+        for module in beside & {*re.findall(r"\w+", statements)} - sources.keys():
+            if _folder_of(module) == folder:  # else an installed package takes precedence
+                sources[module] = _files_of(module)
+                pending.append(module)
     digest = hashlib.sha256()
-    for name, path in files:
-        digest.update(name.encode() + path.read_bytes())
-    for module, own_files in _imported_beside(package, files).items():
-        for name, path in own_files:
+    own = sources.pop(package)
+    for module, files in [("", own), *sorted(sources.items())]:
+        for name, path in files:
             digest.update(module.encode() + name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _imported_beside(package: str, files: list[tuple[str, Path]]) -> dict[str, list[tuple[str, Path]]]:
-    """Modules that lie in one folder with a package and that it imports, directly or by each other, with their files.
-
-    By their import statements: a module that is imported by a name that is computed is not among them.
-
-    Args:
-        package: Or a module that is one file.
-        files: Of it.
-    """
-    folder = _folder_of(package, files)
-    if folder is None or _is_installation(folder):
-        return {}
-    beside: dict[str, list[tuple[str, Path]]] = {}
-    waiting = list(files)
-    while waiting:
-        _, path = waiting.pop()
-        for module in sorted(_imports_of(path) - {package} - _KNOWN - beside.keys()):
-            if not (folder / module).is_dir() and not any(
-                (folder / f"{module}{ending}").is_file() for ending in _SOURCES
-            ):
-                continue
-            try:
-                own_files = _files_of(module)
-            except ConfigurationError:
-                continue
-            if _folder_of(module, own_files) == folder:  # else an installed package takes precedence
-                beside[module] = own_files
-                waiting += own_files
-    return dict(sorted(beside.items()))
+def _folder_of(package: str) -> Path | None:
+    """The folder from which a package is imported; None where packages are installed: each is what its version says."""
+    folders = {place.absolute().parent for place in _places_of(package)}
+    for folder in folders:
+        is_site = {"site-packages", "dist-packages"} & {*folder.parts} or folder == Path(sysconfig.get_path("stdlib"))
+        if not is_site and len(folders) == 1 and not any(folder.glob("*.dist-info")):
+            return folder
+    return None
 
 
-def _folder_of(package: str, files: list[tuple[str, Path]]) -> Path | None:
-    """The folder from which a package is imported; None of one that is spread over several."""
-    folders = set()
-    for name, path in files:
-        steps = 0 if name == package else len(Path(name).parts)
-        folders.add(path.absolute().parents[steps])
-    return folders.pop() if len(folders) == 1 else None
-
-
-def _is_installation(folder: Path) -> bool:
-    """Whether a folder holds installed packages, whose versions tell what they are."""
-    if {"site-packages", "dist-packages"} & {*folder.parts} or folder == Path(sysconfig.get_path("stdlib")):
-        return True
-    return next(folder.glob("*.dist-info"), None) is not None
-
-
-def _imports_of(path: Path) -> set[str]:
-    """The first parts of the names that a file imports, wherever in it."""
-    if path.suffix != ".py":
-        return set()
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):  # nothing that this Python imports
-        return set()
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names.update(alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
-            names.add(node.module.partition(".")[0])
-    return names
+def _places_of(package: str) -> list[Path]:
+    """Folders of a package, or the file of a module that is one file."""
+    if package == "__main__":  # a script; a notebook has no file
+        places = [getattr(sys.modules[package], "__file__", None)]
+    else:
+        try:
+            spec = find_spec(package)
+        except (ImportError, ValueError):
+            spec = None
+        places = [] if spec is None else list(spec.submodule_search_locations or [str(spec.origin)])
+    return [Path(place) for place in places if place and Path(place).exists()]
 
 
 def _files_of(package: str) -> list[tuple[str, Path]]:
     """Name and place of whatever Python may execute of a package, or of a module that is one file."""
-    if package == "__main__":  # a script
-        script = getattr(sys.modules["__main__"], "__file__", None)
-        if script is None or not Path(script).is_file():
-            raise ConfigurationError("the main module has no source file.")
-        return [(package, Path(script))]
-    try:
-        spec = find_spec(package)
-    except (ImportError, ValueError):
-        spec = None
     files = []
-    if spec is not None and spec.submodule_search_locations:
-        for location in spec.submodule_search_locations:
-            folder = Path(location)
-            for path in sorted(folder.rglob("*")):
-                if path.suffix in _SOURCES:
-                    files.append((str(path.relative_to(folder)), path))
-    elif spec is not None and spec.origin is not None and Path(spec.origin).is_file():
-        files = [(package, Path(spec.origin))]
+    for place in _places_of(package):
+        inside = [path for path in sorted(place.rglob("*")) if path.suffix in _SOURCES]
+        files += [(package, place)] if place.is_file() else [(str(path.relative_to(place)), path) for path in inside]
     if not files:
         raise ConfigurationError(
             f"the source of {package}, which _target_ names, is not found: noise that is keyed without it could repeat "

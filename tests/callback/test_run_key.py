@@ -12,12 +12,11 @@ import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from dpbench import DPSGD, LotLoader, PrivateLoop
 from dpbench.canonical import digest_of
 from dpbench.data import ImageDataModule
-from dpbench.errors import ConfigurationError
 from dpbench.harness.run.train import train
 from dpbench.models import MLP
 from dpbench.modules import ImageClassifier
@@ -181,53 +180,6 @@ def test_one_edited_record_does_not_stand_bare_between_two_models(tmp_path: Path
 
     sums = (update(0) - update(1)) / 0.1 * 12  # of the lot
     assert float(sums.norm()) > 4.0  # √2 times the noise on 74 coordinates is 12
-
-
-class Lazy(Dataset[Any]):
-    """Reads its records from files when it is asked for them."""
-
-    def __init__(self, folder: Path, names: list[Any]) -> None:
-        self.folder, self.names = folder, names
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __getitem__(self, i: int) -> Any:
-        return torch.load(self.folder / self.names[i], weights_only=True)
-
-
-class Computed(Dataset[Any]):
-    """Opens nothing that its attributes name."""
-
-    def __len__(self) -> int:
-        return 60
-
-    def __getitem__(self, i: int) -> Any:
-        with open(FOLDER[0] / f"{i}.pt", "rb") as file:
-            return torch.load(file, weights_only=True)
-
-
-FOLDER: list[Path] = []
-
-
-@pytest.fixture
-def on_disk(tmp_path: Path) -> Path:
-    for i, (x, y) in enumerate(records()):
-        torch.save((x, y), tmp_path / f"{i}.pt")
-    FOLDER[:] = [tmp_path]
-    return tmp_path
-
-
-def test_records_that_are_not_in_memory_need_a_name(on_disk: Path, tmp_path: Path) -> None:
-    names = [f"{i}.pt" for i in range(60)]
-    lazy = [Lazy(on_disk, names), Lazy(on_disk, [on_disk / name for name in names]), Computed()]
-    for number, dataset in enumerate(lazy):
-        with pytest.raises(ConfigurationError, match="not in memory .*data_id=.* or train without a seed"):
-            header(tmp_path / str(number), dataset=dataset)
-    secure = header(tmp_path / "secure", dataset=lazy[0], strategy={"seed": None}, loader={"seed": None})
-    assert secure.noise_source is None
-    named = [header(tmp_path / name, dataset=lazy[0], loader={"data_id": name}) for name in ("a", "b")]
-    assert named[0].noise_source != named[1].noise_source
 
 
 def test_the_hash_is_of_the_stored_bytes(tmp_path: Path) -> None:

@@ -8,4 +8,4 @@ import pytest
 @pytest.fixture
 def one_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lots and noise of one key, whatever the settings."""
-    monkeypatch.setattr("dpbench.callback.run_key.run_key", lambda *facts: (7, None))
+    monkeypatch.setattr("dpbench.callback.run_key.run_key", lambda *facts: 7)

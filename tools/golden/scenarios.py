@@ -136,7 +136,7 @@ class Scenario:
 def fixed_keys() -> Iterator[None]:
     """Have the seed of a run, a number that only these runs have, be its root key, whatever else the run is made of."""
     with (
-        patch("dpbench.callback.run_key.run_key", lambda seed, *_: (seed, "")),
+        patch("dpbench.callback.run_key.run_key", lambda secret, _: secret),
         patch("dpbench.privacy.releases.ReleaseEngine.lot_key", None),
     ):
         yield

@@ -119,12 +119,12 @@ class PrivateLoop:
         ledger = strategy.ledger_path
         assert ledger is not None
         session.check(training)
-        key_of: Callable[[int], int] = int
+        key = None
+        key_of = None
         if session.releases.may_draw_again:
             settings = run_key.settings_of(training, strategy)
             weights = run_key.weights_digest(training.module)
-            key_of = lambda seed: run_key.run_key(seed, settings, weights, self._loader)[0]  # noqa: E731
-        key = None if strategy.seed is None else key_of(strategy.seed)
+            key, key_of, _ = run_key.keys_of(training, strategy, settings, weights, self._loader)
         session.attach()
         session.acquire(self._loader)
         session.releases.reset()
@@ -163,23 +163,11 @@ class ModelWithLoss(nn.Module):
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         super().__init__()
         self.model = model
-        self._loss = loss
-        # Settings of every LightningModule, which this once was: keys of seeded loops cover them, and its name below.
-        self._held: list[Any] = []
-        self.allow_zero_length_dataloader_with_multiple_devices = False
-        self.prepare_data_per_node = True
-
-    @property
-    def loss(self) -> Any:
-        """The loss function."""
-        return self._loss
+        self.loss = loss
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         """The loss of a batch."""
         return self.loss(self.model, batch)
-
-
-ModelWithLoss.__qualname__ = "_Module"
 
 
 class LoopTraining(Training):

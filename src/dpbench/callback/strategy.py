@@ -229,20 +229,18 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
         trainer: pl.Trainer,
         pl_module: pl.LightningModule,
         loader: LotLoader,
-    ) -> tuple[int | None, Callable[[int], int]]:
-        """Check that all processes have the same records; return the key of the seed, or the function of a kept key."""
+    ) -> tuple[int | None, Callable[[int], int] | None]:
+        """Check that all processes have the same records; return the key, and the rule of a kept one."""
         settings = self._settings
+        self._settings = None  # it holds on to all that it was made of
         if settings is None:
             refuse_other_records(trainer, loader)
-            return None, int
+            return None, None
         first = self._releases.first_weights or run_key.weights_digest(pl_module)
         self._releases.first_weights = first
-        if self.seed is None:
-            refuse_other_records(trainer, loader)
-            return None, lambda kept: run_key.run_key(kept, settings, first, loader)[0]
-        key, contents = run_key.run_key(self.seed, settings, first, loader)
+        key, key_of, contents = run_key.keys_of(self._session.training, self, settings, first, loader)
         refuse_other_records(trainer, loader, contents)
-        return key, int
+        return key, key_of
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Give the module back as it was."""

@@ -331,8 +331,8 @@ class LotLoader(DataLoader[Any]):
             a function that returns an entry of the batch. The gradient of a record is the mean over its rows, which are
             clipped together; a record without a row contributes zero. None: each row is a record.
         data_id: Name and version of the records, for seeded runs on a data set that reads them when they are asked
-            for. Another version needs another name: two training sets of one name share noise, which protects
-            neither. None: the records are in memory, where a run knows them by their bytes.
+            for: with it such a run draws the same noise again. Another version needs another name: two training sets
+            of one name share noise, which protects neither. What is in memory is known by its bytes, named or not.
         **options: Further options of `torch.utils.data.DataLoader`, such as num_workers.
 
     Attributes:

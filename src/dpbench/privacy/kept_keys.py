@@ -1,4 +1,4 @@
-"""Keys of a training without a seed, in a file until it ends: correlated noise is drawn again where it is resumed."""
+"""Random keys of a training, in a file until it ends: where it is resumed, its noise is drawn again."""
 
 from __future__ import annotations
 

@@ -138,6 +138,7 @@ class ReleaseEngine:
         self._schedules = schedules
         self._make_noise = make_noise
         self._keys_file: Path | None = None
+        self._is_seeded = False
         self._are_all_seeded = False
         self.num_releases = 0
         self.phase = 0
@@ -182,28 +183,29 @@ class ReleaseEngine:
         self.noise_multiplier = self._given_noise
         self.first_weights = None
 
-    def join(self, processes: Processes, key: int | None = None) -> None:
+    def join(self, processes: Processes, key: int | None = None, keeps_key: bool = False) -> None:
         """Agree with the other processes on the key of the noise.
 
         Args:
             processes: All of this training.
-            key: Of the run; None takes the operating system's entropy.
+            key: The key of the run; None takes the operating system's entropy.
+            keeps_key: Whether `keep_keys` adds a random key to a seed that has none.
 
         Raises:
             ConfigurationError: There is a seed and no key.
         """
-        if key is None and self.seed is not None:
+        if key is None and self.seed is not None and not keeps_key:
             raise ConfigurationError(
                 f"key=None with seed={self.seed}: by the seed alone, runs on other data would share their noise. Pass "
                 "a key that covers data and settings (dpbench.callback.run_key), or leave out the seed."
             )
         self.processes = processes
-        self.key = processes.broadcast(fresh_key() if key is None else key)
+        self.key, self._is_seeded = processes.broadcast((fresh_key() if key is None else key, key is not None))
 
     @property
     def _has_known_key(self) -> bool:
         """Whether its noise can be drawn again, with the seed or the file of `keep_keys`."""
-        return self.seed is not None or self._keys_file is not None
+        return self._is_seeded or self._keys_file is not None
 
     @property
     def may_draw_again(self) -> bool:
@@ -245,8 +247,9 @@ class ReleaseEngine:
             ConfigurationError: The file cannot be read or written.
         """
         self._keys_file = None
-        self._are_all_seeded = self.seed is not None and are_lots_seeded
-        if self._are_all_seeded or self.unit_noise.independent or not self.recipe.private:
+        self._are_all_seeded = self._is_seeded and are_lots_seeded
+        lacks_key = self.seed is not None and not self._is_seeded
+        if self._are_all_seeded or not self.recipe.private or (self.unit_noise.independent and not lacks_key):
             return None
         path = ledger.with_name(KEYS_FILE)
         keys = None
@@ -261,7 +264,7 @@ class ReleaseEngine:
         if kept is None:
             return None
         self._keys_file = path
-        if self.seed is None:
+        if not self._is_seeded:
             self.key = self.processes.broadcast(key_of(kept.noise))
         return kept.lots
 
@@ -447,7 +450,7 @@ class ReleaseEngine:
             return
         has_keys = self._keys_file is not None
         # With a seed for the noise alone, records are in other groups from here on.
-        has_seeds = self._are_all_seeded if plan.sampling.cycle > 1 else self.seed is not None
+        has_seeds = self._are_all_seeded if plan.sampling.cycle > 1 else self._is_seeded
         if self.phase == phase and (has_keys or has_seeds):
             return
         if not (plan.noise.independent and self.memory.get("independent", True)):
@@ -486,7 +489,7 @@ class ReleaseEngine:
     @property
     def _origin(self) -> str:
         """Begins the words of the ledger that come from the key of the noise."""
-        return KEPT if self.seed is None else ""
+        return "" if self._is_seeded else KEPT
 
     @property
     def lot_phase(self) -> int:

@@ -204,17 +204,18 @@ class PrivateSession:
         ledger: Path,
         horizon: TrainingLength,
         metric_sizes: Mapping[str, int],
-        key_of: Callable[[int], int] = int,
+        key_of: Callable[[int], int] | None = None,
     ) -> None:
         """Fix the plan and open the ledger; everything can still be refused.
 
         Args:
             processes: All of this training.
-            key: Of a seeded run, a function of its seed, settings and data; None takes the operating system's entropy.
+            key: Of a seeded run, a function of its seed, settings and data; None takes the operating system's entropy,
+                or where a function of these cannot cover all, and there is `key_of`, a kept key.
             ledger: Its path.
             horizon: Planned and past steps.
             metric_sizes: Number of values of each metric that the module offers.
-            key_of: Kept key → key of the run, a function of settings and data too, where correlated noise has no seed.
+            key_of: Kept key → key of the run, a function of settings and data too.
 
         Raises:
             ConfigurationError: The plan has no solution, or there is a seed and no key.
@@ -228,13 +229,15 @@ class PrivateSession:
         # The sizes of all lots come first: the plan of the releases is made of them.
         lot_sizes = lots.plan(horizon.total_steps)
         # One key for all processes, before anything is drawn by it.
-        releases.join(processes, None if key is None else keyed_by(key, self._executor))
+        own_key = None if key is None else keyed_by(key, self._executor)
+        releases.join(processes, own_key, keeps_key=key_of is not None)
         # Noise that is correlated among steps wants lots that keep a record's participations apart.
         lots.bands = releases.unit_noise.bands
+        rule = key_of or int
         lot_key = releases.keep_keys(
             ledger,
             are_lots_seeded=lots.seed is not None,
-            key_of=lambda kept: keyed_by(key_of(kept), self._executor),
+            key_of=lambda kept: keyed_by(rule(kept), self._executor),
         )
         # Records of an audit enlarge the population, so that they join before the sampling is read.
         releases.hook = None

@@ -260,13 +260,12 @@ def test_in_a_copied_folder_a_kept_key_is_good_for_the_same_training_only(tmp_pa
 
 
 @pytest.mark.own_key
-def test_records_behind_a_kept_key_are_in_memory_or_have_a_name(tmp_path: Path) -> None:
+def test_records_in_files_have_a_kept_key(tmp_path: Path) -> None:
+    """With correlated noise there is one without a seed, and beside a seed one is added."""
     dataset = Files(tmp_path / "records.pt")
-    with pytest.raises(ConfigurationError, match="not in memory.*data_id.*without correlated noise"):
-        fit(tmp_path, strategy_of(seed=None, **BANDED), lots=LotLoader.cyclic_poisson(dataset, 12))
-    named = LotLoader.cyclic_poisson(dataset, 12, data_id="pictures 1")
-    fit(tmp_path, strategy_of(seed=None, **BANDED), lots=named)
-    fit(tmp_path / "independent", strategy_of(seed=None), lots=LotLoader.poisson(dataset, 12))
+    for name, seed in (("kept", None), ("seeded", 3)):
+        fit(tmp_path / name, strategy_of(seed=seed, **BANDED), lots=LotLoader.cyclic_poisson(dataset, 12, seed=seed))
+        assert str(read_ledger(tmp_path / name / "ledger.jsonl").header.noise_source).startswith("kept:")
 
 
 @pytest.mark.own_key
