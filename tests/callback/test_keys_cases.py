@@ -27,13 +27,13 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 from dpbench import DPSGD
 from dpbench.callback import run_key
 from dpbench.canonical import Canonical
+from dpbench.capabilities.users.cohorts import Users
+from dpbench.capabilities.users.dataset import UserDataset
+from dpbench.capabilities.users.local_training import LocalTraining
 from dpbench.code import _source_hash
 from dpbench.data.lots import LotLoader
-from dpbench.data.users import UserDataset
 from dpbench.privacy.accounting.ledger import Ledger, read_ledger
 from dpbench.privacy.kept_keys import read_keys
-from dpbench.records.local_training import LocalTraining
-from dpbench.records.users import Users
 from dpbench.session.session import PrivateSession
 from tests.support.gan import gan, images
 
