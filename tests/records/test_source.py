@@ -142,5 +142,5 @@ def test_options_of_examples_are_refused(option: dict[str, Any]) -> None:
 
 
 def test_only_a_source_is_taken() -> None:
-    with pytest.raises(ConfigurationError, match="records must be a source of records, such as .*, or null"):
+    with pytest.raises(ConfigurationError, match="records must be a source of records, an object .*, or null"):
         DPSGD(noise_multiplier=1.0, records="users")  # type: ignore[arg-type]
