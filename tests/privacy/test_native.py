@@ -468,7 +468,6 @@ def test_arguments_of_kernels_are_declared_as_in_the_source() -> None:
     library = native.library()
     pointer, whole = ctypes.c_void_p, ctypes.c_int64
     declared = {
-        "dpbench_sum": [pointer, whole, pointer, whole],
         "dpbench_add_noise": [pointer, whole, whole, ctypes.c_float, ctypes.c_double, pointer, whole],
         "dpbench_convolution": [*[pointer] * 5, ctypes.c_float, ctypes.c_float, *[pointer] * 3],
     }

@@ -641,7 +641,7 @@ class ReleaseEngine:
             number=self.num_releases,
             sampling=mechanism.plan.sampling,
             queries=queries,
-            checksum=checksum(mechanism.total).hex(),
+            checksum=checksum(mechanism.total),
         )
 
     def state_dict(self) -> dict[str, Any]:

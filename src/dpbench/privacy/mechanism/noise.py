@@ -17,15 +17,16 @@ Tails. A radius takes 32 bits, and where it is beyond 4 standard deviations, at 
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dpbench.privacy import kernels
-from dpbench.privacy.native import kernels as native_kernels
 from dpbench.privacy.randomness import digest_of, keyed_generator, keyed_sequence
 
 Segments = Sequence[tuple[int, float]]
@@ -53,6 +54,9 @@ _FINE = 2.0**-40
 _CPU_CHUNK = 1 << 17
 """Numbers that are drawn together on the CPU: few enough for its caches."""
 _DEVICE_CHUNK = 1 << 24
+_HASHED = 1 << 20
+"""Numbers of 32 bits that are hashed together."""
+_GOLDEN_RATIO = 2654435761  # of 2^32
 
 
 def grid_spacing(std: float) -> float:
@@ -343,8 +347,19 @@ def _per_coordinate(segments: Segments, device: torch.device) -> Tensor | float:
     return numbers
 
 
-def checksum(total: Tensor) -> float:
-    """Sum of a flat tensor in float64, by which a replay is recognized; not finite where a coordinate is not."""
-    if native_kernels.suits(total) and total.is_contiguous():
-        return native_kernels.float64_sum(total)
-    return float(total.sum(dtype=torch.float64))
+def checksum(total: Tensor) -> str:
+    """Hash of the bits of a flat tensor, by which a replay is recognized; the same for every number of threads.
+
+    A sum of the numbers would not do: gradients of a softmax layer add up to zero, whatever the records.
+    """
+    bits = total.contiguous().view(torch.int32)
+    factors = _odd_factors(total.device)
+    sums = [(chunk * factors[: len(chunk)]).sum() for chunk in bits.split(_HASHED)]
+    return hashlib.sha256(repr(torch.stack(sums).tolist()).encode()).hexdigest()[:32]
+
+
+@cache
+def _odd_factors(device: torch.device) -> Tensor:
+    """An odd whole number for each place of a chunk: products of 32 bits lose none of a place's bits."""
+    places = torch.arange(_HASHED, device=device)
+    return ((places * _GOLDEN_RATIO % 2**32 | 1) - 2**31).to(torch.int32)

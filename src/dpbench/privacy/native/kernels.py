@@ -187,18 +187,6 @@ def _outer(name: str, g: Tensor, a: Tensor, threshold: float, *others: Tensor) -
     )
 
 
-def float64_sum(x: Tensor) -> float:
-    """Sum in float64 of flat numbers without gaps, in the same order for every number of threads."""
-    total = torch.empty((), dtype=torch.float64, device="cpu")
-    _kernel("dpbench_sum")(
-        _at(x),
-        x.numel(),
-        _at(total, torch.float64),
-        torch.get_num_threads(),
-    )
-    return total.item()
-
-
 def add_noise(total: Tensor, start: int, std: float, spacing: float, key: bytes) -> None:
     """Add `std` times the numbers `start`, `start` + 1, ... of a stream of standard normal numbers; round to a grid.
 

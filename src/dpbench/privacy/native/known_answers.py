@@ -60,9 +60,7 @@ def _sums(library: ctypes.CDLL) -> bool:
     weights = np.array([2, -3, 5], np.float32)
     weighted = np.zeros(600, np.float32)
     library.dpbench_weighted_sum(_at(rows), _at(weights), _at(weighted), 3, 600, 1)
-    total = np.zeros(1)
-    library.dpbench_sum(_at(rows), rows.size, _at(total), 1)
-    return bool((weighted == weights @ rows).all()) and total[0] == rows.sum()
+    return bool((weighted == weights @ rows).all())
 
 
 def _convolution(library: ctypes.CDLL) -> bool:

@@ -26,8 +26,6 @@
 typedef float Lanes __attribute__((vector_size(LANES * 4), aligned(4)));
 typedef int32_t Mask __attribute__((vector_size(LANES * 4), aligned(4)));
 typedef int8_t Bytes __attribute__((vector_size(LANES), aligned(1)));
-typedef float Four __attribute__((vector_size(16), aligned(4)));
-typedef double Doubles __attribute__((vector_size(32)));
 
 static inline Lanes load(const float* from) { return *(const Lanes*)from; }
 static inline void store(float* to, Lanes value) { *(Lanes*)to = value; }
@@ -519,26 +517,4 @@ extern "C" void dpbench_add_noise(float* total, int64_t start, int64_t n, float 
     for (int64_t j = 0; j < to - from; j++)
       sums[j] = (float)(std::rint(sums[j] * inverse + numbers[j]) * spacing);
   }
-}
-
-static double sum_of(const float* x, int64_t n) {
-  Doubles parts[8] = {};
-  int64_t j = 0;
-  for (; j + 32 <= n; j += 32)
-    for (int p = 0; p < 8; p++) parts[p] += __builtin_convertvector(*(const Four*)(x + j + 4 * p), Doubles);
-  double total = 0;
-  for (int p = 0; p < 8; p++)
-    for (int lane = 0; lane < 4; lane++) total += parts[p][lane];
-  for (; j < n; j++) total += x[j];
-  return total;
-}
-
-// Sum of n numbers in float64; the order depends on nothing but n.
-extern "C" void dpbench_sum(const float* x, int64_t n, double* total, int64_t threads) {
-  const int64_t chunk = 1 << 16, chunks = (n + chunk - 1) / chunk;
-  std::vector<double> sums(chunks);
-#pragma omp parallel for schedule(static) num_threads((int)threads) if (chunks > 1)
-  for (int64_t c = 0; c < chunks; c++) sums[c] = sum_of(x + c * chunk, c * chunk + chunk < n ? chunk : n - c * chunk);
-  *total = 0;
-  for (const double sum : sums) *total += sum;
 }
