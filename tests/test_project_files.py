@@ -171,3 +171,22 @@ def test_the_image_works(tmp_path: Path) -> None:
             [sys.executable, script, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
         )
         assert done.returncode == 0 and "epsilon" in done.stdout, done.stderr
+
+
+def test_the_days_reading_is_in_order() -> None:
+    """No file of the list imports one that comes later, so that each can be read by what came before."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = text.partition("## A day's reading")[2].partition("What these import besides")[0]
+    listed = re.findall(r"`((?:privacy|session|callback)/[\w/]+)`", section)
+    assert len(listed) == 24
+    for place, name in enumerate(listed):
+        source = (ROOT / "src" / "dpbench" / f"{name}.py").read_text(encoding="utf-8")
+        imported = re.findall(r"^from dpbench\.([\w.]+) import", source, re.MULTILINE)
+        assert not {module.replace(".", "/") for module in imported} & set(listed[place + 1 :]), name
+
+
+def test_files_that_contributing_names_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    places = (ROOT, ROOT / "src" / "dpbench", ROOT / "src" / "dpbench" / "privacy")
+    for name in re.findall(r"`([a-z_]+/[\w/.]+\.(?:py|yaml|md|toml|tsv|json|txt))`", text):
+        assert any((place / name).exists() for place in places), name

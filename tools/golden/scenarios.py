@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -19,6 +20,7 @@ DELTA = 1e-3
 STEPS = 20
 SEED = 36
 FINGERPRINT = "golden"
+COMMITTED = Path(__file__).parents[2] / "tests" / "golden" / "runs.json"
 
 STRATEGIES: dict[str, Callable[..., Any]] = {
     "dpsgd": partial(strategies.DPSGD, noise_multiplier=1.0),
@@ -170,12 +172,11 @@ def is_valid(
 
 @cache
 def scenarios() -> tuple[Scenario, ...]:
-    """All golden runs."""
+    """All golden runs: those that have committed values, and what they leave uncovered."""
     rows = valid_rows(AXES, is_valid)
-    # By themselves, as they share no pair of strategy and sampling with the others, whose choice stays as it was.
-    correlated = [row for row in rows if row[0] == "dpsgd_banded"]
-    others = [row for row in rows if row[0] != "dpsgd_banded"]
-    return tuple(Scenario(*row) for row in [*pairwise(others), *pairwise(correlated)])
+    committed = json.loads(COMMITTED.read_text(encoding="utf-8"))
+    kept = [row for row in rows if "/".join(row) in committed]
+    return tuple(Scenario(*row) for row in pairwise(rows, kept))
 
 
 def with_twins(chosen: Iterable[Scenario]) -> list[Scenario]:
@@ -213,10 +214,14 @@ def pairs_of(row: Row) -> set[Pair]:
     return {(*one, *other) for one, other in itertools.combinations(numbered, 2)}
 
 
-def pairwise(rows: Sequence[Row]) -> list[Row]:
+def pairwise(rows: Sequence[Row], kept: Sequence[Row] = ()) -> list[Row]:
     """Few of the rows, which cover every pair of values that any of them covers.
 
     Greedy (each row covers as many new pairs as any, the first such row is taken), hence the same for the same rows.
+
+    Args:
+        rows: The rows.
+        kept: Some of them that are taken in any case.
 
     >>> pairwise([("a", "x"), ("a", "y"), ("b", "y"), ("a", "x")])
     [('a', 'x'), ('a', 'y'), ('b', 'y')]
@@ -230,7 +235,9 @@ def pairwise(rows: Sequence[Row]) -> list[Row]:
             mask |= 1 << bits.setdefault(pair, len(bits))
         masks.append(mask)
     missing = (1 << len(bits)) - 1
-    chosen = []
+    chosen = list(kept)
+    for row in kept:
+        missing &= ~masks[rows.index(row)]
     while missing:
         best = max(range(len(rows)), key=lambda place: ((masks[place] & missing).bit_count(), -place))
         chosen.append(rows[best])

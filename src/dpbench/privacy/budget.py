@@ -406,7 +406,7 @@ class Budget:
             return
         self._writer = None
         try:
-            writer.close()  # may write a line
+            writer.close()
         finally:
             self._seal = writer.seal
 

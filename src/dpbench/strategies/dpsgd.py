@@ -32,7 +32,7 @@ class DPSGD(PrivateStrategy):
             and biases apart; "by_dimension" each layer at C·√(d_g/D), by its number of coordinates.
         allocation: How noise is shared among groups, see `privacy.mechanism.NoiseAllocation`; without effect on "flat".
 
-    The other options are those of `PrivateStrategy`: noise_multiplier or target_epsilon, delta, accountant, seed, ...
+    The other options are those of `StrategyOptions`: noise_multiplier or target_epsilon, delta, accountant, seed, ...
 
     Example:
         >>> strategy = DPSGD(max_grad_norm=1.0, noise_multiplier=1.1)
