@@ -1,4 +1,4 @@
-"""Refusals of what would break the guarantee silently, a guard for each."""
+"""Refusals of all that would break the guarantee silently, a guard for each."""
 
 from dpbench.guards._module_writes import Writes
 from dpbench.guards._number_of_records import NumberOfRecords

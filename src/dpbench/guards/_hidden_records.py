@@ -40,7 +40,7 @@ class LotRecords:
             x.data = x.data.clone()
 
     def hide(self) -> None:
-        """Overwrite the records of the lot; what the data set keeps is left alone."""
+        """Overwrite the records of the lot; tensors of the data set stay."""
         for x in self._tensors:
             data = x.data
             if _is_whole(x):

@@ -1,4 +1,4 @@
-"""What of a module and its optimizers has been written to: everything that is saved with it, and may be published."""
+"""Writes to a module and its optimizers: to all that is saved with them, and may be published."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ _BETWEEN = (
 
 
 class Writes(Guard):
-    """Compares all that is saved with a module: no write may carry what the records of a lot say past its release.
+    """Compares all that is saved with a module: no write may carry facts of a lot's records past its release.
 
     From the moment a lot is drawn to its update, and from there to the last hook that sees it. The contents of tensors
-    are compared in the first lot, and in one lot of each octave. What the private optimizer writes before it calls the
-    closure follows from released gradients, and is accepted.
+    are compared in the first lot, and in one lot of each octave. Writes of the private optimizer before it calls the
+    closure follow from released gradients, and are accepted.
     """
 
     name = "writes"
@@ -89,7 +89,7 @@ class Writes(Guard):
         self._loader.before_lot = self._draw_lot
 
     def on_open(self, batch: Any) -> None:
-        """Begin a lot, whose update is still to come."""
+        """Begin a lot; its update is still to come."""
         self._steps.open_lot()
         self._updated = None
         if self._before is None:
@@ -133,7 +133,7 @@ class Writes(Guard):
         return Saved(self.session.training, is_checked(self._lots))
 
     def remember(self) -> None:
-        """Accept what was written up to now, by code that saw no record of the lot."""
+        """Accept the writes up to now, by code that saw no record of the lot."""
         self._before = self._snapshot()
 
     def _note_update(self) -> None:
@@ -142,7 +142,7 @@ class Writes(Guard):
 
     @contextmanager
     def _between_batches(self) -> Iterator[None]:
-        """Within, a hook may use what the step has kept of records, to show it, or write; not both."""
+        """Within, a hook may use records that the step has kept, to show them, or write; not both."""
         before = self._snapshot()
         with records_withheld(refuses=False) as records:
             yield
@@ -150,7 +150,7 @@ class Writes(Guard):
             _refuse_writes(before, _BETWEEN)
 
     def accept_values(self) -> None:
-        """Accept options that were set since the update, by code in whose sight no record was."""
+        """Accept options that were set since the update, by code that saw no record."""
         self._steps.end_step()
         if self._updated is not None:
             self._updated.accept_options()

@@ -67,7 +67,7 @@ class NumberOfRecords(Guard):
         self._next = 0
 
     def on_change(self) -> None:
-        """Ask the coming batch: what was frozen before had no gradients."""
+        """Ask the coming batch: parameters that were frozen before had no gradients."""
         self._next = 0
 
     def on_step(
@@ -215,7 +215,7 @@ class _StepAgain:
 
 
 class _SharedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Gives all elements of a draw the same number, whatever its size; dropout keeps everything.
+    """Gives all elements of a draw the same number, for any size; dropout keeps everything.
 
     Args:
         seed: Other numbers for another one.

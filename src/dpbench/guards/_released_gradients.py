@@ -1,4 +1,4 @@
-"""What lies between a release and its update: the optimizer must get the released gradients as they are."""
+"""The gradients between a release and its update: the optimizer must get them as they were released."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class ReleasedGradients(Guard):
     """Released gradients reach the optimizer as they are.
 
     Hooks of the module and of callbacks run between (`on_before_optimizer_step`, `configure_gradient_clipping`), and
-    whatever the training step has kept of its lot is in their sight. A scaling of `p.grad` by the loss of the lot would
-    carry the loss into the weights, and nobody can tell that from one by its own norm. Hooks of parameters see the
-    released gradients, and nothing else, and may not change them either.
+    they see all that the training step has kept of its lot. A scaling of `p.grad` by the loss of the lot would carry
+    the loss into the weights, and cannot be told from one by its own norm. Hooks of parameters see the released
+    gradients, and nothing else, and may not change them either.
     """
 
     name = "released gradients"

@@ -44,12 +44,12 @@ _OF_SCHEDULES = {"lr", "momentum", "betas"}  # options that torch's own schedule
 class Saved:
     """Tensors and values of a training as they were at one time.
 
-    What there is to compare is listed anew each time. Tensors count the writes in place (`_version`), which costs
+    The things to compare are listed anew each time. Tensors count the writes in place (`_version`), which costs
     microseconds; a write through `.data` is not counted, and shows in sums over the contents only.
 
     Args:
         training: Its module, data module, optimizers and schedules.
-        contents: Whether to compare contents, too; costs a pass over all tensors.
+        contents: True to compare contents, too, at the cost of a pass over all tensors.
     """
 
     def __init__(self, training: Training, contents: bool = False) -> None:
@@ -64,7 +64,7 @@ class Saved:
         self._options = self._read_options()
 
     def written(self) -> list[str]:
-        """Names of what was written to, replaced, added or removed since then by anybody but a schedule.
+        """Names of all that was written to, replaced, added or removed since then, except by a schedule.
 
         Among them are tensors that the record axis has seen records being written to, by `.data` or otherwise.
         """
@@ -82,7 +82,7 @@ class Saved:
         return written
 
     def accept_options(self) -> None:
-        """Accept what was written up to now but to tensors of the module and of its optimizers."""
+        """Accept the writes up to now, except those to tensors of the module and of its optimizers."""
         self._options = Saved(self._training, self._contents)._options
 
     def _read_state(self) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class Saved:
         return id(x), version, _sum_of_bits(x) if self._contents else None
 
     def _follows_schedule(self, name: str, value: Any) -> bool:
-        """Whether an option is one that schedules move, and a learning rate what they say that it is."""
+        """Return whether schedules move an option, and a learning rate has the value that they state."""
         schedulers = self._training.schedulers
         option = name.partition("].")[2].partition("[")[0]
         if option != "lr":
@@ -192,12 +192,12 @@ def _is_of_schedule(name: str) -> bool:
 
 
 def _differences(before: Mapping[Any, Any], now: Mapping[Any, Any], name: str = "") -> dict[str, Any]:
-    """Names of entries that are others, or in one of two dictionaries only, and what they are now.
+    """Entries that differ, or are in one of two dictionaries only: name → present value.
 
     Args:
         before: One of the dictionaries.
         now: The other one.
-        name: Name of what they are of.
+        name: Name of their owner.
     """
     differences: dict[str, Any] = {}
     for place, key in enumerate({**before, **now}):
@@ -211,7 +211,7 @@ def _differences(before: Mapping[Any, Any], now: Mapping[Any, Any], name: str = 
 
 
 def _added_entries(module: nn.Module, tensors: Mapping[str, Tensor], datamodule: Any) -> dict[str, Any]:
-    """Hashes of what `state_dict` saves beside known tensors and extra states: by an override or a hook."""
+    """Hashes of entries that an override or a hook adds to `state_dict`, without known tensors and extra states."""
     try:
         state = module.state_dict(keep_vars=True)
     except TypeError:  # an override without torch's options
@@ -242,7 +242,7 @@ def _own_attributes(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _parts(x: Any) -> dict[Any, Any]:
-    """What an object holds, by name or place; of large containers the beginning."""
+    """Parts of an object, by name or place; of large containers the first ones."""
     if isinstance(x, dict):
         return dict(islice(x.items(), _MOST_ENTRIES))
     if isinstance(x, nn.Module):

@@ -27,7 +27,7 @@ class SavedRecords(Guard):
     prevents = "records are saved with the model, in hyperparameters or buffers"
 
     def on_begin(self) -> None:
-        """Compare what is saved with the data set."""
+        """Compare the saved objects with the data set."""
         if self.session.releases.recipe.private:
             refuse_saved_records(self.session.training, self.session.loader.dataset)
 
@@ -57,7 +57,7 @@ def refuse_saved_records(training: Training, dataset: Any) -> None:
 
 
 def _holds_arrays_of(value: Any, dataset: Any) -> bool:
-    """Whether a value holds an array of a data set: the same memory, or equal contents of more than one number."""
+    """Return whether a value holds an array of a data set: the same memory, or equal contents of several numbers."""
     arrays = [x for x in _arrays(value, _DEEP) if x.size > 1]
     pairs = itertools.product(arrays, _arrays(dataset, _DEEP) if arrays else ())
     return any(np.may_share_memory(x, y) or (x.dtype == y.dtype and np.array_equal(x, y)) for x, y in pairs)

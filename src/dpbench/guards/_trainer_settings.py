@@ -14,7 +14,7 @@ from dpbench.guards.precision import refuse_precision
 
 
 class TrainerSettings(LightningGuard):
-    """What Lightning would do to gradients and lots behind the mechanism's back."""
+    """Settings by which Lightning would change gradients and lots unseen by the mechanism."""
 
     name = "trainer"
     prevents = "the Trainer rescales, averages or clips gradients, shards parameters, or skips batches"
@@ -60,7 +60,7 @@ def refuse_accumulation(trainer: pl.Trainer) -> None:
 
 
 def refuse_trainer_settings(trainer: pl.Trainer, module: pl.LightningModule) -> None:
-    """Refuse what Lightning would do to gradients behind the mechanism's back.
+    """Refuse settings by which Lightning would change gradients unseen by the mechanism.
 
     Raises:
         ConfigurationError: Names the setting and the remedy.

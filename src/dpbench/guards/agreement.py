@@ -1,4 +1,4 @@
-"""Whether the processes of one training agree on what a lot is, and on what a step makes of it."""
+"""Agreement of a training's processes on the lots, and on the results of a step."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def refuse_other_records(
     compared; records that are random (augmented) cannot be.
 
     Args:
-        trainer: Of this process.
-        loader: Of this process.
+        trainer: Trainer of this process.
+        loader: Loader of this process.
         contents: Hash of the training set.
 
     Raises:
-        ConfigurationError: On all processes.
+        ConfigurationError: They differ; raised on all processes.
     """
     if trainer.world_size == 1:
         return
@@ -53,7 +53,7 @@ def refuse_other_records(
 
 
 def _agree(facts: Sequence[str | None], others: Sequence[str | None]) -> bool:
-    """Whether two processes know the same; what one of them does not know is no difference."""
+    """Return whether two processes know the same; a fact that one of them does not know is no difference."""
     if len(facts) != len(others):
         return False
     pairs = zip(facts, others, strict=True)
@@ -77,7 +77,7 @@ def _digests(dataset: Any) -> list[str | None]:
 
 
 def are_alike(module: nn.Module) -> bool:
-    """Whether several processes sum up what one would, but for rounding: not where each draws masks for its share."""
+    """Return whether several processes have the sum of one, except for rounding: not if each draws masks of its own."""
     return not any(map(_drops_out, module.modules()))
 
 

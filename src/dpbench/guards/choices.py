@@ -1,4 +1,4 @@
-"""What may not be chosen on private data without noise: when to stop, which weights to keep, the learning rate."""
+"""Choices that may not depend on private data without noise: when to stop, which weights to keep, the learning rate."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def refuse_training_records(trainer: pl.Trainer, training: Any) -> None:
     """Refuse choices by a metric of validation data among which are training records.
 
     Args:
-        trainer: In validation.
+        trainer: The trainer, in validation.
         training: The data set of the training.
 
     Raises:
@@ -147,7 +147,7 @@ def _is_held_out(name: str) -> bool:
 
 
 def _is_released(name: str) -> bool:
-    """Whether a metric says nothing of records but what was released."""
+    """Return whether a metric says nothing of records beyond the releases."""
     return name.startswith("private/") or name == "privacy/epsilon" or name in _COUNTED
 
 

@@ -1,4 +1,4 @@
-"""Trainings that have diverged: what is said of lots, and what stops a run, which is only what was released."""
+"""Trainings that have diverged: messages on lots, and the end of a run, which depends on releases alone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LotsWithoutGradients:
         Args:
             mechanism: Counts records.
             source: The source of records; one that takes them in turn counts those that diverge itself.
-            log: As of a LightningModule; None: nothing is logged.
+            log: Function such as a LightningModule's `log`; None: nothing is logged.
         """
         records, finite = mechanism.records_of_lot
         if finite == records or isinstance(source, RecordsInTurn):
@@ -56,16 +56,16 @@ def refuse_diverged(
     module: nn.Module,
     releases: ReleaseEngine,
 ) -> None:
-    """Stop a training whose released weights are not finite or absurdly large.
+    """Stop a training with released weights that are not finite, or absurdly large.
 
     They are functions of releases, so that to stop by them releases nothing.
 
     Args:
         module: Its trainable parameters.
-        releases: What was spent.
+        releases: The releases, which know the ε spent.
 
     Raises:
-        Diverged: Says what was spent, where that is recorded, and what to do.
+        Diverged: States the ε spent, where it is recorded, and the remedy.
     """
     weights = {name: p for name, p in module.named_parameters() if p.requires_grad}
     name = _first_diverged(weights)

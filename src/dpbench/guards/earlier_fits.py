@@ -1,4 +1,4 @@
-"""Which run a training belongs to: a new one, or the one that a ledger records already."""
+"""The run of a training: a new one, or the one that a ledger records already."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class EarlierFits(Guard):
         self._trained += self.session.trained.parameters
 
     def on_change(self) -> None:
-        """What is frozen, or taken out, from now on holds releases all the same."""
+        """Note the parameters trained so far: frozen or taken out, they hold releases all the same."""
         self._trained += self.session.trained.parameters
 
     def on_end(self) -> None:
@@ -52,12 +52,12 @@ class EarlierFits(Guard):
 
 
 def note_training(module: nn.Module, budget: Budget, releases: int, trained: Sequence[nn.Parameter] = ()) -> None:
-    """Remember where the releases are recorded that the parameters of a module hold, whoever has them.
+    """Note the ledger of the releases that the parameters of a module hold, wherever these are used.
 
     Args:
         module: Its trainable parameters hold them.
-        budget: Of the training.
-        releases: That were made.
+        budget: Budget of the training.
+        releases: Number of releases that were made.
         trained: Parameters that were trained, and may be frozen by now.
     """
     if not releases or budget.path is None:
@@ -69,13 +69,13 @@ def note_training(module: nn.Module, budget: Budget, releases: int, trained: Seq
 
 
 def other_record(module: nn.Module, ledger: Path, after: Path | None) -> Path | None:
-    """Where releases were recorded that a module holds and a ledger does not; None if there are none.
+    """Ledger of releases that a module holds and a given ledger does not; None if there are none.
 
     A ledger that was moved away, deleted or edited no longer has them, though another may lie in its place.
 
     Args:
-        module: To be trained.
-        ledger: Where the releases would be recorded.
+        module: The module to be trained.
+        ledger: Ledger of the coming releases.
         after: Ledger with which that one begins.
     """
     ledgers = {ledger.resolve()}
@@ -91,7 +91,7 @@ def other_record(module: nn.Module, ledger: Path, after: Path | None) -> Path | 
 
 
 def _holds(path: Path, seal: Seal | None) -> bool:
-    """Whether a ledger begins as it was sealed; ranks other than 0 have no seal."""
+    """Return whether a ledger begins as it was sealed; ranks other than 0 have no seal."""
     return seal is None or (path.is_file() and difference(path, seal, "") is None)
 
 
@@ -99,8 +99,8 @@ def refuse_unknown_past(private_past: bool | None, private: bool) -> None:
     """Raise ConfigurationError where a run would go on from a checkpoint of the other kind.
 
     Args:
-        private_past: Whether a private strategy made the checkpoint; None: no strategy of this project did.
-        private: Whether this one is private.
+        private_past: True if a private strategy made the checkpoint; None: no strategy of this project did.
+        private: True if this one is private.
     """
     if private_past and not private:
         raise ConfigurationError(PRIVATE_PAST)
@@ -113,15 +113,15 @@ def refuse_unknown_past(private_past: bool | None, private: bool) -> None:
 
 
 def ledger_in(folder: Path, last: Path | None, resumes: bool, known: Seal | None) -> Path:
-    """Where a training is recorded that nobody has given a ledger.
+    """Choose the ledger of a training for which none was given.
 
     That is `ledger.jsonl` in a folder; for a further run, such as that of a notebook's cell that is run again, it is
-    one in the first free of the folders run-2, run-3, ... below, where all that lies beside a ledger has room, too.
+    one in the first free of the folders run-2, run-3, ... below, with room for all other files of the run.
 
     Args:
-        folder: Of the trainer.
+        folder: Folder of the trainer.
         last: Ledger of the strategy's earlier fit, in which it goes on; None before it made any.
-        resumes: Whether the training goes on from a checkpoint.
+        resumes: True if the training goes on from a checkpoint.
         known: The checkpoint's seal of its ledger, if it has one.
 
     Raises:
@@ -149,12 +149,12 @@ def ledger_in(folder: Path, last: Path | None, resumes: bool, known: Seal | None
 
 
 def goes_on(pl_module: pl.LightningModule, ledger: Path, last: Path | None, after: Path | None) -> bool:
-    """Whether a fit without a checkpoint goes on with the run that its strategy made before.
+    """Return whether a fit without a checkpoint goes on with the run that its strategy made before.
 
     Args:
-        pl_module: To be trained.
-        ledger: Where the releases would be recorded.
-        last: Where those of the strategy's earlier fit are, None before it made any.
+        pl_module: The module to be trained.
+        ledger: Ledger of the coming releases.
+        last: Ledger of the strategy's earlier fit; None before it made any.
         after: Ledger with which that one begins.
 
     Returns:
@@ -185,7 +185,7 @@ def refuse_unknown_training(trainer: pl.Trainer, trains_here: bool) -> None:
     """Refuse a checkpoint by a process that started others, which trained, and has their weights since.
 
     Raises:
-        ConfigurationError: What they released is not known here: the checkpoint would say nothing was.
+        ConfigurationError: Their releases are not known here: the checkpoint would say that there were none.
     """
     if trainer.state.finished and not trains_here:
         raise ConfigurationError(

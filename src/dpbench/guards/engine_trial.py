@@ -1,8 +1,8 @@
-"""Whether the engine knows a network: tried on a few records, before anything is released.
+"""Trial of the engine on a network, with a few records, before anything is released.
 
 The engine knows layers. A network may use weights past them, differentiate within its loss or hand on what all records
-share; and then the engine fails, or changes what the network computes. Such a network can be trained record by record.
-Layers that see several rows of a record stay with the engine, since the record axis tells which rows are whose.
+share; then the engine fails, or changes the network's results. Such a network can be trained record by record.
+Layers that see several rows of a record stay with the engine, since the record axis tells the records' rows.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Limit(NamedTuple):
     """Why the engine cannot be used.
 
     Attributes:
-        reason: In words.
-        is_refused: Whether the engine refuses the step in words of its own.
+        reason: Reason in words.
+        is_refused: True if the engine refuses the step in words of its own.
     """
 
     reason: str
@@ -121,7 +121,7 @@ class EngineTrial:
         return limit
 
     def is_agreed(self) -> bool:
-        """Whether all processes have found the same of the layers; each has to ask."""
+        """Return whether all processes agree on the layers; each has to ask."""
         needs_tags = isinstance(self._engine, PerRecordEngine) and self._engine.needs_tags
         return self._training.largest(needs_tags) == -self._training.largest(-needs_tags)
 
@@ -178,7 +178,7 @@ class EngineTrial:
             return Limit(_CHANGED, is_refused=False)
 
     def _is_lasting(self, plain: Tensor, changed: Tensor, lot: Any, size: int, rewind: Callable[[], None]) -> bool:
-        """Whether both losses stay as they are: of a step that is random beyond its seeds nothing can be said."""
+        """Return whether both losses stay as they are: a step that is random beyond its seeds cannot be judged."""
         engine = self._engine
         rewind()
         engine.expect(size)
@@ -194,7 +194,7 @@ class EngineTrial:
 
     @contextmanager
     def _without_traces(self) -> Iterator[Callable[[], None]]:
-        """Within, the engine does not look, and nothing is logged; a function puts back what was changed so far."""
+        """Within, the engine does not look, and nothing is logged; the function yielded undoes the changes so far."""
         engine = self._engine
         recording = engine.recording
         records = engine.records
@@ -218,7 +218,7 @@ def without_traces(training: Training) -> Iterator[StepState]:
     """Within, a step may run without training: nothing is logged, and in the end everything is put back.
 
     Args:
-        training: The training whose step runs.
+        training: The training.
     """
     silent = replaced_methods(training.module, **_stand_ins(training))
     exact = tf32.refused(training.device.type)
@@ -250,7 +250,7 @@ def _stand_ins(training: Training) -> dict[str, Callable[..., Any]]:
 
 @torch.no_grad()
 def _put_back(weights: list[tuple[Tensor, Tensor, Tensor]]) -> None:
-    """Undo what the step itself wrote to parameters (a first value from the first lot): for the lot it is refused."""
+    """Undo the step's own writes to parameters (a first value from the first lot): in a training they are refused."""
     for parameter, data, before in weights:
         if parameter.data_ptr() != data.data_ptr():
             parameter.data = data

@@ -1,4 +1,4 @@
-"""What a guard is: a name, what it prevents, and the moments of a training at which it looks."""
+"""The base of guards: a name, the mistake that it prevents, and the moments of a training at which it looks."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 class Session(Protocol):
-    """What guards know of a private training.
+    """A private training as guards know it.
 
     Attributes:
-        training: What is trained, and who drives it.
+        training: The module and its driver.
         releases: Makes the sums of a lot private.
         source: Turns lots into per-record gradients.
         part: The module, or the part of it that sees private records; from `on_attach` on.
         trained: Its parameters, to which gradients are released; from `on_attach` on.
         optimizer: Updates them; from `on_attach` on.
         loader: Draws the lots; from `on_begin` on.
-        is_open: Whether a lot was opened that is not released yet.
-        released: Whether the present lot was released.
+        is_open: True while a lot is open that is not released yet.
+        released: True once the present lot was released.
     """
 
     training: Training
@@ -53,8 +53,8 @@ class Guard:
     A session makes its guards anew for each training and calls them in the order of its list.
 
     Attributes:
-        name: In docs/guards.md.
-        prevents: What would go wrong, in a line of docs/guards.md.
+        name: Name in docs/guards.md.
+        prevents: The mistake, as a line of docs/guards.md.
         session: The training that is looked at.
     """
 
@@ -66,7 +66,7 @@ class Guard:
 
     @property
     def has_public_networks(self) -> bool:
-        """Whether networks follow the private one in a step, which see no record; from `on_attach` on."""
+        """Return whether networks that see no record follow the private one in a step; from `on_attach` on."""
         return self.session.part is not self.session.training.module
 
     def on_check(self) -> None:

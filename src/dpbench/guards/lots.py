@@ -80,10 +80,10 @@ def refuse_uncovered(sampling: Sampling) -> None:
 
 
 def refuse_other_unit(unit: str | None, sampling: Sampling) -> None:
-    """Raise ConfigurationError where records are not what lots draw.
+    """Raise ConfigurationError if records are of another unit than the one that lots draw.
 
     Args:
-        unit: What a source makes records of; None: whatever is drawn.
+        unit: Unit of the source's records; None: the one that is drawn.
         sampling: How lots are drawn.
     """
     if unit not in (None, sampling.unit):

@@ -16,7 +16,7 @@ from dpbench.guards.withheld_loss import RecordsWithheld, has_closure, require_w
 
 
 def _writes_before_closure(optimizer: Optimizer) -> bool:
-    """Whether an optimizer may write into its state before it asks for the loss; torch's do not, but for one."""
+    """Return whether an optimizer may write to its state before it asks for the loss; torch's do not, except one."""
     return isinstance(optimizer, LBFGS) or not type(optimizer).__module__.startswith("torch.optim.")
 
 
@@ -28,8 +28,8 @@ def private_optimizer(
     """Find the optimizer that updates the private part of a module.
 
     Args:
-        optimizers: Of the training.
-        parameters: To which gradients are released.
+        optimizers: Optimizers of the training.
+        parameters: Parameters with released gradients.
         part: Name of the private part, for messages; empty where all of the module is private.
 
     Raises:
@@ -54,7 +54,7 @@ class ModuleWrites(Protocol):
     """Writes to a module and its optimizers since a lot was drawn."""
 
     def remember(self) -> None:
-        """Accept what was written up to now."""
+        """Accept the writes up to now."""
 
     def refuse_before_release(self) -> None:
         """Refuse writes before the release."""
@@ -67,8 +67,8 @@ class OptimizerSteps:
     """Watches the steps of all optimizers while a training runs.
 
     Args:
-        optimizer: Updates the private part.
-        parameters: To which gradients are released.
+        optimizer: Optimizer of the private part.
+        parameters: Parameters with released gradients.
 
     Attributes:
         goes_on: True where the module's `optimizer_step` goes on after the step, up to `end_step`.
@@ -92,8 +92,8 @@ class OptimizerSteps:
         """Attach the hooks.
 
         Args:
-            writes: To the module and the optimizers. What the private optimizer writes before it calls the closure
-                follows from released gradients, and is accepted.
+            writes: Writes to the module and the optimizers. Those of the private optimizer before it calls the closure
+                follow from released gradients, and are accepted.
             on_update: Called after each step of the private optimizer.
         """
         self._writes = writes
@@ -115,7 +115,7 @@ class OptimizerSteps:
         self._depth = 0
 
     def release_lot(self) -> None:
-        """Allow one step of the private optimizer, on what is about to be released.
+        """Allow one step of the private optimizer, on the coming release.
 
         Raises:
             UnsupportedModuleError: It would also move parameters to which nothing is released.
@@ -130,7 +130,7 @@ class OptimizerSteps:
         self._due = True
 
     def close_lot(self) -> None:
-        """End a lot, whose records are out of sight."""
+        """End a lot; its records are out of sight."""
         self._unreleased = False
 
     def end_step(self) -> None:
@@ -168,7 +168,7 @@ class OptimizerSteps:
             self._writes.refuse_before_update()
 
     def _let_in(self) -> None:
-        """Accept what the optimizer has written before it asks for the loss."""
+        """Accept the optimizer's writes before it asks for the loss."""
         self._withheld.close()
         if self._unreleased:
             self._writes.remember()

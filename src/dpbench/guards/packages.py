@@ -12,7 +12,7 @@ def classes(name: str, part: str = "") -> tuple[type, ...]:
     """The classes of that name in those of the two packages that are loaded; imports neither.
 
     Args:
-        name: Of the class.
+        name: Name of the class.
         part: Module of the package that exports it, such as "strategies"; by default the package itself.
     """
     loaded = []
@@ -25,7 +25,7 @@ def classes(name: str, part: str = "") -> tuple[type, ...]:
 
 
 def overrides(module: Any, method: str) -> bool:
-    """Whether a LightningModule has its own version of a method of `LightningModule`."""
+    """Return whether a LightningModule has its own version of a method of `LightningModule`."""
     if method in vars(module):
         return True
     originals = [getattr(cls, method) for cls in classes("LightningModule")]

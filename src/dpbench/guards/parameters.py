@@ -1,4 +1,4 @@
-"""The trained parameters: what is released goes to all of them, and nothing else moves them."""
+"""The trained parameters: releases go to all of them, and nothing else moves them."""
 
 from __future__ import annotations
 

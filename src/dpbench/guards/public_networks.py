@@ -67,7 +67,7 @@ class PublicNetworks(Guard):
     """Keeps private records from all but the private part of a module, such as the discriminator of a GAN.
 
     A module that trains more than one network names the only one that sees private records in its attribute
-    `private_module`. Everything else may be trained on what the private part says of *other* inputs: that is
+    `private_module`. Everything else may be trained on outputs of the private part for *other* inputs: that is
     post-processing, and is left as it is.
     """
 
@@ -119,7 +119,7 @@ class PublicNetworks(Guard):
             self._lot.hide()
 
     def on_released(self) -> None:
-        """Withhold the records from what follows."""
+        """Withhold the records from the networks that follow."""
         axis = axis_of_step()
         if self.has_public_networks and axis is not None:
             axis.refusal = _AFTER_RELEASE

@@ -1,4 +1,4 @@
-"""What an optimizer is given in the place of a lot's loss, which is exact: it updates by released gradients alone."""
+"""The stand-in for a lot's loss, which is exact: an optimizer updates by released gradients alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ READS_RECORDS = (
     "weights and constants alone."
 )
 Closure = Callable[..., Any]
-"""What `Optimizer.step` calls for the loss."""
+"""Function that `Optimizer.step` calls for the loss."""
 StepArguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and named arguments of `Optimizer.step`."""
 
@@ -154,8 +154,8 @@ def step_arguments(
         after: Called after it.
 
     Raises:
-        ConfigurationError: Beside the closure there is a value that could be computed from records; flags, whole
-            numbers and strings are let through.
+        ConfigurationError: An argument other than the closure could be computed from records; flags, whole numbers
+            and strings pass.
     """
     optimizer, *positional = args
     values = {f"argument {place}": value for place, value in enumerate(positional, 1)}
@@ -179,7 +179,7 @@ def require_watched(optimizer: Any) -> None:
     """Make sure that the hooks of an optimizer's step are called, also where its `__init__` has not seen to it.
 
     Raises:
-        ConfigurationError: It is none of torch's kind, whose steps nobody can watch.
+        ConfigurationError: It is none of torch's kind, so that its steps cannot be watched.
     """
     if not isinstance(optimizer, Optimizer):
         raise ConfigurationError(

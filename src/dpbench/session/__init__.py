@@ -1,1 +1,1 @@
-"""The order of a private step, whoever drives it."""
+"""The order of a private step, for every driver."""

@@ -1,4 +1,4 @@
-"""The seam of audits: what is asked by the option `audit` of a strategy, and takes part in its releases."""
+"""The seam of audits: the option `audit` of a strategy, which takes part in its releases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Audit(ABC):
         """Make the hook of a training that begins or goes on from `releases.memory`, and let its records join the lots.
 
         Args:
-            releases: Of the training, after `ReleaseEngine.join`.
+            releases: The training's release engine, after `ReleaseEngine.join`.
             lots: Lots of the training data alone; `Lots.added` says how many records join.
             trained: Parameters that are updated.
 

@@ -13,18 +13,18 @@ from dpbench.records.source import RecordSource
 from dpbench.records.training import Training, TrainingStep
 
 REFERENCE = "eager"
-"""Of the executor whose keys are those of the seed alone."""
+"""Name of the executor for which keys follow from the seed alone."""
 
 
 @dataclass(frozen=True)
 class SessionParts:
-    """Of a session, what its executor works with.
+    """Parts of a session that its executor works with.
 
     Attributes:
         training: The present one.
         releases: Take the sums of a lot, and make them private.
-        source: Of records; its step and backward pass make the sums.
-        optimizer: Of the private part.
+        source: Record source; its step and backward pass make the sums.
+        optimizer: Optimizer of the private part.
     """
 
     training: Training
@@ -34,15 +34,15 @@ class SessionParts:
 
 
 class Executor:
-    """Carries out what a session asks for, operation by operation, as PyTorch meets them: for every network and device.
+    """Runs the steps of a session operation by operation, as PyTorch meets them: for every network and device.
 
-    It is the reference; others override what they do otherwise.
+    It is the reference; others override the parts in which they differ.
 
     Guarantee: that of the session. The sum that an executor releases is that of the reference, but for rounding; each
     release is in the ledger before its sum is used.
 
     Attributes:
-        name: In keys: another one wherever its sums come to round otherwise.
+        name: Name in keys: a new one whenever its sums come to round otherwise.
     """
 
     name = REFERENCE

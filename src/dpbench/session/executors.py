@@ -15,7 +15,7 @@ from dpbench.errors import ConfigurationError, shown
 from dpbench.session.executor import REFERENCE, Executor
 
 _PLUGINS = "dpbench.executors"
-"""Group of entry points: a name, and a function of what follows its colon (`NAME:OPTIONS`) that returns an executor."""
+"""Group of entry points: a name, and a function of the text after its colon (`NAME:OPTIONS`) that makes an executor."""
 _AUTO = "auto"
 _ON_GPU = "graph"
 
@@ -23,7 +23,7 @@ _ON_GPU = "graph"
 def executor_of(name: str, device: torch.device) -> Executor:
     """The executor of a name.
 
-    Guarantee: an executor of an entry point has keys of its own for each NAME:OPTIONS, whatever its class is called. It
+    Guarantee: an executor of an entry point has keys of its own for each NAME:OPTIONS, whatever its class's name. It
     may round differently from the reference, and would reveal the difference of two roundings under one noise.
 
     Args:

@@ -1,11 +1,11 @@
-"""One private training from its first lot to its last: the order of a step, whoever drives it.
+"""One private training from its first lot to its last: the order of a step, for every driver.
 
 A Lightning Trainer (`callback.strategy`) and a plain loop (`callback.loop`) are two drivers. Both call
 
     check → attach → acquire → begin → (open → step → backward → release → close)* → end
 
 and know nothing of what must happen between: a lot is opened once, released once, and the ledger is on disk before
-anybody sees its sum. Guards (`guards`) look at each of these moments.
+its sum is used. Guards (`guards`) look at each of these moments.
 """
 
 from __future__ import annotations
@@ -75,23 +75,23 @@ class PrivateSession:
     Args:
         releases: Makes the sums of a lot private.
         source: Turns lots into per-record gradients.
-        guards: What is looked at, in this order.
+        guards: Guards, in the order in which they look.
         audit: Takes part in the releases, or None.
         delta: δ of the guarantee.
-        executor: The name of what carries out the arithmetic, see `executor_of`.
+        executor: Name of the executor, see `executor_of`.
 
     Attributes:
         releases: Makes the sums of a lot private.
         source: Turns lots into per-record gradients.
-        guards: Of the present training.
-        training: What is trained, and who drives it; from `check` on, as the others a ConfigurationError before.
+        guards: Guards of the present training.
+        training: The module and its driver; from `check` on, and before a ConfigurationError, as are the others.
         part: The module, or the part of it that sees private records; from `attach` to `end`.
         trained: Parameters to which gradients are released; from `attach` to `end`.
         optimizer: Updates them; from `attach` to `end`.
         loader: Draws the lots; from `acquire` on.
-        is_admitted: Whether a training was checked, and nothing of it refused.
-        is_open: Whether a lot was opened that is not released yet.
-        released: Whether the present lot was released.
+        is_admitted: True once a training was checked, and nothing of it refused.
+        is_open: True while a lot is open that is not released yet.
+        released: True once the present lot was released.
     """
 
     training: Training
@@ -137,18 +137,18 @@ class PrivateSession:
 
     @property
     def is_attached(self) -> bool:
-        """Whether `attach` ran, and `end` did not."""
+        """Return whether `attach` ran, and `end` did not."""
         return "trained" in vars(self)
 
     @property
     def has_lots(self) -> bool:
-        """Whether `acquire` ran for this training."""
+        """Return whether `acquire` ran for this training."""
         return "loader" in vars(self)
 
     # ------------------------------------------------------------------------------------- begin
 
     def check(self, training: Training) -> None:
-        """Begin with a training of which nothing exists but its module and its driver, and refuse what can be seen.
+        """Begin with a training that has nothing but its module and its driver, and refuse all that shows already.
 
         Raises:
             ConfigurationError: Names a setting and the remedy.
@@ -210,8 +210,8 @@ class PrivateSession:
 
         Args:
             processes: All of this training.
-            key: Of a seeded run, a function of its seed, settings and data; None takes the operating system's entropy,
-                or where a function of these cannot cover all, and there is `key_of`, a kept key.
+            key: Key of a seeded run, a function of its seed, settings and data; None takes the operating system's
+                entropy or, where a function of these cannot cover all, and there is `key_of`, a kept key.
             ledger: Its path.
             horizon: Planned and past steps.
             metric_sizes: Number of values of each metric that the module offers.
@@ -293,7 +293,7 @@ class PrivateSession:
     # ------------------------------------------------------------------------------------- other parameters
 
     def _trainable_now(self) -> list[int]:
-        """What is trainable, and what the optimizer moves, as ids."""
+        """Ids of the trainable parameters, and of those that the optimizer moves."""
         trainable = []
         parts = [self.part]
         for part in parts:  # in each lot, so that it takes a tenth of the time of `part.parameters()`
@@ -306,10 +306,10 @@ class PrivateSession:
         return trainable
 
     def _follow_trainable(self) -> None:
-        """Train what is trainable by now: layers may be frozen, unfrozen and replaced between lots.
+        """Train the parameters that are trainable by now: layers may be frozen, unfrozen and replaced between lots.
 
         Raises:
-            ConfigurationError: The optimizer does not move what is trainable.
+            ConfigurationError: The optimizer does not move some of them.
         """
         trainable = self._trainable_now()
         if trainable == self._trainable:
@@ -347,7 +347,7 @@ class PrivateSession:
         """Find out, on the first lot with records, whether the engine knows the network.
 
         Raises:
-            UnsupportedModuleError: It would change what the network computes, and nothing else may be used.
+            UnsupportedModuleError: It would change the network's results, and no other method may be used.
         """
         source = self._chosen
         if source is None or source.engine is None:
@@ -393,8 +393,8 @@ class PrivateSession:
         """Begin a lot: its release, its records, and the random numbers of the model.
 
         Args:
-            batch: As the module sees it.
-            rank: Whose random numbers the module takes.
+            batch: The batch, as the module sees it.
+            rank: Rank of the process whose random numbers the module takes.
         """
         self.refuse_skipped_lot()
         self.released = False
@@ -409,10 +409,10 @@ class PrivateSession:
         seed_global_generators((seed,), self.training.device)
 
     def _step_of(self, own: TrainingStep) -> TrainingStep:
-        """What is called in the place of the training step: the only wrapper of it.
+        """Wrap the training step, which has no other wrapper.
 
-        A plain function, since the module holds it: a method would be copied, with the session, where somebody copies
-        the module.
+        It is a plain function, since the module holds it: a method would be copied, with the session, when the
+        module is copied.
         """
         chosen = self._chosen
         watched = own if chosen is None else chosen.watched(own)
@@ -435,7 +435,7 @@ class PrivateSession:
         return step
 
     def _wrapped_backward(self) -> Callable[..., None]:
-        """What is called in the place of the module's backward pass."""
+        """Wrap the module's backward pass."""
         inner = self._executor.backward(self.source.backward)
 
         def backward(loss: Tensor, *arguments: Any, **options: Any) -> None:
@@ -486,13 +486,13 @@ class PrivateSession:
         self._notify("on_released")
 
     def _look_at_step(self, looks: bool) -> None:
-        """Have the record axis look at what the step does, up to the release, where other networks follow it."""
+        """Have the record axis watch the step up to the release, if other networks follow the private one."""
         axis = axis_of_step()
         if axis is not None:
             axis.is_over = not looks
 
     def close(self) -> None:
-        """End a lot whose update is made."""
+        """End a lot after its update."""
         if self._chosen is not None:
             self._chosen.end_lot()
         self._notify("on_close")
@@ -547,7 +547,7 @@ class PrivateSession:
 
 
 def _out_of_memory(training: Training, source: RecordSource) -> str:
-    """The line about memory that is over. Of the lot, whose size is private, it says nothing."""
+    """Make the message of an exhausted memory. It says nothing of the lot, whose size is private."""
     start = f"out of memory on {training.device} within a batch, of which nothing was released: "
     if not isinstance(source, InPieces) or not training.automatic_optimization:
         return start + "take a smaller batch (data.expected_batch_size) or a smaller network."

@@ -165,8 +165,8 @@ class Ledger:
       is read in schema 2, too.
     - `{"record": "release", "number": n, "checksum": "...", "sampling": {...}, "queries": [...]}`: a release of the
       phase before it, on disk before it is used. Numbers go on from line to line; a new phase may repeat some.
-    - `{"record": "checksum", "number": n, "checksum": "..."}`, of earlier versions, from schema 2 on: directly after the line of a release
-      without a checksum, if its sum was computed after its line was written.
+    - `{"record": "checksum", "number": n, "checksum": "..."}`, by earlier versions, from schema 2 on: directly after
+      the line of a release without a checksum, if its sum was computed after its line was written.
 
     In a phase of schema 2 each release must follow its plan (`StatedPlan.contradiction`); the cost of a noise process
     of a foreign class is not compared. A line that is not so is damage. So is a phase that begins within a
