@@ -1,4 +1,4 @@
-"""What a record is, and how a lot becomes per-record gradients."""
+"""Records, and the way from a lot to per-record gradients."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""What of a batch are its records."""
+"""The records of a batch."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class Counters:
     Each record finds the numbers that the first one found, so that a lot counts once.
 
     Args:
-        module: The module whose step runs on one record after the other.
+        module: The module; its step runs on one record after the other.
     """
 
     def __init__(self, module: nn.Module) -> None:

@@ -158,7 +158,7 @@ class Examples:
             self._sizes = PieceSizes()
 
     def attach(self, training: Training, part: nn.Module, releases: ReleaseEngine) -> TrainableParameters:
-        """Record what the engine needs."""
+        """Attach the engine, which records its inputs."""
         if self._sizes is not None and training.device.type not in _RAISES_WHEN_FULL:
             raise ConfigurationError(_NEEDS_A_GPU.format(device=training.device.type))
         _refuse_in_manual_optimization(training, metrics=releases.recipe.metrics)
@@ -177,7 +177,7 @@ class Examples:
         """Compute gradients by the method of that name from now on; an engine that refuses the network gives way.
 
         Args:
-            name: Of the method.
+            name: Name of the method.
             reason: Why it takes the place of the engine, which is said in one line; None: it was asked for.
 
         Raises:
@@ -207,7 +207,7 @@ class Examples:
         return "one_by_one" if is_alone else self.method
 
     def watched(self, own: TrainingStep) -> TrainingStep:
-        """The module's own step, judged in each batch whose records the engine takes together."""
+        """Wrap the module's own step, to be judged in each batch of which the engine takes the records together."""
 
         @functools.wraps(own)
         def followed(*args: Any, **kwargs: Any) -> Any:
@@ -240,12 +240,12 @@ class Examples:
         self._rows = 0
 
     def _may_separate(self, loader: LotLoader) -> bool:
-        """Whether records that make no rows of one batch may come alone: a record is one item of the data set."""
+        """Return whether records that make no rows of one batch may come alone: each is one item of the data set."""
         is_one_item = self._microbatch_size == 1 and loader.record_of_row is None
         return is_one_item and self.gradients != "engine" and self._training.automatic_optimization
 
     def on_noise(self, generator: torch.Generator) -> Piece:
-        """A step on what `noise_batch(size, generator)` of the data module or the module makes."""
+        """Run a step on the result of `noise_batch(size, generator)` of the data module or the module."""
         assert self.engine is not None
         size = self._microbatch_size
         batch = noise_batch(self._training, _ON_NOISE * size, generator)
@@ -344,11 +344,11 @@ class Examples:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the engine was compared with autograd, and the lot has records."""
+        """Return whether the engine was compared with autograd, and the lot has records."""
         return self._verified and self._rows_of_lot > 0 and not self._is_separate
 
     def settle(self) -> None:
-        """Take note that somebody else has compared the engine with autograd."""
+        """Note that the caller has compared the engine with autograd."""
         self._verified = self.engine is not None and self.engine.verified
 
     @property
@@ -421,7 +421,7 @@ class Examples:
 
     @property
     def _index(self) -> RecordOfRow | None:
-        """What says the record of each row of a batch; None where a record is one row."""
+        """Index of the record of each row of a batch; None if a record is one row."""
         assert self._loader is not None
         return self._loader.record_of_row
 
@@ -499,7 +499,7 @@ class Examples:
         """Have the open lot begin again, in pieces of half as many rows.
 
         Raises:
-            OutOfMemory: A piece of one row does not fit, or somebody has seen the pieces.
+            OutOfMemory: A piece of one row does not fit, or observers have seen the pieces.
         """
         assert self._sizes is not None
         training = self._training

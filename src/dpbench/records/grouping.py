@@ -1,4 +1,4 @@
-"""Which rows of a batch make up a record: one each, those that a loader says, or those of a microbatch."""
+"""The rows of a batch that make up a record: one each, those named by a loader, or those of a microbatch."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def grouped_lots(loader: LotLoader, microbatch_size: int) -> tuple[int, int | No
     """Say how the rows of a lot make up its records, by one row each, an index of the loader, or microbatches.
 
     Returns:
-        Number of microbatches in a lot, 0 where a record is an example; and what the sum over the rows of a record is
-        divided by, None for their number.
+        Number of microbatches in a lot, 0 if a record is an example; and the divisor of the sum over a record's rows,
+        None for their number.
 
     Raises:
         ConfigurationError: The expected lot size is not a multiple of `microbatch_size`, or records are several rows.
@@ -105,7 +105,7 @@ def _given(record_of_row: RecordOfRow, batch: Any, rows: int, records: int) -> R
 
 
 def places_of_index(batch: Any, rows: int, index: RecordOfRow) -> list[int]:
-    """Which of a batch's tensors (their places among all of them) say the record of each row.
+    """Find the tensors of a batch (their places among all of them) that hold the record of each row.
 
     The one that the loader names, or that its function hands on, by itself or as a copy. Equal numbers are no sign of
     it: labels may be equal to the index by chance.
@@ -130,7 +130,7 @@ def _is_index(x: Tensor, rows: int) -> bool:
 
 
 def _is_handed_on(batch: Any, place: int, index: Any) -> bool:
-    """Whether a function of the batch returns the numbers of the tensor at a place, whatever they are."""
+    """Return whether a function of the batch returns the numbers of the tensor at a place, for any numbers."""
 
     def marked(x: Tensor, is_marked: bool) -> Tensor:
         return torch.arange(1, len(x) + 1).to(x) if is_marked else x
@@ -145,7 +145,7 @@ def _is_handed_on(batch: Any, place: int, index: Any) -> bool:
 
 
 def map_tensors(batch: Any, places: Container[int], change: Callable[[Tensor, bool], Tensor]) -> Any:
-    """The batch with what `change` makes of each tensor, and of whether it is at one of some places, in its place."""
+    """Apply a function to each tensor of a batch, and to whether the tensor is at one of some places."""
     numbers = itertools.count()
 
     def mapped(x: Any) -> Any:
@@ -157,14 +157,14 @@ def map_tensors(batch: Any, places: Container[int], change: Callable[[Tensor, bo
 
 
 def counted_from_zero(batch: Any, places: Container[int], record_of: RowsOfLot) -> Any:
-    """A batch whose index of records counts those that it holds, from 0 on, in the order of their rows.
+    """Renumber the index of a batch's records from 0 on, in the order of their rows.
 
-    Whatever a step makes of the index, such as a number of records (the largest one and one), is then the same for a
+    All that a step makes of the index, such as a number of records (the largest one and one), is then the same for a
     lot as for its pieces, and knows nothing of other records.
 
     Args:
         batch: A lot, or some rows of it.
-        places: Of the tensors that are the index (`places_of_index`).
+        places: Places of the tensors that are the index (`places_of_index`).
         record_of: Record of each row.
     """
     _, first, inverse = np.unique(record_of, return_index=True, return_inverse=True)
@@ -189,8 +189,8 @@ def merge_of(
         record_of: Record (or microbatch) of each row of the lot, or None.
         rows: The piece.
         size: μ, by which the sum over a microbatch's rows is divided; None: the mean over each record's own rows, so
-            that the bound means what it means for records of one row.
-        device: Of the gradients.
+            that the bound has the meaning that it has for records of one row.
+        device: Device of the gradients.
     """
     if record_of is None:
         return None

@@ -1,4 +1,4 @@
-"""What a module logs in the steps of one lot, of single users or records: a lot shows the mean."""
+"""Logs of a module in the steps of one lot, of single users or records: their mean is logged."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from dpbench.records.training import replaced_methods
 
 
 class _Logged(NamedTuple):
-    """What was logged under one name.
+    """Values logged under one name.
 
     Attributes:
         total: Weighted sum of its values; or a metric, which adds them up by itself.
         steps: Sum of the values' weights; 0 for a metric.
-        options: Of the last call of `log`.
+        options: Options of the last call of `log`.
     """
 
     total: Any
@@ -30,7 +30,7 @@ class _Logged(NamedTuple):
 
 
 class LocalLogs:
-    """Collects what `log` and `log_dict` are given in the steps of a lot, and logs their means once.
+    """Collects the values given to `log` and `log_dict` in the steps of a lot, and logs their means once.
 
     Args:
         module: Its two methods are replaced in between.
@@ -49,7 +49,7 @@ class LocalLogs:
         """Within, nothing is logged; after it, the means are.
 
         Args:
-            processes: Of the training; a metric that one of them logs is logged by all.
+            processes: Processes of the training; a metric that one of them logs is logged by all.
         """
         self.forget()
         with replaced_methods(self._module, log=self._log, log_dict=self._log_dict):

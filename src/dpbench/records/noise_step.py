@@ -1,4 +1,4 @@
-"""Random inputs from which first bounds are found: what needs no budget to look at."""
+"""Random inputs from which first bounds are found; they need no budget."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dpbench.records.training import Training
 
 
 def noise_batch(training: Training, size: int, generator: torch.Generator) -> Any:
-    """What `noise_batch(size, generator)` of the data module or the module makes.
+    """Call `noise_batch(size, generator)` of the data module or the module.
 
     Raises:
         ConfigurationError: Neither has it, or the module makes its updates itself.

@@ -55,12 +55,12 @@ def cut(
     """Split a batch as `cuts` says.
 
     Args:
-        batch: Of a lot, or its share of a process.
+        batch: Batch of a lot, or a process's share of it.
         records: Its rows.
         size: Most rows of a piece; None: any number.
-        microbatch_of: As for `cuts`.
-        training: Whose processes take as many pieces each, some of them empty; None: no process waits for another.
-        index: What says `microbatch_of` of the batch, where it does; each piece counts its records from 0 on.
+        microbatch_of: Microbatch of each row, as for `cuts`.
+        training: Training whose processes take as many pieces each, some of them empty; None: none waits for another.
+        index: Entry or function of the batch that gives `microbatch_of`, if any; each piece counts its records from 0.
     """
     if size is None and index is None:
         return [batch]
@@ -83,7 +83,7 @@ def select(batch: Any, records: int, index: slice | NDArray[np.int64]) -> Any:
     Args:
         batch: Tensors and lists in lists, tuples and dictionaries; or separate records.
         records: Number of its rows.
-        index: Which; positions give copies, which know nothing of the batch's graph.
+        index: Slice or positions; positions give copies, which know nothing of the batch's graph.
     """
     if isinstance(batch, SeparateRecords):
         if isinstance(index, slice):
@@ -110,7 +110,7 @@ def select(batch: Any, records: int, index: slice | NDArray[np.int64]) -> Any:
 
 
 def batch_for_step(piece: Any) -> Any:
-    """What the training step is called with: of one separate record its batch."""
+    """Argument of the training step: for one separate record, its batch."""
     if not isinstance(piece, SeparateRecords):
         return piece
     (batch,) = piece

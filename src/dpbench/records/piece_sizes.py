@@ -12,7 +12,7 @@ from dpbench.privacy.kept_keys import write_secret
 from dpbench.privacy.processes import Processes
 
 FILE_NAME = "piece_sizes.json"
-"""Beside the ledger."""
+"""Name of the file, in the folder of the ledger."""
 _NOT_ALLOCATED = (
     "can't allocate memory",
     "not enough memory",
@@ -40,7 +40,7 @@ class PieceSizes:
         Args:
             path: The file's path.
             processes: All processes of the training.
-            goes_on: Whether the training continues a run, whose sizes the file may hold.
+            goes_on: True if the training continues a run; the file may hold its sizes.
         """
         if processes.rank == 0:
             self._path = path
@@ -77,7 +77,7 @@ def _read(path: Path) -> dict[int, int]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory could not be allocated, on any device."""
+    """Return whether an error says that memory could not be allocated, on any device."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     if isinstance(error, DPBenchError) or not isinstance(error, RuntimeError):

@@ -27,8 +27,8 @@ def record_gradients(
     Args:
         training: Knows the module, the device and the precision.
         engine: Attached to the module.
-        batch: For the training step.
-        seed: Of the module's own randomness (dropout).
+        batch: Batch for the training step.
+        seed: Seed of the module's own randomness (dropout).
         verify: Compare the sum of the gradients with an ordinary backward pass.
     """
     batch = training.to_device(batch)

@@ -1,8 +1,8 @@
 """The seam between a training and its releases: how a lot becomes the vectors that are clipped and added up.
 
-What a record is (an example, a microbatch, a user) is known here and nowhere else. A source hands every piece of a lot
-to `ReleaseEngine.accumulate`; clipping, noise, ledger and budget know nothing of where the pieces come from. Who drives
-the training is not known here, nor what is checked of a lot (`guards`).
+The kind of record (an example, a microbatch, a user) is known here and nowhere else. A source hands every piece of a
+lot to `ReleaseEngine.accumulate`; clipping, noise, ledger and budget do not know where the pieces come from. The driver
+of the training is not known here, nor are the checks of a lot (`guards`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Piece(NamedTuple):
     """Per-record gradients of some rows of a batch.
 
     Attributes:
-        gradients: Of each parameter.
+        gradients: Gradients of each parameter.
         rows: Their number.
         merge: How rows become records; None: each is one.
     """
@@ -49,12 +49,12 @@ class Piece(NamedTuple):
 
 
 class Lot(NamedTuple):
-    """Facts of a lot of examples that whoever runs its step again needs.
+    """Facts of a lot of examples, for code that runs its step again.
 
     Attributes:
         release: Its number.
         record_of: Record (or microbatch) of each row, ascending; None where each row is a record.
-        row_index: What says `record_of` of a batch: an entry's name, or a function; None: nothing does.
+        row_index: Name of the entry, or function, that gives `record_of` of a batch; None: there is none.
         limit: Most rows that fit into memory, or None.
     """
 
@@ -70,28 +70,28 @@ class RecordSource(Protocol):
 
     The session calls `check`, `attach`, `step` and `begin` once, then for each lot `open_lot` and `close_lot`, and
     `detach` at the end (also after an error, perhaps without `attach`). Between `open_lot` and `close_lot` the driver
-    of the training calls what `step` returned and `backward`, in the places of the module's own: these call
+    of the training calls the result of `step`, and `backward`, in the places of the module's own: these call
     `releases.accumulate` for each piece of the lot.
 
-    A source answers for what makes a release private, since nothing after it can see:
+    A source is responsible for two properties of a private release, which nothing after it can check:
 
     * each unit of the sampling (each item of the data set) goes into at most one summand of a lot, and is accumulated
-      once; all of the lot's are, whatever they hold, and an empty lot accumulates nothing;
+      once; all units of the lot are, whatever they hold, and an empty lot accumulates nothing;
     * a record's vector is a function of that record, of released weights and of random numbers alone.
 
     That nothing of a lot stays in the module (no statistics, no `p.grad`, no random state) is checked for all sources.
     `records.examples` shows how code of users computes the vectors.
 
     Attributes:
-        summands: What the released sums are over, against the unit of the sampling.
-        unit: What the items of the data set have to be, such as "user"; None: whatever the sampling says.
+        summands: Units over which the released sums go, against the unit of the sampling.
+        unit: Required unit of the data set's items, such as "user"; None: that of the sampling.
     """
 
     summands: Summands
     unit: str | None
 
     def check(self, training: Training) -> None:
-        """Refuse settings under which records are not what they should be; there are no optimizers yet.
+        """Refuse settings that do not go with its records; there are no optimizers yet.
 
         Raises:
             ConfigurationError: Names the setting and the remedy.
@@ -103,23 +103,23 @@ class RecordSource(Protocol):
         Args:
             training: Has the module.
             part: The module, or the part of it that sees private records.
-            releases: Where gradients go.
+            releases: Release engine that takes the gradients.
 
         Returns:
             The parameters that are trained privately, and their names.
         """
 
     def step(self, own: TrainingStep) -> TrainingStep:
-        """What is called in the place of the module's own training step."""
+        """Make the function that is called in place of the module's own training step."""
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """What is called in the place of the module's own backward pass."""
+        """Run in place of the module's own backward pass."""
 
     def begin(self, loader: LotLoader) -> None:
         """Take note of how lots are drawn, before the first one is."""
 
     def open_lot(self, batch: Any) -> None:
-        """Take note of a lot that was drawn, whose batch the module is about to see."""
+        """Begin a lot that was drawn; the module is about to see its batch."""
 
     def close_lot(self) -> None:
         """Finish a lot of which everything was accumulated; its release follows.
@@ -154,7 +154,7 @@ class RecordsInTurn(Protocol):
 
 @runtime_checkable
 class PerRecordStep(Protocol):
-    """A source whose vectors are gradients of the module's own step, which can be run again on parts of a lot."""
+    """A source with gradients of the module's own step as vectors; the step can be run again on parts of a lot."""
 
     loss_reduction: LossReduction
     engine: GradientMethod | None
@@ -170,8 +170,8 @@ class ChosenGradients(Protocol):
     Attributes:
         engine: The method that is used.
         method: Its name. With `is_chosen` it is set before `attach` where a training goes on.
-        is_chosen: Whether that is the method for all of the training.
-        gradients: What was asked for.
+        is_chosen: True if that is the method for all of the training.
+        gradients: Name of the method that was asked for.
         limit: Why the engine could not be used for a lot since the method was chosen, or None: that lot was run record
             by record.
     """
@@ -187,7 +187,7 @@ class ChosenGradients(Protocol):
         """Name of the method of the next lot, also in a training that goes on from a checkpoint."""
 
     def watched(self, own: TrainingStep) -> TrainingStep:
-        """The module's own step, judged in each batch whose records are taken together."""
+        """Wrap the module's own step, to be judged in each batch of which the records are taken together."""
 
     def hide(self) -> None:
         """Have hooks before the backward pass see nothing that the step has made of values that it read."""
@@ -216,7 +216,7 @@ class InPieces(Protocol):
         Args:
             folder: The run's folder.
             processes: All processes of the training.
-            goes_on: Whether the training continues a run of that folder.
+            goes_on: True if the training continues a run of that folder.
         """
 
 
@@ -226,9 +226,9 @@ class RepeatableSums(Protocol):
 
     Attributes:
         obstacle: Why it never does; None: it does.
-        is_settled: Whether it does from the open lot on: the first one may be looked at more closely.
-        padded_rows: Rows that lots of all sizes, but for a few large ones, are padded to; None: what is made of them
-            differs with their size.
+        is_settled: True if it does from the open lot on: the first one may be looked at more closely.
+        padded_rows: Number of rows to which lots are padded, except a few large ones; None: results differ with the
+            size.
     """
 
     @property
@@ -237,7 +237,7 @@ class RepeatableSums(Protocol):
 
     @property
     def is_settled(self) -> bool:
-        """Whether it does from the open lot on."""
+        """Return whether it does from the open lot on."""
 
     @property
     def padded_rows(self) -> int | None:
@@ -250,7 +250,7 @@ class RepeatableSums(Protocol):
         """Let the open lot begin again: nothing was accumulated.
 
         Args:
-            padded_rows: Of the batch that its step will be given; None: those of the lot.
+            padded_rows: Rows of the batch that its step will be given; None: those of the lot.
             counted: Number of records among these, on the device, shape (); None: all rows are records.
         """
 

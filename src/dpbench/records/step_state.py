@@ -36,7 +36,7 @@ CODE = (
     MethodType,
     BuiltinFunctionType,
 )
-"""Kinds of objects that say what is done, and hold no values."""
+"""Kinds of objects that are code, and hold no values."""
 PLAIN = (
     str,
     bytes,
@@ -80,8 +80,8 @@ class StepState:
 
     The user's own classes and functions are followed, with their defaults, closures and the global variables that they
     name; of the trainer and optimizers, numbers. Not reached are iterators, files, slots of objects without a
-    dictionary, code of installed packages, and what only a data set holds. Parameters are not copied: a step that
-    writes to one is refused anyway.
+    dictionary, code of installed packages, and objects that only a data set holds. Parameters are not copied: a step
+    that writes to one is refused anyway.
 
     Args:
         training: Its module; its flags, schedules and the options of its optimizers are kept too.
@@ -106,7 +106,7 @@ class StepState:
         self.rewind()
 
     def rewind(self) -> None:
-        """Put random numbers back and clear gradients; whatever else a step has left behind stays."""
+        """Put random numbers back and clear gradients; all else that a step has left behind stays."""
         for undo in self._undo_draws:
             undo()
         for parameter, _ in self._gradients:
@@ -141,7 +141,7 @@ class StepState:
         self._undo_draws.append(lambda: put(state))
 
     def _roots(self, training: Training) -> list[Any]:
-        """What a step can write to."""
+        """Objects that a step can write to."""
         schedules = [scheduler.__dict__ for scheduler in training.schedulers]
         options = [optimizer.param_groups for optimizer in training.optimizers]
         return [training.module, *schedules, *options]
@@ -161,7 +161,7 @@ class StepState:
             pending += self._keep(x)
 
     def _keep(self, x: Any) -> Iterable[Any]:
-        """Remember one object; what it holds is returned."""
+        """Remember one object, and return its parts."""
         if isinstance(x, Tensor):
             self._keep_tensor(x)
             self._keep_numbers(x)
@@ -201,7 +201,7 @@ class StepState:
         return _STAND_INS if isinstance(x, nn.Module) else frozenset()
 
     def _keep_code(self, x: Any) -> Iterable[Any]:
-        """Remember what classes and functions of the user's hold; what can hold more itself is returned."""
+        """Remember the values in classes and functions of the user, and return the parts that can hold more."""
         if isinstance(x, functools.partial):
             return (x.func, *x.args, *x.keywords.values())
         if isinstance(x, MethodType):
@@ -234,7 +234,7 @@ class StepState:
         self._undo.append(undo)
 
     def _keep_globals(self, function: FunctionType) -> list[Any]:
-        """Remember numbers among global variables that a function names; what may hold others is returned."""
+        """Remember numbers among global variables that a function names, and return the ones that may hold others."""
         variables = function.__globals__
         holders = []
         for name in _global_names(function.__code__):
@@ -246,7 +246,7 @@ class StepState:
         return holders
 
     def _keep_cell(self, cell: Any) -> Any:
-        """Remember a number that a function keeps in a variable outside of itself; what may hold others is returned."""
+        """Remember a number that a function keeps in an outer variable, and return an object that may hold others."""
         try:
             before = cell.cell_contents
         except ValueError:  # assigned later
@@ -284,7 +284,7 @@ class StepState:
         return before
 
     def _keep_container(self, x: Any) -> Iterable[Any]:
-        """Remember what a list, set, queue or tuple holds; what can hold more itself is returned."""
+        """Remember the entries of a list, set, queue or tuple, and return the ones that can hold more."""
         if isinstance(x, set):
             members = set(x)
             self._undo += [x.clear, lambda: x.update(members)]
@@ -302,12 +302,12 @@ class PublicState(StepState):
     """State of a step at the moment when Python first gets to know a value of records.
 
     Guarantee: until then nothing in it depends on values of records but tensors, which are tagged. Put back after the
-    step, nothing of what `StepState` reaches carries what was read into another record's step, into the next batch or
-    into an update. Schedules and options of optimizers are compared in each batch by the guard `writes`.
+    step, nothing that `StepState` reaches carries values that were read into another record's step, into the next batch
+    or into an update. Schedules and options of optimizers are compared in each batch by the guard `writes`.
     Metrics of torchmetrics stay, as their states are tagged; so do attributes that `independent` names.
 
     Args:
-        training: The training whose step runs.
+        training: The training.
     """
 
     def __init__(self, training: Training) -> None:
@@ -332,7 +332,7 @@ class PublicState(StepState):
             attributes[name] = WithheldValue(name)
 
     def give_back(self) -> None:
-        """Give attributes that are withheld the values that they had before; what others have set meanwhile stays."""
+        """Give withheld attributes their earlier values; values that others have set meanwhile stay."""
         for (_, name), (attributes, before) in self._changed.items():
             if isinstance(attributes.get(name), WithheldValue):
                 del attributes[name]
@@ -384,7 +384,7 @@ class PublicState(StepState):
         super()._keep_tensor(x)
 
     def _keep_metric(self, metric: Any) -> None:
-        """Remember a metric whose states are public: numbers that a step has read go into them without a tag."""
+        """Remember a metric with public states: numbers that a step has read go into them without a tag."""
         states = {name: getattr(metric, name) for name in getattr(metric, "_defaults", ())}
         before = {name: value.clone() for name, value in states.items() if isinstance(value, Tensor)}
 
@@ -435,8 +435,8 @@ for _name in (
 def independent(*names: str) -> Callable[[Any], Any]:
     """Declare attributes that training_step writes to be independent of records; a decorator of the module's class.
 
-    Where `training_step` reads values of records into Python (`loss.item()`), what it changes in attributes from there
-    on is put back after each batch. Declared ones are kept, such as a counter of batches:
+    Where `training_step` reads values of records into Python (`loss.item()`), its changes of attributes from there on
+    are undone after each batch. Declared ones are kept, such as a counter of batches:
 
         @dpbench.independent("num_batches")
         class Classifier(pl.LightningModule): ...
@@ -524,7 +524,7 @@ def _is_equal(x: Tensor, other: Tensor) -> bool:
 
 
 def is_opaque(x: object) -> bool:
-    """Whether an object is not looked into: it is code, or that of a library."""
+    """Return whether an object is not looked into: it is code, or a library's."""
     return isinstance(x, _OPAQUE) or _is_of_library(type(x))
 
 
@@ -554,5 +554,5 @@ def _is_of_library(x: type | FunctionType) -> bool:
 
 
 def _module_of(x: type | FunctionType) -> str:
-    """The module whose code it is; a function that wraps another one bears the name of that one's."""
+    """Module of the code; a function that wraps another one has the name of that one's."""
     return str(x.__module__ if isinstance(x, type) else x.__globals__.get("__name__"))

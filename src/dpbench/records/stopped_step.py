@@ -24,7 +24,7 @@ def stop(loss: Tensor, *args: Any, **kwargs: Any) -> None:
 
 
 def output_of(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What a step returns, or the loss that it gives to `stop`."""
+    """Return the result of a step, or the loss that it gives to `stop`."""
     try:
         return step(*args, **kwargs)
     except _Reached as reached:

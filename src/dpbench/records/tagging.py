@@ -36,7 +36,7 @@ def tagged(axis: RecordAxis, batch: Any, rows_of_record: int = 1, index: object 
         batch: Tensors with records in dimension 0, in lists, dictionaries or dataclasses; lists of R items are taken as
             an item of each record, which Python tells apart.
         rows_of_record: Neighboring rows that belong to one record.
-        index: Key of the entry that counts the records; what it says is where they lie, and public.
+        index: Key of the entry that counts the records; it tells their places, and is public.
 
     Returns:
         The batch; tensors that are a part of other memory are copied.
@@ -58,7 +58,7 @@ def under_tags(
     """Run a step outside of the training, under tags where the engine needs them.
 
     Args:
-        engine: The method that is about to compute gradients of what the step returns.
+        engine: The method that is about to compute gradients of the step's result.
         step: Batch → anything.
         batch: A batch in which each row is taken for a record.
         rows: Number of rows.
@@ -124,7 +124,7 @@ def watch(
 
     Args:
         step: Batch → loss.
-        batch: As for `tagged`.
+        batch: The batch, as for `tagged`.
         records: Number of records, R.
         rows_of_record: Neighboring rows that belong to one record.
         over: The loss is declared to be a mean, or a sum, over the records.

@@ -1,4 +1,4 @@
-"""A training as sources of records and guards see it, whoever drives it."""
+"""A training as sources of records and guards see it, for every driver."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class NotRepeatable(Exception):
 
 
 class Training(ABC):
-    """What is trained, by what, where. A Lightning Trainer (`callback.lightning_training`) or a loop drives it.
+    """A module, its optimizers and its device. A Lightning Trainer (`callback.lightning_training`) or a loop drives it.
 
     The driver calls `step` and `backward`, as `mount` set them, once for each lot, and the functions of
     `after_zero_grad` and `after_lot` at their moments.
@@ -39,11 +39,11 @@ class Training(ABC):
 
     Attributes:
         module: Trained.
-        automatic_optimization: Whether the driver calls `backward` and the optimizer; else `step` does so itself.
-        rank: Of this process.
+        automatic_optimization: True if the driver calls `backward` and the optimizer; else `step` does so itself.
+        rank: Rank of this process.
         world_size: Number of processes.
-        should_stop: Whether the training ends after this step.
-        datamodule: Where the records come from, beside the loader; None: nobody says.
+        should_stop: True if the training ends after this step.
+        datamodule: Source of the records, apart from the loader; None: unknown.
         after_zero_grad: Called after hooks by others that run where gradients are cleared: no lot is in sight there.
         after_lot: Called after the last code that sees a lot.
     """
@@ -72,7 +72,7 @@ class Training(ABC):
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where the module is."""
+        """Device of the module."""
 
     @property
     @abstractmethod
@@ -138,10 +138,10 @@ class Training(ABC):
 
 
 class ReplacedMethods:
-    """Methods of one object in whose places other functions stand, until `restore`.
+    """Methods of one object that are replaced by other functions, until `restore`.
 
     Args:
-        owner: Whose methods; its class stays as it is.
+        owner: The object; its class stays as it is.
     """
 
     def __init__(self, owner: Any) -> None:

@@ -58,15 +58,15 @@ def transfer(name: str, hook: Callable[..., Any], batch: Any, *args: Any, **kwar
 
 
 def look_on(name: str, hook: Callable[..., Any], training: Training, batch: Any, *args: Any, **kwargs: Any) -> Any:
-    """What a hook returns that may change the batch in place, or set attributes.
+    """Run a hook that may change the batch in place, or set attributes, and return its result.
 
-    An attribute that is made of records is refused once the loss depends on it. What the hook changes in attributes
-    after it has read a value of records is put back.
+    An attribute that is made of records is refused once the loss depends on it. Changes of attributes after the hook
+    has read a value of records are undone.
 
     Args:
         name: The hook's name.
         hook: The hook, which takes a batch.
-        training: The training whose module has the hook.
+        training: The training.
         batch: A batch with records in dimension 0.
         *args: Further arguments of the hook.
         **kwargs: Further arguments of the hook.
@@ -102,7 +102,7 @@ def apart() -> AbstractContextManager[Any]:
 
 
 def _rows(batch: Any) -> int:
-    """Rows of a batch whose tensors agree; 0 where they do not, which is refused or run record by record."""
+    """Rows of a batch with tensors that agree; 0 otherwise, which is refused or run record by record."""
     know_as_tree(batch)
     sizes = {len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()}
     return sizes.pop() if len(sizes) == 1 else 0

@@ -1,4 +1,4 @@
-"""A training step under the record axis: whether its records are separable, and what it leaves behind."""
+"""A training step under the record axis: the verdict on its records, and the state that it leaves."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _PUT_BACK = (
 class WatchedStep:
     """Runs training steps under a mode, and judges them.
 
-    Records that the engine takes together have to be separable. Of records that are run alone, none may depend on what
-    an earlier one left in memory. Where Python got to know values of records, `put_back` undoes what the step has left
-    in the module since then.
+    Records that the engine takes together have to be separable. Of records that are run alone, none may depend on
+    memory written for an earlier one. Where Python got to know values of records, `put_back` undoes the step's changes
+    of the module since then.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class WatchedStep:
         self._has_informed = False
 
     def begin(self, training: Training) -> None:
-        """Take note of the training whose steps are run.
+        """Begin with a training, whose steps are run.
 
         Args:
             training: The training.
@@ -70,7 +70,7 @@ class WatchedStep:
         self.open()
 
     def open(self) -> None:
-        """Begin a batch; what the step of the last one has set is withheld until that of this one begins."""
+        """Begin a batch; values set by the step of the last one are withheld until that of this one begins."""
         if self._state is not None:
             self._state.withhold()
             self._earlier = self._state
@@ -125,7 +125,7 @@ class WatchedStep:
         return step
 
     def begin_step(self) -> None:
-        """Give the module back what the step of an earlier batch has set."""
+        """Give the module back the values set by the step of an earlier batch."""
         if self._earlier is not None:
             self._earlier.give_back()
             self._earlier = None
@@ -151,7 +151,7 @@ class WatchedStep:
         Args:
             loss: The loss that is differentiated.
             over: The declared combination of records in the loss.
-            metrics: A function that computes what each row offers to private metrics, shape (rows, values); or None.
+            metrics: Function that computes each row's values of private metrics, shape (rows, values); or None.
 
         Raises:
             UnsupportedModuleError: Records are not separable in this batch.
@@ -175,7 +175,7 @@ class WatchedStep:
         Args:
             loss: The loss that is differentiated.
             over: The declared combination of rows in the loss.
-            metrics: A function that computes what the record offers to private metrics; or None.
+            metrics: Function that computes the record's values of private metrics; or None.
 
         Raises:
             CarriedRecordsError: They do, by the memory of tensors.
@@ -203,7 +203,7 @@ class WatchedStep:
             self._training = None
 
     def put_back(self) -> None:
-        """Undo what a step has left in the module since Python got to know a value of records."""
+        """Undo a step's changes of the module since Python got to know a value of records."""
         if self._state is not None:
             self._state.put_back()
 
@@ -226,7 +226,7 @@ class WatchedStep:
             self._state.withhold()
 
     def give_back(self) -> None:
-        """Give back what was withheld, as it was before the step."""
+        """Give back withheld values, as they were before the step."""
         if self._state is not None:
             self._state.give_back()
 
@@ -257,7 +257,7 @@ def _is_capturing() -> bool:
 
 
 def _place_of(axis: RecordAxis, metrics: Callable[[], Tensor] | None) -> Any:
-    """The place of records in metrics, which end what is looked at."""
+    """Place of the records in metrics, with which watching ends."""
     place = None
     if metrics is not None:
         with watched(axis), axis:
@@ -274,7 +274,7 @@ def _event_of(place: object) -> Event:
 
 
 def refusal(verdict: Verdict) -> UnsupportedModuleError:
-    """The error of a step whose records are not separable, or depend on earlier ones.
+    """Make the error of a step with records that are not separable, or depend on earlier ones.
 
     Args:
         verdict: Any but "separable".
