@@ -1,7 +1,7 @@
 """Hashes of objects by their contents: the same in every process and on every machine.
 
-Settings and data sets are known by it: by all that pickling would save of them, and by what the source of their classes
-does not say (closures, globals, attributes of classes that were set later). What has no bytes is listed as a gap.
+Settings and data sets are identified by it: by all that pickling would save of them, and by facts that the source of
+their classes lacks (closures, globals, attributes of classes that were set later). Objects without bytes are gaps.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Canonical:
 
     Attributes:
         gaps: Objects without bytes: open files, connections, locks.
-        places: Files that the objects name, and folders that are attributes of somebody else's objects.
-        packages: Whose classes, functions and modules were met; their source is not covered.
+        places: Files that the objects name, and folders that are attributes of foreign objects.
+        packages: Packages of the classes, functions and modules that were met; their source is not covered.
     """
 
     def __init__(self, known: Mapping[int, bytes] | None = None) -> None:
@@ -65,7 +65,7 @@ class Canonical:
         return self._digests[id(value)]
 
     def _part(self, value: Any) -> bytes:
-        """What a container holds: itself if it is short, else its hash."""
+        """Bytes of an entry of a container: itself if it is short, else its hash."""
         return self._plain(value) if isinstance(value, _PLAIN) else self.digest(value)
 
     def _plain(self, value: Any) -> bytes:
@@ -110,13 +110,13 @@ class Canonical:
             yield from self._object(value)
 
     def _name(self, value: Any) -> bytes:
-        """The name of a class, a function or a module, whose source is hashed elsewhere."""
+        """Name of a class, a function or a module; its source is hashed elsewhere."""
         if is_foreign(value):
             self.packages.add(package_of(value))
         return _words("callable", name_of(value))
 
     def _code(self, value: Any) -> Iterator[bytes]:
-        """What its source does not say of a class or a function."""
+        """Facts of a class or a function that its source lacks."""
         if isinstance(value, types.FunctionType):
             cells = [cell.cell_contents for cell in value.__closure__ or ()]
             yield self.digest([*cells, value.__defaults__, value.__kwdefaults__])
@@ -133,7 +133,7 @@ class Canonical:
                     yield self.digest((name, attribute))
 
     def _object(self, value: Any) -> Iterator[bytes]:
-        """What pickling would save of an object."""
+        """Parts of an object that pickling would save."""
         cls = type(value)
         if dataclasses.is_dataclass(value) and cls.__dataclass_params__.frozen:
             self._name(cls)
@@ -163,7 +163,7 @@ class Canonical:
 
 
 def digest_of(value: Any) -> str:
-    """Sixty-four hexadecimal digits for what an object says.
+    """Hash an object by its contents, to sixty-four hexadecimal digits.
 
     >>> digest_of({"lr": 0.1}) == digest_of({"lr": 0.1}), digest_of({"lr": 0.1}) == digest_of({"lr": 0.2})
     (True, False)
@@ -178,7 +178,7 @@ def package_of(value: Any) -> str:
 
 
 def is_foreign(value: Any) -> bool:
-    """Whether somebody else than we, Python and the libraries above have written a class, a function or a module."""
+    """Return whether a class, a function or a module is neither ours nor Python's nor of the libraries above."""
     return package_of(value) not in _LIBRARIES | sys.stdlib_module_names
 
 

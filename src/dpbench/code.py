@@ -44,17 +44,17 @@ COMPUTING = (
     *_rooms("dpbench.executors", "dpbench.features", "dpbench.images", "dpbench.moved", "dpbench.noises"),
     *_rooms("dpbench.records", "dpbench.user_data"),
 )  # fmt: skip
-"""What computes inside a run, and imports nothing of the rest: whatever may change a result is hashed."""
+"""Rooms that compute inside a run, and import nothing of the rest: all that may change a result is hashed."""
 READING = (
     "__main__.py", "templates", "cli", "harness/reports", "harness/reproduce",
     *(_rooms("dpbench.commands", "dpbench.computed_tables") - {*COMPUTING}),
 )  # fmt: skip
-"""What starts runs and reads them: an edit of it changes no result."""
+"""Rooms that start runs and read them: an edit of them changes no result."""
 
 
 @cache
 def code_hash(package: Path = Path(__file__).parent) -> str:
-    """Sixteen hexadecimal digits for the source of what computes in a run: provenance, and no part of any key."""
+    """Sixteen hexadecimal digits for the source that computes in a run: provenance, and no part of any key."""
     digest = hashlib.sha256()
     for path in sorted([*package.rglob("*.py"), *package.rglob("*.cpp")]):
         name = path.relative_to(package)
@@ -66,7 +66,7 @@ def code_hash(package: Path = Path(__file__).parent) -> str:
 def foreign_code(config: Mapping[str, Any]) -> dict[str, str]:
     """Package → sixteen hexadecimal digits for its source, of each that the configuration names and dpbench is not.
 
-    To the source of a package that is not installed belong the modules beside it that it imports.
+    The source of a package that is not installed includes the modules next to it that it imports.
     Modules of dpbench that only read runs are among them where they take part in one, such as a callback that draws.
     Noise is keyed by them: an edited model under the same seed must not get the noise of the model before.
 
@@ -95,7 +95,7 @@ def targets_of(node: Any) -> Iterator[str]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what computes the figures."""
+    """Versions of the packages that compute the figures."""
     by_package = {
         "python": platform.python_version(),
         "dpbench": sys.modules["dpbench"].__version__,  # the distribution of this name is another project's
@@ -111,7 +111,7 @@ def versions() -> dict[str, str]:
 def sources_of(packages: Iterable[str]) -> dict[str, str]:
     """Package → sixteen hexadecimal digits for its source, of each that has one.
 
-    What was typed into an interpreter or a notebook has no source file; its functions are known by their bytecode
+    Code typed into an interpreter or a notebook has no source file; its functions are identified by their bytecode
     (`canonical`).
     """
     hashes = {}
@@ -122,10 +122,10 @@ def sources_of(packages: Iterable[str]) -> dict[str, str]:
 
 
 def changed_sources(before: Mapping[str, str]) -> list[str]:
-    """List the packages whose source is another one by now, whatever this process has imported of them.
+    """List the packages with sources that have changed on disk, whatever this process has imported of them.
 
     Args:
-        before: From `foreign_code`.
+        before: Earlier result of `foreign_code`.
     """
     changed = []
     for package, source in before.items():
@@ -138,13 +138,13 @@ def changed_sources(before: Mapping[str, str]) -> list[str]:
 
 
 def sources_text(sources: Mapping[str, str]) -> str:
-    """What `foreign_code` gives, in one word of a table."""
+    """The result of `foreign_code`, in one word of a table."""
     return " ".join(f"{package}={source}" for package, source in sorted(sources.items()))
 
 
 @cache
 def _source_hash(package: str) -> str:
-    """Hash of a package, or of a module that is one file, with the modules beside it that it imports."""
+    """Hash of a package, or of a module that is one file, with the modules next to it that it imports."""
     sources = {package: _files_of(package)}
     folder = _folder_of(package)
     beside = set() if folder is None else {path.stem for path in folder.iterdir()} - _KNOWN
@@ -166,7 +166,7 @@ def _source_hash(package: str) -> str:
 
 
 def _folder_of(package: str) -> Path | None:
-    """The folder from which a package is imported; None where packages are installed: each is what its version says."""
+    """Folder from which a package is imported; None for installed packages, which their versions identify."""
     folders = {place.absolute().parent for place in _places_of(package)}
     for folder in folders:
         is_site = {"site-packages", "dist-packages"} & {*folder.parts} or folder == Path(sysconfig.get_path("stdlib"))
@@ -189,7 +189,7 @@ def _places_of(package: str) -> list[Path]:
 
 
 def _files_of(package: str) -> list[tuple[str, Path]]:
-    """Name and place of whatever Python may execute of a package, or of a module that is one file."""
+    """Name and place of all files that Python may execute of a package, or of a module that is one file."""
     files = []
     for place in _places_of(package):
         inside = [path for path in sorted(place.rglob("*")) if path.suffix in _SOURCES]

@@ -1,4 +1,4 @@
-"""User-correctable errors, one line each with cause and remedy, and what their lines are made of."""
+"""User-correctable errors, one line each with cause and remedy, and parts of their lines."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _INSTEAD = {
     "secure_rng": _ENTROPY,
     "noise_generator": _ENTROPY,
 }
-"""Options of others that are none here, with what takes their place."""
+"""Options of other libraries that do not exist here, with their replacement."""
 
 
 class DPBenchError(Exception):
@@ -93,7 +93,7 @@ class DiskFull(DPBenchError):
 
 
 TIME_LIMIT_REACHED = 1
-"""Stands where the number of a signal would: the time that a run was given is over (nobody stops a run by SIGHUP)."""
+"""Stands for a signal: the time limit of a run is reached (1 is SIGHUP, by which runs are not stopped)."""
 TIME_LIMIT_STATUS = 75
 """Exit status then: EX_TEMPFAIL of sysexits.h, "try again later"."""
 
@@ -104,7 +104,7 @@ class Interrupted(DPBenchError):
     Args:
         number: The signal, or `TIME_LIMIT_REACHED`.
         command: How to go on.
-        kept: What there is to go on from.
+        kept: State from which to go on.
 
     Attributes:
         status: Exit status of a command that ends so: that of a shell for a signal, 75 for the end of the time.
@@ -118,7 +118,7 @@ class Interrupted(DPBenchError):
 
     @property
     def is_time_limit(self) -> bool:
-        """Whether it is the end of one run's time, after which others of a sweep go on."""
+        """Return whether it is the time limit of one run, after which others of a sweep go on."""
         return self.number == TIME_LIMIT_REACHED
 
     def __reduce__(self) -> tuple[type[Interrupted], tuple[int, str, str]]:
@@ -130,14 +130,14 @@ class BudgetExhausted(DPBenchError):
 
 
 class Diverged(DPBenchError):
-    """What was released is no longer finite, so that nothing more is spent on it."""
+    """Released values are no longer finite, so that no more budget is spent on them."""
 
 
 class WorkerDied(DPBenchError):
     """One of several processes of a training ended without an error of its own: it was killed, or aborted.
 
     Args:
-        rank: Which one.
+        rank: Rank of that process.
         world: Number of processes.
         how: Such as "SIGKILL".
         command: How to go on, if it is known.
@@ -156,7 +156,7 @@ class PeerLost(DPBenchError):
     """Another process of a training is gone, which torchrun or srun had started.
 
     Args:
-        rank: Of this process.
+        rank: Rank of this process.
         world: Number of processes.
         command: How to go on, if there is something to go on with.
     """
@@ -171,11 +171,11 @@ class PeerLost(DPBenchError):
 
 
 class ReportedByAnotherRank(DPBenchError):
-    """Another process of the training says what is wrong."""
+    """Another process of the training states the error."""
 
 
 def brief(error: BaseException) -> str:
-    """The first line that an exception has to say, or its type's name if it says nothing; of YAML, where and what."""
+    """First line of an exception's message, or its type's name if it has none; for YAML, place and problem."""
     if (mark := getattr(error, "problem_mark", None)) is not None:
         return f"line {mark.line + 1}: {getattr(error, 'problem', None)}"
     lines = (line.strip() for line in str(error).splitlines())
@@ -194,12 +194,12 @@ def shown(value: Any) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Say in a sentence, with a space before it, what an unknown name may stand for; empty if nothing is near.
+    """Suggest a known name for an unknown one, in a sentence with a space before it; empty if none is near.
 
     Args:
-        name: That was given.
-        known: Names that there are.
-        prefix: Of these, in the sentence.
+        name: The unknown name.
+        known: Known names.
+        prefix: Prefix of the known names in the sentence.
     """
     names = list(known)
     name_here = _NAMES_HERE.get(name)

@@ -47,7 +47,7 @@ Kind = Literal["separable", "limited", "mixed", "reads", "kept", "unchecked"]
 
 _BATCHES = 2  # the second shows what is kept of the first
 _RECORDS = 30
-"""Records of a batch that go through the step, whatever its size: no message can tell the size of a private batch."""
+"""Number of records that go through the step, for any batch: no message can tell the size of a private batch."""
 _MOST_DRAWS = 100  # of batches, for two that are not empty
 _MOST_PLACES = 5
 _SEVERITY = ("kept", "mixed", "reads", "limited", "separable")
@@ -107,13 +107,13 @@ def check(
     """Say of a training step if it keeps the records of a batch apart, and where it does not. Nothing is trained.
 
     The step runs on some records of two batches; in manual optimization up to its first backward pass. Hooks of the
-    module up to `on_train_start` run as in a training. What the step changes is put back: weights, buffers, attributes,
-    random numbers. The verdict says what the code did on these batches; it is computed on records, and no epsilon
+    module up to `on_train_start` run as in a training. Changes by the step are undone: weights, buffers, attributes,
+    random numbers. The verdict is on these batches alone; it is computed on records, and no epsilon
     covers it.
 
     Args:
         module: The module, as it would be trained.
-        loader: A `LotLoader`, another data loader whose batches have records in dimension 0, or a data module.
+        loader: A `LotLoader`, another data loader with records in dimension 0 of its batches, or a data module.
         records: The source of records of the strategy; None: each item that the loader draws is a record.
         loss_reduction: The way in which the step combines records: "mean" or "sum".
         trainer: A Trainer for this check alone, with the device and precision of the training; it loses its callbacks

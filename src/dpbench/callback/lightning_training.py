@@ -89,7 +89,7 @@ class LightningTraining(Training):
 
     @property
     def device(self) -> torch.device:
-        """Where the module is."""
+        """Device of the module."""
         return self.module.device  # type: ignore[no-any-return]
 
     @property
@@ -204,7 +204,7 @@ class LightningTraining(Training):
         return self.to_device(batch)
 
     def _by_device(self, batch: Any) -> Any:
-        """What Lightning's own hooks come down to, in a fifth of the time."""
+        """Do the work of Lightning's own hooks, in a fifth of the time."""
         batch = self.trainer.precision_plugin.convert_input(batch)
         return move_data_to_device(batch, self.device)
 
@@ -254,15 +254,15 @@ def processes_of(trainer: pl.Trainer, alike: bool) -> Processes:
     """The processes of a training, as releases see them.
 
     Args:
-        trainer: Drives it.
-        alike: Whether they sum up what one process would.
+        trainer: The trainer that drives it.
+        alike: True if their sum is that of one process.
     """
     broadcast = partial(_broadcast, trainer.strategy)  # no function of its own: a strategy that has trained is pickled
     return Processes(trainer.global_rank, trainer.world_size, broadcast, dist.all_reduce, alike)
 
 
 def _broadcast(strategy: Any, value: Any) -> Any:
-    """What rank 0 has: tensors as they are, in place, and pickled objects."""
+    """Broadcast a value of rank 0: tensors as they are, in place, and other objects pickled."""
     if not isinstance(value, Tensor):
         return strategy.broadcast(value)
     dist.broadcast(value, src=0)

@@ -1,4 +1,4 @@
-"""What a training says of itself that is no warning."""
+"""Messages of a training that are no warnings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from pytorch_lightning.utilities import rank_zero_only
 
 LOGGER = "pytorch_lightning.dpbench"
-"""Below Lightning's, which, unlike others, shows what is no warning."""
+"""Logger below Lightning's, which, unlike others, shows messages that are no warnings."""
 
 
 def show_lines() -> None:

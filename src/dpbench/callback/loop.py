@@ -1,7 +1,7 @@
 """Private training by a plain loop: the same records, releases and ledger as in a Lightning Trainer, without one.
 
-The loop draws each lot itself and shows none of it. The session, which a Trainer drives likewise, defines what a record
-is and what is checked of lots.
+The loop draws each lot itself and shows none of it. The session, which a Trainer drives likewise, defines the records
+and the checks of lots.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ class LoopTraining(Training):
 
 
 def _refuse_other_kinds(model: object, strategy: object) -> None:
-    """Raise ConfigurationError where something is not what a loop trains, or trains by."""
+    """Raise ConfigurationError if the model or the strategy is of a kind that a loop does not take."""
     if not isinstance(strategy, PrivateStrategy):
         raise ConfigurationError(f"{type(strategy).__name__} is not a private strategy: pass DPSGD(...), for example.")
     if strategy.ledger_path is None:

@@ -34,7 +34,7 @@ class NonPrivate(pl.Callback):
         return "NonPrivate()"
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Refuse what only the private strategies know how to do.
+        """Refuse options that only private strategies know.
 
         Raises:
             ConfigurationError: Several networks (a GAN) in several processes: each would draw noise of its own.

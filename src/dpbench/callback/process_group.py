@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 
 def leave_group() -> None:
-    """Destroy the process group, whose threads would otherwise meet the end of the interpreter.
+    """Destroy the process group: its threads would otherwise meet the end of the interpreter.
 
     Gloo's threads let go of Python objects; one that asks for the interpreter's lock while the interpreter is ending is
     unwound by Python, through C++ code that must not throw: "terminate called without an active exception" (SIGABRT).
@@ -18,6 +18,6 @@ def leave_group() -> None:
 
 
 def leave_group_at_exit() -> None:
-    """Leave the process group when this process ends, whoever started it: Lightning does so for NCCL only."""
+    """Leave the process group when this process ends, however it was started: Lightning does so for NCCL only."""
     atexit.unregister(leave_group)
     atexit.register(leave_group)

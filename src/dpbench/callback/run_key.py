@@ -1,14 +1,14 @@
 """The key of a run with a seed, given or kept: a function of all that decides its sums, so that no two share noise.
 
-With one noise under two sums, the difference of two releases is that of the private sums. So the key covers what the
-training is made of, read from its objects, whoever has made them (a command's configuration or a script):
+With one noise under two sums, the difference of two releases is that of the private sums. So the key covers all
+that the training is made of, read from its objects, whether a command's configuration or a script has made them:
 
 * the seed,
 * the settings of strategy, module, optimizers, schedules, callbacks and collation
   (a callback that only looks on may say so, `observes_only = True`: then a run goes on with or without it),
 * the weights in the beginning,
 * the contents of the training set,
-* the versions of the packages, ours too, and the source of everybody else's classes,
+* the versions of the packages, ours too, and the source of all other classes,
 * `RANDOM_NUMBERS`,
 * where something of this has no bytes that could be hashed, a key that is drawn for the training and kept until it ends
   (`privacy.kept_keys`). Correlated noise without a seed has it in the place of the seed, and then no callbacks.
@@ -67,7 +67,7 @@ _NO_BYTES = (
     "LotLoader(..., data_id='clinic 2026-11')."
 )
 Settings = tuple[bytes, Canonical]
-"""Hash of what a training is made of, but for its seed and its data; and what it was made with: gaps, and packages."""
+"""Hash of a training's parts, without its seed and its data; and the hasher, with gaps and packages."""
 
 
 class Keys(NamedTuple):
@@ -135,8 +135,8 @@ def keys_of(training: Training, strategy: StrategyOptions, settings: Settings, w
     Args:
         training: A Trainer's, or a plain loop's.
         strategy: What is done with its lots.
-        settings: Of the training.
-        weights: Hash of those that it began with.
+        settings: Settings of the training.
+        weights: Hash of the initial weights.
         loader: Draws the lots; its data set is read.
     """
     seed = strategy.seed
@@ -172,7 +172,7 @@ def run_key(secret: int, facts: Any) -> int:
 
 
 def _decides(callback: object) -> bool:
-    """Whether a callback may change a training; ours and Lightning's look on, and those that say so."""
+    """Return whether a callback may change a training; ours and Lightning's only observe, as do those that say so."""
     if isinstance(callback, StrategyOptions) or getattr(callback, "observes_only", False) is True:
         return False
     cls = type(callback)
@@ -181,7 +181,7 @@ def _decides(callback: object) -> bool:
 
 
 def _attributes_of(owner: Any) -> list[Any]:
-    """Class and attributes of an object, and buffers that `state_dict` leaves out; not what lies in files.
+    """Class and attributes of an object, and buffers that `state_dict` leaves out; without contents of files.
 
     Those of torch and of sources of records without the private ones, which are no settings and move.
     """
@@ -199,7 +199,7 @@ def _attributes_of(owner: Any) -> list[Any]:
 
 
 def _is_elsewhere(value: Any) -> bool:
-    """Whether an attribute says where and how a training runs."""
+    """Return whether an attribute says where and how a training runs."""
     if isinstance(value, str):
         return os.path.isabs(value) or (os.sep in value and os.path.exists(value))
     return isinstance(value, PurePath | Logger | DataLoader)

@@ -14,7 +14,7 @@ class StopAfter(pl.Callback):
 
     With `trainer.max_steps` a training is planned anew: noise for a target epsilon and schedules follow from its number
     of steps. A training that this callback stops makes the same releases as the
-    whole one up to there, and its ledger states what they cost. Resumed behind the last of them, it makes no more.
+    whole one up to there, and its ledger states their cost. Resumed behind the last of them, it makes no more.
 
     Args:
         steps: After how many the training stops.

@@ -1,4 +1,4 @@
-"""What all private strategies share: Lightning's hooks on one side, a source of records and its releases on the other.
+"""Base of all private strategies: Lightning's hooks on one side, a source of records and its releases on the other.
 
     training_step → backward     the source: per-record gradients → discretize → clip → sum
     on_before_optimizer_step     the release: noise, ledger, division → p.grad, error correction, new bounds
@@ -109,7 +109,7 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
         """A session that trains by this strategy, for another driver than a Trainer.
 
         Args:
-            guards: What is looked at.
+            guards: Guards of the training.
         """
         return PrivateSession(
             self._releases,
@@ -122,7 +122,7 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
 
     @property
     def has_trained(self) -> bool:
-        """Whether it trains, or has trained."""
+        """Return whether it trains, or has trained."""
         releases = self._releases
         return releases.num_releases > 0 or self._session.is_attached or releases.budget.path is not None
 
@@ -302,7 +302,7 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
         self._session.refuse_skipped_lot()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log the last epsilon beside the last accuracy."""
+        """Log the last epsilon with the last accuracy."""
         if trainer.global_step and not self.releases:
             raise ConfigurationError(
                 f"training has made {trainer.global_step} steps, none of them private: hooks of the private strategy "
@@ -321,13 +321,13 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Write what a resumed run needs to go on with the same releases.
+        """Write the state that a resumed run needs to go on with the same releases.
 
-        Not by `state_dict`: a trainer with two strategies would be refused by Lightning, in words that do not say what
-        is wrong, before `setup` can.
+        Not by `state_dict`: a trainer with two strategies would be refused by Lightning, without the cause, before
+        `setup` can.
 
         Raises:
-            ConfigurationError: The training ran in other processes, which alone know what was released.
+            ConfigurationError: The training ran in other processes, which alone know its releases.
         """
         earlier_fits.refuse_unknown_training(trainer, self._session.is_admitted)
         state = self._releases.state_dict()
@@ -384,10 +384,10 @@ def epsilon_here(strategy: PrivateStrategy, accountant: str) -> float:
 
 
 def _log(trainer: pl.Trainer, releases: ReleaseEngine, epsilon: float | None) -> None:
-    """Log what is private: epsilon, adaptive bounds and released metrics; stop where released weights have diverged.
+    """Log private values: epsilon, adaptive bounds and released metrics; stop once released weights have diverged.
 
     Args:
-        trainer: With its loggers.
+        trainer: The trainer, with its loggers.
         releases: The releases so far.
         epsilon: Their epsilon; None where this point has none.
     """

@@ -36,12 +36,12 @@ _OF_EXAMPLES = ("loss_reduction", "max_physical_batch_size", "microbatch_size", 
 
 @dataclass_transform(eq_default=False)
 class CheckedOptions:
-    """Base of dataclasses whose options are checked by their annotations before `__init__` runs.
+    """Base of dataclasses with options that are checked by their annotations before `__init__` runs.
 
     A subclass is made a dataclass by itself; one that has written an `__init__` keeps it.
 
     Raises:
-        ConfigurationError: An option is unknown, or not what its annotation says.
+        ConfigurationError: An option is unknown, or does not fit its annotation.
     """
 
     _has_own_init: ClassVar[bool] = False
@@ -116,7 +116,7 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
 
     Args:
         noise_multiplier: z, noise in units of the sensitivity of the whole release, statistics included.
-        target_epsilon: Budget. Alone, the noise multiplier is found for the planned number of steps; beside a
+        target_epsilon: Budget. Alone, the noise multiplier is found for the planned number of steps; with a
             noise_multiplier, training stops before the step that would exceed it.
         noise_schedule: How z moves over the planned steps: "linear:E", "exponential:E" or "cosine:E" (from 1 to E times
             z), "step:F@P/F@P" (F times z from the share P of the steps on), a factor for each step, or a function of
@@ -124,22 +124,22 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
         noise: "gaussian" is independent from step to step; "banded" is correlated over `bands` steps, so that running
             sums of releases carry less of it (batches: cyclic_poisson); or the name of a plug-in's.
         bands: Steps over which noise is correlated; 1 is independent noise. None where it is not.
-        max_grad_norm_schedule: How the bounds of all groups move; not beside bounds that adapt.
+        max_grad_norm_schedule: Schedule of the bounds of all groups; not with bounds that adapt.
         delta: δ of the guarantee; below 1 / number of records.
         accountant: Name of the accountant that calibrates and stops, see `privacy.accounting.accountants`.
         seed: Makes a run repeatable: the key of noise, lots and the model's own randomness comes from it and from all
-            else that decides the sums (`callback.run_key`), so that two runs that differ share nothing. Whoever knows
-            it can subtract the noise. None takes the operating system's entropy: use that for models to be published.
+            else that determines the sums (`callback.run_key`), so that two runs that differ share nothing. Anyone who
+            knows it can subtract the noise. None takes the operating system's entropy: use that for published models.
         max_physical_batch_size: Lots are processed in pieces of at most so many rows; the result is the same. "auto":
             all rows at once; where the memory of a GPU is over, the lot begins again in pieces of half as many.
         microbatch_size: μ. Above 1 the gradients of the examples that were drawn into one microbatch are added up,
             divided by μ and clipped instead of each example's; an example can then move the sum by twice the bound.
         discretization_threshold: τ, discretizes each record's gradient to {−1, 0, +1} before clipping; None: not.
-        discretization_values: What coordinates beyond τ become: "signs" (±1), ± the "threshold", "rescaled" signs or
+        discretization_values: Values of coordinates beyond τ: "signs" (±1), ± the "threshold", "rescaled" signs or
             "kept" values, see `privacy.gradients.discretization.Discretization`.
         correction_threshold: ν of the error correction of the released gradient; None: no correction.
         correction_hypotheses: Likelihood of the error correction, see `privacy.mechanism.denoising.ErrorCorrection`.
-        correction_scale: What ν is compared with: the noisy "sum" or "mean".
+        correction_scale: Quantity that ν is compared with: the noisy "sum" or "mean".
         correction_estimate: The most probable of −ν, 0, +ν (the "mode"), or their posterior "mean".
         priors: [p_down, p_stop, p_up] of the error correction; None takes equal ones.
         metrics: Private metrics: name → bound of one record's value, released as `private/<name>`; None: none.
@@ -153,12 +153,12 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
             plug-in, with its options: NAME:OPTIONS.
         ledger: Path of the ledger; by default `ledger.jsonl` in the trainer's log folder, or, where that records
             another run, in a folder run-2 (run-3, ...) of it.
-        after: Ledger of an earlier training whose weights the module holds: the second stage of one budget. The ledger
-            begins with a copy of it (or goes on in that file, if it is the same), so that epsilon is of both, and a
-            target is for both: noise is found for what is left.
+        after: Ledger of an earlier training that gave the module its weights: the second stage of one budget. The
+            ledger begins with a copy of it (or goes on in that file, if it is the same), so that epsilon is of both, and a
+            target is for both: noise is found for the rest.
         fingerprint: Names a run that may be started again in its own ledger without a checkpoint, as `dpbench train`
             does; releases on disk are repeated then. Under another name the ledger gets a new phase.
-        records: What a record is, where it is no example or microbatch of the batch.
+        records: Source of records, if these are no examples or microbatches of the batch.
         audit: Records that join the lots, by which the epsilon of this training is checked; the model learns from them
             too. None: none.
 
@@ -225,12 +225,12 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
         Args:
             noise_multiplier: z, given or solved for; first, to solve for it, 1. The multipliers of all steps are
                 proportional to it.
-            factors: Of z by step: those of `noise_schedule`.
+            factors: Factors of z by step: those of `noise_schedule`.
         """
         return self._make_noise()(noise_multiplier, factors)
 
     def _make_noise(self) -> MakeNoise:
-        """What makes the noise, by its name."""
+        """Find the noise's constructor by its name."""
         if self.noise == "gaussian":
             if self.bands is not None:
                 raise ConfigurationError("bands are of correlated noise only: set noise=banded, too.")
