@@ -154,8 +154,8 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
         ledger: Path of the ledger; by default `ledger.jsonl` in the trainer's log folder, or, where that records
             another run, in a folder run-2 (run-3, ...) of it.
         after: Ledger of an earlier training that gave the module its weights: the second stage of one budget. The
-            ledger begins with a copy of it (or goes on in that file, if it is the same), so that epsilon is of both, and a
-            target is for both: noise is found for the rest.
+            ledger begins with a copy of it (or goes on in that file, if it is the same), so that epsilon is of both,
+            and a target is for both: noise is found for the rest.
         fingerprint: Names a run that may be started again in its own ledger without a checkpoint, as `dpbench train`
             does; releases on disk are repeated then. Under another name the ledger gets a new phase.
         records: Source of records, if these are no examples or microbatches of the batch.

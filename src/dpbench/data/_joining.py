@@ -1,4 +1,4 @@
-"""Batches of single records, joined to one batch whose rows are therefore made of one record each."""
+"""Joining batches of single records to one batch, with rows that are therefore made of one record each."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def joined(batches: Sequence[Any], rows: Sequence[int], ask_for_padding: AskForP
 
 
 def is_alike(one: Any, other: Any) -> bool:
-    """Whether two batches have leaves of the same sizes, and the same numbers that belong to no row."""
+    """Return whether two batches have leaves of the same sizes, and the same numbers that belong to no row."""
     leaves, structure = opened(one)
     other_leaves, other_structure = opened(other)
     return structure == other_structure and all(
@@ -102,7 +102,7 @@ def padded(one: Tensor, shape: Sequence[int], value: float) -> Tensor:
 
 
 def paddings_between(own: Any, pair: Any) -> dict[int, float]:
-    """Find the paddings that bring the rows of one batch to the sizes of another batch, whose last rows they are.
+    """Find the paddings that bring the rows of one batch to the sizes of another batch, which ends with them.
 
     Args:
         own: The batch of a record alone.
@@ -181,13 +181,13 @@ def _is_plain(x: Any) -> bool:
 
 
 def _rows_in(leaf: Any) -> int | None:
-    """Number of entries of a tensor or list; None of what has none."""
+    """Number of entries of a tensor or list; None for anything else."""
     has_rows = leaf.dim() > 0 if isinstance(leaf, Tensor) else isinstance(leaf, list | tuple)
     return len(leaf) if has_rows else None
 
 
 def _shape_or_value(leaf: Any) -> Any:
-    """The shape of a tensor, the length of a list, or a number or text; of what else there is, what equals nothing."""
+    """The shape of a tensor, the length of a list, or a number or text; for other objects, a value that equals none."""
     if isinstance(leaf, Tensor):
         return tuple(leaf.shape) or leaf.item()
     if isinstance(leaf, list | tuple):

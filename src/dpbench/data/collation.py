@@ -1,9 +1,9 @@
-"""How the records of a lot become a batch whose rows are made of one record each.
+"""Collation of a lot's records to a batch with rows that are made of one record each.
 
 A row that is made of several records (mixup, cutmix, batch statistics), and a record that fills the places of others,
 move a sum by more than the bound. So a `collate_fn` is never given several records of a private training together: it
-is called with a list of one for each, and what comes out is joined here. It is given more only to find out what it does
-with copies of one record, and which number it pads with.
+is called with a list of one for each, and the results are joined here. It is given more only to see whether copies of
+one record become rows, and which number it pads with.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _LONG = "a " * 16
 
 
 class Collation:
-    """Collates as torch does, and knows what an empty lot looks like.
+    """Collates as torch does, and makes batches of empty lots.
 
     Args:
         dataset: Data set of the records; one of them shows the shapes.
-        collate_fn: As for `torch.utils.data.DataLoader`; None takes torch's.
-        record_of_row: As for `LotLoader`.
+        collate_fn: Function as for `torch.utils.data.DataLoader`; None takes torch's.
+        record_of_row: Name or function as for `LotLoader`.
         is_private: True if rows must be made of one record each.
 
     Attributes:
-        may_separate: Whether each record may be a batch of its own, where records make no rows.
+        may_separate: True if each record may be a batch of its own, where records make no rows.
     """
 
     may_separate = False
@@ -66,7 +66,7 @@ class Collation:
 
     @property
     def is_custom(self) -> bool:
-        """Whether the `collate_fn` is another one than torch's."""
+        """Return whether the `collate_fn` is another one than torch's."""
         return self._collate is not default_collate
 
     def __call__(self, records: Any) -> Any:
@@ -134,7 +134,7 @@ class Collation:
             ) from error
 
     def _makes_rows(self, record: Any) -> bool:
-        """Whether copies of a record become rows of one batch; found out once."""
+        """Return whether copies of a record become rows of one batch; tried once."""
         if self._separates is None:
             with isolate_rng(include_cuda=False):
                 one = self._alone(copy.deepcopy(record))
@@ -176,7 +176,7 @@ class Collation:
     def _learn_paddings(self, large: Any, small: Any) -> None:
         """See how made-up records of these sizes are padded: the numbers of no record become padding of others.
 
-        Twice, with other numbers: what follows from a record's numbers is no padding.
+        Twice, with other numbers: a value that follows from a record's numbers is no padding.
         """
         candidates = []
         for offset in (0, 1):
@@ -195,7 +195,7 @@ class Collation:
 
 
 def _index_of(index: RecordOfRow, batch: Any) -> Any:
-    """What the loader takes for the record of each row; None if there is nothing."""
+    """Entry of a batch that holds the record of each row; None if there is none."""
     try:
         return batch[index] if isinstance(index, str) else index(batch)
     except Exception:  # refused where rows are counted
@@ -217,7 +217,7 @@ def _numbered(batch: Any, index: RecordOfRow, number: int) -> Any:
 
 
 def _check_index(index: RecordOfRow, batch: Any, expected: NDArray[np.int64]) -> None:
-    """Refuse an index that names other records; what is no index is refused where rows are counted."""
+    """Refuse an index that names other records; an entry that is no index is refused where rows are counted."""
     entry = _index_of(index, batch)
     numbers = np.asarray(entry if isinstance(entry, Tensor | list) else ())
     is_index = numbers.shape == expected.shape and numbers.dtype.kind in "iu"

@@ -1,4 +1,4 @@
-"""What a training set holds, as one hash: two that differ in a byte must not share noise."""
+"""Hash of a training set's contents: two sets that differ in a byte must not share noise."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def contents_of(dataset: Any) -> tuple[str, Canonical]:
         dataset: Map-style.
 
     Returns:
-        Sixty-four hexadecimal digits; and what they were made with, whose `gaps` name what the hash does not cover:
-        files and folders that the data set names, too, and what its first and its last item open.
+        Sixty-four hexadecimal digits; and the hasher, whose `gaps` name all that the hash does not cover, files and
+        folders that the data set names, and those that its first and its last item open, included.
     """
     canonical = Canonical()
     digest = canonical.digest(dataset).hex()

@@ -5,8 +5,8 @@ bound; so does one that is mixed into others. Both show where a data set asks it
 other items: `except OSError: return self[0]`, or mixup with a random partner. Each getter of each data set may be asked
 for one index for an item, which is counted in each batch.
 
-By definition a record is what `dataset[position]` returns. What a data set makes of its own files, arrays and lists, or
-reads in threads of its own, is not seen, nor how `__getitems__` of its own parts what it reads among its items.
+By definition a record is what `dataset[position]` returns. Reads of a data set's own files, arrays and lists, or in
+threads of its own, are not seen, nor how a `__getitems__` of its own divides its reads among its items.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ if hasattr(os, "register_at_fork"):
 
 
 def watched(dataset: Any) -> Any:
-    """A data set whose reads are counted, where it has code of its own that could turn to other items."""
+    """Have a data set's reads counted, if it has code of its own that could read other items."""
     kinds = [kind for kind, _, _ in _getters_of(_parts(dataset))]
     is_known = all(f"{kind.__module__}.".startswith(_LIBRARIES) for kind in kinds)
     return dataset if is_known else WatchedDataset(dataset)
 
 
 class WatchedDataset(Dataset[Any]):
-    """A data set whose reads are counted while a loader fetches a lot; for everybody else it is the data set itself.
+    """A data set with reads that are counted while a loader fetches a lot; otherwise it behaves as the data set itself.
 
     Args:
         dataset: Map-style data set.
@@ -101,7 +101,7 @@ class _Reads:
     """The indices for which getters of a data set, and of those inside of it, are asked by the thread that reads.
 
     Args:
-        dataset: The data set whose items are read.
+        dataset: The data set.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -113,7 +113,7 @@ class _Reads:
 
     @contextmanager
     def counted(self) -> Iterator[bool]:
-        """Within, getters note what they are asked for; gives whether only torch's code reads several items at once."""
+        """Within, getters note the indices asked for; yields whether only torch's code reads several items at once."""
         with _Patching.lock, ExitStack() as stack:
             getters = _getters_of(self._parts.values())
             for kind, name, getter in getters:

@@ -1,4 +1,4 @@
-"""Who is held out of the training data, and who is a member: every record decides for itself, by what it is."""
+"""Held-out records, and members: each record's own content decides."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def parted(
 ) -> tuple[Positions, Positions]:
     """Positions of the records that are held out, and of the others, both ascending.
 
-    With "hash" a record is held out where a keyed hash of what it is lies below a threshold. Neither its place nor any
+    With "hash" a record is held out if a keyed hash of its content lies below a threshold. Neither its place nor any
     other record decides, so that data that are neighbors before the split are neighbors after it: epsilon also holds
     for a record of the file. `count` is then the expected number. The threshold takes the number of records in two
     digits, since one record more would otherwise change the share of all.
@@ -37,8 +37,8 @@ def parted(
     decides: one record more moves most of them. Epsilon then holds for a record of the training set alone.
 
     Args:
-        split: How.
-        identities: What each record is, in the order of the data; equal records go the same way.
+        split: Kind of split.
+        identities: Content of each record, in the order of the data; equal records go the same way.
         records: Their number.
         count: How many are to be held out.
     """
@@ -52,7 +52,7 @@ def parted_by_hash(identities: Iterable[bytes], share: float) -> tuple[Positions
     """Positions of the records that a keyed hash holds out, and of the others, both ascending.
 
     Args:
-        identities: What each record is.
+        identities: Content of each record.
         share: Probability of a record to be held out, over all keys.
     """
     held_out = _below(share, (_hash(identity, _KEY) for identity in identities))
@@ -62,13 +62,13 @@ def parted_by_hash(identities: Iterable[bytes], share: float) -> tuple[Positions
 def membership_coins(identities: Iterable[bytes], seed: int) -> NDArray[np.bool_]:
     """A fair coin for each record: whether it is a member of the training data of the run with a seed.
 
-    The coin is a keyed hash of what the record is, so that coins are independent of each other and of those of other
+    The coin is a keyed hash of the record's content, so that coins are independent of each other and of those of other
     seeds, and none depends on which other records there are. Copies of a record have coins of their own, by their
     number: with one coin they would be members together, and epsilon and its tests hold for one record alone.
 
     Args:
-        identities: What each record is.
-        seed: Of the run; whoever knows it knows the coins.
+        identities: Content of each record.
+        seed: Seed of the run, which determines the coins.
 
     Returns:
         (N,), True for members.
@@ -87,7 +87,7 @@ def _of_copies(hashes: Iterable[int], key: bytes) -> Iterator[int]:
 
 
 def _below(share: float, hashes: Iterable[int]) -> NDArray[np.bool_]:
-    """Whether each hash lies in the lowest part of all hashes, of a size."""
+    """Mask of the hashes that lie in the lowest part of all hashes, of a given share."""
     threshold = share * 2**_BITS
     return np.fromiter((value < threshold for value in hashes), dtype=bool)
 
@@ -106,12 +106,12 @@ def _in_two_digits(number: int) -> int:
 
 
 def name_bytes(name: Hashable) -> bytes:
-    """What a user is: the name, which is the same whether a file gives it as a number or as a text."""
+    """Identity of a user: the name, the same whether a file gives it as a number or as a text."""
     return str(name).encode("utf-8", "surrogatepass")
 
 
 def image_bytes(pixels: Tensor, labels: Tensor) -> Iterable[bytes]:
-    """What each of some labeled images is: all that the file says of it.
+    """Identity of each of some labeled images: pixels and label, as in the file.
 
     Args:
         pixels: (N, ...), uint8 or float32.

@@ -149,13 +149,13 @@ def image_options(
     features: Features | None = None,
     image_size: int | None = None,
 ) -> dict[str, Any]:
-    """Return what labeled images determine of their data set: `model_options` and `noise_batch`.
+    """Return the facts of a data set that follow from its labeled images: `model_options` and `noise_batch`.
 
     Args:
-        images: As `normalize` gives them with the other arguments.
-        spec: The data set that they are of.
+        images: Images, normalized with the other arguments.
+        spec: Their data set.
         scale: See `ImageDataModule`.
-        features: As for `normalize`.
+        features: Features, as for `normalize`.
         image_size: Side that images had before they became features; None: the data set's own.
     """
     channels, height, width = images.input_shape
@@ -182,10 +182,10 @@ class ImageDataModule(LotDataModule[InMemoryImages]):
         expected_batch_size: Mean number of records in a training lot.
         sampling: "poisson" (also None), "truncated_poisson", "fixed_size" or "shuffled".
         val_size: Records taken from the training data for validation, their expected number with split="hash"; 0 for
-            the papers' tables. The population that the ledger states is what remains.
+            the papers' tables. The remaining records are the population of the ledger.
         eval_batch_size: Records in a validation or test batch.
         image_size: Side to which images are resized; None keeps the data set's own choice.
-        download: Whether torchvision may download an absent data set.
+        download: True to let torchvision download an absent data set.
         seed: Key of the lots; None takes the operating system's entropy.
         scale: "standard" (mean 0 and deviation 1 of the data set), "per_image" (of each image alone), "symmetric"
             ([−1, 1], for generators) or "unit" ([0, 1]).
@@ -198,7 +198,7 @@ class ImageDataModule(LotDataModule[InMemoryImages]):
             a run goes on with no other file.
         train_size: Only the first so many training records; None takes all. Of "random_noise", how many there are.
         test_size: The same of the test records.
-        like: Of "random_noise": the data set whose shape and classes the noise has; None is CIFAR-10.
+        like: For "random_noise", the data set with the shape and classes of the noise; None is CIFAR-10.
         inserted: Images of noise with random labels that join the training data, see `data.inserted`.
         split: How the records of `val_size` are chosen. "hash": each by a hash of itself, so that one record more moves
             no other one. "permutation": exactly `val_size`, by their number, as in runs of before; one record more then
@@ -349,7 +349,7 @@ class ImageDataModule(LotDataModule[InMemoryImages]):
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """(channels, height, width); also before anything is loaded, by what becomes of one image."""
+        """(channels, height, width); before anything is loaded, by preparing one image."""
         if self._splits is not None:
             return self.train_set.input_shape
         pixels = torch.zeros(1, self._image_size, self._image_size, len(self.spec.mean))
@@ -361,7 +361,7 @@ class ImageDataModule(LotDataModule[InMemoryImages]):
         return self.spec.num_classes
 
     def noise_batch(self, size: int, generator: torch.Generator) -> Batch:
-        """Images of uniform noise with random labels, scaled as the data are: what needs no budget to look at."""
+        """Images of uniform noise with random labels, scaled as the data are; they need no budget."""
         shape = (self._image_size, self._image_size, len(self.spec.mean))
         prepare = partial(_prepared, spec=self.spec, scale=self.scale, features=self._make_features())
         return labeled_noise(size, generator, shape, self.num_classes, prepare)

@@ -1,7 +1,7 @@
-"""Records that do not belong among the training data: by them one measures what a model remembers.
+"""Random records inserted into the training data, by which memorization is measured.
 
 Carlini et al. 2018, "The secret sharer": random records are inserted into the training data, and after the training
-their losses are compared with those of references, drawn alike, that nobody trained on (`training.exposure`).
+their losses are compared with those of references, drawn alike, that were not trained on (`training.exposure`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Inserted:
         records: How many different ones; 0: none.
         copies: How often each of them is there.
         references: Records drawn alike that are not inserted.
-        seed: Of what is drawn.
+        seed: Seed of the draws.
 
     Raises:
         ConfigurationError: A number is out of range.
@@ -51,7 +51,7 @@ class Inserted:
 
 
 def inserted_of(options: Inserted | Mapping[str, Any] | None) -> Inserted:
-    """What a data module was told: options, as the command line gives them too; None inserts nothing.
+    """Read the option `inserted` of a data module: an object, or a mapping from the command line; None inserts nothing.
 
     Raises:
         ConfigurationError: There is no such option, or its value is out of range.

@@ -1,8 +1,8 @@
 """How the records of each training step are drawn.
 
 Lot t is a function of (key, t) alone, and the key one of the seed and of the private training that the lots are for:
-every rank draws the same lot and takes its share of it (`Lots.share`), and a resumed run draws what the interrupted one
-would have drawn. With `seed=None` the key comes from the operating system's entropy, for models that will be
+every rank draws the same lot and takes its share of it (`Lots.share`), and a resumed run draws the lots of the
+uninterrupted one. With `seed=None` the key comes from the operating system's entropy, for models that will be
 published.
 """
 
@@ -56,13 +56,13 @@ class Lots(TorchSampler[list[int]]):
     """A batch sampler that yields the lots of one epoch, from where it stands.
 
     Args:
-        sampling: What is drawn; the ledger records it.
+        sampling: Scheme of the draws; the ledger records it.
         seed: Key of the draws, or None for the operating system's entropy.
         size_schedule: How the expected size of lots moves over the steps of a training, see
             `privacy.mechanism.schedules`; None: not.
-        members: (population,) of booleans: who of the population is trained on, in an experiment on membership. The
+        members: (population,) of booleans: mask of the training records, in an experiment on membership. The
             others are drawn like them, and left out of every lot; rates, divisor and ledger are those of the
-            population, whoever is a member. None: everybody.
+            population, for any members. None: all are.
 
     Attributes:
         position: Number of lots that were handed out; the whole state.
@@ -70,12 +70,12 @@ class Lots(TorchSampler[list[int]]):
             other settings is drawn afresh, as the accounting assumes.
         microbatches: Number of microbatches of a lot; set by the strategy, 0 without them. Each record of a lot is put
             into one of them independently of all others, so that no record can move another one.
-        in_use: Whether a training draws them.
-        work: What each record costs, by its position, so that processes get equal shares of a lot's work; set by the
+        in_use: True while a training draws them.
+        work: Cost of each record, by its position, so that processes get equal shares of a lot's work; set by the
             strategy. None: the same.
         added: Records of an audit, which are drawn like those of the data set and come after them; set by the strategy.
             They are in no lot that a loader hands out.
-        size_factors: Of the expected size, by step; evaluated by `plan` from the schedule.
+        size_factors: Factors of the expected size, by step; evaluated by `plan` from the schedule.
         bands: Steps over which noise is correlated; set by the strategy, None where it is not. Records are in as many
             groups that take turns.
     """
@@ -127,12 +127,12 @@ class Lots(TorchSampler[list[int]]):
 
     @property
     def expected_batch_size(self) -> float:
-        """Expected number of records in a lot, as it was asked for: without added ones where lots hold everybody."""
+        """Expected number of records in a lot, as asked for: without added ones if lots hold all records."""
         return self._sampling.expected_batch_size
 
     @property
     def source(self) -> str | None:
-        """Hash by which ledgers tell lots of one seed or kept key; None without, or where every lot holds everybody."""
+        """Hash by which ledgers tell lots of one seed or kept key; None without one, or if lots hold all records."""
         # Asked of the sampling with added records: lots of everybody among fewer than all are drawn again.
         holds_everybody = self.sampling.expected_batch_size >= self.sampling.population
         if self._key is None or holds_everybody:
@@ -184,7 +184,7 @@ class Lots(TorchSampler[list[int]]):
         return self.size_factors
 
     def free(self) -> None:
-        """End what `acquire` began."""
+        """Release the lots after `acquire`."""
         self.in_use = False
         self.added = 0
         self.bands = None
@@ -292,7 +292,7 @@ class Lots(TorchSampler[list[int]]):
         return drawn[is_added | self.members.take(drawn, mode="clip")]
 
     def _group_of(self, sampling: Sampling) -> NDArray[Any]:
-        """The group of each record, shape (population,): the same in all lots, whatever the records are."""
+        """Group of each record, shape (population,): the same in all lots, for any records."""
         key = (sampling.population, sampling.cycle, self.phase)
         if self._groups is None or self._groups[0] != key:
             generator = self.generator(0, Stream.GROUPS)
@@ -314,7 +314,7 @@ class Lots(TorchSampler[list[int]]):
 
 
 class LotLoader(DataLoader[Any]):
-    """A data loader whose sampling the ledger knows; the only kind that private strategies accept.
+    """A data loader with a sampling that the ledger knows; the only kind that private strategies accept.
 
     It hands out empty lots (with `(0, …)` tensors), and resumes in mid-epoch from its state.
 
@@ -322,9 +322,9 @@ class LotLoader(DataLoader[Any]):
         dataset: Map-style data set; its `__getitems__(positions)`, if there is one, returns a list of samples as for
             torch's `DataLoader`, or `data.records.Collated`. Its `begin_lot(generator)`, if there is one, is given
             random numbers before each lot, a function of the lot's key and the same in all processes.
-        lots: Which records come when.
-        collate_fn: As for `torch.utils.data.DataLoader`. It is given a list of one record at a time, and makes one row
-            of it, unless `record_of_row` says otherwise.
+        lots: Draws of the records.
+        collate_fn: Function as for `torch.utils.data.DataLoader`. It is given a list of one record at a time, and
+            makes one row of it, unless `record_of_row` says otherwise.
         record_of_row: For a `collate_fn` that makes several rows of a record (augmented views, windows of a text), or
             none: the record of each row of a batch, by its position in the list that the `collate_fn` was given, in
             ascending order; the name of an entry of a dictionary (tokenizers call it "overflow_to_sample_mapping"), or
@@ -332,7 +332,7 @@ class LotLoader(DataLoader[Any]):
             clipped together; a record without a row contributes zero. None: each row is a record.
         data_id: Name and version of the records, for seeded runs on a data set that reads them when they are asked
             for: with it such a run draws the same noise again. Another version needs another name: two training sets
-            of one name share noise, which protects neither. What is in memory is known by its bytes, named or not.
+            of one name share noise, which protects neither. Records in memory are known by their bytes, named or not.
         **options: Further options of `torch.utils.data.DataLoader`, such as num_workers.
 
     Attributes:
@@ -434,8 +434,8 @@ class LotLoader(DataLoader[Any]):
             dataset: Map-style data set.
             expected_batch_size: Mean number of records in a lot.
             seed: Reproduces the lots; None takes the operating system's entropy.
-            unit: What an item of the data set is, such as "patient"; the ledger states it as the unit of privacy. None:
-                what the data set says in its attribute `unit` ("user"), or an example. A data set without that
+            unit: Kind of the data set's items, such as "patient"; the ledger states it as the unit of privacy. None:
+                the data set's attribute `unit` ("user"), or an example. A data set without that
                 attribute is asked about: all of a patient has to be one item.
             expected_batch_size_schedule: How the expected size moves over the steps, such as "linear:4".
             **options: Further options of this class and of `torch.utils.data.DataLoader`.
@@ -460,7 +460,7 @@ class LotLoader(DataLoader[Any]):
             dataset: Map-style data set.
             expected_batch_size: Mean number of records in a lot.
             seed: Reproduces groups and lots; None takes the operating system's entropy.
-            unit: As for `poisson`.
+            unit: Kind of the data set's items, as for `poisson`.
             cycle_length: Number of groups; None: as many as the strategy's noise has bands.
             **options: Further options of this class and of `torch.utils.data.DataLoader`.
         """
@@ -486,8 +486,8 @@ class LotLoader(DataLoader[Any]):
             dataset: Map-style data set, such as one of users.
             min_separation: Steps from one participation of a record to the next.
             max_participations: Most of a record; a longer training is refused. None: as many as it is long.
-            seed: Reproduces who takes part when; None takes the operating system's entropy.
-            unit: As for `poisson`.
+            seed: Reproduces the participations; None takes the operating system's entropy.
+            unit: Kind of the data set's items, as for `poisson`.
             **options: Further options of this class and of `torch.utils.data.DataLoader`.
         """
         unit = unit or str(getattr(dataset, "unit", "example"))
@@ -504,9 +504,9 @@ class LotLoader(DataLoader[Any]):
         """Make Poisson lots of `loader.batch_size` records on average, with a loader's data, collation and workers.
 
         Args:
-            loader: Of torch.
+            loader: A data loader of torch.
             seed: Reproduces the lots; None takes the operating system's entropy.
-            data_id: As for the class.
+            data_id: Name of the records, as for the class.
 
         Raises:
             ConfigurationError: The loader draws otherwise than each record of its data set once an epoch.
@@ -550,7 +550,7 @@ class LotLoader(DataLoader[Any]):
             yield batch
 
     def _get_iterator(self) -> Any:
-        """Torch's, which reads a data set that is watched; `dataset` stays what it is."""
+        """Torch's iterator, which reads a watched data set; `dataset` stays as it is."""
         reader = copy.copy(self)
         reader.__dict__["dataset"] = self._source  # torch refuses to set the attribute of a loader that exists
         return DataLoader._get_iterator(reader)
@@ -561,10 +561,10 @@ class LotLoader(DataLoader[Any]):
         self._items.begin(self.lots.key_of(Stream.ITEMS, self.lots.position) if is_private else None)
 
     def prepare_collation(self, may_separate: bool = False) -> None:
-        """Say what becomes of batches.
+        """Choose the form of batches.
 
         Args:
-            may_separate: Whether records that make no rows of one batch may be handed out as `SeparateRecords`.
+            may_separate: True if records that make no rows of one batch may be handed out as `SeparateRecords`.
 
         Raises:
             ConfigurationError: The `collate_fn` is not the one that keeps records apart.
@@ -589,10 +589,10 @@ class _ItemRandomness:
     """Seeds the global generators for the items of lots, in this process and in the workers of a data loader.
 
     Which numbers an item gets (for its augmentation, say) depends on its place in a lot, and so on the other records:
-    where everybody could know them, one record more would change the items of all others in sight.
+    if they were known, one record more would visibly change the items of all others.
 
     Args:
-        worker_init_fn: Of the user, called afterwards in each worker; it stays at hand under that name.
+        worker_init_fn: The user's function, called afterwards in each worker; it stays available under that name.
     """
 
     def __init__(self, worker_init_fn: Callable[[int], object] | None) -> None:
@@ -639,14 +639,14 @@ def check_scheme_of_members(scheme: type[Sampling]) -> None:
 def _refuse_unattended(in_use: bool) -> None:
     """Refuse lots to a caller that would train on them without a strategy.
 
-    The call stack says who asks, since nothing else does. Without an owner (`Lots.in_use`), lots are rightly iterated
-    by hand, by a Trainer that validates, tests or predicts on them, and by a plain loop that trains without privacy.
+    The call stack tells the caller, since nothing else does. Without an owner (`Lots.in_use`), lots are rightly
+    iterated by hand, by a Trainer that validates, tests or predicts on them, and by a plain loop that trains without privacy.
     Lightning calls nothing of a loader that would tell these from a Trainer that fits without a strategy, and Fabric
     has no moment at which a strategy could become the owner. So ownership alone would either let those two train
     without privacy, or refuse all others.
 
     Args:
-        in_use: Whether a strategy owns the lots.
+        in_use: True if a strategy owns the lots.
 
     Raises:
         ConfigurationError: Lightning Fabric, which knows no strategy; or a Trainer's training without one.
@@ -677,12 +677,12 @@ def dealt(
     rank: int,
     world: int,
 ) -> Positions:
-    """Deal a lot to processes by work: the largest first, each to whoever has least.
+    """Deal a lot to processes by work: the largest first, each to the process that has least.
 
     Args:
         lot: Positions of all records.
-        work: What each of them costs.
-        rank: Whose share it is.
+        work: Cost of each of them.
+        rank: Rank of the process that gets the share.
         world: Number of processes.
 
     Returns:
@@ -734,7 +734,7 @@ def make_sampling(
             the kind of another scheme.
         population: Number of training records, such as users.
         expected_batch_size: Mean lot size; a whole number where lots are of a fixed size.
-        unit: What an item of the data set is; the ledger states it as the unit of privacy.
+        unit: Kind of the data set's items; the ledger states it as the unit of privacy.
 
     Raises:
         ConfigurationError: Unknown kind, or a size that does not fit.

@@ -1,4 +1,4 @@
-"""What data modules have in common: lots to train on, a split that is held out, and loaders for both."""
+"""Base of data modules: lots to train on, a split that is held out, and loaders for both."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Splits(NamedTuple, Generic[ExamplesT]):
     """The data sets of a data module.
 
     Attributes:
-        train: What lots are drawn from: the population of the ledger.
-        val: What is held out of the training data; None: nothing.
+        train: Data from which lots are drawn: the population of the ledger.
+        val: Data held out of the training data; None: none.
         test: The test examples.
         members: A boolean for each record of `train`: whether lots hold it; None: they hold all.
     """
@@ -45,7 +45,7 @@ class Splits(NamedTuple, Generic[ExamplesT]):
 
 
 class LotDataModule(pl.LightningDataModule, Generic[ExamplesT]):
-    """Base of data modules whose training lots a private strategy accepts; a subclass loads the data.
+    """Base of data modules with lots that a private strategy accepts; a subclass loads the data.
 
     Args:
         root: Folder of the data sets; None takes $DPBENCH_DATA, else a per-user cache folder.
@@ -53,17 +53,17 @@ class LotDataModule(pl.LightningDataModule, Generic[ExamplesT]):
         sampling: Kind of the sampling; None is "poisson".
         val_count: Records to hold out, their expected number with split="hash".
         eval_batch_size: Examples in a validation or test batch.
-        download: Whether what is absent may be downloaded.
+        download: True to download an absent data set.
         seed: Key of the lots; None takes the operating system's entropy.
         split: How records are chosen that are held out, see `data.held_out`.
         expected_batch_size_schedule: How the size of lots moves over the steps; None: not.
         membership: "half": an experiment on membership, in which each training record is trained on by a fair coin of
-            its own, a function of `seed` and of what the record is, see `held_out.membership_coins`. Sampling rate,
+            its own, a function of `seed` and of the record's content, see `held_out.membership_coins`. Sampling rate,
             divisor and ledger stay those of all records. None: every record is trained on.
 
     Attributes:
-        name: Of the data set.
-        unit: What a lot is drawn of.
+        name: Name of the data set.
+        unit: Unit of the records in a lot.
     """
 
     name: str
@@ -112,11 +112,11 @@ class LotDataModule(pl.LightningDataModule, Generic[ExamplesT]):
         sizes: NDArray[np.integer[Any]],
         identities: Callable[[], Iterable[bytes]],
     ) -> tuple[Positions, Positions]:
-        """Choose what is held out of the training data, the same for every run.
+        """Choose the records held out of the training data, the same for every run.
 
         Args:
             sizes: Number of examples of each record.
-            identities: What each record is.
+            identities: Content of each record.
 
         Returns:
             Positions of the records that are held out, and of those that train.
@@ -137,10 +137,10 @@ class LotDataModule(pl.LightningDataModule, Generic[ExamplesT]):
         return held_out, train
 
     def _choose_members(self, identities: Callable[[], Iterable[bytes]]) -> NDArray[np.bool_] | None:
-        """Choose who of the training records is trained on; None: everybody.
+        """Choose the members among the training records; None: all are.
 
         Args:
-            identities: What each training record is.
+            identities: Content of each training record.
 
         Raises:
             ConfigurationError: See `check_membership`.
@@ -161,7 +161,7 @@ class LotDataModule(pl.LightningDataModule, Generic[ExamplesT]):
         """Refuse an experiment on membership that is none, before anything is loaded.
 
         Raises:
-            ConfigurationError: There is no seed that says who is a member, or lots keep their number of records.
+            ConfigurationError: There is no seed that determines the members, or lots keep their number of records.
         """
         if self._membership is None:
             return
@@ -176,7 +176,7 @@ class LotDataModule(pl.LightningDataModule, Generic[ExamplesT]):
         """A boolean for each training record: whether the run with a seed is trained on it; with `membership` only.
 
         Args:
-            seed: Of the run; all else of the data is the same.
+            seed: Seed of the run; all else of the data is the same.
         """
         return membership_coins(self._identities, seed)
 
@@ -206,12 +206,12 @@ class LotDataModule(pl.LightningDataModule, Generic[ExamplesT]):
 
     @property
     def train_set(self) -> ExamplesT:
-        """What lots are drawn from: the population of the ledger."""
+        """Data from which lots are drawn: the population of the ledger."""
         return self._loaded().train
 
     @property
     def val_set(self) -> ExamplesT | None:
-        """What is held out of the training data, else what the source gives for validation, if anything."""
+        """Data held out of the training data, else the source's validation data, if any."""
         return self._loaded().val
 
     @property
@@ -221,7 +221,7 @@ class LotDataModule(pl.LightningDataModule, Generic[ExamplesT]):
 
     @property
     def monitored(self) -> str:
-        """Which data `val_dataloader` gives: "val" or "test"."""
+        """Name of the data that `val_dataloader` gives: "val" or "test"."""
         return "test" if self.val_set is None else "val"
 
     @property
@@ -238,7 +238,7 @@ class LotDataModule(pl.LightningDataModule, Generic[ExamplesT]):
 
     @property
     def _lot_set(self) -> Dataset[Any]:
-        """What lots are made of: the training set, or augmented views of it."""
+        """Data set of the lots: the training set, or augmented views of it."""
         return self.train_set
 
     @property
@@ -255,14 +255,14 @@ class LotDataModule(pl.LightningDataModule, Generic[ExamplesT]):
         return self._eval_loader(self.test_set)
 
     def seen_dataloader(self, most: int) -> DataLoader[Any]:
-        """The first examples trained on, at most so many, not augmented: what is measured on them is private."""
+        """The first training examples, at most so many, not augmented: measurements on them are private."""
         rows = np.arange(len(self.record_of_row))
         if self.members is not None:
             rows = rows[self.members[self.record_of_row]]
         return self._eval_loader(Subset(self._plain_examples(), rows[:most].tolist()))
 
     def candidate_dataloader(self) -> DataLoader[Any]:
-        """All training examples in their order, members or not, not augmented: `record_of_row` says whose they are."""
+        """All training examples in their order, members or not, not augmented; `record_of_row` has their records."""
         return self._eval_loader(self._plain_examples())
 
     @property

@@ -1,4 +1,4 @@
-"""Noise in the place of data: what can be looked at without a budget, and what can only be learned by heart."""
+"""Noise in the place of data: it needs no budget, and can only be memorized."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def labeled_noise(
 
     Args:
         size: N.
-        generator: Of torch, on the CPU.
+        generator: Generator of torch, on the CPU.
         shape: (H, W, C).
         num_classes: Number of labels.
-        prepare: Makes pixels what networks see of the data; may work in place.
+        prepare: Function that turns pixels into a network's input; may work in place.
 
     Returns:
         Images (N, C, H, W) and labels (N,).

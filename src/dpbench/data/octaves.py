@@ -1,4 +1,4 @@
-"""Which of many lots are checked: the first, and one of each octave (lots 2^k to 2^(k+1) − 1) at a random place."""
+"""Choice of the lots that are checked: the first, and one of each octave (2^k to 2^(k+1) − 1) at a random place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _place(octave: int) -> int:
 
 
 def is_checked(number: int) -> bool:
-    """Whether lot `number` (from 1) is checked."""
+    """Return whether lot `number` (from 1) is checked."""
     return number > 0 and number == _place(number.bit_length() - 1)
 
 

@@ -1,4 +1,4 @@
-"""The records of a data set: what they are, how many there are, that each is there once, and whole batches of them."""
+"""The records of a data set: their kind and number, that each is there once, and whole batches of them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from dpbench.errors import ConfigurationError
 
 
 class Collated(Sequence[Any]):
-    """What a data set's `__getitems__(positions)` may return if it indexes whole batches faster than samples.
+    """Return value of a data set's `__getitems__(positions)` that indexes whole batches faster than samples.
 
     For torch (its `DataLoader`, `Subset`, `random_split`) it is the sequence of samples that the protocol asks for;
     `LotLoader` takes the batch as it is.
 
     Args:
-        batch: Tensors whose dimension 0 is the records, in lists, tuples and dictionaries.
+        batch: Tensors with records in dimension 0, in lists, tuples and dictionaries.
     """
 
     def __init__(self, batch: Any) -> None:
@@ -64,7 +64,7 @@ class InBatches(Dataset[tuple[Tensor, ...]]):
 
 
 class Rows(InBatches):
-    """Tensors in memory whose dimension 0 is the examples; whole batches are one indexed copy.
+    """Tensors in memory with examples in dimension 0; whole batches are one indexed copy.
 
     Args:
         *tensors: All of one length.
@@ -95,7 +95,7 @@ class Cohort(NamedTuple):
 
 
 class RecordsOfExamples(Dataset[Cohort]):
-    """Base of data sets whose records have several examples each: a lot holds their positions.
+    """Base of data sets with several examples in each record: a lot holds their positions.
 
     `subset(positions)` of a subclass gives some of the records, with all of their examples.
 

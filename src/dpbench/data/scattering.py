@@ -1,7 +1,7 @@
 """Scattering features: fixed wavelets, moduli and averages, known without any data (Bruna and Mallat 2013).
 
 Each image is treated by itself, and all constants are fixed here or computed of noise: no privacy is spent.
-`color_scattering` and `mirrored_scattering` were designed by looking at CIFAR-10's training data (what that cost: see
+`color_scattering` and `mirrored_scattering` were designed by looking at CIFAR-10's training data (at the cost in
 results/recipes_cifar10_tuning): the ε of a model on CIFAR-10 itself does not cover this choice.
 """
 
@@ -66,9 +66,9 @@ def color_scattering(pixels: Tensor) -> Tensor:
     """Scattering coefficients of brightness and two differences of colors, each order normalized by itself.
 
     Four things that `scattering` does otherwise: edges of color are seen apart from those of brightness; the average of
-    the pixels, which is dozens of times as large, does not share a group of the normalization with what the finest
-    wavelets find; averages are taken around the centers of blocks; and each feature is centered, and brought half way
-    to one size (divided by the root of its deviation), by what it is on images of 1/f noise, which photographs
+    the pixels, which is dozens of times as large, does not share a group of the normalization with the output of the
+    finest wavelets; averages are taken around the centers of blocks; and each feature is centered, and brought half way
+    to one size (divided by the root of its deviation), by its statistics on images of 1/f noise, which photographs
     resemble.
 
     Args:
@@ -165,7 +165,7 @@ def _color_features(images: Tensor) -> Tensor:
 def _normalized_by_order(colors: Tensor) -> Tensor:
     """Normalized within each image, order by order, (N, C, H, W) → (N, C, 81, H/4, W/4).
 
-    The epsilon of `group_norm` damps what is faint: the second order, and the colors of a gray image.
+    The epsilon of `group_norm` damps faint features: the second order, and the colors of a gray image.
     """
     channels = colors.shape[1]
     pixels, fine, coarse, second = torch.split(_coefficients(colors, _CENTER), list(_ORDERS), 2)
@@ -208,7 +208,7 @@ def _symmetric(statistic: Tensor) -> Tensor:
 
 
 def _mirrored() -> list[int]:
-    """Which of the 81 features of a mirror image is which of the image's: direction k is k steps the other way."""
+    """Order of the 81 features of a mirror image among the image's: direction k is k steps the other way."""
     turned = [-k % ORIENTATIONS for k in range(ORIENTATIONS)]
     places = [0]  # the average has no direction
     for start in (1, 1 + ORIENTATIONS):

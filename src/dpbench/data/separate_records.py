@@ -9,10 +9,10 @@ from torch.utils._pytree import register_pytree_node
 
 
 class SeparateRecords(list[Any]):
-    """A lot as batches of one record each, what the `collate_fn` made of each record alone."""
+    """A lot as batches of one record each, as the `collate_fn` made them of each record alone."""
 
     def mapped(self, change: Callable[[Any], Any]) -> SeparateRecords:
-        """The lot with what `change` makes of each batch in its place."""
+        """Apply a function to each batch of the lot."""
         return SeparateRecords(map(change, self))
 
 

@@ -41,14 +41,14 @@ class Images:
 
 @dataclass(frozen=True)
 class Source:
-    """Data set that has a name: how it is loaded, and what its images are.
+    """Named data set of images: its loading function and facts of its images.
 
     Attributes:
         load: (folder, split, download) → images.
         mean: Per channel, of pixels in [0, 1].
         std: Per channel, of pixels in [0, 1].
         num_classes: Number of classes.
-        side: Of an image, in pixels; those of another side are resized to it by default (bilinear).
+        side: Side of an image, in pixels; those of another side are resized to it by default (bilinear).
     """
 
     load: Callable[[Path, Split, bool], Images]
@@ -107,14 +107,14 @@ def noise_like(
     train_size: int | None = None,
     test_size: int | None = None,
 ) -> Source:
-    """Uniform noise with random labels: what can be learned here is memorized (three_tools_2018, section 2.1).
+    """Uniform noise with random labels, which can only be memorized (three_tools_2018, section 2.1).
 
     The first images and labels are the same for any number of them.
 
     Args:
-        like: The data set whose sides, channels and classes these images have.
-        train_size: How many to train on; None: 50,000.
-        test_size: How many others, which nobody trains on; None: 10,000.
+        like: The data set with the sides, channels and classes of these images.
+        train_size: Number of training images; None: 50,000.
+        test_size: Number of test images; None: 10,000.
     """
     channels = len(like.mean)
     sizes: dict[Split, int | None] = {"train": train_size, "test": test_size}

@@ -1,4 +1,4 @@
-"""Texts as tensors: sequences of characters or words, whose targets are the tokens that come next.
+"""Texts as tensors: sequences of characters or words, with the next tokens as targets.
 
 All follow TensorFlow Federated's preprocessing for SHAKESPEARE and for next word prediction on Stack Overflow (Reddi et
 al. 2021, "Adaptive Federated Optimization", appendix C), so that their models fit: 90 and 10,004 token numbers.
@@ -58,7 +58,7 @@ def character_sequences(texts: Iterable[str], length: int = 80) -> tuple[NDArray
     """Encode texts as begin, characters, end; padded to a multiple of length + 1, and cut into pieces of that.
 
     Args:
-        texts: As they are; typographic quotes and dashes become plain ones.
+        texts: The texts; typographic quotes and dashes become plain ones.
         length: T, of inputs and of targets.
 
     Returns:
@@ -123,7 +123,7 @@ def word_sequences(
 
     Args:
         texts: Words of each sentence.
-        vocabulary: At most `size` words; the n-th has number n (from 1).
+        vocabulary: Vocabulary of at most `size` words; the n-th has number n (from 1).
         length: T, of inputs and of targets.
         size: Words that there are numbers for: unknown is size + 1, begin size + 2, end size + 3.
 

@@ -12,7 +12,7 @@ from torch.utils._pytree import SUPPORTED_NODES, register_pytree_node, tree_leav
 
 
 def know_as_tree(batch: Any) -> None:
-    """Let torch's trees look into what is a dictionary of another kind (Hugging Face's encodings) or a dataclass.
+    """Let torch's trees look into other kinds of dictionaries (Hugging Face's encodings) and dataclasses.
 
     Args:
         batch: Such, or something that holds such.

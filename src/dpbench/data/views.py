@@ -1,4 +1,4 @@
-"""Augmentation multiplicity: several augmented views of each image, whose gradients are averaged before clipping."""
+"""Augmentation multiplicity: several augmented views of each image, with gradients averaged before clipping."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def _places(first: NDArray[np.integer[Any]], size: int) -> Tensor:
     """Pixels of an image that each crop shows along one dimension, shape (rows, size).
 
     Args:
-        first: Where a crop begins in the padded image.
-        size: Of the image.
+        first: Place in the padded image at which a crop begins.
+        size: Size of the image.
     """
     places = first[:, None].astype(np.int64) + np.arange(size) - _PAD
     places %= 2 * size  # the image and its mirror image, over and over
