@@ -1,8 +1,8 @@
-"""Options against the annotations of what takes them: the only code that says whether a value fits, and how.
+"""Checks of options against annotations: the only code that decides whether a value fits, and how.
 
-Whoever takes options declares them with annotations, ranges included: `Positive`, `Count`, or an `Annotated[int,
-Field(ge=2), "a whole number from 2 on"]` of one's own, whose note is what people read. Values are checked where they
-come in: from a configuration, as arguments of a strategy, as options of a data set.
+Classes and functions declare their options with annotations, ranges included: `Positive`, `Count`, or an
+`Annotated[int, Field(ge=2), "a whole number from 2 on"]` of their own, with a note for messages. Values are
+checked where they come in: from a configuration, as arguments of a strategy, as options of a data set.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _DICTIONARIES = (dict, collections.abc.Mapping)
 
 
 def options_of(target: Callable[..., Any]) -> dict[str, Parameter]:
-    """List the options of a class or function: name → parameter, whose annotation is the type itself.
+    """List the options of a class or function: name → parameter, with the type itself as annotation.
 
     Of a class they are those of its `__init__`, and of its bases' for as long as these hand `**options` on.
     """
@@ -65,17 +65,17 @@ def check_options(
     narrower: Mapping[str, Any] | None = None,
     is_complete: bool = False,
 ) -> dict[str, Any]:
-    """Refuse options that a class or function does not have, or whose values its annotations do not allow.
+    """Refuse options that a class or function does not have, or with values that its annotations do not allow.
 
-    An option whose annotation is a dataclass may be a mapping, which is checked likewise, and must be complete.
+    An option annotated by a dataclass may be a mapping, which is checked likewise, and must be complete.
 
     Args:
-        target: What the options are for.
-        options: By name.
-        group: Of a configuration, shown before the names; "": its top. None: they are arguments of the target.
+        target: Class or function that takes the options.
+        options: Values by name.
+        group: Group of a configuration, shown before the names; "": its top. None: they are arguments of the target.
         reserved: Options that the harness sets itself.
         narrower: Annotations that say more than those of the target.
-        is_complete: Whether options without a default must be there.
+        is_complete: True if options without a default must be given.
 
     Returns:
         The options as the target takes them, see `checked_value`.
@@ -119,19 +119,19 @@ def require_group(value: Any, name: str) -> Mapping[str, Any]:
 def checked_value(annotation: Any, value: Any, name: str) -> Any:
     """Check a value against an annotation, and return it as the annotation takes it.
 
-    Nothing is guessed: no word is taken for a number, no number for a word, 1.5 or 1e3 for no whole number. What YAML
-    and JSON cannot say differently is taken as meant: a list for a tuple (and a tuple for a list), a word for a path.
+    Nothing is guessed: no word is taken for a number, no number for a word, 1.5 or 1e3 for no whole number. Types that
+    YAML and JSON lack are converted: a list for a tuple (and a tuple for a list), a word for a path.
     Numbers of numpy become Python's, so that they can be written to files. An int stays one where a float is allowed.
 
     A validator in the annotation may raise a ConfigurationError, which comes out as it is; its context is the name.
 
     Args:
-        annotation: Of the option.
-        value: That was given.
-        name: Of the option, for the message.
+        annotation: Annotation of the option.
+        value: The given value.
+        name: Name of the option, for the message.
 
     Raises:
-        ConfigurationError: It is not what the annotation says.
+        ConfigurationError: It does not fit the annotation.
     """
     plain = _with_plain_numbers(value)
     try:
@@ -214,7 +214,7 @@ def described(annotation: Any) -> str:
 
 
 def _is_object(annotation: Any) -> bool:
-    """Whether an annotation names what no configuration can hold."""
+    """Return whether an annotation names objects that no configuration can hold."""
     if get_origin(annotation) is collections.abc.Callable:
         return True
     return isinstance(annotation, type) and annotation not in _WORDS and get_origin(annotation) is None

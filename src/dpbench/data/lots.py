@@ -640,7 +640,7 @@ def _refuse_unattended(in_use: bool) -> None:
     """Refuse lots to a caller that would train on them without a strategy.
 
     The call stack tells the caller, since nothing else does. Without an owner (`Lots.in_use`), lots are rightly
-    iterated by hand, by a Trainer that validates, tests or predicts on them, and by a plain loop that trains without privacy.
+    iterated by hand, by a Trainer that validates, tests or predicts on them, and by a plain loop without privacy.
     Lightning calls nothing of a loader that would tell these from a Trainer that fits without a strategy, and Fabric
     has no moment at which a strategy could become the owner. So ownership alone would either let those two train
     without privacy, or refuse all others.

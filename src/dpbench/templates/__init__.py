@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 def render(name: str | Path, /, **facts: Any) -> str:
     """Fill a template.
 
-    In an .html template whatever comes from outside is text: names of runs and metrics cannot become markup. In other
+    In an .html template all values are text: names of runs and metrics cannot become markup. In other
     templates everything stands as it is.
 
     Args:
-        name: Of a file in this folder, or the path of another one.
-        **facts: What the template names; a name that is missing is an error, and not an empty string.
+        name: Name of a file in this folder, or the path of another one.
+        **facts: Values of the template's names; a missing one is an error, and not an empty string.
     """
     if isinstance(name, Path):
         return _environment().from_string(name.read_text(encoding="utf-8")).render(**facts)

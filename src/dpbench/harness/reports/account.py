@@ -42,7 +42,7 @@ class AccountingRequest:
     Attributes:
         accountant: Names, separated by commas, or "all".
         delta: δ; None takes the runs' own.
-        nominal: Whether lots that an accountant does not cover are taken for lots that it covers.
+        nominal: True to take sampling that an accountant does not cover for one that it covers.
         selection: Distribution of the number of trials of which only the best is published: a name, or the shape η of
             a negative binomial one.
         mean_trials: Its mean.
@@ -99,9 +99,9 @@ class AccountingReport:
     """The epsilons of ledgers.
 
     Attributes:
-        facts: For JSON; None in place of infinite numbers.
-        text: For people.
-        damage: What is wrong with which ledger; empty if all are intact.
+        facts: Facts for JSON; None in place of infinite numbers.
+        text: Text for the terminal.
+        damage: Ledger → its damage; empty if all are intact.
         doubts: Why δ is too large to mean anything, or the noise too small.
     """
 
@@ -116,7 +116,7 @@ def account(paths: Sequence[Path], request: AccountingRequest) -> AccountingRepo
 
     Args:
         paths: Ledgers, folders of runs, folders of sweeps.
-        request: Accountants and δ; which releases count, over what population; whether only the best run is published.
+        request: Accountants and δ, the releases that count, their population, and a selection of the best run.
 
     Raises:
         DPBenchError: A ledger is unreadable or empty, the accountant or δ does not fit it, or the ledgers do not
@@ -191,7 +191,7 @@ def _facts(
     delta: float,
     unprotected: list[str],
 ) -> dict[str, Any]:
-    """What there is to say: of one run its noise, of several each and what all cost together."""
+    """Collect the facts: the noise of one run; for several runs, those of each and their joint cost."""
     every = list(ledgers.values())
     header = every[0].header
     infinite: Epsilons = dict.fromkeys(request.accountants)
@@ -242,7 +242,7 @@ def _facts(
 
 
 def _membership(ledgers: Sequence[Ledger], request: AccountingRequest) -> dict[str, Any] | None:
-    """What all runs together allow a membership test; None where no accountant covers their lots."""
+    """Bound of all runs together on membership tests; None if no accountant covers their sampling."""
     try:
         facts = membership_bound(ledgers, request.nominal).facts()
     except ConfigurationError:
@@ -271,7 +271,7 @@ def _figure(value: float | str | None) -> str:
 
 
 def _note(name: str, basis: dict[str, Any]) -> str:
-    """What has to be said of an accountant's figure; empty of a plain guarantee."""
+    """Note on an accountant's figure; empty for a plain guarantee."""
     accountant = ACCOUNTANTS[name]
     notes = []
     if not accountant.guarantee:

@@ -36,7 +36,7 @@ _VALUES = (
 def request(options: Mapping[str, Any]) -> tuple[TrainingSetting, int, MembershipTarget | None]:
     """The setting that is to be solved, the size of its microbatches, and a membership risk that is its budget.
 
-    With a run, what is not given comes from its last release, as long as one value is left to solve for.
+    With a run, missing values come from its last release, as long as one value is left to solve for.
 
     Args:
         options: The options of the command, by name; None where one is not given.
@@ -179,7 +179,7 @@ def calibrate(options: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 def _training_command(answer: TrainingSetting) -> str | None:
     """The command of a training as it was solved for.
 
-    Noise is rounded up and the batch size down: what is trained costs at most what was asked for.
+    Noise is rounded up and the batch size down: the training costs at most the target.
 
     Args:
         answer: The setting with all of its values, without microbatches.

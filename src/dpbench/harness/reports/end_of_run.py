@@ -1,4 +1,4 @@
-"""What a run shows when it has come to its end: its pictures, and a short table in the terminal."""
+"""Output of a run that has ended: its pictures, and a short table in the terminal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dpbench.templates import render
 
 
 class EndOfRun:
-    """Hands what the reports make of a run to `run.train.train`, which knows nothing of reports."""
+    """Gives the reports of a run to `run.train.train`, which knows nothing of reports."""
 
     def draw(self, run: Run) -> dict[str, Path]:
         """Draw learning curves and, where there were any, diagnostics; returns the picture of the curves, by name."""
@@ -43,7 +43,7 @@ def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
 
     Args:
         record: The content of result.json.
-        folder: Of the run.
+        folder: Folder of the run.
         opening: How to see the run in wandb.
     """
     privacy = record["privacy"]
@@ -77,7 +77,7 @@ def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
 
 
 def _audit(privacy: Mapping[str, Any]) -> dict[str, str]:
-    """What the audit of a run found: its limit of epsilon, and its verdict."""
+    """Results of a run's audit: its lower bound on epsilon, and its verdict."""
     audit = privacy.get("audit") or {"why_not": "nothing was released, or nothing that is installed audits runs"}
     verdict = f"{verdict_of({'audit': audit})}"
     if audit.get("verdict") is None:
@@ -91,14 +91,14 @@ def _audit(privacy: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _tests(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The accuracy on test data, or whatever else was measured on them."""
+    """The accuracy on test data, or the other metrics measured on them."""
     if "test/accuracy" in metrics:
         return {"test/accuracy": metrics["test/accuracy"]}
     return {name: value for name, value in metrics.items() if name.startswith("test/")}
 
 
 def _on_training_records(metrics: Mapping[str, float]) -> list[tuple[str, float, str]]:
-    """What was measured of the records that were trained on, where somebody asked for it, and its gap to the test."""
+    """Metrics on training records, if asked for, and their gap to the test."""
     prefix = "nonprivate/train_"
     rows = []
     for name, value in metrics.items():

@@ -1,4 +1,4 @@
-"""What a sweep shows when it has come to its end: its runs in groups, what is missing, and what a choice costs."""
+"""Output of a sweep that has ended: its runs in groups, the missing ones, and the cost of a choice."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ def end_of_sweep(sweep: Sweep) -> str | None:
 
 @dataclass(frozen=True)
 class SweepCost:
-    """What the runs of a sweep cost together: whoever publishes the one that looks best pays for all of them.
+    """Joint cost of a sweep's runs: publishing the best of them costs as much as all.
 
     Attributes:
         count: Number of runs, those without privacy included.
-        command: That computes it.
-        epsilon: By RDP; None where it is infinite, or not known.
+        command: Command that computes it.
+        epsilon: ε by RDP; None if it is infinite or unknown.
         delta: δ.
         unit: Unit of privacy.
-        unprotected: Whether one of them trained without privacy.
-        refusal: Why nothing is known; empty where it is.
+        unprotected: True if one of them trained without privacy.
+        refusal: Reason why ε is unknown; empty if it is known.
     """
 
     count: int
@@ -75,10 +75,10 @@ class SweepCost:
     refusal: str = ""
 
     def lines(self, held_out: bool) -> list[str]:
-        """What it costs to choose one of the runs, a paragraph each.
+        """Cost of choosing one of the runs, a paragraph each.
 
         Args:
-            held_out: Whether runs were measured on records held out of the training data.
+            held_out: True if runs were measured on records held out of the training data.
         """
         if self.refusal:
             return [
@@ -100,10 +100,10 @@ class SweepCost:
 
 
 def cost_of_sweep(folders: Sequence[Path]) -> SweepCost | None:
-    """What all runs below some folders cost together; None where no run, or only one, is private.
+    """Joint cost of all runs below some folders; None if at most one run is private.
 
     Args:
-        folders: Of sweeps, or of runs.
+        folders: Folders of sweeps, or of runs.
     """
     ledgers = 0
     for folder in folders:

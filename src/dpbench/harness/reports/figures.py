@@ -29,7 +29,7 @@ class FolderPicture(NamedTuple):
         section: Name of the section.
         title: Title above it.
         file: Name of the file, a PNG.
-        words: Description, for those who cannot see it.
+        words: Alternative text.
     """
 
     section: str
@@ -68,7 +68,7 @@ def new_panels(count: int, columns: int, width: float, height: float, **shared: 
 
 
 def add_legend(figure: Figure) -> None:
-    """Put one legend for all panels beside them, where it covers nothing, each label once."""
+    """Put one legend for all panels at their side, each label once."""
     handles: dict[str, Any] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -112,7 +112,7 @@ def svg(figure: Figure, name: str) -> str:
 
 
 def _take_words_as_they_are(figure: Figure) -> None:
-    """Names of runs and metrics are no formulas, whatever dollars they hold."""
+    """Show names of runs and metrics as they are: dollars in them start no formula."""
     words = []
     for axes in figure.axes:
         words += [axes.title, axes.xaxis.label, axes.yaxis.label]

@@ -42,7 +42,7 @@ def markdown_rows(lines: Sequence[Sequence[str]], text: Collection[int] = (0,)) 
 
 
 def markdown_cell(text: str) -> str:
-    """Escape what would end a cell: names of runs, labels and options may hold anything."""
+    """Escape characters that would end a cell: names of runs, labels and options may hold any."""
     # What is escaped already stays: pages hold cells that were written as Markdown.
     return " ".join(text.replace("\\|", "|").replace("|", "\\|").splitlines())
 

@@ -40,7 +40,7 @@ Curve = tuple[str, int, pd.DataFrame]
 
 
 def curve_names(rows: Sequence[RunRow], prefix: str = "") -> list[str]:
-    """Names of the curves that are drawn: what was measured, losses, ε; or those with a prefix.
+    """Names of the curves that are drawn: metrics, losses, ε; or those with a prefix.
 
     Args:
         rows: The runs.
@@ -185,7 +185,7 @@ def plot_curves(folder: RunFolder, title: str) -> Path | None:
 
 
 def plot_diagnostics(folder: RunFolder, title: str) -> Path | None:
-    """Draw what `GradientDiagnostics` logged (three_tools_2018, Fig. 3), computed on records without noise.
+    """Draw the logs of `GradientDiagnostics` (three_tools_2018, Fig. 3), computed on records without noise.
 
     Args:
         folder: The run, with its metrics.

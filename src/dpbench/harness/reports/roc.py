@@ -1,4 +1,4 @@
-"""ROC curves on logarithmic axes: measured ones, what an audit proves, and what a ledger allows at most."""
+"""ROC curves on logarithmic axes: measured ones, an audit's bound, and a ledger's bound."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Roc:
         return float((self.tpr - self.fpr).max())
 
     def true_positive_rates_at(self, fpr: Floats) -> Floats:
-        """Largest TPR of a threshold whose FPR is at most each of these, without interpolation."""
+        """Largest TPR of a threshold with an FPR of at most each of these, without interpolation."""
         rates: Floats = self.tpr[np.searchsorted(self.fpr, fpr, side="right") - 1]
         return rates
 
@@ -55,9 +55,9 @@ def roc(scores: Floats, members: NDArray[np.bool_], weights: NDArray[Any] | None
     """ROC curve of all scores together; records with equal scores are called members together.
 
     Args:
-        scores: Of any shape; higher for likelier members.
-        members: Of the same shape, the truth.
-        weights: Of the same shape, how often each record counts; None: once.
+        scores: Scores of any shape; higher for likelier members.
+        members: The truth, of the same shape.
+        weights: Number of times that each record counts, of the same shape; None: once.
 
     Raises:
         ConfigurationError: There is no member or no other.
@@ -80,7 +80,7 @@ def roc(scores: Floats, members: NDArray[np.bool_], weights: NDArray[Any] | None
 
 @dataclass(frozen=True, eq=False)
 class RocPanel:
-    """Attacks or audits of one claim: what was measured between what is proven and what is allowed.
+    """Attacks or audits of one claim: measurements between a lower and an upper bound.
 
     Attributes:
         title: Title of the panel.
@@ -96,10 +96,10 @@ class RocPanel:
 
 
 def roc_figure(panels: Sequence[RocPanel]) -> Figure:
-    """Draw panels side by side, with one legend beside them.
+    """Draw panels side by side, with one legend.
 
     Args:
-        panels: At least one.
+        panels: The panels, at least one.
     """
     figure, places = new_panels(len(panels), _COLUMNS, 3.6, 3.5, sharex=True, sharey=True)
     for axes, panel in zip(places, panels, strict=True):

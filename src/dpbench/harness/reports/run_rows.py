@@ -33,7 +33,7 @@ UNIT = "unit of privacy"
 OWN_CODE = "code of "
 """Beginning of the settings that say by which source of a package, other than dpbench, a run was made."""
 MISSING = object()
-"""What stands for the value of a key that a run does not have; None is a value."""
+"""Value of a key that a run does not have; None is a value."""
 
 _HIDDEN = ("run.", "logger.", "launcher", "data.root", "data.download", "strategy.secure")  # cannot change a result
 
@@ -43,15 +43,14 @@ class RunRow:
     """One run, or the mean of several.
 
     Attributes:
-        name: What people call it, with what speaks against it.
+        name: Name of the run, with its doubts.
         settings: Its configuration by dotted keys, its unit of privacy, and a hash of each package that is not ours.
         metrics: Final figures; None where one is missing.
-        curves: What was logged, by step; empty where nobody asked for it.
-        record: As in result.json; of a mean that of its first run.
+        curves: Logged metrics, by step; empty unless asked for.
+        record: Content of result.json; of a mean that of its first run.
         folder: Folder of the run; of a mean that of its first run.
-        words: By column of a table: whether it has canaries, its unit of privacy, the verdict of its audit, the state
-            of its ledger.
-        note: What a reader has to know of it wherever it is shown.
+        words: Column of a table → text: canaries, unit of privacy, verdict of its audit, state of its ledger.
+        note: Note to be shown with it.
         n: Number of runs of which it is the mean.
         deviations: Standard deviations of metrics over them.
         bands: The same of curves.
@@ -100,7 +99,7 @@ class RunRow:
 
 
 def seed_keys(rows: Sequence[RunRow]) -> set[str]:
-    """The seed, and what takes its value from there.
+    """The seed, and keys that take its value.
 
     Another seed among the settings (of the allocation of a data set, say) is equal to that of some run by chance, and
     not to those of all.
@@ -146,8 +145,8 @@ def row_of(folder: RunFolder, curves: bool = False) -> RunRow:
     """The row of one run.
 
     Args:
-        folder: Of the run.
-        curves: Whether to read what it logged, too.
+        folder: Folder of the run.
+        curves: True to read its logged metrics, too.
 
     Raises:
         ConfigurationError: A file is damaged.
@@ -184,12 +183,12 @@ def row_of(folder: RunFolder, curves: bool = False) -> RunRow:
 
 
 def marked(name: str, mark: str | None) -> str:
-    """A name or a figure, with what speaks against it."""
+    """A name or a figure, with its doubt."""
     return name if mark is None else f"{name} ({mark})"
 
 
 def unit_setting(unit: Any) -> dict[str, str]:
-    """What epsilon is for, as a setting in which runs may differ."""
+    """The unit of privacy, as a setting in which runs may differ."""
     return {} if unit is None or pd.isna(unit) else {UNIT: str(unit)}
 
 
@@ -217,7 +216,7 @@ def flat(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def flat_settings(config: Any) -> dict[str, Any]:
-    """What may change a result, by dotted keys; of classes of ours the name alone."""
+    """Settings that may change a result, by dotted keys; of classes of ours the name alone."""
     settings = {}
     for key, value in flat(config).items():
         if not f"{key}.".startswith(_HIDDEN):

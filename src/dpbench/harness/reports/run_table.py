@@ -1,4 +1,4 @@
-"""Runs side by side: one row a run, with its settings, figures, epsilons, and what speaks against them.
+"""Runs side by side: one row a run, with its settings, figures, epsilons, and doubts about them.
 
 `dpbench table`, `compare` and `report`, the end of a sweep and the tables of papers stand on this; `reports.groups`
 puts runs together that are alike in some settings.
@@ -66,9 +66,9 @@ class RunTable:
     """Runs or means of runs, each with its settings and figures.
 
     Attributes:
-        rows: In the order in which they are shown.
+        rows: The rows, in the order in which they are shown.
         keys: Settings by which runs were grouped; None shows single runs, with the settings in which they differ.
-        notes: What a reader has to know of the rows, such as runs that are left out.
+        notes: Notes on the rows, such as runs that are left out.
     """
 
     rows: tuple[RunRow, ...]
@@ -81,7 +81,7 @@ class RunTable:
 
         Args:
             sources: Folders of runs, or of sweeps.
-            curves: Whether to read what the runs logged, too.
+            curves: True to read the runs' logged metrics, too.
 
         Raises:
             ConfigurationError: One of the folders holds no finished run, or a file is damaged.
@@ -117,7 +117,7 @@ class RunTable:
         return values
 
     def labels(self) -> list[str]:
-        """What distinguishes each run from the others, for a legend; its name where that is too long or not enough."""
+        """Settings that tell each run from the others, for a legend; its name if these are too long or not enough."""
         keys = [key for key in self.differing() if key not in (UNIT, "seed")]
         for names in (keys, [*keys, "seed"]):  # the seed where it takes that, too
             settings = zip(*(_assignments(name, self._values(name)) for name in names), strict=True)
@@ -131,11 +131,11 @@ class RunTable:
         return [row.name for row in self.rows]
 
     def knows(self, key: str) -> bool:
-        """Whether any run has a key."""
+        """Return whether any run has a key."""
         return any(row.lookup(key) is not MISSING for row in self.rows)
 
     def _figures(self, wide: bool) -> dict[str, str]:
-        """The metrics that a row shows, and their headings: of classifiers accuracies, of others what was measured."""
+        """The metrics that a row shows, and their headings: accuracies of classifiers, all metrics of others."""
         logged = keys_of_any(row.metrics for row in self.rows)
         of_privacy = [name for name in logged if name.startswith("privacy/") and name != EPSILON]
         shown = [name for name in _ACCURACIES if any(row.metrics.get(name) is not None for row in self.rows)]
@@ -153,7 +153,7 @@ class RunTable:
         return {name: _heading(name) for name in shown}
 
     def _names(self, folders: bool, wide: bool) -> dict[str, list[Any]]:
-        """The columns to the left of the figures: which run it is, its settings, and words that say what differs."""
+        """The columns to the left of the figures: the run's name, its settings, and words that tell runs apart."""
         names: dict[str, list[Any]] = {}
         if self.keys is None:
             names["run"] = [row.name if wide else row.record["config"]["run"]["name"] for row in self.rows]
@@ -187,7 +187,7 @@ class RunTable:
         return pd.DataFrame(columns)
 
     def texts(self, folders: bool = False, wide: bool = False) -> list[list[str]]:
-        """The frame as people read it: headings, then a line for each row, with doubts beside each epsilon."""
+        """The frame as text: headings, then a line for each row, with the doubts about each epsilon."""
         columns = []
         for heading, values in self._names(folders, wide).items():
             columns.append([heading, *(f"{value:.6g}" if isinstance(value, float) else str(value) for value in values)])
@@ -240,7 +240,7 @@ class RunTable:
         return records
 
     def compared_rows(self) -> list[list[str]]:
-        """All figures of runs beside one another, many runs below one another."""
+        """All figures, of few runs side by side, of many runs below one another."""
         rows = self.texts(wide=True)
         return rows if len(self.rows) > _MOST_COLUMNS else [list(line) for line in zip(*rows, strict=True)]
 
