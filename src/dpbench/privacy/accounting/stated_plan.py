@@ -53,7 +53,10 @@ def problem_of(error: ValidationError) -> str:
     """Say in one line which value is wrong, and why."""
     first = error.errors(include_url=False)[0]
     place = ".".join(str(part) for part in first["loc"])
-    return f"{place}: {first['msg'].removeprefix('Value error, ')}, not {first['input']!r:.60}"
+    problem = f"{place}: {first['msg'].removeprefix('Value error, ')}"
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"{problem}, by this version of dpbench: use the version that wrote it"
+    return f"{problem}, not {first['input']!r:.60}"
 
 
 class Stairs(
