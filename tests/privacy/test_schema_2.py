@@ -134,9 +134,7 @@ def test_both_spellings_of_the_relation_are_read(tmp_path: Path) -> None:
     lines[0]["neighbouring_relation"] = lines[0].pop("neighboring_relation")
     assert put(path, lines).headers == [HEADER]
     lines[0]["neighboring_relation"] = lines[0]["neighbouring_relation"]
-    with pytest.raises(
-        LedgerError, match="Unexpected keyword argument, by this version of dpbench: use the version that wrote it"
-    ):
+    with pytest.raises(LedgerError, match="Unexpected keyword argument, by this version .*: use the version"):
         put(path, lines)
 
 
