@@ -52,20 +52,20 @@ class TableOptions:
     """Options of a table.
 
     Attributes:
-        path: Of the training data; a relative one is looked for in the working directory, then in the folder of the
-            data sets.
-        test_path: Of test data; without it, users are held out.
+        path: Path of the training data; a relative one is looked for in the working directory, then in the folder
+            of the data sets.
+        test_path: Path of the test data; without it, users are held out.
         features: Names, in the order of an example's parts: inputs, then targets; a list among them puts columns
             together. See `dpbench.capabilities.own_data.frame.read_frame`, as for `images`, `text` and
             `sequence_length`.
-        ranges: Columns with their least and largest value, which must not come from the data: what lies beyond is
+        ranges: Columns with their least and largest value, which must not come from the data: values beyond are
             clipped, and the range becomes [-1, 1].
         classes: Words of the last feature, in the order of their numbers.
         images: Layout of the first feature.
-        text: What is made of texts.
+        text: Form of texts.
         sequence_length: Tokens of a sequence.
-        vocabulary: Of words: the path of a file of words.
-        num_classes: Of labels; None: one more than the largest label in the data, which is then public.
+        vocabulary: Path of a file of words.
+        num_classes: Number of classes; None: one more than the largest label in the data, which is then public.
         held_out: Share of users that are held out where there are no test data.
     """
 
@@ -84,7 +84,7 @@ class TableOptions:
 
 @dataclass(frozen=True)
 class UserTableOptions(TableOptions):
-    """Options of a table with a column that says whose a row is.
+    """Options of a table with a column that names the user of a row.
 
     Attributes:
         user: The column.
@@ -101,7 +101,7 @@ def load_table(
     options: TableOptions,
     held_out_by: Split = "hash",
 ) -> UserData:
-    """Rows of a table, `.csv`, `.jsonl` or `.parquet`, each of which is somebody's only one, or has a user.
+    """Rows of a table, `.csv`, `.jsonl` or `.parquet`, each a user's only one, or with a user.
 
     Args:
         root: Folder of the data sets.
@@ -126,12 +126,12 @@ class ImageFolderOptions:
     """Options of a folder of images, `folder/class/image.png`.
 
     Attributes:
-        path: Of the training images; a relative one is looked for as a table's.
-        test_path: Of test images; without it, images are held out.
+        path: Path of the training images; a relative one is looked for as a table's.
+        test_path: Path of the test images; without it, images are held out.
         classes: Names of the folders, in the order of their numbers; None: all that there are, by name, which are then
             public.
         image_size: Side to which images are resized (the shorter one, then cropped in the middle).
-        grayscale: Whether they become gray.
+        grayscale: True to make them gray.
         held_out: Share of images that are held out where there are no test images.
     """
 
@@ -150,12 +150,12 @@ def load_image_folder(
     options: ImageFolderOptions,
     held_out_by: Split = "hash",
 ) -> UserData:
-    """Images in a folder for each class, each of which is somebody's only one.
+    """Images in a folder for each class, each a user's only one.
 
     Args:
         root: Folder of the data sets.
         download: Not used: the files have to be there.
-        options: Of the data set; `held_out` is a share of the images.
+        options: Options of the data set; `held_out` is a share of the images.
         held_out_by: How images are held out, see `UserDataModule`.
     """
     classes = options.classes or class_folders(_training_file(root, options.path))
@@ -197,7 +197,7 @@ def held_out_users(
 
     Args:
         users: All of them, two or more.
-        share: Of them; with split="hash" the probability of each.
+        share: Share of them; with split="hash" the probability of each.
         split: How they are chosen, see `UserDataModule`.
         where: The file, for errors.
 
@@ -227,7 +227,7 @@ def held_out_users(
 
 
 def _model_options(train: Dataset[Any], test: Dataset[Any], options: TableOptions) -> Mapping[str, Any]:
-    """What the examples determine of a model: size of the vocabulary, or shape of inputs; classes, targets."""
+    """Options of a model that follow from the examples: vocabulary size, or shape of inputs; classes, targets."""
     if isinstance(train, Sequences):
         # Characters are stored as bytes, words in two bytes or more.
         return {"vocabulary_size": CHARACTER_TOKENS if train.tokens.dtype == torch.uint8 else WORDS + 4}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Column = NDArray[Any] | list[str]
-"""A feature of several examples: an array whose dimension 0 is the examples, or texts."""
+"""A feature of several examples: an array with examples in dimension 0, or texts."""
 Features = Sequence[str | Sequence[str]] | Mapping[str, Sequence[int] | None] | None
 """Features in the order of an example's parts: columns, lists of columns, or columns with the shape of a cell."""
 
@@ -43,12 +43,12 @@ def read_frame(
 
     Args:
         frame: Table.
-        user: Column with the user of each row; None: each row is that of a user with no other one, who is called by
-            what the row holds, so that a row's place in the table decides nothing.
+        user: Column with the user of each row; None: each row is that of a user with no other one, named by the row's
+            content, so that a row's place in the table decides nothing.
         features: Features that are read, in the order of an example's parts; None: all other columns, in the order of
             the table. A list among the names puts columns of numbers together: [["age", "height"], "label"] makes
             inputs (2,), float32, and a target.
-        ranges: Least and largest value of columns; what lies beyond is clipped, and the range becomes [-1, 1].
+        ranges: Least and largest value of columns; values beyond are clipped, and the range becomes [-1, 1].
         classes: Words of the last feature, in the order of the numbers that it gets.
         images: Layout of the first feature, which is images, with the channels in dimension "channels_first" or
             "channels_last", or without that dimension ("gray"): float32 (C, H, W); whole numbers are divided by 255.
@@ -59,7 +59,7 @@ def read_frame(
         sequence_length: Tokens of a sequence; None: 80 characters, 20 words, 100 words with labels.
         vocabulary: Words, the most frequent first. With labels None is possible, too.
         where: Name of the table, for errors.
-        names: Names of the users of rows without one; None: what each row holds.
+        names: Names of the users of rows without one; None: each row's content.
 
     Raises:
         ConfigurationError: A range or a list of columns is empty, or options contradict each other.
@@ -111,7 +111,7 @@ def _columns(frame: pd.DataFrame, features: Any, where: str) -> dict[str, Column
 
 
 def names_of_rows(frame: pd.DataFrame) -> list[str]:
-    """What each row holds; of equal rows the second, third, ... with its number.
+    """Content of each row; of equal rows the second, third, ... with its number.
 
     By these names rows are held out, so no row may change the name of another one.
     """
@@ -125,7 +125,7 @@ def names_of_rows(frame: pd.DataFrame) -> list[str]:
 
 
 def _as_text(cell: Any) -> Any:
-    """A cell in a form whose `repr` tells all of it, whatever other rows hold."""
+    """A cell in a form with a complete `repr`, for any content of other rows."""
     if isinstance(cell, np.ndarray | np.generic):
         cell = cell.tolist()
     if isinstance(cell, float) and cell.is_integer():

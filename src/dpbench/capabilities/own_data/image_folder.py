@@ -41,10 +41,10 @@ def read_image_folder(
     Users are named by the class and a hash of the file's contents, so that names of files decide nothing.
 
     Args:
-        folder: With a folder for each class.
+        folder: Folder that holds a folder for each class.
         classes: Names of these folders, in the order of their numbers.
         image_size: Side to which images are resized (the shorter one, then cropped in the middle).
-        grayscale: Whether they become gray.
+        grayscale: True to make them gray.
 
     Returns:
         Images, float32 (C, H, W) in [0, 1], and labels, int64.

@@ -22,9 +22,9 @@ class Post(NamedTuple):
     """A post of a site.
 
     Attributes:
-        user: Number of who wrote it; None: an account that was deleted.
-        words: Of title and body, without markup.
-        tags: Of a question; an answer has none.
+        user: Number of the author; None: an account that was deleted.
+        words: Words of title and body, without markup.
+        tags: Tags of a question; an answer has none.
     """
 
     user: str | None

@@ -50,8 +50,8 @@ def load_tags(
         num_tags: Targets, in the order of the alphabet; the published model has 500. A site with fewer tags leaves
             targets zero, of one with more the most frequent are taken. 0: as many as the site has tags. (A site
             publishes its tags and how often each is used.)
-        vocabulary: "others": the most frequent words of people who never asked a tagged question, which say nothing of
-            the users (9,712 on beer.stackexchange, 96 % of the users' words). Else the path of a file of words.
+        vocabulary: "others": the most frequent words of authors who never asked a tagged question, which say nothing
+            of the users (9,712 on beer.stackexchange, 96 % of the users' words). Else the path of a file of words.
         held_out: HeldOutShare of the users that test questions are of.
         held_out_by: How these are chosen, see `UserDataModule`.
     """

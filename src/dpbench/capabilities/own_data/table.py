@@ -48,7 +48,7 @@ def _frame(path: Path, words: Sequence[str], as_written: bool = False) -> pd.Dat
     Args:
         path: Path of the file.
         words: Columns that are of texts: 007 is not 7.
-        as_written: Whether cells are taken as they are written: one blank or one fraction in a column of whole numbers
+        as_written: True to take cells as they are written: one blank or one fraction in a column of whole numbers
             would make floats of them all.
     """
     import pandas as pd

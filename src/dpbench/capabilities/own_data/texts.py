@@ -35,8 +35,8 @@ def labeled_words(
     of the word: a few rare words share one.
 
     Args:
-        texts: As they are.
-        vocabulary: At most `size` words; the n-th has number n (from 1), all others have size + 1.
+        texts: The texts.
+        vocabulary: Vocabulary of at most `size` words; the n-th has number n (from 1), all others have size + 1.
         length: T.
         size: Largest number of a known word.
 
@@ -58,7 +58,7 @@ def labeled_words(
 
 
 class BagsOfWords(InBatches):
-    """Texts as the share of each word of a vocabulary, with their tags; in memory only what is not zero.
+    """Texts as the share of each word of a vocabulary, with their tags; only nonzero shares are in memory.
 
     Args:
         features: (N, words), of float32.

@@ -1,4 +1,4 @@
-"""Records that are users: a lot is a cohort, and a record's vector is what local training makes of the weights."""
+"""Users as records: a lot is a cohort, and a record's vector is the change of the weights by local training."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Users:
         self._lots.work = np.array(work)
 
     def on_noise(self, generator: torch.Generator) -> Piece:
-        """Local training of made-up users, whose examples are what `noise_batch(size, generator)` makes."""
+        """Local training of made-up users, with examples from `noise_batch(size, generator)`."""
         size = self.local.batch_size or 20
         updates: list[list[Tensor]] = []
         training = self._training

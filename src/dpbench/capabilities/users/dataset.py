@@ -1,4 +1,4 @@
-"""Examples by the user whom they come from: what lots are drawn from where a record is a user."""
+"""Examples by user: the data set of lots where a record is a user."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class UserDataset(RecordsOfExamples):
         collate_fn: Makes a batch of a list of examples, as for `torch.utils.data.DataLoader`.
 
     Attributes:
-        names: Of the users, in the order of their positions.
-        collate_fn: As it was given.
+        names: Names of the users, in the order of their positions.
+        collate_fn: The given function.
 
     Raises:
         ConfigurationError: Users and examples differ in number, or a user is not among the names.
@@ -71,10 +71,10 @@ class UserDataset(RecordsOfExamples):
 
     @classmethod
     def from_datasets(cls, datasets: Mapping[Hashable, Dataset[Any]], **options: Any) -> Self:
-        """Users whose examples are data sets of their own.
+        """Users with a data set of examples each.
 
         Args:
-            datasets: By the user's name; may be empty.
+            datasets: User's name → data set, which may be empty.
             **options: `collate_fn`.
         """
         sizes = [count_of(dataset) for dataset in datasets.values()]
@@ -140,7 +140,7 @@ class UserDataset(RecordsOfExamples):
             ) from error
 
     def subset(self, users: Sequence[int] | NDArray[np.int64]) -> UserDataset:
-        """Some users with all of their examples, such as those who are held out.
+        """Some users with all of their examples, such as held-out ones.
 
         Args:
             users: Positions, each once.

@@ -1,4 +1,4 @@
-"""Local training of one user's copy of the model by the module's own step, and what it leaves: server minus client."""
+"""Local training of one user's copy of the model by the module's own step, and its update: server minus client."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NO_STEP = (
 class LocalTraining:
     """How a user trains: plain SGD on its own examples, from the server's weights (FedAvg, McMahan et al. 2017).
 
-    Whatever is chosen, a user's update is clipped as a whole: none of this enters the guarantee.
+    With any of these, a user's update is clipped as a whole: none of them enters the guarantee.
 
     Attributes:
         lr: Client learning rate.
@@ -81,7 +81,7 @@ class LocalTraining:
 
         Args:
             size: Number of examples that the user has.
-            generator: Of the user in this round.
+            generator: Generator of the user in this round.
         """
         chosen = torch.randperm(size, generator=generator)[: self.max_examples]
         batch_size = self.batch_size or max(len(chosen), 1)
@@ -96,12 +96,12 @@ class LocalTraining:
 
 
 class Client:
-    """Weights of a client beside those of the server, on which one user after the other trains.
+    """Weights of a client, next to those of the server, on which one user after the other trains.
 
     The module is the same object for both: within `weights()` its parameters show the client's.
 
     Args:
-        parameters: Of the server, trainable.
+        parameters: The server's trainable parameters.
         training: How clients train.
     """
 
@@ -130,8 +130,8 @@ class Client:
         """Train from the server's weights, within `weights()`.
 
         Args:
-            loss_of: A batch → its loss.
-            batches: Of the local steps, one after the other.
+            loss_of: Function from a batch to its loss.
+            batches: Batches of the local steps, one after the other.
 
         Returns:
             Server minus client for each parameter, in its shape: the gradient that the server's optimizer descends.
@@ -164,7 +164,7 @@ class Client:
 
 
 def _at_least_single(tensors: list[Tensor]) -> list[Tensor]:
-    """In float32 what is in bfloat16, whose norms would be too coarse to clip by."""
+    """Convert tensors in bfloat16 to float32: their norms would be too coarse to clip by."""
     single = torch.float32.itemsize
     return [x.float() if x.dtype.itemsize < single else x for x in tensors]
 
@@ -173,10 +173,10 @@ class LocalStep:
     """Losses of the batches of one user after the other, and the private metrics of each one's first batch.
 
     Args:
-        module: Says in `record_metrics` what metrics it has.
-        training_step: Its own.
+        module: The module, with its metrics in `record_metrics`.
+        training_step: The module's own step.
         options: Further arguments of `training_step`, after the batch.
-        measured: Whether there are private metrics.
+        measured: True if there are private metrics.
     """
 
     def __init__(

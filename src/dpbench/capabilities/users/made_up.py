@@ -1,6 +1,6 @@
-"""Users who never were: `digits_users`, to whom digits are dealt, and `user_noise`, who have images of noise.
+"""Made-up users: `digits_users`, to whom digits are dealt, and `user_noise`, with images of noise.
 
-Who has which digits is seeded, public, and as uneven as wanted. In some of the images of noise there is a pattern
+The allocation of digits is seeded, public, and as uneven as wanted. In some of the images of noise there is a pattern
 (three_tools_2018, Fig. 2).
 """
 
@@ -64,7 +64,7 @@ def allocate(
     alpha: float,
     rng: np.random.Generator,
 ) -> NDArray[np.int64]:
-    """Deal examples to users whose classes differ, without replacement (Hsu et al. 2019).
+    """Deal examples to users with different classes, without replacement (Hsu et al. 2019).
 
     Each user draws its own distribution over the classes from Dirichlet(α). Its examples are drawn one by one: a class,
     and an example of it that is still there; a class that is used up is left out from then on, and the rest scaled up.
@@ -76,7 +76,7 @@ def allocate(
         rng: Source of the draws.
 
     Returns:
-        The user of each example, (N,); −1 for those that nobody got.
+        The user of each example, (N,); −1 for those left over.
     """
     classes = np.arange(labels.max() + 1)
     # Shuffled once, so that the last of a pile is a random example of its class.
@@ -115,7 +115,7 @@ def load_digits(
 ) -> UserData:
     """1,437 real digits dealt to made-up users, for demonstration and tests; needs no files.
 
-    The users are made up: whoever wrote the digits is not known any more. Each has classes of its own
+    The users are made up: the writers of these digits are not known. Each has classes of its own
     (Dirichlet(`alpha`)) and a size of its own, at least one digit. Test digits are those of data=digits.
 
     Args:
@@ -123,7 +123,7 @@ def load_digits(
         download: Not used.
         users: Number of users, at most 1,437.
         alpha: Concentration of a user's classes; small: few classes each.
-        seed: Of the allocation, which is public.
+        seed: Seed of the allocation, which is public.
         image_size: Side to which the 8×8 images are resized.
     """
     spec = SOURCES["digits"]
@@ -162,10 +162,10 @@ def load_noise(
         download: Not used.
         users: Number of users.
         records_per_user: Images of each.
-        pattern: "centralized": in all images of as few users as that takes, who are drawn (of the last of them,
+        pattern: "centralized": in all images of as few users as possible, drawn at random (of the last of them,
             perhaps, in some images); "spread": in images that are drawn from all of them.
         pattern_records: Number of images with the pattern (N_p).
-        seed: Of noise, labels, and who or what has the pattern.
+        seed: Seed of noise, labels, and the users or images with the pattern.
         scale: "standard" (noise of mean 0 and deviation 1; the 2NN then memorizes it within 60 cohorts of 100) or
             "unit" (pixels in [0, 1], as the paper has them; it did not within as many).
 

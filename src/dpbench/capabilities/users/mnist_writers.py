@@ -1,4 +1,4 @@
-"""`mnist_writers`: MNIST by who wrote each digit, from the labels of QMNIST."""
+"""`mnist_writers`: MNIST by the writer of each digit, from the labels of QMNIST."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def load_mnist_writers(
 ) -> UserData:
     """MNIST's 60,000 digits by their 539 writers; its 10,000 test digits are of 297 other writers.
 
-    MNIST itself does not say who wrote a digit; Yadav and Bottou 2019 (Cold Case: The Lost MNIST Digits) found them
+    MNIST itself does not name the writers; Yadav and Bottou 2019 (Cold Case: The Lost MNIST Digits) found them
     again, and QMNIST's labels name the writers. A writer has 19 to 131 training digits.
 
     Args:
         root: Folder with MNIST/raw and QMNIST/raw, as torchvision names them; of QMNIST the labels only.
-        download: Whether what is absent may be downloaded.
+        download: True to download an absent data set.
         scale: "unit" (pixels in [0, 1]) or "standard" (mean 0, deviation 1, as data=mnist).
         features: "scattering", "color_scattering" or "mirrored_scattering" replaces pixels by wavelet features, as with
             data=mnist; scale is then "unit".
@@ -82,7 +82,7 @@ def qmnist_labels(root: Path, split: Split, download: bool) -> NDArray[np.int64]
     Args:
         root: Folder of the data sets.
         split: "train" (the digits of MNIST) or "test" (of which the first 10,000 are MNIST's).
-        download: Whether torchvision may download them.
+        download: True to let torchvision download them.
 
     Returns:
         (digits, 8).

@@ -30,20 +30,20 @@ class UserDataModule(LotDataModule[Dataset[Any]]):
         expected_batch_size: Mean number of users in a training lot (a cohort).
         sampling: "poisson" (also None), "fixed_size", or another scheme's word; of non-private runs, too.
         val_users: Users taken from the training data for validation, with all their examples; their expected number
-            with split="hash". The population that the ledger states is what remains.
+            with split="hash". The remaining users are the population of the ledger.
         eval_batch_size: Examples in a validation or test batch.
-        download: Whether what is absent may be downloaded.
+        download: True to download an absent data set.
         seed: Key of the lots; None takes the operating system's entropy.
-        options: Of the data set; what it has, its page says.
-        unit: What a lot is drawn of. "example": the examples of the same training users, one by one, so that what both
-            units cost can be compared on the same data; `expected_batch_size` then counts examples.
+        options: Options of the data set, see its page.
+        unit: Unit of the records in a lot. "example": the examples of the same training users, one by one, so that the
+            cost of both units can be compared on the same data; `expected_batch_size` then counts examples.
         split: How the users of `val_users`, and those that a file's option `held_out` takes for the test, are chosen.
             "hash": each by a hash of the name, so that one user more moves no other one. "permutation": exactly as many
             as asked for, by their number, as in runs of before; one user more then exchanges most of them, and epsilon
             holds for a user of the training set alone.
         expected_batch_size_schedule: How it moves over the rounds, as for `ImageDataModule`; None: not.
         membership: "half": each training user is trained on by a fair coin, as for `ImageDataModule`. With
-            unit="example" only of data sets that do not say whose a row is.
+            unit="example" only for data sets without users of rows.
 
     Attributes:
         noise_batch: (size, generator) → batch that no private data went into; there only once the data are loaded, and
@@ -135,7 +135,7 @@ class UserDataModule(LotDataModule[Dataset[Any]]):
 
     @property
     def data(self) -> UserData:
-        """What the source gave: all training users, those held out for validation among them, and the test data."""
+        """Data of the source: all training users, those held out for validation among them, and the test data."""
         self.setup()
         assert self._data is not None
         return self._data
@@ -177,6 +177,6 @@ def _user_of_row(users: UserDataset) -> Positions:
 
 
 def _examples(users: UserDataset) -> Dataset[Any]:
-    """The examples of some users, without saying whose."""
+    """The examples of some users, without the users."""
     rows = np.sort(users.rows_of(np.arange(len(users))))
     return Subset(users.examples, rows.tolist())

@@ -179,7 +179,7 @@ def _speeches_in_play(lines: list[str]) -> Speeches:
 
 
 def _is_spoken(line: str, layout: str) -> bool:
-    """Whether a line continues a speech, and is no stage direction."""
+    """Return whether a line continues a speech, and is no stage direction."""
     text = line.strip()
     if not text or text.startswith(_DIRECTIONS):
         return False

@@ -1,4 +1,4 @@
-"""A data set by users that has a name: what its source gives, and how it is named."""
+"""Named data sets by users: the data of a source, and the registry of names."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class UserData:
     Attributes:
         train: Users that cohorts are drawn from.
         test: Test examples.
-        model_options: What the data set provides to a model and a module: `input_shape` and `num_classes` of labeled
-            images; `num_targets` of numbers to be predicted; `vocabulary_size` of sequences; `num_features` and
+        model_options: Options that the data set provides to a model and a module: `input_shape` and `num_classes` of
+            labeled images; `num_targets` of numbers to be predicted; `vocabulary_size` of sequences; `num_features` and
             `num_tags` of tagged texts.
         val: Examples that the validation loop sees where no training users are held out; None: the test examples.
         test_users: The test examples by user, where they have one: for metrics of each user; None: they have none.
-        noise_batch: Called with (size, generator): a batch that no private data went into.
-        attribution: What a license wants to be said with the data; "": nothing.
+        noise_batch: Function of (size, generator) that makes a batch without private data.
+        attribution: Attribution that a license requires; "": none.
     """
 
     train: UserDataset
@@ -48,8 +48,8 @@ class UserSource:
 
     Attributes:
         load: (root, download, **options) → data, or with `options_class` (root, download, options) → data.
-        options_class: The dataclass of the options; None: the signature of `load` says what they are.
-        has_users: Whether users may be the records.
+        options_class: The dataclass of the options; None: the signature of `load` declares them.
+        has_users: True if users may be the records.
     """
 
     load: Callable[..., UserData]
@@ -58,7 +58,7 @@ class UserSource:
 
     @property
     def declaration(self) -> Callable[..., Any]:
-        """What the annotations of the options are those of."""
+        """Object with the annotations of the options."""
         return self.options_class or self.load
 
     @property
@@ -72,7 +72,7 @@ class UserSource:
 
     @property
     def lies_anywhere(self) -> bool:
-        """Whether the name says which records these are, in whatever folder: not so of files of people's own."""
+        """Return whether the name identifies the records, in any folder: not so for a user's own files."""
         return self.load.__module__.startswith("dpbench.") and "path" not in self.options
 
     def check(self, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class UserSource:
 
         Args:
             root: Folder of the data sets.
-            download: Whether what is absent may be downloaded.
+            download: True to download an absent data set.
             options: Options of the data set; None takes the default.
             split: How users are held out, where the data set does that.
 
@@ -108,7 +108,7 @@ class UserSource:
 
 
 USER_SOURCES: dict[str, UserSource] = {}
-"""By name, as `data.name` gives it, of what is imported."""
+"""Sources that are imported, by name, as `data.name` gives it."""
 _PLUGINS = "dpbench.user_data"
 """Group of entry points: a name, and its function or module, which registers itself by `by_users` when imported."""
 
@@ -121,14 +121,14 @@ def by_users(
     """Decorator: make a function `load(root, download, option=default, ...)` the data set of a name.
 
     Its parameters with defaults are the options of the data set. An annotation `Annotated[int, Field(ge=1), "a whole
-    number from 1 on"]` says what an option takes, and how that is said to people. A parameter `held_out_by` is no
-    option of the data set: it says how users are held out, and is `data.split` (`dpbench.data.held_out`).
+    number from 1 on"]` gives the values of an option, and their description in messages. A parameter `held_out_by` is
+    no option of the data set: it says how users are held out, and is `data.split` (`dpbench.data.held_out`).
 
     Args:
-        name: Of the data set.
+        name: Name of the data set.
         options_class: A dataclass of the options, where several data sets have the same; the function is
             `load(root, download, options)` then.
-        has_users: Whether users may be the records; else `data.unit` must be "example".
+        has_users: True if users may be the records; else `data.unit` must be "example".
     """
 
     def register(load: Callable[..., UserData]) -> Callable[..., UserData]:

@@ -1,4 +1,4 @@
-"""What a module keeps between the local trainings of two users: nothing that one of them has left."""
+"""State of a module between the local trainings of two users: nothing of one of them may reach the other."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from dpbench.records.training import Training
 class UserState(PublicState):
     """State of a module before the local training of a user, to which it returns after it.
 
-    Guarantee: nothing that `StepState` reaches carries what one user's examples say into another one's update. States
+    Guarantee: nothing that `StepState` reaches carries facts of one user's examples into another one's update. States
     of torchmetrics begin anew with each user, and are merged.
 
     Args:
-        training: The training whose users are trained one after the other.
+        training: The training; its users are trained one after the other.
 
     Attributes:
-        has_changed: True once numbers, tensors or lists among what is put back were other ones after a user.
-        not_merged: Names of classes of metrics whose states cannot be merged: they do not count what users add.
+        has_changed: True once a user has changed numbers, tensors or lists that are put back.
+        not_merged: Names of classes of metrics with states that cannot be merged: they do not count users' additions.
     """
 
     def __init__(self, training: Training) -> None:
@@ -51,7 +51,7 @@ class UserState(PublicState):
             parameter.grad = gradient
 
     def close(self) -> None:
-        """Give metrics what all users have added."""
+        """Give metrics the additions of all users."""
         for metric, total in self._metrics:
             for name in (*total._defaults, "_update_count", "_forward_cache"):
                 setattr(metric, name, getattr(total, name))
