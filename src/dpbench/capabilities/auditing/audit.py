@@ -45,7 +45,7 @@ NO_PROOF = "passing is not a proof of privacy: it rules out only violations that
 
 
 class Verdict(StrEnum):
-    """What an audit says of a run."""
+    """Verdict of an audit."""
 
     VIOLATED = "VIOLATED"
     NOT_AS_DECLARED = "NOT AS DECLARED"
@@ -57,12 +57,12 @@ class Bound:
     """A lower limit of ε.
 
     Attributes:
-        name: Of the method.
-        assumes: What it takes for granted, beside fair coins.
+        name: Name of the method.
+        assumes: Its assumptions, apart from fair coins.
         epsilon: The limit, with the confidence that was asked for, by itself; None where there is none.
-        violated: Whether the sound ε is refuted, with that confidence for all bounds and checks together.
+        violated: True if the sound ε is refuted, with that confidence for all bounds and checks together.
         why_not: Why there is no limit.
-        noise_scale: Of a bound by the family: the least factor of the declared noise that is refuted. The run tells
+        noise_scale: For a bound by the family, the least factor of the declared noise that is refuted. The run tells
             more than the releases with as much noise would; infinite where nothing is refuted.
     """
 
@@ -76,10 +76,10 @@ class Bound:
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """What an audit tells of one run.
+    """Audit of one run.
 
     Each bound holds by itself with the confidence that was asked for, as papers state theirs. The verdict, and the
-    limits of what was measured, hold with that confidence for all bounds and checks together (Bonferroni).
+    limits of measured values, hold with that confidence for all bounds and checks together (Bonferroni).
 
     Attributes:
         claimed: ε of the ledger by RDP, as every run states it; nominal where it does not cover the lots.
@@ -88,9 +88,9 @@ class Audit:
         delta: δ of all.
         members: Number of canaries among the records.
         releases: Number of releases.
-        confidence: As asked for.
+        confidence: The given confidence.
         bounds: Lower limits of ε.
-        checks: Of noise, sensitivity and lots.
+        checks: Checks of noise, sensitivity and lots.
         not_finite: Observations that were no finite numbers.
     """
 
@@ -144,13 +144,13 @@ class Audit:
         return None if self.shown is None else self.shown.epsilon
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; what is infinite is None."""
+        """Plain data; infinite values are None."""
         facts = {"verdict": str(self.verdict), "note": NO_PROOF, "audited": self.audited}
         plain: dict[str, Any] = to_jsonable_python(facts | vars(self), inf_nan_mode="null")
         return plain
 
     def summary(self) -> dict[str, Any]:
-        """What a run keeps of it, as plain data: an infinite limit is None, and one that there is not is left out."""
+        """Part that a run keeps, as plain data: an infinite limit is None, and a missing one is left out."""
         limits = {KEYS[bound.name]: bound.epsilon for bound in self.bounds if bound.epsilon is not None}
         facts = {
             "confidence": self.confidence,
@@ -168,13 +168,14 @@ class Audit:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditResult(Audit):
-    """What one run's canaries tell.
+    """Audit of one run by its canaries.
 
     Attributes:
         canaries: Number of canaries.
         declared_mu: Largest declared sensitivity over noise of a release, as far as canaries reach.
-        measured_mu: The same as measured; None where nobody was drawn.
-        rounds: Of a run with correlated noise, each of which shows a canary once; None: each release does.
+        measured_mu: The same as measured; None if no canary was drawn.
+        rounds: Number of rounds of a run with correlated noise, each of which shows a canary once; None: each release
+            does.
     """
 
     canaries: int
@@ -207,13 +208,13 @@ TESTS = 17
 
 
 def audit(ledger: Ledger, scores: Scores, confidence: float = 0.95, family: Family | None = None) -> AuditResult:
-    """Compare what an auditor saw of a run's canaries with what its ledger claims.
+    """Compare an auditor's view of a run's canaries with the claim of its ledger.
 
     Args:
-        ledger: Of the run, with as many releases as the scores.
-        scores: Of the same run.
+        ledger: Ledger of the run, with as many releases as the scores.
+        scores: Scores of the same run.
         confidence: Probability that a bound is none too high, and that the verdict on a correct run is no accusation,
-            if what they assume is true.
+            if their assumptions hold.
         family: The ledger's releases at any scale of their noise, where several runs of equal cost are audited; made
             here by default.
 
@@ -295,7 +296,7 @@ def bound_by_area(name: str, assumes: str, scores: Floats, member: Flags, family
         assumes: See `Bound`.
         scores: (m,) higher for likelier members.
         member: (m,) the truth.
-        family: Of the ledger's releases.
+        family: Family of the ledger's releases.
         levels: Probabilities of an error.
     """
     least_area = {level: auc_lower(scores, member, level) for level in levels}
@@ -327,8 +328,8 @@ def _bound_of_family(
     Args:
         name: See `Bound`.
         assumes: See `Bound`.
-        family: Of the ledger's releases.
-        refutes: Whether a trade-off curve is refuted at a level.
+        family: Family of the ledger's releases.
+        refutes: Function that returns whether a trade-off curve is refuted at a level.
         levels: Probabilities of an error.
     """
     if family.uncovered is not None:

@@ -1,4 +1,4 @@
-"""Whether noise, sensitivity and lots are as declared: two-sided, as an auditor sees who knows who was drawn."""
+"""Checks of declared noise, sensitivity and lots: two-sided, by an auditor who knows which canaries were drawn."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Check:
         expected: Declared; of a test without a p-value the most that may be.
         p_value: Two-sided, where the test has one.
         low, high: Confidence limits of the value, where it has any.
-        passed: Whether they agree; None where there was nothing to test, or before the verdict.
-        name: Of what was tested.
+        passed: True if they agree; None if there was nothing to test, or before the verdict.
+        name: Name of the tested quantity.
     """
 
     value: float | None = None
@@ -45,9 +45,9 @@ class Check:
         """The same with its name, and whether it passed.
 
         Args:
-            name: Of what was tested.
+            name: Name of the tested quantity.
             level: Probability that a right value fails.
-            tolerance: By how much a value with limits may differ from the declaration.
+            tolerance: Largest difference of a value with limits from the declaration.
         """
         passed = None
         if self.p_value is not None:
@@ -79,15 +79,15 @@ class ReleaseGame:
 def release_game(sums: GameSums, level: float) -> ReleaseGame | None:
     """Limits of noise and sensitivity from all releases and canaries together.
 
-    By least squares of what was seen on what was declared, in declared deviations, with a constant. The sums are of
+    By least squares of observations on declarations, in declared deviations, with a constant. The sums are of
     residuals, from which the declared move is gone: a slope of 0 in them is a move of 1.
 
     Args:
-        sums: What was seen.
+        sums: The observations.
         level: Probability that an interval misses the truth, both sides together.
 
     Returns:
-        None where nobody was drawn, or everybody always, so that there is nothing to compare.
+        None if no canary was drawn, or all were always, so that there is nothing to compare.
     """
     n = sums.count
     freedom = n - 2  # a constant and a slope are fitted
@@ -116,13 +116,13 @@ def least_ratio(sums: GameSums, level: float) -> float:
     """Lower limit of S/σ of a release over the largest declared one, for noise of any shape.
 
     By exact (Clopper-Pearson) limits of both errors at the middle, and μ ≥ Φ⁻¹(1−FPR) − Φ⁻¹(FNR) for any μ-GDP release.
-    Where releases differ, no average of them falls below the largest μ that was declared. What several releases compose
-    to is that of the family alone, whose noise is Gaussian.
+    If releases differ, no average of them falls below the largest declared μ. The composition of several releases is
+    known for the family alone, with its Gaussian noise.
 
     Assumes: noise that is independent from canary to canary and release to release.
 
     Args:
-        sums: What was seen, of somebody who was drawn and somebody who was not.
+        sums: The observations of drawn and of other canaries.
         level: Probability of a limit above the truth.
     """
     fpr = clopper_pearson_upper(sums.alarms, sums.outs, level / 2)
@@ -153,7 +153,7 @@ def participation(scores: Scores) -> dict[str, Check | None]:
     """Test how often canaries were drawn, where lots are declared to be drawn independently of each other.
 
     Args:
-        scores: What was seen.
+        scores: The observations.
 
     Returns:
         Test by name; None where there is nothing to test. "rate" is the exact binomial test (which is conservative
@@ -204,7 +204,7 @@ def group_sizes(rounds: RoundSums) -> Check | None:
     Too even are groups that records are dealt to, so that one that comes or goes moves others to another group.
 
     Args:
-        rounds: What is known of them.
+        rounds: Sums over them.
     """
     freedom = rounds.length - 1
     expected = sum(rounds.members) / rounds.length
@@ -215,10 +215,10 @@ def group_sizes(rounds: RoundSums) -> Check | None:
 
 
 def statistics_noise(probes: Probes) -> Check | None:
-    """Test the noise on what is released beside the gradients: deviation over the declared one, by the χ² distribution.
+    """Test the noise on statistics released with the gradients: deviation over the declared one, by the χ² test.
 
     Args:
-        probes: What the run measured of itself.
+        probes: The run's measurements.
     """
     if not probes.statistics:
         return None
@@ -232,7 +232,7 @@ def lot_sizes(probes: Probes) -> Check | None:
     By a χ² distribution with the mean and variance of that index. Lots of a fixed size have no other size.
 
     Args:
-        probes: What the run measured of itself.
+        probes: The run's measurements.
     """
     lots = probes.lots
     if not lots:

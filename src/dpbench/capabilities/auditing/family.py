@@ -30,14 +30,14 @@ _MOST_ROUGH = 90.0  # RDP's ε at δ = 1e-5; beyond, hundreds of scales would ta
 
 
 class Family:
-    """Releases of a ledger with all noise scaled by a factor: what each costs, and what tests can tell of it.
+    """Releases of a ledger with all noise scaled by a factor: their cost, and bounds on tests.
 
     Args:
         events: How often each release was made.
         delta: δ.
 
     Attributes:
-        accountant: Which one gives ε: "pld" or, where that does not cover the lots or ε is above 90, "rdp"; None where
+        accountant: Accountant of ε: "pld" or, where that does not cover the lots or ε is above 90, "rdp"; None where
             neither covers them.
         uncovered: None, or why there are no trade-off curves.
     """
@@ -114,7 +114,7 @@ class Family:
         """Smallest scale of the noise that a test refutes, from a grid of steps of 0.4 %; infinite if not even 8 is.
 
         Args:
-            refutes: Whether a trade-off curve is refuted; more noise is refuted more easily.
+            refutes: Function that returns whether a trade-off curve is refuted; more noise is refuted more easily.
         """
 
         def refuted(step: int) -> bool:
@@ -125,7 +125,7 @@ class Family:
         return math.exp(_STEPS[first] * _STEP) if first < len(_STEPS) else math.inf
 
     def _feasible(self, scale: float) -> bool:
-        """Whether privacy loss distributions of so little noise are computed in seconds."""
+        """Return whether privacy loss distributions of so little noise are computed in seconds."""
         return epsilon(self.scaled(scale), 1e-5, "rdp") < _MOST_ROUGH
 
     @cached_property
@@ -148,8 +148,8 @@ def reached(ledger: Ledger, family: Family) -> Family:
     no replacement moves by all that is declared, are left out (to ignore them is post-processing).
 
     Args:
-        ledger: Of the run.
-        family: Of its releases.
+        ledger: Ledger of the run.
+        family: Family of its releases.
     """
     if not any(sampling.without_replacement for sampling, _ in family.events):
         return family

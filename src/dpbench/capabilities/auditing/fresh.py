@@ -1,4 +1,4 @@
-"""Whether the noise is Gaussian, and fresh for each release and coordinate: tests of what is kept of the residuals.
+"""Tests of the kept residuals: is the noise Gaussian, and fresh for each release and coordinate?
 
 All are of the measured scale of the noise, which has a test of its own.
 """
@@ -35,9 +35,9 @@ def fresh_noise(scores: Scores) -> dict[str, Check | None]:
     - accumulated noise: variance of the noise of a canary summed over the releases, over that of independent noise, by
       the exact χ² distribution: too little where noise cancels, too much where it repeats.
     - spectrum of the noise: geometric over arithmetic mean of the power at each frequency, by the exact moments of its
-      logarithm: 1 for noise without a memory, and less for any other stationary noise, whatever the lag.
+      logarithm: 1 for noise without a memory, and less for any other stationary noise, at any lag.
     - closest releases: distance of the two most similar releases, up to the sign, in sixteen directions: near 0 where
-      noise comes twice, at whatever distance. By the χ² distribution for each pair, and the number of pairs.
+      noise comes twice, at any distance. By the χ² distribution for each pair, and the number of pairs.
     - closest canaries: the same of two canaries, in four projections of all of their releases: near 0 where two
       coordinates share their noise.
     - kurtosis of the noise: 3 for Gaussian noise, less where tails are cut, more where some releases or coordinates
@@ -46,7 +46,7 @@ def fresh_noise(scores: Scores) -> dict[str, Check | None]:
       less likely, by the χ² distribution of each, and their number.
 
     Args:
-        scores: What was seen; of files of earlier versions nothing is tested.
+        scores: The observations; those in files of earlier versions are not tested.
 
     Returns:
         Test by name; None where there is nothing to test.

@@ -18,12 +18,12 @@ _FEWEST = 20  # members, and others, below which the bound says nothing
 
 @dataclass(frozen=True, eq=False)
 class LabelScores:
-    """What the final weights of a training on noise tell of labels.
+    """Logits of labels by the final weights of a training on noise.
 
     Attributes:
         members: (n,) for each training record by how much the logit of its label exceeds those of all others together.
-        others: (k,) the same for noise that nobody trained on.
-        recalled: Share of the training records whose label has the largest logit.
+        others: (k,) the same for noise that was not trained on.
+        recalled: Share of the training records with the largest logit at their label.
         guessed: The same of the others: chance.
         left_out: How many more records were trained on, such as copies of inserted ones, which are no canaries.
     """
@@ -37,16 +37,16 @@ class LabelScores:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelAudit(Audit):
-    """What the final weights of one run on noise tell of its ε.
+    """Audit of one run on noise by its final weights.
 
     Its members are the training records, and it has one bound: none where ε is too large for trade-off curves.
 
     Attributes:
-        others: Images that nobody trained on.
+        others: Images that were not trained on.
         auc: Probability that a training record scores higher than another image.
-        recalled: Share of training records whose label has the largest logit.
+        recalled: Share of training records with the largest logit at their label.
         guessed: The same of the others.
-        by: For JSON.
+        by: Name for JSON.
     """
 
     others: int
@@ -59,17 +59,17 @@ class LabelAudit(Audit):
 def audit_labels(
     ledger: Ledger, scores: LabelScores, confidence: float = 0.95, family: Family | None = None
 ) -> LabelAudit:
-    """Compare what final weights know of random labels with what the run's ledger claims.
+    """Compare the final weights' knowledge of random labels with the claim of the run's ledger.
 
     The area under the ROC curve (DeLong's limit) is compared with the most that each member of the family (the ledger's
     releases with all noise scaled by one factor) allows. This takes records for independent observations, and a fresh
     image to score as if one training record less had been there.
 
     Args:
-        ledger: Of the run; its unit must be an example.
-        scores: By its final weights.
-        confidence: Probability that the bound is none too high, if what it assumes is true.
-        family: Of the ledger's releases, where several runs of equal cost are audited; made here by default.
+        ledger: Ledger of the run; its unit must be an example.
+        scores: Scores by its final weights.
+        confidence: Probability that the bound is none too high, if its assumption holds.
+        family: Family of the ledger's releases, where several runs of equal cost are audited; made here by default.
 
     Raises:
         ConfigurationError: The confidence is out of range, the ledger is of other records, there are too few, or its

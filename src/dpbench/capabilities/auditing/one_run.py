@@ -53,7 +53,7 @@ def count_right(scores: Floats, member: Flags, guesses: Guesses) -> int:
     Args:
         scores: (m,) higher for likelier members.
         member: (m,) the truth.
-        guesses: At most m.
+        guesses: Number of guesses, at most m.
 
     >>> count_right(np.array([3.0, 1.0, 2.0, 0.0]), np.array([True, True, False, False]), Guesses(2, 1))
     2
@@ -114,7 +114,7 @@ def largest_refuted(refuted: Callable[[float], bool]) -> float:
     """Largest ε that a test refutes, where it refutes all smaller ones too; at most 256, 0 if it refutes none.
 
     Args:
-        refuted: Whether the test refutes an ε.
+        refuted: Function that returns whether the test refutes an ε.
     """
     steps = range(round(MOST_EPSILON / _TOLERANCE) + 1)
     first_possible = bisect_left(steps, True, key=lambda step: not refuted(step * _TOLERANCE))
@@ -122,7 +122,7 @@ def largest_refuted(refuted: Callable[[float], bool]) -> float:
 
 
 def one_run_fdp(canaries: int, guesses: int, right: int, trade_off: Callable[[float], float], level: float) -> bool:
-    """Whether as many right guesses refute f-DP (Mahloujifar, Melis & Chaudhuri 2025, the algorithm with abstention).
+    """Return whether as many right guesses refute f-DP (Mahloujifar, Melis & Chaudhuri 2025, with abstention).
 
     From R = level·v/m and H = level·(r−v)/m of right and wrong guesses: for i = v−1, …, 0 the wrong ones are at least
     H' = max(H, f̄⁻¹(R)), and R grows by i/(r−i)·(H'−H); refuted if R + H exceeds r/m in the end. Here f̄ = 1 − f, and
@@ -136,7 +136,7 @@ def one_run_fdp(canaries: int, guesses: int, right: int, trade_off: Callable[[fl
         guesses: r.
         right: v.
         trade_off: Symmetric f: least error of the second kind at an error of the first kind.
-        level: Probability of refuting what is true.
+        level: Probability of refuting a true claim.
     """
     r = guesses
     hits = level * right / canaries

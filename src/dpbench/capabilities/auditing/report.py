@@ -1,4 +1,4 @@
-"""`dpbench audit`: what a run's canaries, or the labels of its noise, tell of its epsilon, as a table and JSON."""
+"""`dpbench audit`: bounds on a run's epsilon by its canaries, or by the labels of its noise, as a table and JSON."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class AuditFile(BaseModel):
 
     Attributes:
         ledger: By which the ledger beside it is known as the one that the scores belong to.
-        scores: Of all releases in the ledger.
+        scores: Scores of all releases in the ledger.
         left_out: Groups of parameters that show nothing of the canaries → their coordinates.
     """
 
@@ -112,7 +112,7 @@ class AuditReport:
 
     @property
     def roc_panel(self) -> RocPanel:
-        """Error rates of the scores, above what the audit proves and below what the ledger allows."""
+        """Error rates of the scores, between the audit's bound and the ledger's bound."""
         if isinstance(self.scores, Scores):
             scores, member, label = self.scores.llr, self.scores.member, "these canaries"
         else:
@@ -162,11 +162,11 @@ def audit_run(folder: Path, confidence: float = 0.95) -> AuditReport:
 
 
 def kept_audit(run: RunFolder, checkpoint: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a run keeps of its audit: bounds and verdict, or why there are none; an entry point of `dpbench.audits`.
+    """Result of an audit that a run keeps: bounds and verdict, or the reason of none; an entry point of `dpbench.audits`.
 
     Args:
         run: The folder of a run with canaries that has made its last step.
-        checkpoint: Of that step.
+        checkpoint: Checkpoint of that step.
 
     Returns:
         None where nothing was released.
@@ -203,7 +203,7 @@ def audit_by_labels(run: RunFolder, scores: LabelScores, confidence: float = 0.9
 
 
 def read_scores(run: RunFolder) -> AuditFile:
-    """Read what the canaries of a run saw.
+    """Read the observations of a run's canaries.
 
     Raises:
         ConfigurationError: There is none, or it is damaged.

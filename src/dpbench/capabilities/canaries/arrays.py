@@ -42,7 +42,7 @@ CountArray = Annotated[NDArray[np.int64], _COUNTS, _AS_LISTS]
 
 
 class Sums(BaseModel):
-    """A base of what an auditor adds up: plain data in files and checkpoints, which come back bit-identical.
+    """Base of an auditor's sums: plain data in files and checkpoints, which come back bit-identical.
 
     Keys that earlier versions wrote, and none reads today, are ignored.
     """

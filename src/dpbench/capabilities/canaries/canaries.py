@@ -1,4 +1,4 @@
-"""Canaries: made-up records whose vectors join each lot, and what the release shows of them.
+"""Canaries: made-up records with vectors that join each lot, and their observation in the release.
 
 A canary is a row of per-record vectors, never an example: a spike far beyond the bound at coordinates of its own, in
 every group that is clipped. It is drawn by the run's own sampling and goes through the run's own transform, clipping,
@@ -53,8 +53,8 @@ class GradientCanaries(Audit):
     The population of an audited run counts the canaries, and its model has learned from them: train again without.
 
     Attributes:
-        canaries: How many; each exists by the flip of a coin. None: 2,000, or as many as there is room for.
-        seed: Of coins and coordinates; None takes the operating system's entropy.
+        canaries: Number of canaries; each exists by the flip of a coin. None: 2,000, or as many as there is room for.
+        seed: Seed of coins and coordinates; None takes the operating system's entropy.
 
     Raises:
         ConfigurationError: A value is out of range.
@@ -89,7 +89,7 @@ class SparseGradients(ParameterGradients):
         places: Coordinate of each entry in the flattened parameter, shape (E,); a row has each at most once.
         values: Shape (E,).
         records: R, number of rows.
-        shape: Of the parameter.
+        shape: Shape of the parameter.
     """
 
     def __init__(
@@ -139,23 +139,23 @@ class _Places:
 
 
 class Canaries:
-    """The canaries of one training: who exists, where each spikes, and the sums of what was seen.
+    """The canaries of one training: their coins, the coordinates of each, and the sums of the observations.
 
     Guarantee: none; it measures that of the release. Between neighbors that differ in one canary, the sum of each group
     with room moves by its declared sensitivity, or by as much as the transform leaves of a spike.
 
     Args:
         requested: Number of canaries; None: the default, or as many as there is room for.
-        key: Of coins and coordinates, the same on all processes.
-        releases: Of the training.
+        key: Key of coins and coordinates, the same on all processes.
+        releases: Release engine of the training.
         lots: Lots of the training. Where neighbors differ in the content of a record, a canary that does not exist is
             there with the opposite sign.
         trained: Parameters that are updated.
 
     Attributes:
         member: Coin of each canary, shape (m,).
-        sums: What was seen so far.
-        probe: Measures what canaries do not show.
+        sums: The observations so far.
+        probe: Probe of properties that canaries do not show.
         left_out: Group without room for all canaries, which shows nothing of them → number of its coordinates.
 
     Raises:
@@ -265,7 +265,7 @@ class Canaries:
         """How many canaries there are.
 
         Args:
-            requested: By the user; None: the default, or as many as there is room for.
+            requested: Number that the user asked for; None: the default, or as many as there is room for.
             population: Number of records.
             room: Most canaries that have coordinates of their own in one group.
 
@@ -292,7 +292,7 @@ class Canaries:
         """Give each canary coordinates of its own in a group, all in one parameter.
 
         Args:
-            number: Of the group.
+            number: Number of the group.
             group: The group.
             sizes: Number of coordinates of each parameter.
             rng: Draws.
@@ -319,7 +319,7 @@ class Canaries:
             self._group_of[parameter] = number
 
     def _in_lot(self, release: int) -> NDArray[np.bool_]:
-        """Which canaries are in the lot of a release, shape (m,)."""
+        """Mask of the canaries in the lot of a release, shape (m,)."""
         numbers = self._lots.added_in(release)
         if not self._replace_one:  # only members are among the records
             numbers = np.flatnonzero(self.member)[numbers]
@@ -328,10 +328,10 @@ class Canaries:
         return in_lot
 
     def insert(self, mechanism: Mechanism, release: int) -> None:
-        """Add the canaries of a lot to its sums, before its noise; note what everybody else put there.
+        """Add the canaries of a lot to its sums, before its noise; note the sums of all other records.
 
         Args:
-            mechanism: With this process's sums of all other records.
+            mechanism: The mechanism, with this process's sums of all other records.
             release: Number of the release.
         """
         self._follow(mechanism.training_plan.noise, mechanism.plan.sampling)
@@ -453,7 +453,7 @@ class Canaries:
         return torch.cat(parts)
 
     def end(self) -> None:
-        """Write what the canaries saw beside the ledger, on rank 0."""
+        """Write the canaries' observations next to the ledger, on rank 0."""
         observers = self._releases.observers
         if self.probe.observe in observers:
             observers.remove(self.probe.observe)

@@ -1,4 +1,4 @@
-"""The file in which an audited training leaves what its canaries saw."""
+"""The file in which an audited training leaves its canaries' observations."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def write_scores(
     """Write scores, whole or not at all.
 
     Args:
-        path: Of the file.
-        scores: Of all releases in the ledger.
-        ledger: By which a reader knows that the ledger beside the file is the one that the scores belong to.
+        path: Path of the file.
+        scores: Scores of all releases in the ledger.
+        ledger: Seal by which a reader knows that the ledger next to the file is the one of the scores.
         left_out: Groups that showed nothing, see `Canaries`.
     """
     data = {
@@ -40,11 +40,11 @@ def write_scores(
 
 
 def keep_scores(checkpoint: Mapping[str, Any], path: Path) -> None:
-    """Write what the canaries had seen at a checkpoint: a training that was killed behind its last step did not.
+    """Write the canaries' observations from a checkpoint, for a training that was killed after its last step.
 
     Args:
-        checkpoint: Of the last step.
-        path: Of the scores.
+        checkpoint: Checkpoint of the last step.
+        path: Path of the scores.
     """
     state = checkpoint["callbacks"].get(STATE_KEY) or {}
     memory = state.get(STATE)

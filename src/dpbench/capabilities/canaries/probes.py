@@ -1,4 +1,4 @@
-"""What an audited run measures of itself beside its canaries: its records' own path, statistics, and sizes of lots."""
+"""Measurements of an audited run other than canaries: its records' own path, statistics, and sizes of lots."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ SUM_TOLERANCE = 0.05  # of a bound for each root of a record: by how much a sum 
 class Probes(Sums):
     """Measurements of all releases so far.
 
-    What a right mechanism leaves here does not depend on the records: what is within its tolerance is kept as 1 or 0.
+    The measurements of a right mechanism do not depend on the records: values within tolerance are kept as 1 or 0.
 
     Attributes:
-        statistics: Number of noised values beside the gradients, such as counts and metrics.
+        statistics: Number of noised values other than gradients, such as counts and metrics.
         statistics_squared: Sum of the squares of their noise, in declared standard deviations.
-        lots: Number of lots whose size is declared to have the moments below.
+        lots: Number of lots with a size that is declared to have the moments below.
         size_squared: Sum of the squared deviations of their sizes from the declared mean.
         size_variance, size_cumulant: Sums of the declared variances and fourth cumulants of their sizes.
-        records: Number of records whose part in a sum was measured alone.
+        records: Number of records with a part in a sum that was measured alone.
         largest: Largest norm of such a part over its bound; 1 where none is larger.
         difference: Largest distance of a sum of records from their parts, in bounds over the root of their number.
         surplus: Most summands of a lot beyond its records.
@@ -53,7 +53,7 @@ class Probes(Sums):
         self.size_cumulant += fourth
 
     def add_records(self, records: int, largest: float, difference: float, surplus: int) -> None:
-        """Add what was measured of the records of a lot."""
+        """Add the measurements of a lot's records."""
         self.records += records
         # Within tolerance nothing is kept; NaN is beyond any.
         if not largest <= 1 + RECORD_TOLERANCE:
@@ -64,7 +64,7 @@ class Probes(Sums):
 
 
 def _cut(value: float) -> float:
-    """At most `LARGEST`: also of a mechanism whose sums are no numbers."""
+    """At most `LARGEST`: also for a mechanism with sums that are no numbers."""
     if not math.isfinite(value):
         return LARGEST
     return min(value, LARGEST)

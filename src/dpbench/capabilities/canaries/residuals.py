@@ -1,8 +1,8 @@
 """Projections and moments of the noise that an auditor saw, for tests of whether it is fresh, Gaussian and independent.
 
-A residual is what was seen of a canary in a release, beyond what it should have added, in declared standard deviations.
-Those of a right mechanism are independent standard normal numbers, one for each canary and release: a matrix that is
-too large to be kept, of which the projections are kept that show what noise can be made of.
+A residual is the observation of a canary in a release minus its declared share, in declared standard deviations. Those
+of a right mechanism are independent standard normal numbers, one for each canary and release: a matrix that is too
+large to be kept, of which those projections are kept that show the structure of the noise.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Residuals(Sums):
             of `over_releases`.
         by_canary: (m,) sums of the squares of each canary.
         quietest, loudest: Smallest and largest sum of the squares of a release.
-        over_canaries: For each of the first 4,096 releases its residuals in sixteen orthonormal directions.
+        over_canaries: Residuals of each of the first 4,096 releases in sixteen orthonormal directions.
     """
 
     squared: float = 0.0

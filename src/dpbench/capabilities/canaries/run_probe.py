@@ -1,4 +1,4 @@
-"""Measures in an audited run what canaries do not show: how its own records are clipped, summed and counted.
+"""Measurements in an audited run that canaries do not show: how its own records are clipped, summed and counted.
 
 Canaries are vectors; a mechanism may treat the gradients of records in another way. So in some lots the part of single
 records in the sums is measured by itself, against the bound, and all parts together are compared with the sum.
@@ -36,8 +36,8 @@ class RunProbe:
 
     Args:
         key: Chooses lots, the same on all processes.
-        sums: Holds what was measured.
-        lots: Of the training.
+        sums: Sums of the measurements.
+        lots: Lots of the training.
         processes: All of this training.
     """
 
@@ -63,7 +63,7 @@ class RunProbe:
 
     @property
     def _due(self) -> bool:
-        """Whether the coming release is of a lot that is looked at record by record."""
+        """Return whether the coming release is of a lot that is looked at record by record."""
         return is_looked_at(self._key, self._sums.seen.releases)
 
     def observe(
@@ -99,7 +99,7 @@ class RunProbe:
         self._measured[2:] = torch.maximum(self._measured[2:], worst)
 
     def before_noise(self, mechanism: Mechanism, release: int) -> None:
-        """Note what the sums of a lot hold, its canaries too, before noise is added."""
+        """Note the sums of a lot, its canaries included, before noise is added."""
         sampling = mechanism.plan.sampling
         cumulants = sampling.lot_size_cumulants
         if cumulants is not None:
@@ -125,7 +125,7 @@ class RunProbe:
         self._sums.seen.probes.add_statistics(len(whitened), float(whitened @ whitened))
 
     def _keep_records(self, mechanism: Mechanism, release: int) -> None:
-        """Keep what all processes measured in a lot."""
+        """Keep the measurements of all processes in a lot."""
         processes = self._processes
         measured = torch.zeros(processes.world, 4, dtype=torch.float64)
         measured[processes.rank] = self._measured
@@ -156,7 +156,7 @@ def _part(
     gradients: Sequence[ParameterGradients],
     numbers: Sequence[int],
 ) -> Tensor:
-    """What some of the records add to the sums of gradients."""
+    """Share of some records in the sums of gradients."""
     index = torch.tensor(numbers, device=mechanism.total.device)
     selected = [parameter.select(index) for parameter in gradients]
     contribution = mechanism.contribution(selected, len(numbers))
@@ -165,7 +165,7 @@ def _part(
 
 @lru_cache(maxsize=4)
 def is_looked_at(key: int, release: int) -> bool:
-    """Whether the lot of a release is looked at: with a probability of 2 / (number + 1), by a key."""
+    """Return whether the lot of a release is looked at: with a probability of 2 / (number + 1), by a key."""
     seeds = keyed_sequence((key, Stream.AUDIT, release))
     rng = np.random.default_rng(seeds)
     number = rng.random() * (release + 1)
@@ -181,8 +181,8 @@ def _measured_alone(
 
     Args:
         records: R.
-        norms: Squared, by group, shape (groups, R); of fewer records where some are not finite.
-        mechanism: With the bounds.
+        norms: Squared norms by group, shape (groups, R); of fewer records where some are not finite.
+        mechanism: The mechanism, with the bounds.
     """
     half = min(records, _MOST // 2)
     evenly = torch.linspace(0, records - 1, half)

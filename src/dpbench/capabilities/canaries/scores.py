@@ -1,4 +1,4 @@
-"""Sums over releases of what an auditor sees of canaries: all that the bounds and the checks need, in O(m) memory."""
+"""An auditor's sums over releases: all that the bounds and the checks need of canaries, in O(m) memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def log_likelihood_ratio(
     replace_one: bool = False,
     reach: float = 1.0,
 ) -> Floats:
-    """Logarithm of how much likelier an observation is of a member than of somebody else, one release.
+    """Log-likelihood ratio of an observation in one release, of a member against another.
 
     Whether the canary was drawn is not known to the auditor, so this is a ratio of mixtures: with z the noise
     multiplier, q the rate and r the reach, log(1 − q + q·exp((r·x − r²/2)/z²)) where a member would be added, and the
@@ -39,8 +39,8 @@ def log_likelihood_ratio(
         observed: x, in declared sensitivities.
         noise_multiplier: Noise over sensitivity.
         sample_rate: q.
-        replace_one: Whether a drawn non-member moves the sum the other way; else it is not there.
-        reach: By how much of the declared sensitivity the sums with and without the member differ.
+        replace_one: True if a drawn non-member moves the sum the other way; else it is not there.
+        reach: Share of the declared sensitivity by which the sums with and without the member differ.
 
     >>> log_likelihood_ratio(np.array([0.5, 1.5]), 1.0, 1.0)
     array([0., 1.])
@@ -65,7 +65,7 @@ def log_likelihood_ratio(
 
 
 class LotSums(Sums):
-    """Sums over the releases of what was declared of the lots.
+    """Sums over the releases of the declarations on lots.
 
     Attributes:
         mean: Σ q: how often a canary is drawn on average.
@@ -79,10 +79,10 @@ class LotSums(Sums):
 
 
 class GameSums(Sums):
-    """Sums over releases and canaries for the game in which the auditor knows who was drawn.
+    """Sums over releases and canaries for the game in which the auditor knows which canaries were drawn.
 
-    All in declared standard deviations: `move` is what a drawn member (or its replacement) should have added,
-    `residual` what was seen beyond it. "In" are drawn members; "out" are all others or, with replacement, drawn
+    All in declared standard deviations: `move` is the declared share of a drawn member (or its replacement),
+    `residual` the observation minus it. "In" are drawn members; "out" are all others or, with replacement, drawn
     non-members.
 
     Attributes:
@@ -109,22 +109,22 @@ class GameSums(Sums):
 
 
 class Scores(Sums):
-    """What an auditor saw of m canaries, summed over the releases.
+    """An auditor's observations of m canaries, summed over the releases.
 
     Attributes:
         member: (m,) whether the canary was among the records: a fair coin each.
-        llr: (m,) `log_likelihood_ratio` of what was seen, summed over the releases.
-        drawn: (m,) in how many lots the canary was.
-        releases: How many.
-        replace_one: Whether drawn non-members move the sum the other way.
-        reach: By how much of the declared sensitivity a canary moves the sum.
+        llr: (m,) `log_likelihood_ratio` of the observations, summed over the releases.
+        drawn: (m,) number of lots with the canary.
+        releases: Number of releases.
+        replace_one: True if drawn non-members move the sum the other way.
+        reach: Share of the declared sensitivity by which a canary moves the sum.
         not_finite: Observations that were no finite numbers.
         lots, game: Sums.
-        residuals: Of the noise, whitened where it is correlated; None in files of earlier versions, and in runs that
-            began with one.
-        probes: What the run measured of itself beside its canaries; nothing in files of earlier versions.
-        rounds: Where lots hold records of one group each: of how many releases a canary is observed once, and all
-            that is above (but `releases` and the noise) is of these observations. None: of each release.
+        residuals: Residuals of the noise, whitened if it is correlated; None in files of earlier versions, and in runs
+            that began with one.
+        probes: Measurements of the run other than canaries; nothing in files of earlier versions.
+        rounds: If lots hold records of one group each, the rounds in which a canary is observed once; all above
+            (except `releases` and the noise) is of these observations. None: of each release.
     """
 
     member: FlagArray
@@ -167,16 +167,16 @@ class Scores(Sums):
 
 
 class ScoreSums:
-    """Adds up, release by release, what an auditor sees of m canaries; O(m) memory, about 0.1 ms for 2,000 canaries.
+    """Adds up an auditor's observations of m canaries, release by release; O(m) memory, 0.1 ms for 2,000 canaries.
 
     Args:
         member: (m,) whether the canary is among the records.
-        replace_one: Whether a non-member is there with the opposite vector (its replacement), instead of being absent.
-        reach: By how much of the declared sensitivity the sums with and without the member differ; below 1 where the
+        replace_one: True if a non-member is there with the opposite vector (its replacement), instead of being absent.
+        reach: Share of the declared sensitivity by which the sums with and without the member differ; below 1 where the
             declared one covers more than a canary can do.
 
     Attributes:
-        seen: What was added so far; `scores` gives it with its rounds.
+        seen: The sums so far; `scores` gives them with the rounds.
         rounds: Makes one observation of the releases of a round, where lots hold records of one group each; set before
             the first release. None: each release is one.
     """
@@ -197,8 +197,8 @@ class ScoreSums:
         """Add one release.
 
         Args:
-            observed: (m,) projection of the noised sum on the canary's direction, without what everybody else put
-                there, over the declared sensitivity. What is not finite counts as zero, or as a million where it has a
+            observed: (m,) projection of the noised sum on the canary's direction, without the share of all other
+                records, over the declared sensitivity. Non-finite numbers count as zero, or as a million if they have a
                 sign; so do larger numbers.
             drawn: (m,) whether the canary was in the lot; a non-member only with `replace_one`.
             noise_multiplier: Declared standard deviation of the noise on `observed`.
@@ -220,7 +220,7 @@ class ScoreSums:
         seen.releases += 1
 
     def whiten_statistics(self, noise: Floats) -> Floats:
-        """Whiten the noise on what is released beside the gradients, where it is correlated."""
+        """Whiten the noise on statistics released with the gradients, if it is correlated."""
         return noise if self.rounds is None else self.rounds.whiten_statistics(noise)
 
     def _add_observation(self, x: Floats, drawn: Flags, z: float, q: float) -> Floats:
@@ -267,7 +267,7 @@ class ScoreSums:
         return residual
 
     def _moves(self, drawn: Flags) -> Floats:
-        """What each canary should have added to this sum, in declared sensitivities."""
+        """Declared share of each canary in this sum, in declared sensitivities."""
         move = self.seen.reach
         if not self.seen.replace_one:
             return np.where(drawn, move, 0.0)
@@ -275,20 +275,20 @@ class ScoreSums:
         return np.where(drawn, signed, 0.0)
 
     def scores(self) -> Scores:
-        """What was added so far; later releases do not change it."""
+        """Copy of the sums so far; later releases do not change it."""
         scores = self.seen.model_copy(deep=True)
         if self.rounds is not None:
             scores.rounds = self.rounds.sums(scores.member)
         return scores
 
     def state_dict(self) -> dict[str, Any]:
-        """Lists and numbers, which any checkpoint holds; whoever loads them goes on bit-identically."""
+        """Lists and numbers, which any checkpoint holds; loaded again, they go on bit-identically."""
         rounds = None if self.rounds is None else self.rounds.model_dump()
         return {**self.seen.model_dump(), "rounds": rounds}
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> ScoreSums:
-        """The sums whose `state_dict` was kept."""
+        """The sums of a kept `state_dict`."""
         # Checkpoints of earlier versions have the scores among other arrays.
         llr = state["per_canary"]["llr"] if "per_canary" in state else state["llr"]
         seen = Scores.model_validate({**state, "llr": llr, "rounds": None})
@@ -299,7 +299,7 @@ class ScoreSums:
         return sums
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave.
+        """Go on from a result of `state_dict`.
 
         Raises:
             ConfigurationError: It is of other canaries.

@@ -1,4 +1,4 @@
-"""Canaries in correlated noise: whitened releases, and what a participation is in them.
+"""Canaries in correlated noise: whitened releases, and the participations in them.
 
 With noise n = C⁻¹w, C lower triangular, banded and Toeplitz, an auditor looks at C·(releases): there the noise is w,
 independent from step to step, and a record that takes part in step t moves b steps by c_0 x, ..., c_{b−1} x. Projected
@@ -21,7 +21,7 @@ Flags = NDArray[np.bool_]
 
 
 class RoundSums(Sums):
-    """What is known of the rounds of an audited run, in which each canary may take part once.
+    """Sums over the rounds of an audited run, in which each canary may take part once.
 
     Attributes:
         length: Number of steps in a round, and of groups.
@@ -47,7 +47,7 @@ class Rounds(Sums):
         length: Number of steps in a round, b at least: a record's participations lie at least as far apart.
         group: (m,) of each canary: its turn in a round. That of one that is not among the records is a fair draw.
         steps: Number of steps so far.
-        observed, residual, statistics: What came in the last b − 1 steps, the last one first.
+        observed, residual, statistics: Values of the last b − 1 steps, the last one first.
         current, current_drawn: (m,) of the round that each canary is in: its observation so far, and whether it was
             drawn.
         last, last_drawn: (m,) the same of the last round that it has behind it.
@@ -101,22 +101,22 @@ class Rounds(Sums):
         return whitened
 
     def whiten_residual(self, residual: Floats) -> Floats:
-        """Whiten what a step showed of canaries beyond what they had added, shape (m,)."""
+        """Whiten the residuals of a step's canaries, shape (m,)."""
         return self._whiten(self.residual, residual)
 
     def whiten_statistics(self, noise: Floats) -> Floats:
-        """Whiten the noise on what is released beside the gradients."""
+        """Whiten the noise on statistics released with the gradients."""
         return self._whiten(self.statistics, noise)
 
     def add(self, observed: Floats, drawn: Flags) -> tuple[Floats, Flags] | None:
         """Add one step.
 
         Args:
-            observed: (m,) what was seen of each canary.
+            observed: (m,) observation of each canary.
             drawn: (m,) whether it was in the lot.
 
         Returns:
-            Observations (m,) of a round, one of each canary, and who was drawn in it, where a round is complete.
+            Observations (m,) of a round, one of each canary, and the mask of those drawn in it, if a round is complete.
         """
         whitened = self._whiten(self.observed, observed)
         place = (self.steps - self.group) % self.length  # steps since the canary's turn
@@ -136,7 +136,7 @@ class Rounds(Sums):
         return self.last.copy(), self.last_drawn.copy()
 
     def sums(self, member: Flags) -> RoundSums:
-        """What is known so far.
+        """The sums so far.
 
         Args:
             member: (m,) whether each canary is among the records.

@@ -1,6 +1,6 @@
 """Noise that is correlated over a few steps: banded matrix factorization.
 
-What is added to the clipped sum of step t is S·z·n_t with n = C⁻¹w, where w is independent standard normal noise and C
+Step t adds S·z·n_t to its clipped sum, with n = C⁻¹w, where w is independent standard normal noise and C
 is lower triangular, banded and Toeplitz. The noise of a step takes back a part of that of the steps before, so that
 running sums of releases, which an optimizer makes of them, carry less of it.
 """
@@ -108,7 +108,7 @@ class BandedNoise(Noise):
     Guarantee: with lots that hold a record at most once in b steps, a record moves the whitened releases C·(releases)
     by c_0 x, ..., c_{b−1} x in b steps that no other participation of it touches, and so by at most S‖c‖₂ = S each time
     that it takes part, adaptively chosen sums included (Denisov et al. 2022; Choquette-Choo et al. 2023).
-    Each participation costs what it does with independent noise of multiplier z. A prefix of the steps is the leading
+    Each participation costs as much as with independent noise of multiplier z. A prefix of the steps is the leading
     submatrix.
 
     The recursion is carried out in the precision of the sums: C·n differs from w by 10^-7 of it, a function of earlier
@@ -139,14 +139,14 @@ class BandedNoise(Noise):
         return self.noise_multiplier
 
     def relative_std(self, step: int) -> float:
-        """Norm of row t of C⁻¹: what cancels in sums over steps is larger in each of them."""
+        """Norm of row t of C⁻¹: noise that cancels in sums over steps is larger in each of them."""
         # In powers of two, so that the rows are computed once for many steps.
         length = max(1024, 1 << step.bit_length())
         return float(_relative_stds(self.coefficients, length)[step])
 
     @property
     def constant(self) -> bool:
-        """Always: what a step costs is the sampling's to say."""
+        """True: the cost of a step follows from the sampling."""
         return True
 
     @property
@@ -189,10 +189,10 @@ class BandedNoise(Noise):
         """Put the noise of a step in the place of the oldest.
 
         Args:
-            rows: Of the cache.
+            rows: Rows of the cache.
             total: Like which the noise is.
-            step: Whose noise is due.
-            key: Of it.
+            step: Step of the noise.
+            key: Key of the step.
 
         Returns:
             Its row.

@@ -1,4 +1,4 @@
-"""Banded noise as the header of a ledger states it, for those who have the ledger alone."""
+"""Banded noise as the header of a ledger states it, for readers of the ledger alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dpbench.privacy.accounting.stated_plan import ROUNDING, StatedNoise
 
 
 class StatedBanded(StatedNoise, frozen=True):
-    """What a plan says of banded noise; an entry point of `dpbench.stated_noises`.
+    """A plan's statement on banded noise; an entry point of `dpbench.stated_noises`.
 
     Attributes:
         coefficients: First column of C, of norm 1 at most.
