@@ -162,7 +162,7 @@ def audit_run(folder: Path, confidence: float = 0.95) -> AuditReport:
 
 
 def kept_audit(run: RunFolder, checkpoint: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Result of an audit that a run keeps: bounds and verdict, or the reason of none; an entry point of `dpbench.audits`.
+    """Result of an audit that a run keeps: bounds and verdict, or why there are none; for `dpbench.audits`.
 
     Args:
         run: The folder of a run with canaries that has made its last step.

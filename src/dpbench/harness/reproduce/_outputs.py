@@ -1,4 +1,4 @@
-"""What a table leaves in `results/`: runs.csv, and from it alone table.md, table.tex, pictures and README.md."""
+"""Files of a table in `results/`: runs.csv, and from it alone table.md, table.tex, pictures and README.md."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _RELATIONS = {"add_or_remove_one": "added or removed", "replace_one": "replaced"
 
 
 def write_outputs(table: Table, runs: pd.DataFrame, logged: Logged, folder: Path) -> None:
-    """Write everything into a results folder; pictures of what is no longer there are removed.
+    """Write everything into a results folder; outdated pictures are removed.
 
     Args:
         table: The whole definition.
         runs: Finished runs, as in runs.csv.
-        logged: What they logged on the way, by the name of its file.
+        logged: Logged frames, by the name of their file.
         folder: Made if need be.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def write_outputs(table: Table, runs: pd.DataFrame, logged: Logged, folder: Path
 
 
 def write_logged(table: Table, logged: Logged, folder: Path) -> list[Path]:
-    """Write a CSV and a PNG for each; what is no longer there is removed.
+    """Write a CSV and a PNG for each; outdated ones are removed.
 
     Returns:
         The pictures.
@@ -97,7 +97,7 @@ def _page(table: Table, runs: pd.DataFrame, pictures: Sequence[Path], logged: Lo
 
 
 def _other_figures(table: Table, cell: pd.DataFrame) -> list[str]:
-    """Means of what stands under `more`, of the runs of a cell."""
+    """Means of the metrics under `more`, over the runs of a cell."""
     texts = []
     for name, label in table.more.items():
         values = pd.to_numeric(cell[name], errors="coerce")
@@ -130,7 +130,7 @@ def _listed(values: pd.Series[Any], form: str = "", separator: str = ", ") -> st
 
 
 def _units(runs: pd.DataFrame) -> str:
-    """What ε protects: "one example", or "one user of 539 (unit: user), with all examples,"."""
+    """Unit that ε protects: "one example", or "one user of 539 (unit: user), with all examples,"."""
     texts = []
     for unit, part in runs.dropna(subset="unit").groupby("unit"):
         if unit == EXAMPLE:

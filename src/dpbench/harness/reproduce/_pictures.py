@@ -1,4 +1,4 @@
-"""Pictures of a table: its cells with intervals, and what its runs logged."""
+"""Pictures of a table: its cells with intervals, and the logs of its runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def draw_table(table: Table, runs: pd.DataFrame, lines: pd.DataFrame, folder: Pa
         table: The definition.
         runs: Finished runs, as in runs.csv.
         lines: A line for each cell, see `_summary.summary`.
-        folder: Where to.
+        folder: Folder of the picture.
     """
     rows = [row for row in table.rows if row.name in set(runs["row"])]
     columns = [column for column in table.columns if column.name in set(runs["column"])]
@@ -74,8 +74,8 @@ def draw_logged(table: Table, name: str, frame: pd.DataFrame, path: Path) -> Non
 
     Args:
         table: The definition.
-        name: Of the curves, of the values of gradients, or of one of the definition's series.
-        frame: Columns row and column, and what was logged.
+        name: Name of the curves, of the values of gradients, or of one of the definition's series.
+        frame: Columns row and column, and those of the log.
         path: The picture.
     """
     if name == GRADIENTS:

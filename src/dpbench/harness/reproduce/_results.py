@@ -1,4 +1,4 @@
-"""What is known of a table's runs, as frames: from their folders, or from what a results folder holds."""
+"""Frames of a table's runs: from their folders, or from a results folder."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _END = 2  # evaluations: the last validation and the test
 _POINTS = 200  # of a line
 
 Logged = dict[str, pd.DataFrame]
-"""Name of a file without its ending → columns row, column, trial (if the table has any), seed, and what was logged."""
+"""Name of a file without its ending → columns row, column, trial (if the table has any), seed, logged values."""
 
 
 def keys_of(frame: pd.DataFrame) -> pd.MultiIndex:
-    """Row, column, trial and seed of each line: what makes it another run than the others."""
+    """Row, column, trial and seed of each line, which identify a run."""
     keys = frame.reindex(columns=_KEY).astype({TRIAL: object}).fillna({TRIAL: ""})
     return pd.MultiIndex.from_frame(keys.astype({"row": str, "column": str, TRIAL: str, "seed": int}))
 
@@ -114,7 +114,7 @@ _OF_THE_RECORD = {
 
 
 def _nominal_epsilon(table: Table, job: Job) -> float | None:
-    """What the run would have cost at the table's nominal population."""
+    """Cost of the run at the table's nominal population."""
     if table.nominal is None or not job.run.ledger.is_file():
         return None
     # Here, because accountants take a second to import, and few tables have such a column.
@@ -127,7 +127,7 @@ def _nominal_epsilon(table: Table, job: Job) -> float | None:
 
 
 def refuse_other_words(table: Table, runs: pd.DataFrame) -> None:
-    """Raise ConfigurationError where runs do not hold what the definition shows now, by the words that it has now."""
+    """Raise ConfigurationError if runs lack values that the definition shows now, or were made by other words."""
     again = f"again (dpbench reproduce {table.command} --replace)."
     # A definition that now shows another metric would print the old figures under its name.
     lacking = {table.metric} - set(runs["metric"]) or set(table.more) - set(runs)
@@ -177,11 +177,11 @@ def of_best_trials(table: Table, runs: pd.DataFrame) -> pd.DataFrame:
 def with_choices(table: Table, results: Path, config_dir: Path | None = None) -> Table:
     """Give the cells of a table the words that did best in its tuning table.
 
-    A cell whose row and column name no candidates keeps its own words.
+    A cell without candidates in its row and column keeps its own words.
 
     Args:
         table: The definition; returned as it is unless it has a `chosen_from`.
-        results: Where tables are kept, the tuning table's among them.
+        results: Folder of the tables, with the tuning table's.
         config_dir: Further configuration, which may define the tuning table.
 
     Raises:
@@ -228,7 +228,7 @@ def with_choices(table: Table, results: Path, config_dir: Path | None = None) ->
 
 
 def _candidates(table: Table, tuning: Table, row: Variant, column: Variant) -> dict[tuple[str, ...], Variant]:
-    """What a cell chooses among: cells of the tuning table that its row or its column names, with every trial."""
+    """Candidates of a cell: cells of the tuning table that its row or its column names, with every trial."""
     refusal = f"{table.name} chooses from {tuning.name}, which has no"
     rows = select_lines(tuning.rows, row.chosen.rows + column.chosen.rows, refusal)
     columns = select_lines(tuning.columns, row.chosen.columns + column.chosen.columns, refusal)
@@ -246,7 +246,7 @@ def earlier_runs(table: Table, folder: Path) -> pd.DataFrame:
     """Read the runs that a results folder holds of a table; without its runs.csv there are none.
 
     Args:
-        table: The definition, with what its cells have chosen.
+        table: The definition, with the choices of its cells.
         folder: Folder of the results.
 
     Raises:
@@ -290,7 +290,7 @@ def runs_of_other_code(runs: pd.DataFrame, jobs: Sequence[Job]) -> int:
 
 
 def joined(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
-    """Lines of runs, or of what they logged; of a run that is in both the new ones."""
+    """Join lines of runs, or of their logs; for a run that is in both, the new ones."""
     old = old[~keys_of(old).isin(keys_of(new))]
     # An empty frame would make floats of the other's whole numbers.
     if old.empty:
@@ -299,10 +299,10 @@ def joined(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
 
 
 def collect(table: Table, jobs: Sequence[Job]) -> Logged:
-    """Read what finished runs logged on the way: learning curves of all, everything else of the first seed.
+    """Read the logs of finished runs: learning curves of all, everything else of the first seed.
 
     Args:
-        table: The definition, which says what is shown.
+        table: The definition, which names the shown values.
         jobs: Its runs, finished or not.
     """
     parts: dict[str, dict[Any, pd.DataFrame]] = {}
@@ -323,7 +323,7 @@ def collect(table: Table, jobs: Sequence[Job]) -> Logged:
 
 
 def _logged_by(table: Table, job: Job) -> Logged:
-    """What a table shows of what a run logged, by the name of its file."""
+    """Logged values of a run that a table shows, by the name of their file."""
     metrics = read_metrics(job.run.metrics).rename_axis("step")
     logged = {}
     if table.metric in metrics:
@@ -342,12 +342,12 @@ def _logged_by(table: Table, job: Job) -> Logged:
 
 
 def logged_names(table: Table) -> list[str]:
-    """Names of the files of all that a table shows of what its runs logged, without their endings."""
+    """Names of the files of the logged values that a table shows, without their endings."""
     return [CURVES, *(series.name for series in table.series), GRADIENTS]
 
 
 def read_logged(table: Table, folder: Path) -> Logged:
-    """Read from a results folder what its runs logged."""
+    """Read the logs of the runs from a results folder."""
     logged: dict[str, Any] = {}
     for name in logged_names(table):
         path = folder / f"{name}.csv"

@@ -166,7 +166,7 @@ def late_means(table: Table, curves: pd.DataFrame) -> str:
 
     Args:
         table: The definition, which says over how many.
-        curves: What the runs logged: columns row, column, seed, step, value.
+        curves: Logged values of the runs: columns row, column, seed, step, value.
     """
     run = ["row", "column", "seed"]
     curves = curves.sort_values([*run, "step"])

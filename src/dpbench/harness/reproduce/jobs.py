@@ -1,7 +1,7 @@
-"""The runs of a table: each in a folder that is named by what it computes, so that nothing is mixed or done twice.
+"""The runs of a table: each in a folder that is named by its computation, so that nothing is mixed or done twice.
 
 A table is a sweep: Hydra's launcher makes one job of each run that is missing. A job trains in a process of its own, so
-that one that is killed for its memory ends no other, and one that is stopped has the time to save what it has.
+that one that is killed for its memory ends no other, and one that is stopped has the time to save its state.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ class Job:
     Attributes:
         row: Name.
         column: Name.
-        seed: Of the run.
-        words: After `dpbench train`.
-        config_hash: Of the resolved configuration.
-        code_hash: Of the source that runs it.
-        steps: How many it makes.
-        folder: Where it runs; named by cell, seed, and the hashes of configuration and code.
+        seed: Seed of the run.
+        words: Words after `dpbench train`.
+        config_hash: Hash of the resolved configuration.
+        code_hash: Hash of the source that runs it.
+        steps: Number of steps.
+        folder: Folder of the run, named by cell, seed, and the hashes of configuration and code.
         evaluated: Data that the command evaluate judges its images on afterwards, "test" or "val"; None: it is not.
-        trial: Name, of tables whose cells choose among trials.
+        trial: Name of the trial, in tables with cells that choose among trials.
         foreign_code: Package → hash of its source, of those that are not dpbench.
-        config_dir: Further configuration, beside which classes may lie; None without one.
+        config_dir: Folder of further configuration, with classes next to it; None without one.
     """
 
     row: str
@@ -94,12 +94,12 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Which run it is, in words."""
+        """Name of the run, in words."""
         return ", ".join(filter(None, [self.row, self.column, self.trial, f"seed {self.seed}"]))
 
     @property
     def path(self) -> Path:
-        """Where the job runs, as a path."""
+        """Path of the run's folder."""
         return Path(self.folder)
 
     @property
@@ -178,12 +178,12 @@ def table_jobs(
 
     Args:
         table: The definition.
-        root: Where runs are kept.
+        root: Folder of the runs.
         more: Words for every run.
-        config_dir: Further configuration, beside which classes may lie.
+        config_dir: Folder of further configuration, with classes next to it.
 
     Raises:
-        ConfigurationError: The words of a cell do not compose, or its runs would not measure what the table shows.
+        ConfigurationError: The words of a cell do not compose, or its runs would not measure the table's metric.
     """
     from hydra.errors import HydraException
     from hydra.types import RunMode
@@ -317,7 +317,7 @@ def _note(job: Job, threads: int | None, error: str | None = None) -> None:
 
 
 def _changed_since(job: Job) -> list[str]:
-    """List the packages whose files have changed while the table waited for its turn."""
+    """List the packages with files that have changed while the job waited for its turn."""
     changed = [] if code_hash.__wrapped__() == job.code_hash else ["dpbench"]
     with imports_from(None if job.config_dir is None else code_folder(Path(job.config_dir))):
         return changed + changed_sources(job.foreign_code)

@@ -1,4 +1,4 @@
-"""A table of a paper: run what is missing, then write what there is."""
+"""A table of a paper: run the missing jobs, then write the table."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from dpbench.harness.runs.provenance import commit
 
 @dataclass(frozen=True)
 class Part:
-    """Which runs of a table are made, and how they are launched.
+    """The runs of a table to be made, and their launcher.
 
     Attributes:
         rows: Names, none for all.
@@ -64,19 +64,19 @@ def reproduce_table(
     existing: Existing = "refuse",
     config_dir: Path | None = None,
 ) -> tuple[str, bool]:
-    """Run what is missing of a table, and write it.
+    """Run the missing jobs of a table, and write it.
 
     Args:
         name: PAPER/TABLE, or the path of a definition.
-        part: Which part of it, and how.
-        out: Where PAPER_TABLE/ with table, figure and runs.csv goes.
-        runs: Where the runs themselves are kept.
+        part: Part of it to run, and its launcher.
+        out: Parent folder of PAPER_TABLE/ with table, figure and runs.csv.
+        runs: Folder of the runs themselves.
         only_status: Run nothing, write nothing.
         existing: Treatment of runs of other code or settings that the results hold.
         config_dir: Further configuration, as `dpbench train --config-dir` takes it.
 
     Returns:
-        What to print, and whether no run has failed.
+        Text to print, and True unless a run has failed.
 
     Raises:
         ConfigurationError: There is no such table, row, column or launcher, or `out` holds runs of other code.
@@ -141,10 +141,10 @@ def refuse_changed_code(out: Path) -> None:
 
 @contextmanager
 def full_disk_explained(runs: Path, out: Path) -> Iterator[None]:
-    """Say in one line what a full disk has cost.
+    """Within, explain the consequences of a full disk in one line.
 
     Raises:
-        ConfigurationError: In place of the system's error.
+        ConfigurationError: A file did not fit; raised in place of the system's error.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Definitions of tables: which runs a table takes, and what a paper prints in its cells (`conf/table/**.yaml`)."""
+"""Definitions of tables: the runs of a table, and a paper's figures in its cells (`conf/table/**.yaml`)."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Measure:
     """A metric of the model after the last step.
 
     Attributes:
-        title: What a page calls it.
-        axis: What a picture calls it.
-        percent: Whether it is a share, shown in percent; else it is shown as it is.
-        lower_is_better: Of an error.
-        signed: Whether it may be negative.
+        title: Name on pages.
+        axis: Name in pictures.
+        percent: True for a share, shown in percent; else it is shown as it is.
+        lower_is_better: True for an error.
+        signed: True if it may be negative.
         needs: Key of a run's configuration without which it is not measured; "": none.
     """
 
@@ -61,7 +61,7 @@ class Measure:
 
     @property
     def scale(self) -> float:
-        """What a value is multiplied by to be shown."""
+        """Factor by which a value is multiplied to be shown."""
         return _PERCENT if self.percent else 1.0
 
     @property
@@ -155,10 +155,10 @@ class Variant(_Definition):
 
     Attributes:
         name: Used on the command line and in folders: its key in the definition.
-        label: Shown; the name where there is none.
-        words: What it adds after `dpbench train`.
-        epsilon: What the paper claims for it, if anything.
-        chosen: Of the table's `chosen_from`, which cells its own cells choose among.
+        label: Shown label; None: the name.
+        words: Words that it adds after `dpbench train`.
+        epsilon: Claim of the paper, if any.
+        chosen: Cells of the table's `chosen_from` among which its own cells choose.
     """
 
     name: str = ""
@@ -186,10 +186,10 @@ class Series(_Definition):
     """A picture of something that runs log, against steps.
 
     Attributes:
-        name: Of the picture's files.
+        name: Name of the picture's files.
         metrics: Prefix of the logged metrics, such as "privacy/bound/".
-        label: Of the axis.
-        scale: Of the axis: "log" (what is not positive is left out) or "linear" (from zero, unless one is negative).
+        label: Label of the axis.
+        scale: Scale of the axis: "log" (positive values only) or "linear" (from zero, unless one is negative).
     """
 
     name: str
@@ -199,7 +199,7 @@ class Series(_Definition):
 
 
 class Nominal(_Definition):
-    """A population for which a table says what its runs would have cost, with lots and noise grown alike.
+    """A population for which a table states the cost that its runs would have, with lots and noise grown alike.
 
     Attributes:
         population: Number of records (users, where the unit is one).
@@ -237,30 +237,31 @@ class Table(_Definition):
 
     Attributes:
         name: PAPER/TABLE.
-        command: What to write after `dpbench reproduce`: the name, or the path of the definition.
-        title: What is shown.
-        source: Where the paper shows it.
-        metric: Of the model after the last step. One of `MEASURES`, or any value that begins with test/ or evaluation/.
+        command: Word after `dpbench reproduce`: the name, or the path of the definition.
+        title: Title of the table.
+        source: Place in the paper.
+        metric: Metric of the model after the last step. One of `MEASURES`, or a value that begins with test/ or
+            evaluation/.
         seeds: Each row and column is run with each of these.
-        hours: Of the whole table on two cores, about.
-        words: Of every run.
-        rows: From top to bottom.
-        columns: From left to right.
+        hours: Approximate hours of the whole table on two cores.
+        words: Words of every run.
+        rows: Rows from top to bottom.
+        columns: Columns from left to right.
         paper: Row → column → [mean] or [mean, spread] as printed.
-        difference: Pairs of columns (A, B) whose paired difference A − B is shown.
-        notes: What differs from the paper, and why.
-        series: Pictures of what the runs of the first seed log.
-        histogram: Whether to draw their gradient histograms (with diagnostics=gradients).
-        samples: Whether to show images that the generators make, those of one run for each cell.
+        difference: Pairs of columns (A, B) with a paired difference A − B to be shown.
+        notes: Differences from the paper, with reasons.
+        series: Pictures of logged values of the runs of the first seed.
+        histogram: True to draw their gradient histograms (with diagnostics=gradients).
+        samples: True to show images of the generators, those of one run for each cell.
         more: Further metrics, listed below the table as they are, or under a label of their own (None: as they are).
         trials: Each cell is run with each of these, and shows the best by its validation metric. One without a name
             where there is nothing to choose.
         chosen_from: A table of trials on validation data, in which cells look up words; "": none.
-        nominal: Where a nominal epsilon of a larger population stands beside the true one, or None.
-        last_evaluations: Over how many of the last evaluations of a run a mean stands below the table; 0: none does.
-        later: Words of every run for options that came after the runs of its results, and keep what these computed;
+        nominal: Larger population with a nominal epsilon next to the true one, or None.
+        last_evaluations: Number of a run's last evaluations with a mean below the table; 0: none.
+        later: Words of every run for options that came after the runs of its results, and keep their computation;
             not among the words that the results name.
-        choices: (row, column) → what was chosen there; no part of a definition, see
+        choices: (row, column) → choice; no part of a definition, see
             `dpbench.harness.reproduce._results`.
     """
 
@@ -321,7 +322,7 @@ class Table(_Definition):
 
     @property
     def measure(self) -> Measure:
-        """What the metric is; one that nobody described is shown as it is, under its name."""
+        """Description of the metric; one without is shown as it is, under its name."""
         return MEASURES.get(self.metric) or Measure(
             self.metric,
             self.metric,
@@ -331,7 +332,7 @@ class Table(_Definition):
 
     @property
     def has_trials(self) -> bool:
-        """Whether its cells choose among trials."""
+        """Return whether its cells choose among trials."""
         return self.trials != (ONLY,)
 
     @property
@@ -352,18 +353,18 @@ class Table(_Definition):
         return list(itertools.product(self.rows, self.columns))
 
     def label_of(self, row: Variant, column: Variant, separator: str = "; ") -> str:
-        """What a picture calls a cell; where there is one column, its row says all."""
+        """Label of a cell in pictures; with a single column, that of its row."""
         return row.label if len(self.columns) == 1 else f"{row.label}{separator}{column.label}"
 
     def printed(self, row: str, column: str) -> tuple[float | None, float | None]:
-        """Mean and spread that the paper prints in a cell; None for what it does not print."""
+        """Mean and spread that the paper prints in a cell; None if it does not."""
         figures = self.paper.get(row, {}).get(column, [])
         mean, spread, *_ = [*figures, None, None]
         return mean, spread
 
     @staticmethod
     def chooses(row: Variant, column: Variant) -> bool:
-        """Whether a cell chooses its words among cells of the table's `chosen_from`."""
+        """Return whether a cell chooses its words among cells of the table's `chosen_from`."""
         return (row.chosen, column.chosen) != (Candidates(), Candidates())
 
     def words_of(self, row: Variant, column: Variant, trial: Variant = ONLY) -> tuple[str, ...]:
@@ -377,7 +378,7 @@ class Table(_Definition):
         Args:
             rows: Names; none for all.
             columns: Names; none for all.
-            seeds: Which ones, or how many of the table's own (more than these go on counting), or None for these.
+            seeds: The seeds, or the number of the table's own (more than these go on counting), or None for these.
 
         Raises:
             ConfigurationError: There is no such row or column.
@@ -398,8 +399,8 @@ def select_lines(lines: tuple[Variant, ...], names: Sequence[str], refusal: str)
 
     Args:
         lines: Rows or columns.
-        names: That are asked for.
-        refusal: How the message begins, before the name that there is not.
+        names: Names that are asked for.
+        refusal: Beginning of the message, before the unknown name.
 
     Raises:
         ConfigurationError: There is no line of a name.
@@ -454,7 +455,7 @@ def read_table(name: str, config_dir: Path | None = None) -> Table:
     """Read a table by its name (of the project, or of an installed package), or by the path of a definition (.yaml).
 
     Args:
-        name: Or path.
+        name: Name or path.
         config_dir: A further folder of configuration, which its command names.
 
     Raises:
