@@ -54,12 +54,12 @@ class Budget:
         after: Ledger of an earlier training, with which the ledger of this one begins; None: there is none.
 
     Attributes:
-        after: As given.
+        after: The given ledger.
         spent: How often each release was made, those of equal cost together.
         repeated: Those of them that this run has yet to repeat, because it resumes from an earlier checkpoint.
         joint: Queries that were answered on the lots of this run before, by number; see `LedgerWriter`.
-        lot_phase: Phase of the ledger whose lots are drawn.
-        path: Of the ledger, once it was opened.
+        lot_phase: Phase of the ledger with the lots that are drawn.
+        path: Path of the ledger, once it was opened.
         remaining: Releases that may still be made, or None for no limit.
 
     Raises:
@@ -111,7 +111,7 @@ class Budget:
         return epsilon(self.spent - self.repeated, self.delta, accountant or self.accountant)
 
     def is_worth_logging(self, number: int, before: int) -> bool:
-        """Whether a log of epsilon has a point after a release: by a slow accountant after each quarter of them more.
+        """Return whether epsilon is logged after a release: with a slow accountant, after each further quarter of them.
 
         Args:
             number: The release, from 1 on.
@@ -130,7 +130,7 @@ class Budget:
         self._seal = Seal.read(state.get("ledger"))
 
     def read_earlier(self, processes: Processes) -> None:
-        """Find out, on rank 0 for all, what the training before has spent.
+        """Read, on rank 0 for all, the releases of the training before.
 
         Raises:
             LedgerError: Its ledger cannot be read.
@@ -146,7 +146,7 @@ class Budget:
         self._earlier = processes.broadcast(events)
 
     def calibrated(self, plan: TrainingPlan, horizon: TrainingLength) -> float:
-        """The noise that uses up, in the planned number of steps, what is left of the target: a multiple of the plan's.
+        """Solve for the noise that uses up the rest of the target in the planned steps: a multiple of the plan's.
 
         Args:
             plan: Of the training, with noise of multiplier 1 where a multiplier is sought.
@@ -196,15 +196,15 @@ class Budget:
         processes: Processes = ALONE,
         place: tuple[int, int] | None = None,
     ) -> int:
-        """Open the ledger on rank 0, and tell all ranks what it holds.
+        """Open the ledger on rank 0, and tell all ranks its content.
 
         Args:
-            path: Of the ledger.
-            header: Of this run.
+            path: Path of the ledger.
+            header: Header of this run.
             start: Releases of the restored checkpoint.
-            resumed: Whether an existing ledger may be continued.
+            resumed: True to continue an existing ledger.
             processes: All of this training.
-            place: (phase, phase whose lots it draws) of the checkpoint; None if it does not say.
+            place: (phase, phase of the lots that it draws) of the checkpoint; None if unknown.
 
         Returns:
             The phase of the ledger.
@@ -248,7 +248,7 @@ class Budget:
             raise LedgerError(f"cannot begin {path} with {self.after}: {error.strerror}.") from None
 
     def _share(self) -> int:
-        """Tell all processes what the ledger of rank 0 holds; returns its phase."""
+        """Tell all processes the content of rank 0's ledger, and return its phase."""
         writer = self._writer
         contents: tuple[Any, ...] = (Counter(), Counter(), {}, 0, 0)
         if writer is not None:
@@ -261,7 +261,7 @@ class Budget:
         return int(phase)
 
     def differs(self, release: Release) -> bool:
-        """Whether a replay came out otherwise than it is recorded; the same on all processes."""
+        """Return whether a replay differs from its record; the same on all processes."""
         differs = self._writer is not None and self._writer.differs(release)
         return bool(self._processes.broadcast(differs))
 
@@ -269,13 +269,13 @@ class Budget:
         """Go on in a new phase from a release that came out otherwise than it is recorded.
 
         Args:
-            number: Of that release.
+            number: Number of that release.
 
         Returns:
             The phase of the ledger.
 
         Raises:
-            BudgetExhausted: The target does not allow it, beside what was recorded.
+            BudgetExhausted: The target does not allow it in addition to the recorded releases.
         """
         replays = self.repeated.total()
         if self._writer is not None:
@@ -290,8 +290,8 @@ class Budget:
         """How many releases the target allows from one on: first those on lots that were used before, then others.
 
         Args:
-            number: Of the first.
-            most: Where to stop counting.
+            number: Number of the first one.
+            most: Largest number to count to.
         """
         assert self._plan is not None
         plan = self._plan
@@ -320,7 +320,7 @@ class Budget:
         Args:
             plan: Of the training.
             start: Releases of the restored checkpoint.
-            horizon: Of this training.
+            horizon: Length of this training.
 
         Raises:
             BudgetExhausted: The target allows no further release.
@@ -362,7 +362,7 @@ class Budget:
 
     @property
     def exhausted(self) -> bool:
-        """Whether no further release is allowed."""
+        """Return whether no further release is allowed."""
         return self.remaining is not None and self.remaining < 1
 
     def record(self, release: Release) -> None:

@@ -1,7 +1,7 @@
 """The release: sums of a lot in, private gradients out; noise, ledger and budget in between.
 
-Without Lightning and without a model. Whoever knows how the records of a lot become per-record vectors hands these to
-`accumulate`, lot by lot, and takes what `release` gives.
+Without Lightning and without a model. A source of records hands its per-record vectors to `accumulate`, lot by lot, and
+takes the result of `release`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ HOOK_STATE = "canaries"
 
 
 class ReleaseHook(Protocol):
-    """Takes part in each release of a training: adds records to the sums, and looks at what is released of them.
+    """Takes part in each release of a training: adds records to the sums, and looks at the released sums.
 
     Guarantee: that of the releases without it. It adds nothing but records, by `Mechanism.accumulate`, which clips them
     as it does all others; the lots draw them (`Lots.added`), and the population of the ledger counts them.
@@ -65,7 +65,7 @@ class ReleaseHook(Protocol):
         """Add records to this process's sums of a lot, before the sums of all processes and the noise.
 
         Args:
-            mechanism: With the sums.
+            mechanism: The mechanism, with the sums.
             release: Number of the release.
         """
 
@@ -76,7 +76,7 @@ class ReleaseHook(Protocol):
         """State of a checkpoint, which `ReleaseEngine.memory` holds in a resumed training (`HOOK_STATE`)."""
 
     def end(self) -> None:
-        """Keep what was seen, after the last release or an error; called once more, it changes nothing."""
+        """Keep the observations, after the last release or an error; called once more, it changes nothing."""
 
 
 class TrainableParameters(NamedTuple):
@@ -84,7 +84,7 @@ class TrainableParameters(NamedTuple):
 
     Attributes:
         parameters: Trainable.
-        names: Of them.
+        names: Their names.
     """
 
     parameters: Sequence[torch.nn.Parameter]
@@ -103,18 +103,18 @@ class ReleaseEngine:
     sampling, and ε as the ledger gives it. Each is on disk before anything uses its sum.
 
     Args:
-        recipe: What is done with the records.
-        budget: What may be spent.
+        recipe: Treatment of the records.
+        budget: Budget of the training.
         noise_multiplier: z of each release, or None: the one that uses the budget up.
         seed: Key of the noise, for runs that can be repeated; None takes the operating system's entropy.
         fingerprint: Names a run that may be started again in its own ledger without a checkpoint.
-        schedules: By which noise and bounds move.
+        schedules: Schedules of noise and bounds.
         make_noise: Makes the noise process.
 
     Attributes:
         num_releases: So far.
         noise_multiplier: Given, or found once a training has begun.
-        phase: Of the ledger: how often the run was taken up again with other settings.
+        phase: Phase of the ledger: how often the run was taken up again with other settings.
         observers: Called with every piece of a lot: private data, for diagnostics.
         watchers: Called with the mechanism and this process's sums before noise; for references without privacy only.
         hook: Takes part in the releases of an audited training; else None.
@@ -189,7 +189,7 @@ class ReleaseEngine:
         Args:
             processes: All of this training.
             key: The key of the run; None takes the operating system's entropy.
-            keeps_key: Whether `keep_keys` adds a random key to a seed that has none.
+            keeps_key: True if `keep_keys` adds a random key to a seed that has none.
 
         Raises:
             ConfigurationError: There is a seed and no key.
@@ -204,17 +204,17 @@ class ReleaseEngine:
 
     @property
     def _has_known_key(self) -> bool:
-        """Whether its noise can be drawn again, with the seed or the file of `keep_keys`."""
+        """Return whether its noise can be drawn again, with the seed or the file of `keep_keys`."""
         return self._is_seeded or self._keys_file is not None
 
     @property
     def may_draw_again(self) -> bool:
-        """Whether its noise may be drawn again: with a seed, or with keys that `keep_keys` keeps."""
+        """Return whether its noise may be drawn again: with a seed, or with keys that `keep_keys` keeps."""
         return self.seed is not None or not self.unit_noise.independent
 
     @property
     def lot_key(self) -> int | None:
-        """What sets the lots of this run apart from those of others with their seed; None without a seed."""
+        """Key that sets the lots of this run apart from those of others with their seed; None without a seed."""
         if self.seed is None:
             return None
         if self._lot_key is not None:
@@ -236,12 +236,12 @@ class ReleaseEngine:
         """Keep the keys that no seed says in a file, where noise and groups have to be drawn again to be resumed.
 
         Args:
-            ledger: Beside which the file lies until `forget_keys`.
-            are_lots_seeded: Whether the lots have a seed of their own.
+            ledger: Ledger; the file lies in its folder until `forget_keys`.
+            are_lots_seeded: True if the lots have a seed of their own.
             key_of: Kept key of the noise → key of the run.
 
         Returns:
-            Key of the lots; None where a seed says it, or nobody has to know it.
+            Key of the lots; None if a seed gives it, or it need not be known.
 
         Raises:
             ConfigurationError: The file cannot be read or written.
@@ -272,7 +272,7 @@ class ReleaseEngine:
         """Delete the file of `keep_keys` where the training is over, or nothing was released.
 
         Args:
-            is_over: Whether the training has made all of its steps.
+            is_over: True if the training has made all of its steps.
 
         Returns:
             The file, where it stays.
@@ -300,12 +300,12 @@ class ReleaseEngine:
 
         Args:
             sampling: How lots are drawn.
-            summands: What the sums are over.
+            summands: Units over which the sums go.
             trained: Parameters that are updated.
             groups: Partition of them with the first bounds.
             metric_sizes: Number of values of each metric that the module offers.
             horizon: Number of steps, for which the noise is found where it was not given.
-            size_factors: Of the expected lot size, by step.
+            size_factors: Factors of the expected lot size, by step.
 
         Raises:
             ConfigurationError: The plan has no solution, or no noise reaches the target.
@@ -359,9 +359,9 @@ class ReleaseEngine:
         """Go on with other trainable parameters: in a new phase of the ledger, on the lots as they are drawn.
 
         Args:
-            trained: From the coming release on.
+            trained: Trainable parameters from the coming release on.
             groups: Partition of them; bounds that have adapted take the place of those of as many groups.
-            horizon: Of the training, with the steps that it has behind it.
+            horizon: Length of the training, with the steps that it has behind it.
             lot_source: See `Header`.
 
         Raises:
@@ -402,10 +402,10 @@ class ReleaseEngine:
         """Write or continue the ledger; nothing without privacy.
 
         Args:
-            path: Of the ledger.
-            horizon: Of the training, for which a target is checked.
+            path: Path of the ledger.
+            horizon: Length of the training, for which a target is checked.
             lot_source: See `Header`.
-            place: (phase, phase whose lots it draws) of this run; None: as the checkpoint says.
+            place: (phase, phase of the lots that it draws) of this run; None: those of the checkpoint.
 
         Raises:
             BudgetExhausted: The target allows no further release.
@@ -440,11 +440,11 @@ class ReleaseEngine:
         self.budget.limit(plan, self.num_releases, horizon)
 
     def _refuse_new_round(self, plan: TrainingPlan, phase: int) -> None:
-        """Refuse a training that goes on within a round of lots, or of noise, that nobody can draw again.
+        """Refuse a training that goes on within a round of lots, or of noise, that cannot be drawn again.
 
         Args:
-            plan: Of the training.
-            phase: Of the ledger, at the checkpoint.
+            plan: Plan of the training.
+            phase: Phase of the ledger, at the checkpoint.
         """
         if self.num_releases == 0:
             return
@@ -493,7 +493,7 @@ class ReleaseEngine:
 
     @property
     def lot_phase(self) -> int:
-        """Phase of the ledger whose lots are drawn."""
+        """Phase of the ledger with the lots that are drawn."""
         return self.budget.lot_phase if self.recipe.private else 0
 
     def key_of(self, stream: Stream, *parts: int) -> tuple[int, ...]:
@@ -536,12 +536,12 @@ class ReleaseEngine:
         all_finite: Tensor,
         present: Tensor | None = None,
     ) -> Iterator[None]:
-        """Within, what is accumulated is no part of the open lot: its sums are made in `total`.
+        """Within, accumulated vectors are no part of the open lot: their sums are made in `total`.
 
         Args:
             total: Flat, like the mechanism's; overwritten.
             all_finite: Cleared where a record is not finite; then the sums are of no use.
-            present: Which rows of the lot are records, the others being padding; see `clip_and_sum`.
+            present: Mask of the lot's rows that are records, the others being padding; see `clip_and_sum`.
         """
         self._require_lot()
         was_empty = self._empty
@@ -618,7 +618,7 @@ class ReleaseEngine:
             )
 
     def _add_noise(self) -> None:
-        """Add the noise of this phase to the sum of all: whatever were added after it would not be on its grid."""
+        """Add the noise of this phase to the sum of all processes: later additions would not be on its grid."""
         if not self.recipe.noise:
             return
         mechanism = self.mechanism
@@ -632,7 +632,7 @@ class ReleaseEngine:
         self.processes.share(mechanism.total)
 
     def _released(self) -> Release:
-        """The release as the ledger records it, with whatever was released on its lot before."""
+        """The release as the ledger records it, with earlier releases on its lot."""
         mechanism = self.mechanism
         queries = mechanism.queries
         if self.num_releases in self.budget.joint:
@@ -645,7 +645,7 @@ class ReleaseEngine:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """State of a checkpoint: what a resumed run needs to go on with the same releases."""
+        """State of a checkpoint, from which a resumed run goes on with the same releases."""
         state: dict[str, Any] = {
             "private": self.recipe.private,
             "releases": self.num_releases,

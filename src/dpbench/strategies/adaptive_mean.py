@@ -30,7 +30,7 @@ class AdaptiveMeanClipping(PrivateStrategy):
             the noise of one layer, z√G here.)
         initial_max_grad_norm: First bound of all layers together instead of the step on random noise. Needed where
             neither data module nor module has `noise_batch(size, generator)`, and in manual optimization.
-        clipping: As for `DPSGD`.
+        clipping: Grouping of the clipping, as for `DPSGD`.
         allocation: How noise is shared among groups; "proportional" is the paper's.
     """
 

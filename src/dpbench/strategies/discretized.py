@@ -20,7 +20,7 @@ class DiscretizedDPSGD(DPSGD):
             "rescaled" signs or "kept" values.
         correction_threshold: ν > 0; None: no correction.
         correction_hypotheses: Likelihood of the error correction.
-        correction_scale: What ν is compared with: the noisy "sum" (Algorithm 1 to the letter) or "mean".
+        correction_scale: Quantity that ν is compared with: the noisy "sum" (Algorithm 1 to the letter) or "mean".
         correction_estimate: The most probable of −ν, 0, +ν (the "mode"), or their posterior "mean".
     """
 

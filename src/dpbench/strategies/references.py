@@ -33,7 +33,7 @@ class ClipOnly(_Reference):
     """DP-SGD without the noise: the effect of clipping (or discretization, or error correction) alone.
 
     Guarantee: none; there is no ledger, epsilon is infinite. The options are those of `DPSGD`; the noise_multiplier is
-    what the error correction would assume.
+    the one that the error correction would assume.
     """
 
     noise_multiplier: float | None = 1.0  # of use to an error correction only

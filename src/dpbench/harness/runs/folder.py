@@ -24,7 +24,7 @@ class _Entry:
 
     Args:
         name: Relative to the run's folder, with slashes.
-        is_folder: Whether it is a folder.
+        is_folder: True for a folder.
     """
 
     def __init__(self, name: str, is_folder: bool = False) -> None:
@@ -41,33 +41,33 @@ class _Entry:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where a run keeps its files. `RunFolder(path).ledger` is a path, `RunFolder.ledger` the name alone.
+    """Folder of a run's files. `RunFolder(path).ledger` is a path, `RunFolder.ledger` the name alone.
 
     Attributes:
         path: The folder; it need not exist.
         config: The resolved configuration, from which a resume starts.
         hydra: How the configuration came about, as Hydra writes it down.
-        log: What Python's logging of a job writes.
+        log: Log of a job by Python's logging.
         lock: Held by the process that trains in the folder.
         job: The scheduler's job that began the run, if any.
         wandb: Files of the run in wandb, if it is logged there.
-        loggers: What loggers keep for a resume, such as the run's id in wandb.
+        loggers: State of loggers for a resume, such as the run's id in wandb.
         ledger: Every release, see `privacy.accounting.ledger`.
-        metrics: What was logged, a line for each step.
-        checkpoints: Folder of the checkpoint and of what lies beside it.
+        metrics: Logged metrics, a line for each step.
+        checkpoints: Folder of the checkpoint and of its other files.
         checkpoint: The last one.
         checkpoint_metrics: Last value of everything that was logged before the checkpoint.
         result: Record of the finished run.
         partial_result: Record of an interrupted run.
-        diverged: Why a run ended that diverged, which nobody resumes.
+        diverged: Reason of a run's divergence, after which it cannot be resumed.
         evaluation: Evaluation of a GAN's synthetic images.
-        audit: What an audit saw of the releases.
+        audit: Observations of an audit in the releases.
         curves: Picture of the metrics.
-        samples: Picture of what a GAN generates now.
+        samples: Picture of a GAN's present images.
         samples_by_step: Folder of such pictures, one for each validation.
         gradient_histogram: Values of private gradients, not private.
-        diagnostics: Picture of what diagnostics saw, not private.
-        exposure: Of each record that was inserted into the training data, not private.
+        diagnostics: Picture of the diagnostics, not private.
+        exposure: Exposure of each record that was inserted into the training data, not private.
     """
 
     path: Path
@@ -135,17 +135,17 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has left its result."""
+        """Return whether the run has left its result."""
         return self.result.is_file()
 
     @property
     def begun(self) -> bool:
-        """Whether the run has left the configuration from which it can be resumed."""
+        """Return whether the run has left the configuration from which it can be resumed."""
         return self.config.is_file()
 
     @property
     def trained(self) -> bool:
-        """Whether there is anything that only a training writes."""
+        """Return whether there is a file that only a training writes."""
         return any(path.exists() for path in (self.ledger, self.metrics, self.checkpoint))
 
 
@@ -154,10 +154,10 @@ class Run:
     """A run that is being made.
 
     Attributes:
-        folder: Where its files go.
+        folder: Folder of its files.
         config: Its resolved configuration.
-        private: Whether its strategy is private.
-        trust: Whether its checkpoints may hold objects of any class: this command makes the run, or was told so.
+        private: True if its strategy is private.
+        trust: True if its checkpoints may hold objects of any class: this command makes the run, or was told so.
     """
 
     folder: RunFolder
@@ -170,7 +170,7 @@ def finished_runs_below(folders: Collection[Path]) -> list[RunFolder]:
     """Folders of finished runs: those that were named, and all below them, in `natural_order`.
 
     Args:
-        folders: Of runs, or of sweeps.
+        folders: Folders of runs, or of sweeps.
 
     Raises:
         ConfigurationError: A folder among them cannot be looked into.
@@ -203,7 +203,7 @@ def places_of(name: str, folder: Path) -> list[Path]:
     """Find which folders hold something of a name: one, and all below it, also behind links, in `natural_order`.
 
     Raises:
-        ConfigurationError: One of the folders is closed to this user: what is in it would be left out silently.
+        ConfigurationError: One of the folders is closed to this user: its runs would be left out silently.
     """
 
     def refuse(error: OSError) -> None:

@@ -1,4 +1,4 @@
-"""result.json: what a finished run leaves for tables and comparisons."""
+"""result.json: the record of a finished run for tables and comparisons."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ MEASURED = ("val/", "test/")  # names of what was measured on data that are not 
 def read_result(folder: RunFolder) -> dict[str, Any]:
     """Record of a finished run, with the evaluation of a GAN's images among its metrics (evaluation/...).
 
-    `judged_on` is there with it. What was found of a checkpoint on the way is left out. `privacy` holds `damage` where
-    the ledger was not intact in the end, is not what it was then, or is gone. Its `audit` holds nothing else than
-    `damage` where the ledger, or what the audit saw, is not what was audited.
+    `judged_on` is there with it. Metrics of checkpoints on the way are left out. `privacy` holds `damage` if the
+    ledger was not intact in the end, has changed since, or is gone. Its `audit` holds nothing but `damage` if the
+    ledger, or the observations, are not the audited ones.
 
     Raises:
         ConfigurationError: A file is damaged.
@@ -57,7 +57,7 @@ def read_result(folder: RunFolder) -> dict[str, Any]:
 
 
 def is_audited(config: Mapping[str, Any]) -> bool:
-    """Whether records of an audit join the lots of runs of a configuration: their accuracy is not that of the rest."""
+    """Return whether records of an audit join the lots of a configuration's runs, which changes their accuracy."""
     return bool((config.get("audit") or {}).get("_target_"))
 
 
@@ -75,7 +75,7 @@ def audited_epsilon(privacy: Mapping[str, Any]) -> float:
     """The lower limit of epsilon that an audit keeps as the run's; not a number where there is none.
 
     Args:
-        privacy: Of the run's record.
+        privacy: Entry of the run's record.
     """
     audit = privacy.get("audit") or {}
     limits = audit.get("audited", {})
@@ -94,7 +94,7 @@ def verdict_of(privacy: Mapping[str, Any]) -> str | None:
 
 
 def doubt(privacy: Mapping[str, Any]) -> str | None:
-    """What stands beside every epsilon of a run, in a word; None where nothing speaks against it."""
+    """Doubt shown with every epsilon of a run, in a word; None if there is none."""
     if "damage" in privacy:
         return UNPROVEN
     return accusation((privacy.get("audit") or {}).get("verdict"))
@@ -106,7 +106,7 @@ def accusation(verdict: object) -> str | None:
 
 
 def _other_scores(folder: RunFolder, audit: Mapping[str, Any]) -> str | None:
-    """Say that what the audit saw has changed; None also where it was not kept."""
+    """Say that the observations of the audit have changed; None also if they were not kept."""
     if not folder.audit.is_file() or audit.get("scores") == _hash(folder.audit):
         return None
     return f"{folder.audit.name} is not what was audited: it was edited, or is of another run"
@@ -120,12 +120,12 @@ def privacy_of(ledger: Path, private: bool = True) -> dict[str, Any]:
     """State what a ledger guarantees: epsilon by each accountant, δ, unit, neighboring relation, sampling.
 
     With `damage`, where there is any: no epsilon of such a ledger is proven.
-    `membership` says what the releases allow a membership test, where there are any and an accountant covers them.
-    With microbatches `epsilon_microbatch` stands beside it: nominal, for a fixed microbatch (the papers' figure).
+    `membership` has the bound of the releases on membership tests, if there are any and an accountant covers them.
+    With microbatches there is `epsilon_microbatch`, too: nominal, for a fixed microbatch (the papers' figure).
 
     Args:
         ledger: Path; no file means a run without privacy (every epsilon is None: infinite).
-        private: Whether the run had a private strategy at all.
+        private: True if the run had a private strategy at all.
     """
     if not private or not ledger.exists():
         return {"epsilon": dict.fromkeys(REPORTED), "delta": None, "unit": None, "neighbouring_relation": None}
@@ -182,14 +182,14 @@ def write_result(
     """Write the run's record, last of all and atomically.
 
     Args:
-        run: Whose record it is.
+        run: Folder of the run.
         metrics: Final metrics; non-finite ones become None.
         steps: Optimizer steps made.
         seconds: Wall time of the training, all sessions together.
         seconds_total: The same with the final test.
         finished: False writes the record of a run that can be resumed, under another name.
-        audit: Result of its audit, if there was one; kept with the hash of what it saw.
-        members: Hash of who was a member, in an experiment on membership.
+        audit: Result of its audit, if there was one; kept with the hash of its observations.
+        members: Hash of the members, in an experiment on membership.
 
     Returns:
         The record.

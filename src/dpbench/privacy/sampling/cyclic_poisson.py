@@ -18,14 +18,14 @@ class CyclicPoissonSampling(TakingTurns, Sampling):
     so that a record takes part at most once in any b consecutive steps, which noise that is correlated over b steps
     needs. Neighbors differ in the presence of one record.
 
-    Guarantee: a round of b steps costs what one Poisson lot at rate b·q does, as each record is in one of its lots at
+    Guarantee: a round of b steps costs as much as one Poisson lot at rate b·q, as each record is in one of its lots at
     most, so n steps cost ⌈n/b⌉ of them (Choquette-Choo et al. 2023). The first step of a round states that cost, the
     others none.
 
     Attributes:
         sample_rate: q, the mean over all steps of the probability that a record is in a lot.
         cycle_length: b, the number of groups.
-        turn: Whose turn it is: t mod b.
+        turn: Group whose turn it is: t mod b.
 
     >>> lots = CyclicPoissonSampling(60_000, 1024 / 60_000, cycle_length=8)
     >>> lots.expected_batch_size, lots.at(13).turn

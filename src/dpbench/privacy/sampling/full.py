@@ -1,4 +1,4 @@
-"""Everybody in every lot."""
+"""All records in every lot."""
 
 from __future__ import annotations
 

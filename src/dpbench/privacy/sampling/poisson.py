@@ -153,7 +153,7 @@ class TruncatedPoissonSampling(Sampling):
         )
 
     def mixture(self, noise_multiplier: float) -> Sequence[Part]:
-        """Whether the others fill the lot does not depend on the record.
+        """Mixture of full and other lots: whether the others fill the lot does not depend on the record.
 
         Where they do not, it joins with probability q and moves the sum by one bound. Where they do, their part of the
         lot is a uniform subset of m, in which it takes the place of one, by two bounds, with the probability r that it

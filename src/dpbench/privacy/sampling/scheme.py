@@ -1,7 +1,7 @@
-"""What every scheme of sampling can do, and the registry of all of them.
+"""The base of schemes of sampling, and their registry.
 
-A scheme draws, describes itself for the ledger, and gives the event that accountants compose, so what is accounted for
-is the object that drew. Another scheme is another subclass of `Sampling`, anywhere: it joins the registry by itself.
+A scheme draws, describes itself for the ledger, and gives the event that accountants compose, so that the accounting is
+that of the object that drew. Another scheme is another subclass of `Sampling`, anywhere: it joins the registry itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Part(NamedTuple):
     """A simpler release that a release is with some probability.
 
     Attributes:
-        probability: Of it.
+        probability: Probability of the part.
         sampling: How its lot is drawn.
         noise_multiplier: Noise over the sensitivity for these lots.
     """
@@ -49,16 +49,16 @@ class Sampling(ABC):
 
     Attributes:
         population: Number of records that can be drawn; treated as public.
-        unit: What a record is, such as "example": the unit of privacy.
+        unit: Unit of privacy, such as "example".
         kind: Name of the scheme in ledgers.
-        words: What users type for it, the usual word first; the kind is understood too.
+        words: Words that users type for it, the usual one first; the kind is understood, too.
         neighboring_relation: "add_or_remove_one", "replace_one", or "none" where no accountant covers the scheme.
-        record_changes: By how many bounds a clipped sum over a lot moves at most between neighbors.
-        records_affected: How many records of a lot are other ones, or have other values, at most between neighbors.
-        whole_lots: Whether all lots have the same, whole size.
-        known_by_rate: Whether population and rate say all of it, so that a rate can be solved for.
-        everybody: Whether every lot holds all records, so that no other lot size can be asked for.
-        without_replacement: Whether a lot is a uniform subset of fixed size, for which Theorem 5 of pyvacy_2019 holds.
+        record_changes: Largest number of bounds by which a clipped sum over a lot moves between neighbors.
+        records_affected: Largest number of records of a lot that differ between neighbors.
+        whole_lots: True if all lots have the same, whole size.
+        known_by_rate: True if population and rate determine it, so that a rate can be solved for.
+        everybody: True if every lot holds all records, so that no other lot size can be asked for.
+        without_replacement: True if a lot is a uniform subset of fixed size, for which Theorem 5 of pyvacy_2019 holds.
     """
 
     population: int
@@ -93,18 +93,18 @@ class Sampling(ABC):
     @classmethod
     @abstractmethod
     def at_rate(cls, population: int, rate: float, unit: str = "example") -> Self:
-        """The scheme whose lots hold a share of the records on average, in whole numbers where lots are whole.
+        """Make the scheme with lots of a share of the records on average, in whole numbers if lots are whole.
 
         Args:
             population: Number of records.
             rate: Expected lot size over the population, in (0, 1].
-            unit: What a record is.
+            unit: Unit of privacy.
         """
 
     def among(self, population: int) -> Self:
         """The same scheme among another number of records, with lots of the size that they have.
 
-        A scheme with parameters that its rate does not determine states here what becomes of them.
+        A scheme with parameters that its rate does not determine chooses them here.
 
         Args:
             population: Number of records.
@@ -127,10 +127,10 @@ class Sampling(ABC):
         """The same scheme with lots of another expected size, in whole numbers where lots are whole.
 
         Args:
-            factor: Of the expected size; 1 gives the scheme itself.
+            factor: Factor of the expected size; 1 gives the scheme itself.
 
         Raises:
-            ConfigurationError: Lots would be larger than the population or empty, hold everybody, or have parameters
+            ConfigurationError: Lots would be larger than the population or empty, hold all records, or have parameters
                 that their rate does not determine.
         """
         if factor == 1:
@@ -158,11 +158,11 @@ class Sampling(ABC):
 
     @property
     def turn(self) -> int:
-        """The group whose records are in the lot."""
+        """Group of the records in the lot."""
         return 0
 
     def at(self, step: int) -> Sampling:
-        """How the lot of a step is drawn: whose turn it is."""
+        """Sampling of a step's lot, with the group whose turn it is."""
         if self.cycle == 1:
             return self
         changes: dict[str, Any] = {"turn": step % self.cycle}
@@ -175,7 +175,7 @@ class Sampling(ABC):
 
     @property
     def is_free(self) -> bool:
-        """Whether the lot costs nothing, since the first step of its round states what that costs."""
+        """Return whether the lot costs nothing, since the first step of its round states the cost of the round."""
         return self.turn > 0
 
     @property
@@ -187,7 +187,7 @@ class Sampling(ABC):
         """The same scheme with records in a number of groups that take turns.
 
         Args:
-            groups: As many as noise has bands; with 1 each record may be in each lot.
+            groups: Number of groups, that of the noise's bands; with 1 each record may be in each lot.
 
         Raises:
             ConfigurationError: The scheme knows no groups.
@@ -211,7 +211,7 @@ class Sampling(ABC):
 
     @property
     def lot_size_cumulants(self) -> tuple[float, float] | None:
-        """Variance and fourth cumulant of the number of records in a lot; None where nobody states them."""
+        """Variance and fourth cumulant of the number of records in a lot; None if unknown."""
         return None
 
     @property
@@ -282,7 +282,7 @@ class Sampling(ABC):
         must be covered by one of them; the exponentials of the divergences then mix by the probabilities.
 
         Args:
-            noise_multiplier: As for `dp_event`.
+            noise_multiplier: Noise over sensitivity, as for `dp_event`.
         """
         return ()
 
@@ -315,7 +315,7 @@ class TakingTurns(ABC):
     @property
     @abstractmethod
     def round(self) -> Sampling:
-        """Sampling of all groups at once, whose lot costs what a round does."""
+        """Sampling of all groups at once, with a lot that costs as much as a round."""
 
     def draw(self, rng: np.random.Generator) -> Sequence[Positions]:
         """See `Sampling.draw`."""
@@ -337,7 +337,7 @@ class TakingTurns(ABC):
 
 
 def _alike(first: Sampling, second: Sampling) -> bool:
-    """Whether two samplings have the same parameters, but for the rounding of a rate."""
+    """Return whether two samplings have the same parameters, except for the rounding of a rate."""
     for name, value in asdict(first).items():
         counterpart = getattr(second, name)
         close = isinstance(value, float) and math.isclose(value, counterpart, rel_tol=1e-9)
@@ -359,7 +359,7 @@ def _check_statements(scheme: type[Sampling]) -> None:
 
 
 def find_scheme(word: str) -> type[Sampling]:
-    """The scheme that a word names: its kind, or what users type for it.
+    """Find the scheme of a word: its kind, or one that users type for it.
 
     >>> from dpbench.privacy.sampling import ShuffledEpochs
     >>> find_scheme("shuffled") is find_scheme("shuffled_epochs") is ShuffledEpochs

@@ -15,8 +15,8 @@ from dpbench.privacy.sampling.scheme import Sampling, TakingTurns
 class SeparatedSampling(TakingTurns, Sampling):
     """Each record takes part in each step of its group, at least `min_separation` steps apart.
 
-    As in federated rounds whose cohorts are no secret: nothing is amplified. A record's group is drawn uniformly and
-    independently of all others, once for the whole training (`Lots` does it). Neighbors differ in the presence of one
+    As in federated rounds with cohorts that are no secret: nothing is amplified. A record's group is drawn uniformly
+    and independently of all others, once for the whole training (`Lots` does it). Neighbors differ in the presence of one
     record.
 
     Guarantee: with noise that is independent, or correlated over at most `min_separation` steps, k participations are
@@ -26,7 +26,7 @@ class SeparatedSampling(TakingTurns, Sampling):
     Attributes:
         min_separation: Steps from one participation of a record to the next; the number of groups.
         max_participations: Most of a record; None: as many as the training is long.
-        turn: Whose turn it is: t mod min_separation.
+        turn: Group whose turn it is: t mod min_separation.
 
     >>> cohorts = SeparatedSampling(440, min_separation=10, max_participations=5)
     >>> cohorts.expected_batch_size, cohorts.most_steps
@@ -86,7 +86,7 @@ class SeparatedSampling(TakingTurns, Sampling):
 
     @property
     def group_rate(self) -> float:
-        """Everybody of a group takes part."""
+        """All records of a group take part."""
         return 1.0
 
     @property
