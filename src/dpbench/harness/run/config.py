@@ -20,7 +20,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from dpbench.errors import ClassNotFound, ConfigurationError, brief
+from dpbench.errors import ClassNotFound, ConfigurationError, brief, shown
 from dpbench.harness.run._checkpoint import seconds_of
 from dpbench.harness.run._objective import objectives_of
 from dpbench.harness.run.processes import check_processes
@@ -35,7 +35,6 @@ from dpbench.options import (
     checked_value,
     options_of,
     require_group,
-    shown,
 )
 from dpbench.records.source import RecordSource
 from dpbench.session.audit import Audit

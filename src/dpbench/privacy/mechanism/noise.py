@@ -354,7 +354,7 @@ def checksum(total: Tensor) -> str:
     """
     bits = total.contiguous().view(torch.int32)
     factors = _odd_factors(total.device)
-    sums = [(chunk * factors[: len(chunk)]).sum() for chunk in bits.split(_HASHED)]
+    sums = [(chunk * factors[: len(chunk)]).sum() for chunk in torch.split(bits, _HASHED)]
     return hashlib.sha256(repr(torch.stack(sums).tolist()).encode()).hexdigest()[:32]
 
 
