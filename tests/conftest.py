@@ -91,6 +91,7 @@ COMPARED = (
     "harness/run/test_diagnostics.py",
     "modules/",
     "records/",
+    "session/test_physical_batch.py",
     "strategies/",
 )
 """Tests of trainings that differ in their objects (a record more, a layer by hand) and are compared by number."""

@@ -154,8 +154,9 @@ def _source_hash(package: str) -> str:
         # A word behind "import" in a comment or a string counts, too: better a module too many.
         statements = " ".join(re.findall(r"(?:import|from)(?:\\\n|.)*", text))
         for module in beside & {*re.findall(r"\w+", statements)} - sources.keys():
-            if _folder_of(module) == folder:  # else an installed package takes precedence
-                sources[module] = _files_of(module)
+            files = _sources_in(module)
+            if files and _folder_of(module) == folder:  # else an installed package takes precedence
+                sources[module] = files
                 pending.append(module)
     digest = hashlib.sha256()
     own = sources.pop(package)
@@ -188,12 +189,22 @@ def _places_of(package: str) -> list[Path]:
     return [Path(place) for place in places if place and Path(place).exists()]
 
 
-def _files_of(package: str) -> list[tuple[str, Path]]:
+def _sources_in(package: str) -> list[tuple[str, Path]]:
     """Name and place of all files that Python may execute of a package, or of a module that is one file."""
     files = []
     for place in _places_of(package):
         inside = [path for path in sorted(place.rglob("*")) if path.suffix in _SOURCES]
         files += [(package, place)] if place.is_file() else [(str(path.relative_to(place)), path) for path in inside]
+    return files
+
+
+def _files_of(package: str) -> list[tuple[str, Path]]:
+    """Sources of a package that there are.
+
+    Raises:
+        ConfigurationError: There are none.
+    """
+    files = _sources_in(package)
     if not files:
         raise ConfigurationError(
             f"the source of {package}, which _target_ names, is not found: noise that is keyed without it could repeat "

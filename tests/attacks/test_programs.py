@@ -70,7 +70,7 @@ ATTACKS: dict[str, Attack] = {
     ),
     "c08_split_depends_on_everybody.py": Attack(
         (
-            "tests/data/test_held_out.py::test_a_user_more_moves_no_other",
+            "tests/capabilities/own_data/test_held_out.py::test_a_user_more_moves_no_other",
             "tests/data/test_held_out.py::test_an_image_less_moves_no_other",
         ),
         ("user zzz: 0 OTHER", "user aaa: 0 OTHER", "5001 records: [01] records differ"),

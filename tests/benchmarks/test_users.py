@@ -207,7 +207,7 @@ def test_peers_make_rounds(tmp_path: Path) -> None:
 def test_our_round_is_of_a_fixed_number_of_users() -> None:
     class Cohorts(pl.Callback):
         def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
-            sizes.append(len(batch.users))
+            sizes.append(len(batch.positions))
 
     sizes: list[int] = []
     start = time.monotonic()
