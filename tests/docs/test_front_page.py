@@ -221,9 +221,8 @@ def test_correlated_noise_is_said_to_gain_what_is_told_from_zero() -> None:
     loss, half_of_loss = (f"{abs(float(figure)):.1f}" for figure in gaps["shakespeare_roles"])
     assert f"(by {lead} ± {half} with the first five seeds" in text
     fresh = (RESULTS / "correlated_noise_mnist_writers_fresh" / "table.md").read_text(encoding="utf-8")
-    ahead, behind = (
-        f"{float(a):.1f} ± {float(b):.1f}" for a, b in re.findall(r"[+-]([\d.]+) \[.*?Holm ± ([\d.]+)\]", fresh)
-    )
+    differences = re.findall(r"[+-]([\d.]+) \[.*?Holm ± ([\d.]+)\]", fresh)
+    ahead, behind = (f"{float(gain):.1f} ± {float(half):.1f}" for gain, half in differences)
     assert f"by {ahead} points" in text and f"of banded noise by {behind}" in text
     assert f"loses {loss} ± {half_of_loss} points at ε = 30" in text
     assert f"+{lead} ± {half} points at ε = 1" in (RESULTS / "README.md").read_text(encoding="utf-8")

@@ -201,6 +201,7 @@ def clients_weights_stay(patch: Patch) -> None:
 
 def buffers_of_clients_stay(patch: Patch) -> None:
     patch.setattr(Writes, "refuse_before_release", lambda self: None)
+    patch.setattr(Writes, "refuse_before_update", lambda self: None)
     patch.setattr(Writes, "end_lot", lambda self: None)
 
 
