@@ -13,7 +13,7 @@ import pytorch_lightning as pl
 import torch
 
 from dpbench.cli import main
-from dpbench.errors import BudgetExhausted, ConfigurationError
+from dpbench.errors import BudgetExhausted, ConfigurationError, LedgerError
 from dpbench.privacy.accounting.composition import LedgerCost
 from dpbench.privacy.accounting.ledger import Header, Ledger, read_ledger
 from dpbench.privacy.accounting.stated_plan import StatedPlan
@@ -273,6 +273,13 @@ class Whitened(Chained):
 
 
 @dataclass(frozen=True)
+class Longer(Chained):
+    """It is correlated over three steps."""
+
+    whitening: ClassVar[tuple[float, ...]] = (0.6, 0.6, 0.5)  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
 class Louder(Chained):
     """It says coefficients by which a record moves the whitened releases by more than the bound."""
 
@@ -288,6 +295,10 @@ def test_noise_that_depends_on_earlier_steps_says_how(noise: Noise) -> None:
     plan_of(Whitened(1.0), turns)
     with pytest.raises(ConfigurationError, match="hold a record at most once in 2 steps"):
         plan_of(Whitened(1.0), PoissonSampling(100, 0.1))
+    with pytest.raises(ConfigurationError, match="among 2 groups of examples, and the noise has 3 bands"):
+        plan_of(Longer(1.0), turns)
+    with pytest.raises(LedgerError, match="state the process by an entry point of dpbench.stated_noises"):
+        StatedPlan.from_dict(plan_of(Whitened(1.0), turns).to_dict())
 
 
 def test_the_word_of_a_foreign_class_is_no_guarantee(tmp_path: Path) -> None:
