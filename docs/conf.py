@@ -41,6 +41,7 @@ extensions = [
 nitpicky = True
 nitpick_ignore_regex = [
     (r"py:class", r"dpbench\.privacy\.sampling\.scheme\.(Sampling\.to_dict|sampling_from_dict)"),  # validators
+    (r"py:class", r"dpbench\.privacy\.accounting\.stated_plan\.StatedNoise\.to_dict"),
     (r"py:.*", r"dpbench\..*\.(_\w+(\.\w+)?|Annotated|[A-Z]|[A-Z]\w+T|RootModel\[.*)"),
 ]  # private names, type variables, the bases that pydantic makes
 
