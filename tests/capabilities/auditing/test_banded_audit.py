@@ -106,7 +106,7 @@ class OwnNoise(DPSGD):
 
 
 def test_other_correlated_noise_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="states none: audit=none, or noise that states its whitening"):
+    with pytest.raises(ConfigurationError, match="which does not say how: its cost is unknown"):
         train(OwnNoise, tmp_path)
 
 

@@ -177,12 +177,6 @@ class Canaries:
             raise ConfigurationError(
                 "an audit asks what private releases show, and this strategy makes none: audit=none."
             )
-        if releases.unit_noise.whitening is None:
-            raise ConfigurationError(
-                "canaries are scored in releases whose noise is independent from step to step, or whitened by "
-                "coefficients, and this process states none: audit=none, or noise that states its whitening. (A noise "
-                "process that overrides add_ and is independent states independent = True.)"
-            )
         if lots.members is not None:
             raise ConfigurationError(
                 "an audit counts on the sizes of batches, which an experiment on membership halves (data.membership): "
