@@ -390,7 +390,8 @@ def test_a_loop_is_watched_alike(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_combines_records_otherwise_than_declared(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModuleError, match="a sum over the records, and loss_reduction='mean' is declared"):
+    message = "in training_step: the loss is a sum over the records, and loss_reduction='mean' is declared"
+    with pytest.raises(UnsupportedModuleError, match=message):
         fit(tmp_path, Net(total), gradients="engine")
     with pytest.raises(UnsupportedModuleError, match="a mean over the records, and loss_reduction='sum' is declared"):
         fit(tmp_path / "sum", Net(mean), loss_reduction="sum", gradients="engine")

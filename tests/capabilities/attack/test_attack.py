@@ -251,7 +251,7 @@ def test_a_generator_that_draws_its_records_gives_them_away(
         images = (training_sets.pop(0).permute(0, 3, 1, 2) + 1) / 2
         return (255 * images).round().byte(), None
 
-    monkeypatch.setattr("dpbench.capabilities.attack.signals.make", copies)
+    monkeypatch.setattr("dpbench.capabilities.attack.signals.sample_images", copies)
     (setting,) = attack_runs([tmp_path / "runs"], ["samples"])
     assert {attack.name: attack.auc.value for attack in setting.summary.attacks}["threshold"] > 0.95
     _, err = dpbench(overfitted, "attack", "runs", "--signal", "samples", "--out", "samples", status=1)

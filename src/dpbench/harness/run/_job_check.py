@@ -13,6 +13,7 @@ from dpbench.harness.run._earlier_stage import with_earlier_stage
 from dpbench.harness.run.build import build_strategy, make_data, module_for
 from dpbench.harness.run.config import class_of
 from dpbench.harness.runs.folder import RunFolder
+from dpbench.harness.runs.record import is_audited
 
 
 def check_job(config: dict[str, Any], folder: RunFolder) -> None:
@@ -34,6 +35,11 @@ def check_job(config: dict[str, Any], folder: RunFolder) -> None:
     data = make_data(config, strategy)
     assert isinstance(data, LotDataModule)
     data.check_membership()
+    if config["data"].get("membership") is not None and is_audited(config):
+        raise ConfigurationError(
+            "an audit counts on the sizes of batches, which an experiment on membership (data.membership) halves: "
+            "audit a run without it, or attack one without canaries (audit=none)."
+        )
     if not isinstance(data, ImageDataModule):  # others know what they provide when they are loaded
         return
     options = data.model_options()

@@ -95,6 +95,8 @@ class Event(NamedTuple):
     reason: str
 
     def __str__(self) -> str:
+        if not self.place.line:  # of the step as a whole
+            return f"{self.operator or 'training_step'}: {self.reason}"
         return f"{self.place} ({self.operator}): {self.reason}"
 
 
