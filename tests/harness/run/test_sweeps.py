@@ -164,11 +164,11 @@ def trials_of(folder: str) -> list[dict[str, Any]]:
 def test_a_study_goes_on_with_the_trials_that_it_lacks(tmp_path: Path) -> None:
     """Failed trials are its own, and interrupted ones are not."""
     pytest.importorskip("optuna", minversion="5")
-    from dpbench.harness.run._optuna import sweeper_of
+    from dpbench.harness.run._optuna import OptunaSweeper
 
     words = ["optimizer.lr=tag(log,interval(0.1,1))", "seed=1,2", "data.size=int(interval(3,5))", "model=mlp"]
     overrides = OverridesParser.create().parse_overrides(words)
-    settings: dict[str, Any] = {"_target_": "ours", "sampler": {"_target_": "optuna.samplers.RandomSampler", "seed": 0}}
+    settings: dict[str, Any] = {"sampler": {"_target_": "optuna.samplers.RandomSampler", "seed": 0}}
     settings |= {"direction": "maximize", "n_jobs": 2, "study_name": "x"}
     seen: list[list[str]] = []
     first: list[int] = []
@@ -180,7 +180,7 @@ def test_a_study_goes_on_with_the_trials_that_it_lacks(tmp_path: Path) -> None:
         return [values[number + place] for place in range(len(jobs))]
 
     for number, made in ((2, 2), (4, 2), (4, 1), (4, 0)):
-        outcomes = sweeper_of({**settings, "n_trials": number}).search(overrides, tmp_path, run_jobs)
+        outcomes = OptunaSweeper(**settings, n_trials=number).search(overrides, tmp_path, run_jobs)
         assert len(outcomes) == made
     assert first == [0, 2, 4] and len({job[0] for job in seen}) == 5
     assert all(
@@ -191,10 +191,10 @@ def test_a_study_goes_on_with_the_trials_that_it_lacks(tmp_path: Path) -> None:
     assert seen[2][0] == f"optimizer.lr={best['params']['optimizer.lr']}"
     other = OverridesParser.create().parse_overrides(["seed=3,4"])
     with pytest.raises(ConfigurationError, match="seed=3,4: "):
-        sweeper_of({**settings, "n_trials": 9}).search(other, tmp_path, run_jobs)
+        OptunaSweeper(**settings, n_trials=9).search(other, tmp_path, run_jobs)
     (tmp_path / "study.log").write_text("torn")
     with pytest.raises(ConfigurationError, match=r"study\.log cannot be opened: "):
-        sweeper_of({**settings, "n_trials": 9}).search(overrides, tmp_path, run_jobs)
+        OptunaSweeper(**settings, n_trials=9).search(overrides, tmp_path, run_jobs)
 
 
 @pytest.mark.slow

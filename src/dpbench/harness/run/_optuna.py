@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from optuna.trial import TrialState
 
 from dpbench.errors import ConfigurationError, Interrupted, brief
 from dpbench.files import write_atomically
-from dpbench.options import PositiveInt, check_options
+from dpbench.options import PositiveInt
 
 RESULTS = "optimization_results.yaml"
 STUDY = "study.log"
@@ -49,7 +49,6 @@ class OptunaSweeper:
     storage: str | None = None
     params: dict[str, Any] | None = None
 
-    @property
     def directions(self) -> list[Direction]:
         """Direction of each objective."""
         return self.direction if isinstance(self.direction, list) else [self.direction]
@@ -65,8 +64,8 @@ class OptunaSweeper:
         Args:
             overrides: Words of the command line, among them those with several values.
             folder: Folder of the sweep.
-            run_jobs: Runs jobs, by the words of each and the number of the first; it returns for each the value of its
-                objective, a list for several objectives, or its error.
+            run_jobs: Runs jobs, by the words of each and the number of the first; it returns for each the values of its
+                objectives, or its error.
 
         Returns:
             Results of this command's trials.
@@ -105,22 +104,12 @@ class OptunaSweeper:
             return optuna.create_study(
                 storage=self.storage or JournalStorage(JournalFileBackend(str(folder / STUDY))),
                 study_name=self.study_name,
-                directions=self.directions,
+                directions=self.directions(),
                 load_if_exists=True,
             )
         except Exception as error:  # of a database's driver, or of what its file holds
             place = self.storage or folder / STUDY
             raise ConfigurationError(f"the study in {place} cannot be opened: {brief(error)}") from error
-
-
-def sweeper_of(settings: Mapping[str, Any]) -> OptunaSweeper:
-    """Check the options of `hydra.sweeper`.
-
-    Raises:
-        ConfigurationError: One of them is unknown or of another kind.
-    """
-    options = {name: value for name, value in settings.items() if name != "_target_"}
-    return OptunaSweeper(**check_options(OptunaSweeper, options, "hydra.sweeper", is_complete=True))
 
 
 def _words(trial: optuna.Trial, overrides: Sequence[Override]) -> list[str]:

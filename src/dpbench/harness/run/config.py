@@ -154,6 +154,8 @@ PART = Target((Optimizer, LRScheduler), {"params", "optimizer"}, {**OPTIMIZER.na
 """Options of a module from which it makes optimizers and schedules of its own."""
 CALLBACK = Target((pl.Callback,))
 LOGGER = Target((Logger,), is_complete=False)
+SWEEPER = Target((object,), methods=("directions", "search"))
+"""One that chooses trials by the values of earlier ones, see `OptunaSweeper`."""
 _METHODS = [name for name, member in vars(RecordSource).items() if callable(member) and not name.startswith("_")]
 
 

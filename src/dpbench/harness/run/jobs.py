@@ -29,12 +29,14 @@ from dpbench.errors import ConfigurationError, DPBenchError, Interrupted, brief
 from dpbench.harness.run._command import Command, compose
 from dpbench.harness.run._signals import SweepInterrupted, end_with, hand_back
 from dpbench.harness.run.command_line import explain, hydra_for, parse, without_hydra
+from dpbench.harness.run.config import SWEEPER
 from dpbench.harness.run.hydra_folder import claim_run_folder, claim_sweep_folder, has_workers, optimizes, quoted
 from dpbench.harness.run.processes import launched_process, together
 from dpbench.harness.run.search_path import code_folder, imports_from
 from dpbench.harness.runs.command import key_of
 from dpbench.harness.runs.folder import RunFolder, finished_runs_below
 from dpbench.harness.runs.sweep import Sweep
+from dpbench.options import check_options
 
 Task: TypeAlias = Callable[[DictConfig], Any]
 """Function called with the configuration of each job."""
@@ -201,7 +203,7 @@ def _check(command: Command) -> list[list[str]]:
         _check_run(command.cfg)
         return []
     jobs = command.jobs()
-    directions = _sweeper(command).directions if optimizes(settings) else None
+    directions = _sweeper(command).directions() if optimizes(settings) else None
     for number, words in enumerate(jobs if directions is None else jobs[:1]):
         job = command.job(words, number)
         try:
@@ -264,7 +266,7 @@ def _run_sweep(
     searches = optimizes(settings)
     folder = claim_sweep_folder(cfg, command.swept) if claims else Path(str(settings.sweep.dir))
     earlier = finished_runs_below([folder]) if claims and not searches else ()
-    study = settings.sweeper.study_name if searches and settings.sweeper.storage else None
+    study = settings.sweeper.study_name if searches and settings.sweeper.get("storage") else None
     sweep = Sweep(folder, command.swept, frozenset(run.path for run in earlier), study)
     if str(settings.launcher["_target_"]).endswith("JoblibLauncher"):
         task = partial(_ending_with, task, os.getpid())
@@ -297,10 +299,10 @@ def _run_sweep(
 
 
 def _sweeper(command: Command) -> Any:
-    from dpbench.harness.run._optuna import sweeper_of
-
     settings: Any = OmegaConf.to_container(command.cfg.hydra.sweeper, resolve=True)
-    return sweeper_of(settings)
+    cls = SWEEPER.class_of(settings, "hydra.sweeper")
+    options = {name: value for name, value in settings.items() if name != "_target_"}
+    return cls(**check_options(cls, options, "hydra.sweeper", is_complete=True))
 
 
 def _attempt(task: Task, code: Path | None, parent: int, cfg: DictConfig) -> Any:
