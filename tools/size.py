@@ -1,4 +1,4 @@
-"""The size of the project by room, beside the committed one: what is added is paid for by what goes.
+"""The size of the project and of its tests by room, beside the committed one: what is added is paid for by what goes.
 
 `python -m tools.size` prints it, as `make check` does; `python -m tools.size write` commits to it. A node is a
 statement or an expression of the syntax tree, strings left out: lines can be packed, and nodes cannot.
@@ -29,10 +29,13 @@ def sizes() -> dict[str, int]:
     paths = [Path(name) for name in listing.split("\0") if name]
     counts: Counter[str] = Counter()
     for path in paths:
-        if "tests" in path.parts or not (ROOT / path).is_file():
+        if not (ROOT / path).is_file():
             continue
         text = (ROOT / path).read_text(encoding="utf-8") if path.suffix in (".py", ".ipynb", ".txt", ".cpp") else ""
-        if path.suffix == ".py":
+        if "tests" in path.parts:
+            if path.suffix == ".py":
+                counts[f"tests: {room_of('/'.join(path.parts[1:-1])) or 'top'}"] += _nodes(text)
+        elif path.suffix == ".py":
             folder = path.parent.as_posix()
             package = "src/dpbench/"
             room = room_of(folder.removeprefix(package)) if folder.startswith(package) else path.parts[0]
@@ -41,7 +44,8 @@ def sizes() -> dict[str, int]:
             counts["nodes: notebooks"] += _nodes(_code_of(text))
         elif path.suffix == ".cpp" or path.parts[:3] == ("src", "dpbench", "templates"):
             counts["lines: templates and C++"] += len(text.splitlines())
-    counts["nodes: all"] = sum(count for name, count in counts.items() if name.startswith("nodes: "))
+    for kind in ("nodes", "tests"):
+        counts[f"{kind}: all"] = sum(count for name, count in counts.items() if name.startswith(f"{kind}: "))
     dependencies = _requirements(_PACKAGE)
     counts["hard dependencies"] = len(dependencies)
     counts["installed MB"] = round(_installed_bytes(dependencies) / 1e6)
@@ -102,7 +106,7 @@ def main(words: list[str]) -> None:
     for name in sorted({*now, *committed}):
         change = now.get(name, 0) - committed.get(name, 0)
         print(f"{name:32}{now.get(name, 0):9,}{change:+9,}" if change else f"{name:32}{now.get(name, 0):9,}")
-    if now["nodes: all"] > committed.get("nodes: all", 0):
+    if any(now[total] > committed.get(total, 0) for total in ("nodes: all", "tests: all")):
         print("There are more nodes than committed: say in the message what paid for them, and write the new sizes.")
 
 
