@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dpbench.data import ImageDataModule, Lots, make_sampling
-from dpbench.data.held_out import image_bytes, membership_coins
+from dpbench.data.held_out import membership_coins
 from dpbench.errors import ConfigurationError
 from dpbench.harness.runs.provenance import config_hash, fingerprint
 
@@ -42,19 +42,12 @@ def test_copies_of_a_record_are_no_members_together() -> None:
     assert abs(pairs) < 5 / np.sqrt(4000)
 
 
-def test_equal_images_have_coins_of_their_own() -> None:
-    pixels = torch.zeros(400, 3, 3, dtype=torch.uint8)
-    coins = membership_coins(image_bytes(pixels, torch.zeros(400, dtype=torch.int64)), 1)
-    assert 150 < coins.sum() < 250
-
-
 def test_the_coins_of_a_seed_stay() -> None:
     assert np.flatnonzero(membership_coins(NAMES[:12], 0)).tolist() == [1, 2, 6, 7, 8, 10, 11]
 
 
-@pytest.mark.parametrize("kind", ["poisson", "shuffled"])
-def test_lots_are_those_of_everybody_without_the_others(kind: str) -> None:
-    sampling = make_sampling(kind, 200, 40)
+def test_lots_are_those_of_everybody_without_the_others() -> None:
+    sampling = make_sampling("shuffled", 200, 40)
     members = membership_coins(NAMES[:200], 1)
     everybody = Lots(sampling, seed=5)
     half = Lots(sampling, seed=5, members=members)
@@ -87,7 +80,6 @@ def test_canaries_of_an_audit_stay_in_lots() -> None:
     ("members", "kind", "message"),
     [
         (np.ones(99, dtype=bool), "poisson", "a boolean for each of the 100 examples"),
-        (np.ones(100), "poisson", "not float64 of shape"),
         (np.ones(100, dtype=bool), "fixed_size", "data.sampling=poisson"),
     ],
 )

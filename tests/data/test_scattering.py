@@ -43,25 +43,6 @@ def test_wavelets_see_waves_of_their_own_direction_and_no_constants(scale: int) 
     assert float(answers[0][0]) > 5 * float(answers[0][4])
 
 
-def test_averages_keep_constants_and_little_shifts_hardly_matter() -> None:
-    for spacing in (1, 2):
-        torch.testing.assert_close(
-            _average(torch.ones(1, 2, 16, 16), spacing, 0.0), torch.ones(1, 2, 4 * spacing, 4 * spacing)
-        )
-    image = torch.zeros(1, 28, 28, 1)
-    image[:, 8:20, 12:16] = 1.0
-    moved, other = image.roll(1, 2), image.transpose(1, 2)
-    here, near, far = (scattering(x) for x in (image, moved, other))
-    assert float((here - near).norm()) < 0.5 * float((here - far).norm())
-
-
-def test_averages_stand_in_the_middle_of_blocks() -> None:
-    line = torch.arange(32.0)[None, None, None].expand(1, 1, 32, 32)
-    for spacing in (1, 2):
-        found = _average(line[..., ::spacing, ::spacing], spacing, 1.5)[0, 0, 0]
-        torch.testing.assert_close(found[2:6], torch.tensor([9.5, 13.5, 17.5, 21.5]), rtol=1e-3, atol=1e-3)
-
-
 def test_brightness_and_colors_apart() -> None:
     grays = torch.rand(3, 32, 32, 1, generator=torch.Generator().manual_seed(0))
     features = color_scattering(grays.expand(-1, -1, -1, 3))

@@ -91,13 +91,6 @@ def test_views_depend_on_the_lot_and_the_record_alone() -> None:
     assert all(whole[position] != of_another_seed[position] for position in set(whole) & set(of_another_seed))
 
 
-def test_an_empty_lot_has_no_views() -> None:
-    augmented = AugmentedImages(data_of().train_set, VIEWS)
-    augmented.begin_lot(np.random.default_rng(0))
-    images, labels = augmented.__getitems__([]).batch
-    assert images.shape == (0, 1, 8, 8) and labels.shape == (0,)
-
-
 def test_evaluation_sees_images_as_they_are() -> None:
     augmented, plain = data_of(val_size=10), data_of(val_size=10, augmentations=None)
     for loader in ("val_dataloader", "test_dataloader", "candidate_dataloader"):
@@ -114,7 +107,6 @@ def test_evaluation_sees_images_as_they_are() -> None:
         ),
         ("experiment=digits_gan data.augmentations=2", "a generator would learn to draw such ones: remove it"),
         ("data=table data.augmentations=2", "there is no key data.augmentations"),
-        ("data=shakespeare_roles data.augmentations=2", "there is no key data.augmentations"),
         ("data=digits data.augmentations=0", "data.augmentations"),
         ("data=digits data.augmentations=2 strategy.microbatch_size=2", "does not go with record_of_row"),
     ],
