@@ -54,32 +54,11 @@ def test_shapes(records: int) -> None:
         assert ResNet18GN(shape, 7)(images).shape == (records, 7)
 
 
-@pytest.mark.parametrize(("downsample", "sides"), [(True, [6, 6, 3, 3, 2, 2, 1, 1]), (False, [6] * 8)])
-def test_resnet_halves_the_sides_as_it_is_told(downsample: bool, sides: list[int]) -> None:
-    net = ResNet18GN((3, 24, 24), 10, downsample=downsample)
-    x, found = net.stem(torch.rand(1, 3, 24, 24)), []
-    for block in net.blocks[:8]:
-        x = block(x)
-        found.append(x.shape[2])
-    assert found == sides
-
-
 def test_a_code_is_linear_and_all_else_is_not() -> None:
     kinds = [type(layer).__name__ for layer in Autoencoder(IMAGE)][1:]
     widths = [layer.out_features for layer in Autoencoder(IMAGE) if isinstance(layer, nn.Linear)]
     assert widths == [1000, 500, 250, 30, 250, 500, 1000, 784]
     assert kinds.count("Sigmoid") == 7 and kinds[6:8] == ["Linear", "Linear"]
-
-
-def test_records_do_not_mix() -> None:
-    images, tokens = torch.rand(4, 3, 24, 24), torch.randint(9, (4, 6))
-    for model, x in (
-        (ResNet18GN((3, 24, 24), 5), images),
-        (EMNISTCNN((3, 24, 24), 5).eval(), images),
-        (CharLSTM(9), tokens),
-        (WordLSTM(9), tokens),
-    ):
-        torch.testing.assert_close(model(x)[:1], model(x[:1]), rtol=1e-4, atol=1e-5)
 
 
 def test_the_second_bias_is_zero_and_frozen() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ import dpbench
 from dpbench.data.lots import LotLoader
 from dpbench.errors import UnsupportedModuleError
 from dpbench.models.fixing import fix
-from dpbench.models.wide_resnet import WeightStandardization, WideResNet
+from dpbench.models.wide_resnet import WeightStandardization
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from tests.strategies.worlds import trainer_for
 from tests.support.one_by_one import Module, cross_entropy
@@ -56,14 +55,7 @@ def test_running_statistics_are_left_out() -> None:
     assert model(torch.randn(2, 3, 4, 4)).shape == (2, 3, 4, 4) and "0.running_mean" not in model.state_dict()
 
 
-@pytest.mark.parametrize(
-    "norm",
-    [
-        parametrizations.weight_norm,
-        parametrizations.spectral_norm,
-        parametrizations.orthogonal,
-    ],
-)
+@pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.orthogonal])
 def test_weights_are_plain_and_as_they_were(norm: object) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(norm(nn.Linear(4, 4)))  # type: ignore[operator]
@@ -76,8 +68,8 @@ def test_weights_are_plain_and_as_they_were(norm: object) -> None:
     assert PerRecordEngine(model).names in (["0.weight", "0.bias"], ["0.bias", "0.weight"])
 
 
-@pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
-def test_frozen_weights_stay_frozen(norm: Any) -> None:
+def test_frozen_weights_stay_frozen() -> None:
+    norm = parametrizations.spectral_norm
     model = nn.Sequential(norm(nn.Linear(4, 4)), norm(nn.Linear(4, 4)))
     model[0].requires_grad_(False)
     fix(model)
@@ -96,20 +88,9 @@ def test_rows_without_positions() -> None:
     assert model(torch.randn(3, 32)).std() > 0.5
 
 
-def test_constant_statistics_stay() -> None:
-    model = nn.Sequential(nn.InstanceNorm2d(3, track_running_stats=True))
-    model(4 * torch.randn(8, 3, 5, 5) + 3)
-    model.eval()
-    x = torch.randn(2, 3, 5, 5)
-    before = model(x)
-    assert fix(model) == []
-    assert torch.equal(model(x), before)
-
-
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
-@pytest.mark.parametrize("affine", [True, False])
-def test_a_lazy_layer_is_refused(affine: bool) -> None:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.LazyBatchNorm2d(affine=affine))
+def test_a_lazy_layer_is_refused() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.LazyBatchNorm2d())
     with pytest.raises(ValueError, match=r"2 \(LazyBatchNorm2d\) is not initialized yet"):
         fix(model)
     assert isinstance(model[1], nn.BatchNorm2d)
@@ -163,10 +144,3 @@ def test_weight_standardization_stays() -> None:
     assert not parametrize.is_parametrized(net[2])
     assert torch.equal(convolution(x), before)
     assert "0.parametrizations.weight.0.gain" in PerRecordEngine(net).names
-
-
-def test_a_wide_residual_network_needs_no_fixing() -> None:
-    model = WideResNet((3, 8, 8), 2, depth=10, width=1, groups=4)
-    names = [name for name, _ in model.named_parameters()]
-    assert fix(model) == []
-    assert [name for name, _ in model.named_parameters()] == names

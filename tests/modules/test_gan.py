@@ -26,9 +26,7 @@ from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.strategies import (
     DPSGD,
     AdaptiveMeanClipping,
-    AdaptiveQuantileClipping,
     ClipOnly,
-    DiscretizedDPSGD,
     NonPrivate,
 )
 from tests.strategies.worlds import loader_of, trainer_for
@@ -63,9 +61,10 @@ class Watched(GAN):
         self.turns.append((before, noise, labels, copy.deepcopy(self.generator.state_dict())))
 
 
-@pytest.mark.parametrize("loss", ["standard", "wasserstein"])
-@pytest.mark.parametrize("pair", [MLPGAN, ConvGAN])
-@pytest.mark.parametrize("conditional", [False, True])
+@pytest.mark.parametrize(
+    ("loss", "pair", "conditional"),
+    [("standard", MLPGAN, False), ("wasserstein", ConvGAN, True)],
+)
 def test_a_record_and_the_image_fake_images_it_are_clipped_as_one(
     tmp_path: Path, loss: str, pair: type[nn.Module], conditional: bool
 ) -> None:
@@ -89,7 +88,7 @@ def test_a_record_and_the_image_fake_images_it_are_clipped_as_one(
     assert clipped > 10
 
 
-@pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed", "64-true"])
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
 def test_precisions(tmp_path: Path, precision: Any) -> None:
     """The gradients are computed inside the step, where the precision is the default of new tensors."""
     private, showing = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3), SampleGrid()
@@ -129,10 +128,7 @@ def test_images_for_the_discriminator_do_not_depend_on_the_size_of_the_lot(tmp_p
 
 STRATEGIES = [
     DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3),
-    DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3, clipping="per_layer"),
-    AdaptiveQuantileClipping(noise_multiplier=1.0, seed=0, delta=1e-3, count_noise_std=3.0),
     AdaptiveMeanClipping(noise_multiplier=1.0, seed=0, delta=1e-3, initial_max_grad_norm=1.0),
-    DiscretizedDPSGD(noise_multiplier=1.0, seed=0, delta=1e-3),
     NonPrivate(),
 ]
 
@@ -299,12 +295,9 @@ def test_what_would_break_the_guarantee_is_refused(tmp_path: Path, mutant: type[
     assert not _get_current_function_mode_stack()
 
 
-@pytest.mark.parametrize(
-    "options", [{"discriminator_steps": 3}, {"discriminator_accuracy": 0.99, "longest_wait": 4}], ids=str
-)
-def test_the_first_step_of_the_generator_is_checked_whenever_it_comes(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_the_first_step_of_the_generator_is_checked_whenever_it_comes(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="not finite.*hidden"):
-        fit(tmp_path, gan(Peeks, **options))
+        fit(tmp_path, gan(Peeks, discriminator_accuracy=0.99, longest_wait=4))
 
 
 class ThroughLightning(GAN):
@@ -333,18 +326,6 @@ def test_without_privacy_as_many_batches_are_trained(tmp_path: Path) -> None:
     module = gan(ThroughLightning)
     assert fit(tmp_path, module, NonPrivate(), steps=5).global_step == 5
     assert fit(tmp_path, gan(), NonPrivate(), steps=5).fit_loop.epoch_loop.total_batch_idx == 4
-
-
-class PeeksAtViews(GAN):
-    """A broken mutant: the generator learns from a view of the records that was made before, from the second lot on."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        self.view = batch[0].flatten(1)
-        super().training_step(batch, batch_idx)
-
-    def generator_loss(self, on_fake: Tensor) -> Tensor:
-        loss = super().generator_loss(on_fake)
-        return loss + self.view.mean() if int(self.trainer.global_step) > 2 else loss
 
 
 class PeeksAtSize(GAN):
@@ -473,13 +454,6 @@ class LateStatistics(GAN):
         super().training_step(batch, batch_idx)
 
 
-class KeywordEncodes(Encodes):
-    """A broken mutant: the same by keyword."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        GAN.training_step(self, [self.encoder(input=batch[0]), batch[1]], batch_idx)
-
-
 class TrainModeGenerator(GAN):
     """A broken mutant: BatchNorm of the generator counts the records."""
 
@@ -554,7 +528,6 @@ class OwnOptimizer(GAN):
     ("mutant", "words"),
     [
         (PeeksAtLabels, "not finite.*hidden"),
-        (PeeksAtViews, "uses what it has computed of private records"),
         (PeeksAtSize, "not finite.*hidden"),
         (MatchesFeatures, "uses what it has computed of private records.*no feature matching"),
         (MatchesNumbers, "reads values of records before their release: .*test_gan.py.*self.log"),
@@ -563,13 +536,10 @@ class OwnOptimizer(GAN):
         (MatchesInABackwardPass, "uses what it has computed of private records"),
         (MatchesCounts, "reads values of records before their release: .*test_gan.py"),
         (MatchesWhatIsLogged, "uses what it has computed of private records"),
-        (EarlyBackward, "gradients of generator.*before the release"),
         (LateStatistics, "changes encoder"),
-        (KeywordEncodes, "Sequential.* ran with gradients before the release"),
         (TrainModeGenerator, "record by record training_step fails"),
         (OwnOptimizer, "before the release of the batch"),
-        (AsInTutorials, "ran with gradients before the release.*no_grad"),
-        (NestedInTutorials, "ran with gradients before the release"),
+        (NestedInTutorials, "ran with gradients before the release.*no_grad"),
         (NestedEarlyBackward, "gradients of pair.generator.*before the release"),
         (BareEarlyBackward, "gradients of bare.*before the release"),
     ],
@@ -693,13 +663,12 @@ def test_data_without_labels(tmp_path: Path) -> None:
     assert not (tmp_path / "b" / "ledger.jsonl").exists() or not read_ledger(tmp_path / "b" / "ledger.jsonl").releases
 
 
-@pytest.mark.parametrize("private", [True, False])
-def test_frozen_layers_of_a_discriminator_stay_as_they_are(tmp_path: Path, private: bool) -> None:
+def test_frozen_layers_of_a_discriminator_stay_as_they_are(tmp_path: Path) -> None:
     module = gan()
     frozen, *trained = module.discriminator.parameters()
     frozen.requires_grad_(False)
     before = [parameter.detach().clone() for parameter in (frozen, *trained)]
-    fit(tmp_path, module, None if private else NonPrivate())
+    fit(tmp_path, module)
     assert (frozen == before[0]).all() and not frozen.requires_grad
     assert all((now != then).any() and now.requires_grad for now, then in zip(trained, before[1:], strict=True))
 
