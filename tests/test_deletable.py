@@ -105,7 +105,6 @@ CAPABILITIES = {
             "conf/table/adaptive_quantile/stackexchange_tags.yaml",
             "conf/table/adaptive_quantile/stackexchange_tags_tuning.yaml",
             "tests/capabilities/own_data",
-            "tests/harness/run/test_own_data.py",
         ),
     ),
     "users": Capability(

@@ -34,3 +34,8 @@ def config_of(*words: str) -> dict[str, Any]:
 def content_of(run: Path) -> tuple[bytes, Any]:
     metrics = json.loads((run / "result.json").read_text())["metrics"]
     return (run / "ledger.jsonl").read_bytes(), metrics
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Each file below a folder, and what is in it."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -17,44 +17,27 @@ class Scores(pl.LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(3, 1)
-        self.dropout = nn.Dropout()
-        self.frozen = nn.Dropout().eval()
+        self.layer = nn.Sequential(nn.Linear(3, 1), nn.Dropout(), nn.Dropout().eval())
 
     def score(self, batch: tuple[Tensor]) -> Tensor:
         assert not torch.is_grad_enabled()
-        outputs: Tensor = self.frozen(self.dropout(self.layer(batch[0])))
+        outputs: Tensor = self.layer(batch[0])
         return outputs[:, 0]
 
 
-def batches(records: Tensor) -> DataLoader[tuple[Tensor, ...]]:
-    return DataLoader(TensorDataset(records), batch_size=4)
-
-
-@pytest.fixture
-def module() -> Scores:
-    torch.manual_seed(0)
-    return Scores().train()
-
-
-def test_scores_are_those_of_the_weights_in_order(module: Scores) -> None:
-    members, others = torch.randn(10, 3), torch.randn(7, 3)
-    scores = score_members(module, batches(members), batches(others), module.score)
-    for found, records in zip(scores, (members, others), strict=True):
-        expected = module.layer(records)[:, 0].detach().double().numpy()
-        assert found.dtype == np.float64 and found == pytest.approx(expected, abs=1e-6)
-    two = score_records(module, batches(members), lambda batch: module.score(batch)[:, None].expand(-1, 2))
-    assert two.shape == (10, 2) and np.array_equal(two[:, 1], scores.members)
-
-
-def test_a_training_does_not_notice(module: Scores) -> None:
-    module.frozen.eval()
+def test_scores_are_those_of_the_weights_in_order_and_a_training_does_not_notice() -> None:
+    module = Scores()
+    records = torch.randn(10, 3)
     modes = [part.training for part in module.modules()]
     state = torch.get_rng_state()
-    score_records(module, batches(torch.ones(10, 3)), lambda batch: module.score(batch) + torch.rand(()))
-    assert torch.equal(torch.get_rng_state(), state)
-    assert [part.training for part in module.modules()] == modes and len(set(modes)) == 2
-    assert torch.is_grad_enabled()
+    loader, other = (DataLoader(TensorDataset(part), batch_size=4) for part in (records, records[:7]))
+    scores = score_members(module, loader, other, module.score)
+    expected = module.layer[0](records)[:, 0].detach().double().numpy()
+    assert scores.members.dtype == np.float64
+    assert scores.members == pytest.approx(expected, abs=1e-6)
+    assert scores.others == pytest.approx(expected[:7], abs=1e-6)
+    assert score_records(module, loader, lambda batch: batch[0] + torch.rand(3)).shape == (10, 3)
     with pytest.raises(ZeroDivisionError), evaluating(module):
         1 / 0  # noqa: B018
-    assert [part.training for part in module.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), state) and torch.is_grad_enabled()
+    assert [part.training for part in module.modules()] == modes and len(set(modes)) == 2

@@ -21,12 +21,15 @@ assert "torch" not in sys.modules
 """
 
 
-@pytest.mark.parametrize("question", [["train", "--cfg", "job", "optimizer.lr=0.3"], ["reproduce", "list"]])
-def test_a_question_is_answered_without_pytorch(question: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, "-c", PROGRAM, *question]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert ("lr: 0.3" if "--cfg" in question else "gradient_compression/table1") in done.stdout
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [("train --cfg job optimizer.lr=0.3", "lr: 0.3"), ("reproduce list", "gradient_compression/table1")],
+)
+def test_a_question_is_answered_without_pytorch(question: str, answer: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PROGRAM, *question.split()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert answer in done.stdout
+    assert not list(tmp_path.iterdir())
 
 
 def test_flags_and_overrides_in_any_order() -> None:
@@ -35,13 +38,10 @@ def test_flags_and_overrides_in_any_order() -> None:
     assert flags.overrides == ["seed=1", "optimizer.lr=1"]
 
 
-@pytest.mark.parametrize("words", [["-m"], ["--multirun"], ["hydra.mode=MULTIRUN"]])
-def test_a_sweep_is_one_however_it_is_spelled(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_is_one_however_it_is_spelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     jobs: list[int] = []
-    launch([*words, "seed=1,2", "logger=none", "model=mlp"], task=lambda cfg: jobs.append(cfg.seed))
+    launch(["hydra.mode=MULTIRUN", "seed=1,2", "logger=none", "model=mlp"], task=lambda cfg: jobs.append(cfg.seed))
     assert jobs == [1, 2]
 
 

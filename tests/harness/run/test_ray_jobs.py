@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from dpbench_ray import _Origin, _task_options
 
-from dpbench.cli import main
 from dpbench.code import code_hash
 from dpbench.errors import ConfigurationError
-from dpbench.harness.run._resume import RAY_TASK, job_name
+from tests.support.cli import dpbench
 
 SWEEP = ["train", "-m", "model=mlp", "trainer.max_steps=1", "hydra.sweep.dir=sweep", "launcher=ray"]
 
@@ -30,9 +29,11 @@ def options(cpus: float = 1, gpus: float = 0, **resources: float) -> dict[str, A
     return {"num_cpus": cpus, "num_gpus": gpus, "resources": resources, "max_retries": 3}
 
 
-@pytest.mark.parametrize("fits", [options(4), options(2, 1), options(0.5, 0.5)])
-def test_a_job_that_a_node_has_room_for(fits: dict[str, Any]) -> None:
-    assert _task_options(_Ray(), fits, None) == fits
+def test_a_job_that_a_node_has_room_for() -> None:
+    for fits in (options(4), options(2, 1), options(0.5, 0.5)):
+        assert _task_options(_Ray(), fits, None) == fits
+    with pytest.raises(ConfigurationError, match="CPU must be a number from 0 on"):
+        _task_options(_Ray(), options(-1), None)
 
 
 @pytest.mark.parametrize("large", [options(5), options(3, 1), options(tape=1)])
@@ -46,11 +47,6 @@ def test_a_job_for_which_there_is_no_node(
     assert "the sweep waits until one has" in caplog.text
 
 
-def test_less_than_nothing_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="CPU must be a number from 0 on"):
-        _task_options(_Ray(), options(-1), None)
-
-
 def test_a_node_must_see_the_folder_and_have_the_code(tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     with pytest.raises(ConfigurationError, match=r"the node does not see .*take a folder that all nodes share"):
@@ -61,33 +57,17 @@ def test_a_node_must_see_the_folder_and_have_the_code(tmp_path: Path) -> None:
         _Origin(tmp_path, seen, "0123456789abcdef").check("the node")
 
 
-def test_without_ray_the_command_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_without_ray_the_command_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert main(SWEEP) == 1
-    error = capsys.readouterr().err
-    assert "launcher=ray needs Ray: pip install ./plugins/dpbench-ray" in error and "Traceback" not in error
+    _, err = dpbench(tmp_path, *SWEEP, status=1)
+    assert "launcher=ray needs Ray: pip install ./plugins/dpbench-ray" in err and "Traceback" not in err
 
 
-def test_an_unknown_option_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main([*SWEEP, "hydra.launcher.num_cpu=1"]) == 1
-    assert "num_cpu" in capsys.readouterr().err
+def test_an_unknown_option_is_told(tmp_path: Path) -> None:
+    assert "num_cpu" in dpbench(tmp_path, *SWEEP, "hydra.launcher.num_cpu=1", status=1)[1]
 
 
-def test_a_job_has_the_same_name_when_it_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(RAY_TASK, "abc")
-    assert job_name() == "Ray abc"
-
-
-def test_a_cluster_that_does_not_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cluster_that_does_not_answer(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs Ray: pip install -e plugins/dpbench-ray")
-    monkeypatch.chdir(tmp_path)
-    assert main([*SWEEP, "hydra.launcher.address=127.0.0.1:1"]) == 1
-    assert "no Ray at 127.0.0.1:1 (hydra.launcher.address): Connection refused." in capsys.readouterr().err
+    _, err = dpbench(tmp_path, *SWEEP, "hydra.launcher.address=127.0.0.1:1", status=1)
+    assert "no Ray at 127.0.0.1:1 (hydra.launcher.address): Connection refused." in err

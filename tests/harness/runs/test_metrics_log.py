@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pandas as pd
-import pytest
 
-from dpbench.errors import ConfigurationError
 from dpbench.harness.runs.folder import RunFolder
-from dpbench.harness.runs.metrics_log import MetricsCSV
+from dpbench.harness.runs.metrics_log import MetricsCSV, best_validation
 
 
 def test_metrics_are_continued_and_merged_by_step(tmp_path: Path) -> None:
@@ -23,18 +21,10 @@ def test_metrics_are_continued_and_merged_by_step(tmp_path: Path) -> None:
     table = pd.read_csv(tmp_path / "metrics.csv", index_col="step")
     assert table.loc[3].to_dict() == {"a": 1.0, "b": 2.0}
     assert table.loc[4, "a"] == 5.0
-    assert "epoch" not in table
 
 
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        ("", "No columns"),
-        ("a,b\n", ""),
-        ("step,a\n1,x\n", "could not convert"),
-    ],
-)
-def test_a_file_without_steps_is_not_overwritten(content: str, why: str, tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").write_text(content)
-    with pytest.raises(ConfigurationError, match=f"metrics.csv is damaged: move it away, .*{why}"):
-        MetricsCSV(RunFolder(tmp_path)).check()
+def test_best_validation(tmp_path: Path) -> None:
+    log = tmp_path / "metrics.csv"
+    log.write_text("step,val/accuracy,val/mse,val/real_rate,test/accuracy\n1,0.5,2,1,1\n2,0.9,3,1,1\n3,0.8,,1,1\n")
+    assert best_validation(log) == {"val/accuracy": 0.9, "val/mse": 2.0}
+    assert best_validation(tmp_path / "none.csv") == {}
