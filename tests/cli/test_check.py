@@ -67,9 +67,9 @@ def test_the_command_names_the_line_and_writes_nothing(
     out, err = command(
         tmp_path, "check", "--config-dir", "mine/conf", *TINY, "module=own", f"module.way={way}", status=status
     )
-    lines = SOURCE.partition(code)[0].count("\n") + 1
+    lines = [number for number, line in enumerate(SOURCE.splitlines(), 1) if code in line]
     assert said in out and not err
-    assert not code or f"mine/own_classifier.py:{lines} (" in out
+    assert not code or f"mine/own_classifier.py:{lines[0]} (" in out
     assert {path.name for path in tmp_path.iterdir()} == {"mine"}
 
 

@@ -188,17 +188,6 @@ def test_strategies_schedules_and_diagnostics_by_a_word(tmp_path: Path, strategy
     assert (result_of(run)["privacy"]["delta"] is None) != is_private
 
 
-def test_both_epsilons_of_microbatches(tmp_path: Path) -> None:
-    run = train(tmp_path, "run", *PRIVATE, "strategy.microbatch_size=8", "trainer.max_steps=2")
-    privacy = result_of(run)["privacy"]
-    assert privacy["microbatch_size"] == 8
-    assert privacy["epsilon_microbatch"]["rdp"] < privacy["epsilon"]["rdp"]
-    out, _ = dpbench(tmp_path, "account", "run")
-    assert out.index("epsilon ") < out.index("epsilon microbatch") < out.index("nominal")  # per example first
-    facts = json.loads(dpbench(tmp_path, "account", "run", "--json")[0])
-    assert facts["epsilon_microbatch"] == pytest.approx(privacy["epsilon_microbatch"]["rdp"])
-
-
 @pytest.mark.parametrize(
     ("kind", "words", "message"),
     [
@@ -232,3 +221,14 @@ def test_a_final_test_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     assert "trainer: You requested to check 0.5 of the" in line
     dpbench(tmp_path, "resume", "run", "trainer.limit_test_batches=1.0")
     assert (tmp_path / "run/result.json").exists()
+
+
+def test_both_epsilons_of_microbatches(tmp_path: Path) -> None:
+    run = train(tmp_path, "run", *PRIVATE, "strategy.microbatch_size=8", "trainer.max_steps=2")
+    privacy = result_of(run)["privacy"]
+    assert privacy["microbatch_size"] == 8
+    assert privacy["epsilon_microbatch"]["rdp"] < privacy["epsilon"]["rdp"]
+    out, _ = dpbench(run, "account", ".")
+    assert out.index("epsilon ") < out.index("epsilon microbatch") < out.index("nominal")  # per example first
+    facts = json.loads(dpbench(run, "account", ".", "--json")[0])
+    assert facts["epsilon_microbatch"] == pytest.approx(privacy["epsilon_microbatch"]["rdp"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import tempfile
 from collections.abc import Iterator
 from functools import cache
@@ -38,22 +37,14 @@ NETWORKS = [  # that are quick enough
     "model=mlp_gan module=gan optimizer=adam",
     "model=conv_gan module=gan optimizer=adam model.width=8",
 ]
-VALUES: list[Any] = [
-    float("nan"), float("inf"), -float("inf"), -1, 0, 1, 2, 0.5, 1.5, 1e30, -1e-30, 10**30, 2**53, "", " ", "abc", "1",
-    "nan", "a/../b", "..", "é✓", "x" * 300, "null ", [], [1], [-1], [0.5], ["a"], [[]], {}, {"a": 1}, {"": {}},
-    {"_target_": "os.getpid"}, True, False, None, {"a": {"b": {"c": [{"d": []}]}}}, "os.system", "torch.nn.Linear",
+
+
+VALUES = [  # in Hydra's grammar
+    "nan", "inf", "-inf", "-1", "0", "1", "2", "0.5", "1.5", "1e30", "-1e-30", "1" + "0" * 30, "9007199254740992", '""',
+    '" "', "abc", '"1"', '"nan"', "a/../b", "..", '"é✓"', "x" * 300, '"null "', "[]", "[1]", "[-1]", "[0.5]", "[a]", "[[]]",
+    "{}", "{a:1}", '{"":{}}', "{_target_:os.getpid}", "true", "false", "null", "{a:{b:{c:[{d:[]}]}}}", "os.system",
+    "torch.nn.Linear",
 ]  # fmt: skip
-
-
-def quoted(value: Any) -> str:
-    """A value in Hydra's grammar."""
-    if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{quoted(key)}:{quoted(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ",".join(map(quoted, value)) + "]"
-    return json.dumps(value).replace("NaN", "nan").replace("Infinity", "inf")
 
 
 def leaves(node: Any, path: str = "") -> Iterator[str]:
@@ -91,7 +82,7 @@ CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck
 @pytest.mark.filterwarnings("default")  # a user sees warnings; they are no errors
 @settings(max_examples=100, deadline=None, suppress_health_check=CHECKS, derandomize=True)
 @given(st.deferred(lambda: st.sampled_from(situations())), st.sampled_from(VALUES))
-def test_a_wrong_value_is_one_line(tmp_path: Path, situation: tuple[tuple[str, ...], str], value: Any) -> None:
+def test_a_wrong_value_is_one_line(tmp_path: Path, situation: tuple[tuple[str, ...], str], value: str) -> None:
     words, key = situation
     fit = pl.Trainer.fit
 
@@ -106,7 +97,7 @@ def test_a_wrong_value_is_one_line(tmp_path: Path, situation: tuple[tuple[str, .
         contextlib.redirect_stderr(err),
         contextlib.redirect_stdout(io.StringIO()),
     ):
-        status = main(["train", *words, *SMALL, "logger=none", "hydra.run.dir=run", f"{key}={quoted(value)}"])
+        status = main(["train", *words, *SMALL, "logger=none", "hydra.run.dir=run", f"{key}={value}"])
     told = [line for line in err.getvalue().splitlines() if line.strip()]
     assert status in (0, 1, 2)
     if status:

@@ -96,7 +96,7 @@ def test_the_example_of_a_wandb_sweep(monkeypatch: pytest.MonkeyPatch, own_proce
     words = [part for word in example["command"] for part in variables.get(str(word).strip("${}"), [word])]
     assert words[:2] == ["dpbench", "train"] and "optimizer.lr=1.0" in words
     save_config_file_from_dict("agent/chosen.yaml", chosen)
-    names = {"SWEEP_ID": "abc", "RUN_ID": "run7", "SWEEP_PARAM_PATH": "agent/chosen.yaml", "TAGS": "a,b", "NOTES": "n"}
+    names = {"SWEEP_ID": "abc", "RUN_ID": "run7", "SWEEP_PARAM_PATH": "agent/chosen.yaml", "JOB_TYPE": "tune"}
     for name, value in names.items():
         monkeypatch.setenv(f"WANDB_{name}", value)
     own_process()
@@ -104,9 +104,9 @@ def test_the_example_of_a_wandb_sweep(monkeypatch: pytest.MonkeyPatch, own_proce
     assert main([*words[1:], *fast]) == 0
     one = only("run")
     run = one.run
-    assert (run.run_id, run.sweep_id, run.run_group, run.entity, run.notes) == ("run7", "abc", "abc", "me", "n")
+    assert (run.run_id, run.sweep_id, run.run_group, run.entity, run.job_type) == ("run7", "abc", "abc", "me", "tune")
     said = "optimizer.lr=1.0 strategy.max_grad_norm=0.5 data.expected_batch_size=64 seed=0"
-    assert run.display_name == f"digits-mlp-dpsgd {said}" and list(run.tags) == ["a", "b"]
+    assert run.display_name == f"digits-mlp-dpsgd {said}"
     assert one.config["optimizer.lr"] == 1.0 and one.config["optimizer"]["lr"] == 1.0
     assert example["metric"]["name"] in one.summary
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from dpbench.cli import main
-from dpbench.errors import LedgerError
+from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.harness.reports.end_of_run import summary
 from dpbench.harness.reports.run_table import RunTable
 from dpbench.harness.runs.folder import Run, RunFolder
-from dpbench.harness.runs.ledgers import read_one_ledger
+from dpbench.harness.runs.ledgers import find_ledgers, read_one_ledger
 from dpbench.harness.runs.numbers import noise_text
 from dpbench.harness.runs.record import write_result
 from dpbench.privacy.accounting.ledger import Header, Release
@@ -83,6 +83,7 @@ def accounted(capsys: pytest.CaptureFixture[str], run: Path, status: int) -> str
         (by_result, '"delta":1e-05', '"delta":0.1', "it was edited"),
         (by_partial_result, "0x1p0", "0x1p1", "of another run"),
     ],
+    ids=["cut", "nearly all cut", "cut off", "noise", "delta", "another run"],
 )
 def test_whoever_reads_it_says_so(
     known: Callable[[Path], None], old: str, new: str, word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -141,6 +142,8 @@ def test_an_epsilon_without_its_ledger_is_marked(tmp_path: Path) -> None:
     marked = RunTable.read([tmp_path])
     assert marked.frame()["ledger"][0] == "ledger.jsonl is missing, of which result.json tells"
     assert "not intact" in marked.compare()
+    with pytest.raises(ConfigurationError, match="No such file or directory; name the folder of a run"):
+        find_ledgers([tmp_path / "nowhere"])
 
 
 def test_the_noise_of_several_phases_and_of_lots_of_a_fixed_size(tmp_path: Path) -> None:
