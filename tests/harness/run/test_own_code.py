@@ -213,12 +213,6 @@ def test_other_errors_keep_their_traceback(function: str, file: str, words: str,
     assert (misfit_of(caught.value, ImageDataModule("digits")) is not None) is is_misfit
 
 
-def test_an_unfinished_run_is_continued_by_the_line_that_it_prints(folder: Path) -> None:
-    (folder / "run" / "result.json").unlink()
-    _, err = dpbench(folder, *TRAIN, "hydra.run.dir=run", status=1)
-    assert f"`dpbench resume {folder}/run --config-dir {folder}/mine/conf`" in err
-
-
 @pytest.mark.parametrize(
     ("word", "message"),
     [
@@ -245,3 +239,9 @@ def test_it_takes_the_place_of_no_installed_package(tmp_path: Path) -> None:
     with imports_from(tmp_path), imports_from(tmp_path):
         assert sys.path[-1] == str(tmp_path) and sys.path.count(str(tmp_path)) == 1
     assert str(tmp_path) not in sys.path
+
+
+def test_an_unfinished_run_is_continued_by_the_line_that_it_prints(folder: Path) -> None:
+    (folder / "run" / "result.json").unlink()
+    _, err = dpbench(folder, *TRAIN, "hydra.run.dir=run", status=1)
+    assert f"`dpbench resume {folder}/run --config-dir {folder}/mine/conf`" in err

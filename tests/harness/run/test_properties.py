@@ -41,9 +41,9 @@ NETWORKS = [  # that are quick enough
 
 VALUES = [  # in Hydra's grammar
     "nan", "inf", "-inf", "-1", "0", "1", "2", "0.5", "1.5", "1e30", "-1e-30", "1" + "0" * 30, "9007199254740992", '""',
-    '" "', "abc", '"1"', '"nan"', "a/../b", "..", '"é✓"', "x" * 300, '"null "', "[]", "[1]", "[-1]", "[0.5]", "[a]", "[[]]",
-    "{}", "{a:1}", '{"":{}}', "{_target_:os.getpid}", "true", "false", "null", "{a:{b:{c:[{d:[]}]}}}", "os.system",
-    "torch.nn.Linear",
+    '" "', "abc", '"1"', '"nan"', "a/../b", "..", '"é✓"', "x" * 300, '"null "', "[]", "[1]", "[-1]", "[0.5]", "[a]",
+    "[[]]", "{a:1}", '{"":{}}', "{_target_:os.getpid}", "true", "false", "null", "{a:{b:{c:[{d:[]}]}}}", "os.system",
+    "torch.nn.Linear", "{}",
 ]  # fmt: skip
 
 

@@ -55,7 +55,7 @@ def test_a_class_that_has_moved_is_known_by_its_old_place(trained: Callable[[str
     assert "dpbench.harness.run.samples." in text
     for steps, place in enumerate(("dpbench.synthesis.samples.", "dpbench.capabilities.synthesis.samples."), 13):
         run.config.write_text(text.replace("dpbench.harness.run.samples.", place))
-        dpbench(tmp_path, "resume", "run", f"trainer.max_steps={steps}")
+        dpbench(tmp_path, "resume", "run", f"trainer.max_steps={steps}", "strategy.target_epsilon=99")
         assert json.loads(run.result.read_text())["steps"] == steps
 
 

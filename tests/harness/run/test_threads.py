@@ -28,12 +28,16 @@ main(sys.argv[1:])
 
 @pytest.mark.parametrize(
     ("command", "name", "spins"),
-    [("train", "", runtime.SPINS), ("priors", "GOMP_SPINCOUNT", "7"), ("train", "OMP_WAIT_POLICY", "None")],
+    [
+        ("priors strategy=discretized", "", runtime.SPINS),
+        ("train", "GOMP_SPINCOUNT", "7"),
+        ("train", "OMP_WAIT_POLICY", "None"),
+    ],
 )
 def test_threads_wait_briefly_before_torch_is_loaded(command: str, name: str, spins: str) -> None:
     clean = {key: value for key, value in os.environ.items() if key not in runtime._WAITING}
     env = {**clean, name: "7"} if name else clean
-    program = [sys.executable, "-c", AT_THE_IMPORT_OF_TORCH, command]
+    program = [sys.executable, "-c", AT_THE_IMPORT_OF_TORCH, *command.split()]
     out = subprocess.run(program, env=env, capture_output=True, text=True, check=True).stdout
     assert f"spins: {spins}\n" in out
 
