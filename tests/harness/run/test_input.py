@@ -66,7 +66,7 @@ strategy=vector_groups strategy.groups={a:3} -> strategy.groups must be a dictio
 trainer.precision=16-mixed -> precision=16-mixed scales the loss
 # keys
 max_steps=1 -> there is no key max_steps. Did you mean trainer.max_steps?
-epsilon=3 -> there is no key epsilon. Known: \x20
+epsilon=3 -> there is no key epsilon. Known:
 strategy.epochs=3 -> (on the command line trainer.max_steps)
 strateg.target_epsilon=3 -> there is no key strateg. Did you mean strategy?
 +strategy.target_delta=1e-5 -> there is no key strategy.target_delta. Did you mean strategy.delta?
@@ -110,7 +110,7 @@ launcher=joblib -> launcher=joblib is for sweeps, and this is one run, made here
 -m seed=range(0) -> the sweep has no job
 -m optimizer.lr=interval(0.1,1) -> is for a sweeper that chooses: add hydra/sweeper=optuna
 -m seed=0,1 hydra.sweep.dir= -> hydra.sweep.dir must be the path of a folder
--m hydra/launcher=foo -> there is no hydra/launcher=foo. Known: basic, \x20
+-m hydra/launcher=foo -> there is no hydra/launcher=foo. Known: basic,
 OPTUNA optimizer.lr=interval(-1,0.5) -> optimizer.lr must be a positive number, not -1
 OPTUNA hydra.sweeper.direction=up -> hydra.sweeper.direction must be minimize or maximize or a list
 OPTUNA objective=[val/accuracy,val/loss] -> one for each objective (val/accuracy, val/loss)
