@@ -14,7 +14,7 @@ import pytest
 from dpbench.code import _source_hash
 from dpbench.harness.reproduce.jobs import Job, run_job, table_jobs
 from dpbench.harness.reproduce.tables import read_table
-from tests.support.cli import ROOT, dpbench, dpbench_in_a_process
+from tests.support.cli import ROOT, dpbench
 
 QUIET = """
 from dpbench.privacy.mechanism.noise import add_gaussian_noise
@@ -139,16 +139,3 @@ def test_a_rule_that_takes_squared_norms_for_norms_is_refused(package: Path, tmp
     _, err = dpbench(tmp_path, "train", *words, status=1)
     assert "clip_factors=my_paper.strategy.clip_factors returns the factor" in err
     assert "take squared_norms.sqrt() first" in err and err.count("\n") == 1
-
-
-@pytest.mark.long
-def test_it_is_installed(package: Path, tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index"]
-    subprocess.run([*pip, "--no-deps", "--no-build-isolation", "--target", str(site), str(package)], check=True)
-    path = os.pathsep.join([str(site), str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
-    dpbench_in_a_process(tmp_path, "train", "experiment=my_paper/demo", *QUICK, "hydra.run.dir=run", PYTHONPATH=path)
-    assert (tmp_path / "run" / "result.json").is_file()
-    words = ["my_paper/noise", "seeds=1", "rows=low"]
-    out, _ = dpbench_in_a_process(tmp_path, "reproduce", *words, PYTHONPATH=path)
-    assert "2/2 done" in out and "noise multiplier 1" in out
