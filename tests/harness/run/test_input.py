@@ -220,13 +220,13 @@ reproduce claims --out FILE/x -> test_input.py
 trian -> Did you mean train?
 resume -> the following arguments are required
 account x --delta abc -> --delta
-table --csv -q -> --csv
+table --csv -q -> the following arguments are required: RUN_OR_SWEEP
 table x --csv --json -> not allowed with
 workflow --noise-multipliers 0,1 -> --noise-multipliers
 account x --plot a.pdf -> --plot
 account x --plot FILE/x.png -> --plot
 compare x --plot . -> --plot
-compare '' -> ''
+compare '' -> it is empty: name a file or a folder
 """
 
 
