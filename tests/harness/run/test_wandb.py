@@ -26,15 +26,16 @@ from tests.support.signalled import Signals
 pytestmark = pytest.mark.usefixtures("here")
 ROOT = Path(__file__).parents[3]
 FEW = [*SMALL, "logger=wandb", "trainer.max_steps=10"]
+MORE = ["logger.checkpoint=true", "logger.entity=me", "diagnostics=gradients"]
 OPEN = ("val/", "test/", "privacy/", "private/", "nonprivate/", "optimizer/", "best/", "trainer/", "curves", "_")
 PROVENANCE = {"epoch", "commit", "config_hash", "code_hash", "seed", "steps", "seconds", "seconds_total"}
 
 
 def test_the_summary_says_what_the_run_is_and_nothing_private_is_unmarked() -> None:
-    assert main(["train", *FEW, "hydra.run.dir=run", "logger.checkpoint=true", "diagnostics=gradients"]) == 0
+    assert main(["train", *FEW, "hydra.run.dir=run", *MORE]) == 0
     one = only("run")
     assert one.artifacts == {"run": ["ledger.jsonl", "result.json"], "model": ["last.ckpt"]}
-    assert one.axes["*"] == "trainer/global_step"
+    assert one.axes["*"] == "trainer/global_step" and one.run.entity == "me"
     assert [row["trainer/global_step"] for row in one.at("val/accuracy")][:3] == [3, 7, 10]
     told = one.summary
     assert told["best/val/accuracy"] == max(row["val/accuracy"] for row in one.at("val/accuracy"))
@@ -96,15 +97,22 @@ def test_the_example_of_a_wandb_sweep(monkeypatch: pytest.MonkeyPatch, own_proce
     words = [part for word in example["command"] for part in variables.get(str(word).strip("${}"), [word])]
     assert words[:2] == ["dpbench", "train"] and "optimizer.lr=1.0" in words
     save_config_file_from_dict("agent/chosen.yaml", chosen)
-    names = {"SWEEP_ID": "abc", "RUN_ID": "run7", "SWEEP_PARAM_PATH": "agent/chosen.yaml", "JOB_TYPE": "tune"}
+    names = {
+        "SWEEP_ID": "abc",
+        "RUN_ID": "run7",
+        "SWEEP_PARAM_PATH": "agent/chosen.yaml",
+        "JOB_TYPE": "tune",
+        "TAGS": "a,b",
+    }
     for name, value in names.items():
         monkeypatch.setenv(f"WANDB_{name}", value)
     own_process()
-    fast = ["trainer.max_steps=2", "data.image_size=4", "model.hidden=[4]", "hydra.run.dir=run", "logger.entity=me"]
+    fast = ["trainer.max_steps=2", "data.image_size=4", "model.hidden=[4]", "hydra.run.dir=run"]
     assert main([*words[1:], *fast]) == 0
     one = only("run")
     run = one.run
-    assert (run.run_id, run.sweep_id, run.run_group, run.entity, run.job_type) == ("run7", "abc", "abc", "me", "tune")
+    assert (run.run_id, run.sweep_id, run.run_group, run.job_type) == ("run7", "abc", "abc", "tune")
+    assert list(run.tags) == ["a", "b"]
     said = "optimizer.lr=1.0 strategy.max_grad_norm=0.5 data.expected_batch_size=64 seed=0"
     assert run.display_name == f"digits-mlp-dpsgd {said}"
     assert one.config["optimizer.lr"] == 1.0 and one.config["optimizer"]["lr"] == 1.0
