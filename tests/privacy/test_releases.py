@@ -75,17 +75,7 @@ def test_pieces_are_one_lot(tmp_path: Path) -> None:
 
 
 def test_two_processes_release_what_one_does(tmp_path: Path) -> None:
-    alone = release(made(tmp_path / "one"), rows(2))
-    second = made(tmp_path / "none", processes=Processes(1, 2, add_up=lambda total: None))
-    second.open_lot()
-    second.accumulate([InstantiatedGradients(lambda: rows(2)[4:])], 3)
-    first = made(tmp_path / "two", processes=Processes(0, 2, add_up=lambda t: t.add_(second.mechanism.total)))
-    assert not (tmp_path / "none/ledger.jsonl").exists()
-    torch.testing.assert_close(release(first, rows(2)[:4]), alone)
-
-
-def test_the_sum_of_all_processes_is_on_the_grid_and_all_have_the_same(tmp_path: Path) -> None:
-    """A share without noise that joined after it would show its low bits."""
+    """The sum of both is on the grid: a share without noise that joined after it would show its low bits."""
     sent: list[Tensor] = []
 
     def broadcast(value: object) -> object:
@@ -93,20 +83,20 @@ def test_the_sum_of_all_processes_is_on_the_grid_and_all_have_the_same(tmp_path:
             sent.append(value.clone())
         return value
 
-    other = rows(2)[4:].sum(0)
-    first = made(tmp_path / "two", processes=Processes(0, 2, broadcast, lambda total: total.add_(other)))
-    given = release(first, rows(2)[:4])
-    (line,) = [line for _, line in read_ledger(tmp_path / "two" / "ledger.jsonl").releases]
-    assert line.checksum is not None
-    cells = sent[-1].double() / grid_spacing(line.queries[0].noise_std)
-    assert torch.equal(cells, cells.round())
-    assert checksum(sent[-1]) == line.checksum
-
     def receive(value: object) -> object:
         return sent[-1] if isinstance(value, Tensor) else value
 
-    second = made(tmp_path / "one", processes=Processes(1, 2, receive, lambda total: None))
-    assert torch.equal(release(second, rows(2)[4:]), given)
+    lot = rows(2)
+    first = made(tmp_path / "two", processes=Processes(0, 2, broadcast, lambda total: total.add_(lot[4:].sum(0))))
+    given = release(first, lot[:4])
+    torch.testing.assert_close(given, release(made(tmp_path / "one"), lot))
+    (line,) = [line for _, line in read_ledger(tmp_path / "two/ledger.jsonl").releases]
+    cells = sent[-1].double() / grid_spacing(line.queries[0].noise_std)
+    assert torch.equal(cells, cells.round())
+    assert checksum(sent[-1]) == line.checksum
+    second = made(tmp_path / "none", processes=Processes(1, 2, receive, lambda total: None))
+    assert torch.equal(release(second, lot[4:]), given)
+    assert not (tmp_path / "none/ledger.jsonl").exists()
 
 
 def test_a_resumed_run_repeats_what_is_on_disk_and_pays_once(tmp_path: Path) -> None:
@@ -123,12 +113,12 @@ def test_a_resumed_run_repeats_what_is_on_disk_and_pays_once(tmp_path: Path) -> 
 
 
 def test_target(tmp_path: Path) -> None:
-    found = made(tmp_path / "a", z=None, target=2.0, horizon=TrainingLength(30))
-    for step in range(30):
-        release(found, rows(step))
-    assert 1.99 < found.epsilon() <= 2.0 and found.budget.exhausted
+    releases = made(tmp_path / "a", z=None, target=2.0, horizon=TrainingLength(5))
+    for step in range(5):
+        release(releases, rows(step))
+    assert 1.99 < releases.epsilon() <= 2.0 and releases.budget.exhausted
     with pytest.raises(BudgetExhausted, match="is spent"):
-        release(found)
+        release(releases)
     with pytest.raises(ConfigurationError, match="needs an end"):
         made(tmp_path / "b", z=None, target=2.0)
 
