@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
-from scipy import integrate, stats
+from scipy import integrate
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.gradients.discretization import (
@@ -18,18 +17,17 @@ from dpbench.privacy.gradients.discretization import (
     keep_large,
 )
 from dpbench.privacy.gradients.parameter import InstantiatedGradients, OuterProductGradients
-from dpbench.privacy.mechanism.denoising import ErrorCorrection, check_priors, estimate_priors
+from dpbench.privacy.mechanism.denoising import ErrorCorrection, Hypotheses, check_priors, estimate_priors
 
-pytestmark = pytest.mark.usefixtures("tier")
-
+SKEWED = (0.1, 0.7, 0.2)
 NU, STD, M, BOUND = 0.5, 0.8, 4.0, 1.0
 GRID = torch.linspace(-6, 6, 241, dtype=torch.float64)
 
 
 def test_discretize() -> None:
-    x = torch.tensor([-2.0, -0.1, -0.05, 0.0, 0.05, 0.1, 0.11, 9.0, -math.inf])
-    assert discretize(x, 0.1).tolist() == [-1, 0, 0, 0, 0, 0, 1, 1, -1]
-    assert discretize(x, 0.0).tolist() == [-1, -1, -1, 0, 1, 1, 1, 1, -1]
+    x = torch.tensor([-2.0, -0.1, 0.0, 0.1, 0.11, -math.inf])
+    assert discretize(x, 0.1).tolist() == [-1, 0, 0, 0, 1, -1]
+    assert discretize(x, 0.0).tolist() == [-1, -1, 0, 1, 1, -1]
 
 
 @pytest.mark.parametrize("cached", [True, False])
@@ -60,18 +58,15 @@ def test_large_values_are_kept() -> None:
     kept = DiscretizedGradients(InstantiatedGradients(lambda: rows), 1.3, 4, 4, keep_large)  # rms of the first: 2.5
     assert kept.per_record().tolist() == [[0, -4, 0, 0], [0] * 4, [0] * 4, [0] * 4]
     assert kept.squared_norms().tolist() == [16, 0, 0, 0]
-    assert kept.select(torch.tensor([0])).per_record().tolist() == [[0, -4, 0, 0]]
     torch.testing.assert_close(keep_large(rows[:1], 0.0), rows[:1])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_rounding_does_not_decide_what_is_kept(dtype: torch.dtype) -> None:
+def test_rounding_does_not_decide_what_is_kept() -> None:
     """(a, −a), the bias of two classes, lies at one root mean square: a last bit would make it all or nothing."""
-    values = torch.rand(2000, 1, dtype=dtype)
+    values = torch.rand(2000, 1)
     rows = torch.cat([values, -values * (1 + 1e-6)], 1)
     assert torch.equal(keep_large(rows, 1.0), rows)
-    one = torch.rand(50, 1, dtype=dtype)  # a parameter of one number is trained, too
-    assert torch.equal(keep_large(one, 1.0), one)
+    assert torch.equal(keep_large(values, 1.0), values)  # a parameter of one number is trained, too
 
 
 @pytest.mark.parametrize("values", ["signs", "threshold", "rescaled", "kept"])
@@ -83,11 +78,10 @@ def test_nothing_of_an_empty_lot(values: Values) -> None:
         assert not found.weighted_sum(torch.ones(len(rows))).any()
 
 
-def test_signs_of_rounding_errors_are_refused() -> None:
-    for values in ("signs", "threshold", "rescaled"):
-        with pytest.raises(ConfigurationError, match="must be above 0: signs of what is zero but for rounding"):
-            Discretization(0.0, values)  # type: ignore[arg-type]
-    assert Discretization(0.0, "kept")
+@pytest.mark.parametrize("values", ["signs", "threshold", "rescaled"])
+def test_signs_of_rounding_errors_are_refused(values: Values) -> None:
+    with pytest.raises(ConfigurationError, match="must be above 0: signs of what is zero but for rounding"):
+        Discretization(0.0, values)
 
 
 def test_signs_at_the_norm_of_the_gradient() -> None:
@@ -125,33 +119,19 @@ def scores_by_integration(y: float, hypotheses: str, priors: tuple[float, float,
     return [prior * mass for prior, mass in zip(priors, masses, strict=True)]
 
 
-@pytest.mark.parametrize("priors", [(1 / 3, 1 / 3, 1 / 3), (0.1, 0.7, 0.2)])
-@pytest.mark.parametrize("hypotheses", ["points", "intervals", "uniform"])
-def test_the_most_probable_hypothesis_wins(hypotheses: str, priors: tuple[float, float, float]) -> None:
-    correction = ErrorCorrection(NU, hypotheses, "sum", priors)  # type: ignore[arg-type]
-    corrected = correction.correct(GRID, STD, M, BOUND)
-    for y, value in zip(GRID.tolist(), corrected.tolist(), strict=True):
+@pytest.mark.parametrize(
+    ("hypotheses", "priors"),
+    [("points", (1 / 3, 1 / 3, 1 / 3)), ("points", SKEWED), ("intervals", SKEWED), ("uniform", SKEWED)],
+)
+def test_mode_and_mean_of_the_posterior(hypotheses: Hypotheses, priors: tuple[float, float, float]) -> None:
+    mode = ErrorCorrection(NU, hypotheses, "sum", priors).correct(GRID, STD, M, BOUND)
+    mean = ErrorCorrection(NU, hypotheses, "sum", priors, "mean").correct(GRID, STD, M, BOUND)
+    for y, likeliest, average in zip(GRID.tolist(), mode.tolist(), mean.tolist(), strict=True):
         down, stop, up = scores_by_integration(y, hypotheses, priors, BOUND * M)
+        assert average == pytest.approx(NU * (up - down) / (down + stop + up), abs=1e-6), y
         first, second = sorted((down, stop, up), reverse=True)[:2]
-        if first < second * (1 + 1e-6):
-            continue  # a tie
-        assert value == {down: -NU, stop: 0.0, up: NU}[first], y
-
-
-@pytest.mark.parametrize("priors", [(1 / 3, 1 / 3, 1 / 3), (0.1, 0.7, 0.2)])
-@pytest.mark.parametrize("hypotheses", ["points", "intervals", "uniform"])
-def test_the_posterior_mean(hypotheses: str, priors: tuple[float, float, float]) -> None:
-    correction = ErrorCorrection(NU, hypotheses, "sum", priors, "mean")  # type: ignore[arg-type]
-    corrected = correction.correct(GRID, STD, M, BOUND)
-    for y, value in zip(GRID.tolist(), corrected.tolist(), strict=True):
-        down, stop, up = scores_by_integration(y, hypotheses, priors, BOUND * M)
-        assert value == pytest.approx(NU * (up - down) / (down + stop + up), abs=1e-6), y
-
-
-def test_points_with_equal_priors_cut_at_half_of_the_threshold() -> None:
-    corrected = ErrorCorrection(NU, "points", "sum").correct(GRID, STD, M, BOUND)
-    wanted = torch.where(GRID.abs() > NU / 2, GRID.sign() * NU, torch.zeros_like(GRID))
-    torch.testing.assert_close(corrected[GRID.abs() != NU / 2], wanted[GRID.abs() != NU / 2])
+        if first >= second * (1 + 1e-6):  # no tie
+            assert likeliest == {down: -NU, stop: 0.0, up: NU}[first], y
 
 
 def test_scales() -> None:
@@ -169,26 +149,19 @@ def test_far_tails_and_float32(hypotheses: str) -> None:
     assert correction.correct(y, 1.1, 256.0, 1.0).tolist() == pytest.approx([-0.01, -0.01, 0.01, 0.01])
 
 
-def test_priors_of_zero_never_win() -> None:
-    corrected = ErrorCorrection(NU, "points", "sum", (0.0, 0.5, 0.5)).correct(GRID, STD, M, BOUND)
-    assert float(corrected.min()) == 0.0
-
-
-@pytest.mark.parametrize("priors", [[0.5, 0.5], [0.5, 0.5, 0.5], [-0.1, 0.6, 0.5], [math.nan, 0.5, 0.5]])
-def test_bad_priors(priors: list[float]) -> None:
-    with pytest.raises(ConfigurationError, match="three probabilities"):
-        check_priors(priors)
+def test_bad_priors() -> None:
+    for priors in ([0.5, 0.5], [0.5, 0.5, 0.5], [-0.1, 0.6, 0.5], [math.nan, 0.5, 0.5]):
+        with pytest.raises(ConfigurationError, match="three probabilities"):
+            check_priors(priors)
 
 
 def test_estimated_priors() -> None:
-    public = torch.from_numpy(np.random.default_rng(0).normal(0, 1, 20000))
-    down, stop, up = estimate_priors(public, 0.5)
-    assert down == pytest.approx(stats.norm.cdf(-0.5), abs=0.01)
-    assert up == pytest.approx(stats.norm.sf(0.5), abs=0.01)
-    assert down + stop + up == pytest.approx(1)
-    check_priors(estimate_priors(torch.zeros(10), 0.5))  # none is impossible
-    with pytest.raises(ConfigurationError, match="public"):
-        estimate_priors(torch.tensor([math.nan]), 0.5)
+    public = torch.tensor([-2.0, -1.0, 0.5, 0.0, 0.6])
+    assert estimate_priors(public, 0.5) == pytest.approx((2.5 / 6.5, 2.5 / 6.5, 1.5 / 6.5))
+    assert min(estimate_priors(torch.zeros(10), 0.5)) > 0  # none is impossible
+    for bad in ([math.nan], []):
+        with pytest.raises(ConfigurationError, match="public"):
+            estimate_priors(torch.tensor(bad), 0.5)
 
 
 def test_refusals() -> None:
@@ -197,8 +170,9 @@ def test_refusals() -> None:
             ErrorCorrection(bad)
     with pytest.raises(ConfigurationError, match="known are points, intervals, uniform"):
         ErrorCorrection(0.1, "triangles")  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="known are sum, mean"):
-        ErrorCorrection(0.1, scale="median")  # type: ignore[arg-type]
+
+
+def test_a_threshold_that_no_gradient_reaches() -> None:
     with pytest.raises(ConfigurationError, match="not below"):
         ErrorCorrection(5.0, "uniform", "mean").check(1.0, 10.0)
     ErrorCorrection(5.0, "uniform", "sum").check(1.0, 10.0)
