@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch import nn
 
 from dpbench.errors import ConfigurationError
@@ -41,7 +42,6 @@ def release(machine: Mechanism, norms: torch.Tensor, key: int) -> float:
 def test_theorem_1_worked_example() -> None:
     plan = mechanism(QuantileBounds()).plan
     assert plan.statistics[0].noise_std == 5.0  # m/20
-    assert plan.gradient_multiplier == pytest.approx(1.005, abs=5e-4)
     assert plan.gradient_multiplier == pytest.approx((1 - 10.0**-2) ** -0.5)
 
 
@@ -51,32 +51,17 @@ def test_theorem_1_without_a_solution() -> None:
     mechanism(QuantileBounds(count_noise_std=0.501))
 
 
-@pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (0.0, 0.1), (math.log(10), 1.0)])
-@pytest.mark.parametrize("quantile", [0.1, 0.3, 0.5, 0.7, 0.9])
-def test_tracking_of_log_normal_norms(mean: float, std: float, quantile: float) -> None:
-    """adaptive_quantile_clipping_2021, Fig. 2: 200 rounds from C0 = 0.1 with the paper's defaults."""
+@pytest.mark.parametrize("quantile", [0.1, 0.5, 0.9])
+def test_tracking_of_log_normal_norms(quantile: float) -> None:
+    """adaptive_quantile_clipping_2021, Fig. 2: rounds from C0 = 0.1 with the paper's defaults."""
     machine, rng = mechanism(QuantileBounds(quantile)), np.random.default_rng(3)
-    bounds = [
-        release(machine, torch.from_numpy(rng.lognormal(mean, std, 100)).float(), round_) for round_ in range(300)
-    ]
-    standard = {0.1: -1.2816, 0.3: -0.5244, 0.5: 0.0, 0.7: 0.5244, 0.9: 1.2816}[quantile]
-    truth = math.exp(mean + std * standard)
-    late = np.array(bounds[-50:])  # 0.1 takes 170 rounds to climb from 0.1 to 2.8
+    bounds = [release(machine, torch.from_numpy(rng.lognormal(size=100)).float(), number) for number in range(250)]
+    late = np.array(bounds[200:])
     # Noise of the counts (0.05) and of the lot (up to 0.05) moves the bound by a few per cent of a standard deviation.
-    share = 0.5 * (1 + np.vectorize(math.erf)((np.log(late) - mean) / std / math.sqrt(2)))
-    assert abs(share.mean() - quantile) < 0.03
+    assert abs(stats.norm.cdf(np.log(late)).mean() - quantile) < 0.03
     if quantile == 0.5:
-        assert np.abs(np.array(bounds[150:200]) / truth - 1).max() < 0.1
-    assert abs(late.mean() / truth - 1) < 0.2
-
-
-def test_geometric_growth_where_every_record_is_clipped() -> None:
-    """Ten-fold in 23 rounds (the paper), but for the noise."""
-    machine = mechanism(QuantileBounds(count_noise_std=1e6), z=1.0)
-    group = machine.plan.groups
-    for _ in range(23):
-        group = with_bounds(group, QuantileBounds().next_bounds(group, [-0.5]))
-    assert group[0].max_grad_norm == pytest.approx(1.0, rel=0.01)
+        assert np.abs(late - 1).max() < 0.1
+    assert abs(late.mean() / math.exp(stats.norm.ppf(quantile)) - 1) < 0.2
 
 
 def test_updates_by_hand() -> None:
@@ -89,7 +74,7 @@ def test_updates_by_hand() -> None:
     assert mean == pytest.approx((1.35, 4 / 3))
 
 
-@pytest.mark.parametrize("noise", [-1e9, -1.0, 0.0, 1e9])
+@pytest.mark.parametrize("noise", [-1e9, 1e9])
 @pytest.mark.parametrize("rule", [QuantileBounds(), QuantileBounds(update="linear"), MeanNormBounds()])
 def test_bounds_stay_positive_and_finite(rule: Adaptation, noise: float) -> None:
     groups = (VectorGroup("a", (0,), 1e-3),)
@@ -121,35 +106,22 @@ def test_mean_norms_are_followed_from_far_away() -> None:
 @pytest.mark.parametrize("rule", [QuantileBounds(), QuantileBounds(update="linear"), MeanNormBounds()])
 def test_a_dead_layer_ends_in_nothing_worse_than_a_small_bound(rule: Adaptation) -> None:
     machine = mechanism(rule)
-    for round_ in range(1500):
-        bound = release(machine, torch.zeros(100), round_)
+    for number in range(300):
+        bound = release(machine, torch.zeros(100), number)
     assert 1e-10 <= bound < 1e-3
     assert machine.total.isfinite().all() and machine.plan.parameter_stds[0] > 1e-12
 
 
-def test_an_empty_lot_is_measured_too() -> None:
-    machine = mechanism(QuantileBounds(), bound=1.0)
-    machine.clear()
-    machine.accumulate([InstantiatedGradients(lambda: torch.zeros(0, 2))], 0)
-    assert not machine.total.any()
-
-
-@pytest.mark.parametrize("value", [0.0, 1.0, -0.5, math.nan])
-def test_quantile_out_of_range(value: float) -> None:
-    with pytest.raises(ConfigurationError, match="quantile must lie strictly between 0 and 1"):
-        QuantileBounds(value)
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: QuantileBounds(learning_rate=0), "clip_learning_rate"),
-        (lambda: QuantileBounds(count_noise_std=-1), "count_noise_std"),
-        (lambda: MeanNormBounds(alpha=0), "alpha"),
-        (lambda: MeanNormBounds(beta=1), "beta must be larger than 1"),
-        (lambda: MeanNormBounds(norm_noise_multiplier=0), "norm_noise_multiplier"),
-    ],
-)
-def test_refusals(make: object, words: str) -> None:
-    with pytest.raises(ConfigurationError, match=words):
-        make()  # type: ignore[operator]
+def test_refusals() -> None:
+    for rule, options, words in (
+        (QuantileBounds, {"quantile": 0.0}, "quantile must lie strictly between 0 and 1"),
+        (QuantileBounds, {"quantile": 1.0}, "quantile must lie strictly between 0 and 1"),
+        (QuantileBounds, {"quantile": math.nan}, "quantile must lie strictly between 0 and 1"),
+        (QuantileBounds, {"learning_rate": 0}, "clip_learning_rate"),
+        (QuantileBounds, {"count_noise_std": -1}, "count_noise_std"),
+        (MeanNormBounds, {"alpha": 0}, "alpha"),
+        (MeanNormBounds, {"beta": 1}, "beta must be larger than 1"),
+        (MeanNormBounds, {"norm_noise_multiplier": 0}, "norm_noise_multiplier"),
+    ):
+        with pytest.raises(ConfigurationError, match=words):
+            rule(**options)  # type: ignore[arg-type]

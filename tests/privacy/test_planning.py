@@ -15,6 +15,7 @@ from dpbench.privacy.accounting.planning import at_population
 from dpbench.privacy.events import Event, SumQuery
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, Sampling, TruncatedPoissonSampling
 from tests.harness.runs.test_ledgers import by_result
+from tools.golden.ledgers import FOLDER
 
 
 def ledger_of(sampling: Sampling) -> Ledger:
@@ -38,51 +39,36 @@ def test_only_the_rate_falls() -> None:
     assert same.releases[0][1].queries == ledger_of(FixedSizeSampling(539, 50)).releases[0][1].queries
 
 
-def test_the_paper_s_table_1() -> None:
-    """SO-LR-like: z = 0.1 at m = 100 is grown until ε = 5; here ε falls as both grow."""
-    run = ledger_of(FixedSizeSampling(1_000, 100, unit="user"))
-    figures = [ledger_epsilon(at_population(run, 1_000_000, size), 1e-6) for size in (100, 1_000, 10_000)]
-    assert figures == sorted(figures, reverse=True)
-
-
-@pytest.mark.parametrize(("population", "size"), [(10, None), (1_000, 2_000), (0, None), (1_000, 0)])
-def test_lots_that_do_not_fit(population: int, size: float | None) -> None:
-    with pytest.raises(ConfigurationError, match="users do not fit a population of"):
-        at_population(ledger_of(PoissonSampling(539, 50 / 539, unit="user")), population, size)
-
-
-def test_lots_that_no_rate_describes() -> None:
+def test_lots_that_do_not_fit() -> None:
+    run = ledger_of(PoissonSampling(539, 50 / 539, unit="user"))
+    for population, size in ((10, None), (1_000, 2_000), (0, None), (1_000, 0)):
+        with pytest.raises(ConfigurationError, match="users do not fit a population of"):
+            at_population(run, population, size)
     with pytest.raises(ConfigurationError, match="needs batches that a rate describes"):
         at_population(ledger_of(TruncatedPoissonSampling(539, 0.1, max_batch_size=60)), 1_000)
 
 
 def test_it_is_called_nominal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     by_result(tmp_path)
-    assert main(["account", str(tmp_path), "--population", "1000000", "--json"]) == 0
+    account = ["account", str(tmp_path)]
+    assert main([*account, "--population", "1e6", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["population"] == 1_000_000 and facts["nominal_population"] and not facts["guarantee"]
-    assert main(["account", str(tmp_path), "--population", "1000000", "--batch-size", "5000"]) == 0
-    told = capsys.readouterr().out
-    assert "1000000   nominal: the runs had fewer or more" in told and "5000 examples, sampling rate 0.005" in told
-    assert main(["account", str(tmp_path), "--json"]) == 0
+    assert main([*account, "--population", "1000000", "--batch-size", "5000"]) == 0
+    shown = capsys.readouterr().out
+    assert "1000000   nominal: the runs had fewer or more" in shown and "5000 examples, sampling rate 0.005" in shown
+    assert main([*account, "--json"]) == 0
     assert not json.loads(capsys.readouterr().out)["nominal_population"]
-    assert main(["account", str(tmp_path), "--population", "1e6", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == facts
-    with pytest.raises(SystemExit):
-        main(["account", str(tmp_path), "--population", "1e6.5"])
-    assert "must be a whole number" in capsys.readouterr().err
-    assert main(["account", str(tmp_path), "--batch-size", "50"]) == 1
+    assert main([*account, "--batch-size", "50"]) == 1
     assert "--batch-size requires --population" in capsys.readouterr().err
 
 
 def test_a_delta_that_is_too_large_for_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     by_result(tmp_path)
-    warning = "dpbench: warning: delta=1e-05 is not below 1/1000000 (the number of examples)"
-    assert main(["account", str(tmp_path), "--population", "1e6"]) == 0
-    told = capsys.readouterr()
-    assert warning in told.err
-    assert float(told.out.split()[1]) > 0  # however small
-    assert main(["account", str(tmp_path), "--population", "1e6", "--delta", "1e-7"]) == 0
+    account = ["account", str(tmp_path), "--population", "1e6"]
+    assert main(account) == 0
+    assert "warning: delta=1e-05 is not below 1/1000000 (the number of examples)" in capsys.readouterr().err
+    assert main([*account, "--delta", "1e-7"]) == 0
     assert not capsys.readouterr().err
 
 
@@ -95,8 +81,6 @@ def test_another_population_is_not_continued(tmp_path: Path, capsys: pytest.Capt
 
 def test_a_ledger_that_states_its_plan() -> None:
     """The plan is of the lots that were drawn: a ledger over another population has none."""
-    drawn = read_ledger(Path(__file__).parents[1] / "golden" / "ledgers" / "plan.jsonl")
+    drawn = read_ledger(FOLDER / "plan.jsonl")
     assert drawn.header.plan is not None
-    planned = at_population(drawn, 10 * drawn.header.population)
-    assert planned.header.plan is None and planned.header.population == 10 * drawn.header.population
-    assert len(planned.releases) == len(drawn.releases)
+    assert at_population(drawn, 10 * drawn.header.population).header.plan is None
