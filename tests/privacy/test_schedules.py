@@ -145,13 +145,19 @@ def test_noise_and_sizes_cost_what_an_independent_accountant_says(tmp_path: Path
 
 
 def test_training_stops_before_the_release_that_would_exceed_the_target(tmp_path: Path) -> None:
-    """Whatever that costs: the last one may cost more than all before it."""
-    factors = [1.0] * 3 + [0.01, 1.0]
-    target = (independent_epsilon(factors[:3]) + independent_epsilon(factors[:4])) / 2
-    releases = made(tmp_path, target=target, horizon=TrainingLength(5), schedules=Schedules(factors))
+    """Whatever that costs: the last one may cost more than all before it; also where those are repeated."""
+    factors = [1.0] * 4 + [0.01, 1.0, 1.0]
+    target = (independent_epsilon(factors[:4]) + independent_epsilon(factors[:5])) / 2
+    schedules = Schedules(factors)
+    releases = made(tmp_path, target=target, horizon=TrainingLength(7), schedules=schedules)
+    release(releases, rows(0))
+    state = releases.state_dict()
     while not releases.budget.exhausted:
         release(releases, rows(releases.num_releases))
-    assert releases.num_releases == 3 and releases.epsilon() <= target
+    assert releases.num_releases == 4 and releases.epsilon() <= target
+    releases.budget.close()
+    resumed = made(tmp_path, target=target, horizon=TrainingLength(7, 1), schedules=schedules, start=state)
+    assert resumed.budget.remaining == 3
 
 
 def resumed_at_1(folder: Path, schedules: Schedules) -> ReleaseEngine:
