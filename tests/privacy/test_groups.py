@@ -6,12 +6,11 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.events import effective_noise_multiplier
 from dpbench.privacy.gradients.parameter import InstantiatedGradients
-from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum
+from dpbench.privacy.mechanism.clipping import clip_and_sum
 from dpbench.privacy.mechanism.groups import (
     GROUPINGS,
     bounded_groups,
@@ -21,11 +20,7 @@ from dpbench.privacy.mechanism.groups import (
     equal_split,
     joint_group,
 )
-from dpbench.privacy.mechanism.mechanism import Mechanism
-from dpbench.privacy.mechanism.noise_process import Gaussian
 from dpbench.privacy.mechanism.plan import ReleasePlan
-from dpbench.privacy.mechanism.recipe import Recipe
-from dpbench.privacy.mechanism.training_plan import TrainingPlan
 from dpbench.privacy.sampling import PoissonSampling
 
 NAMES = ["conv1.weight", "conv1.bias", "conv2.weight", "fc.weight", "fc.bias"]
@@ -56,23 +51,20 @@ def test_splits_keep_the_total() -> None:
         assert math.hypot(*(g.max_grad_norm for g in clipping(NAMES, SIZES, 3.0))) == pytest.approx(3.0)
 
 
-@pytest.mark.parametrize("split", ["equal", "dimension"])
-def test_all_allocations_return_the_same_multiplier(split: str) -> None:
+def test_all_allocations_return_the_same_multiplier() -> None:
     """Section 4: σ = z√G·S_g and σ = z√(D/d_g)·S_g both cost z."""
-    layers = by_layer(NAMES)
-    groups = equal_split(layers, 2.0) if split == "equal" else dimension_split(layers, SIZES, 2.0)
-    sampling, sizes = PoissonSampling(1000, 0.1), tuple(SIZES)
-    for allocation in ("equal", "proportional", "dimension"):
-        plan = ReleasePlan(sampling, groups, 1.3, sizes, allocation=allocation)  # type: ignore[arg-type]
-        assert effective_noise_multiplier(plan.queries) == pytest.approx(1.3, rel=1e-12)
-        for group, std in zip(groups, plan.noise_stds, strict=True):
-            d = sum(SIZES[p] for p in group.parameters)
-            wanted = {
-                "equal": 1.3 * 2.0,
-                "proportional": 1.3 * math.sqrt(3) * group.max_grad_norm,
-                "dimension": 1.3 * math.sqrt(1000 / d) * group.max_grad_norm,
-            }
-            assert std == pytest.approx(wanted[allocation])
+    layers, dimensions = by_layer(NAMES), (100, 200, 700)
+    for groups in (equal_split(layers, 2.0), dimension_split(layers, SIZES, 2.0)):
+        bounds = [group.max_grad_norm for group in groups]
+        wanted = {
+            "equal": [1.3 * 2.0] * 3,
+            "proportional": [1.3 * math.sqrt(3) * bound for bound in bounds],
+            "dimension": [1.3 * math.sqrt(1000 / d) * bound for d, bound in zip(dimensions, bounds, strict=True)],
+        }
+        for allocation, stds in wanted.items():
+            plan = ReleasePlan(PoissonSampling(1000, 0.1), groups, 1.3, tuple(SIZES), allocation=allocation)  # type: ignore[arg-type]
+            assert effective_noise_multiplier(plan.queries) == pytest.approx(1.3, rel=1e-12)
+            assert plan.noise_stds == pytest.approx(stds)
 
 
 def test_worked_example_of_section_2() -> None:
@@ -80,39 +72,23 @@ def test_worked_example_of_section_2() -> None:
     (group,) = joint_group({"v1": (0,), "v2": (1,)}, {"v1": 1.0, "v2": 100.0}, 1.0)
     qn = 50.0
     z = 0.01 * qn  # σ̃ = qn·σ = z·S
-    parameters = [nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(4))]
-    sizes = tuple(parameter.numel() for parameter in parameters)
-    plan = TrainingPlan(Recipe(), PoissonSampling(1000, qn / 1000), Gaussian(z), (group,), sizes)
-    machine = Mechanism(plan, parameters)
-    assert [std / qn for std in machine.plan.parameter_stds] == pytest.approx([0.01, 1.0])
-    assert machine.plan.queries[0].sensitivity == 1.0
+    plan = ReleasePlan(PoissonSampling(1000, qn / 1000), (group,), z, (3, 4))
+    assert [std / qn for std in plan.parameter_stds] == pytest.approx([0.01, 1.0])
+    assert plan.queries[0].sensitivity == 1.0
     v1, v2 = torch.zeros(2, 3), torch.zeros(2, 4)
     v1[0, 0], v2[1, 2] = 1.0, 100.0  # as large as allowed, and one always zero: nothing is clipped
-    machine.clear()
-    machine.accumulate([InstantiatedGradients(lambda: v1), InstantiatedGradients(lambda: v2)], 2)
-    assert machine.gradients[0].tolist() == [1.0, 0.0, 0.0]
-    assert machine.gradients[1].tolist() == [0.0, 0.0, 100.0, 0.0]
+    sums, _ = clip_and_sum([InstantiatedGradients(lambda: v1), InstantiatedGradients(lambda: v2)], (group,))
+    assert sums[0].tolist() == [1.0, 0.0, 0.0]
+    assert sums[1].tolist() == [0.0, 0.0, 100.0, 0.0]
 
 
-def test_joint_clipping_by_hand() -> None:
-    group = VectorGroup("joint", (0, 1), 1.2, (2.0, 5.0))
-    a, b = torch.tensor([[4.0, 0.0]]), torch.tensor([[0.0, 5.0, 0.0]])
-    sums, norms = clip_and_sum([InstantiatedGradients(lambda: a), InstantiatedGradients(lambda: b)], (group,))
-    factor = 1.2 / math.sqrt(2**2 + 1**2)
-    torch.testing.assert_close(sums[0], a[0] * factor)
-    torch.testing.assert_close(sums[1], b[0] * factor)
-    assert norms.tolist() == [[5.0]]
-
-
-@pytest.mark.parametrize("total", [0.99, 1.42, -1.0, math.nan])
-def test_joint_total_out_of_range(total: float) -> None:
-    with pytest.raises(ConfigurationError, match=r"must lie in \[1, √k\] = \[1, 1.414\]"):
-        joint_group({"a": (0,), "b": (1,)}, {"a": 1.0, "b": 1.0}, total)
-
-
-def test_joint_default_is_the_conservative_one() -> None:
+def test_a_joint_total_lies_between_one_and_the_conservative_default() -> None:
     partition = {"a": (0,), "b": (1,), "c": (2,)}
-    (group,) = joint_group(partition, {"a": 1.0, "b": 2.0, "c": 3.0}, None)
+    scales = {"a": 1.0, "b": 2.0, "c": 3.0}
+    for total in (0.99, 1.74, -1.0, math.nan):
+        with pytest.raises(ConfigurationError, match=r"must lie in \[1, √k\] = \[1, 1.732\]"):
+            joint_group(partition, scales, total)
+    (group,) = joint_group(partition, scales, None)
     assert group.max_grad_norm == pytest.approx(math.sqrt(3))
     assert group.scales == (1.0, 2.0, 3.0)
 

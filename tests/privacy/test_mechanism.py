@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import dp_accounting
@@ -16,9 +15,9 @@ from torch import Tensor, nn
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.composition import epsilon
-from dpbench.privacy.events import Event, equivalent_queries
+from dpbench.privacy.events import Event
 from dpbench.privacy.gradients import discretization
-from dpbench.privacy.gradients.discretization import Discretization, discretize
+from dpbench.privacy.gradients.discretization import Discretization
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.gradients.parameter import ScaledGradients
 from dpbench.privacy.mechanism import mechanism as mechanism_module
@@ -26,11 +25,9 @@ from dpbench.privacy.mechanism.adaptive import MeanNormBounds, QuantileBounds
 from dpbench.privacy.mechanism.clipping import (
     VectorGroup,
     _made_up_squared_norms,
-    clip_and_sum,
     unclipped_factors,
 )
 from dpbench.privacy.mechanism.mechanism import Mechanism
-from dpbench.privacy.mechanism.noise_process import Noise
 from dpbench.privacy.mechanism.plan import ReleasePlan, Statistic
 from dpbench.privacy.mechanism.recipe import Recipe
 from tests.privacy import mechanisms
@@ -50,8 +47,6 @@ from tests.privacy.mechanisms import (
 )
 from tests.support.reference import mean_square, reference_gradients, relative_error
 
-pytestmark = pytest.mark.usefixtures("tier")
-
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_mechanism_passes_the_audit(name: str) -> None:
@@ -64,28 +59,20 @@ def test_every_mechanism_passes_the_audit(name: str) -> None:
 def slow_sums(
     case: Case, rows: list[Tensor], microbatch_of: list[int], groups: tuple[VectorGroup, ...]
 ) -> list[Tensor]:
-    """Record by record, coordinate by coordinate, in float64: the clipped sum of each parameter."""
+    """Record by record, in float64: the clipped sum of each parameter."""
     recipe, size = case.recipe, case.summands.per_summand
-    records: list[list[Tensor]] = [[row[r] for row in rows] for r in range(len(rows[0]))]
-    if size > 1:
-        merged = []
-        for name in sorted(set(microbatch_of)):
-            members = [record for record, own in zip(records, microbatch_of, strict=True) if own == name]
-            merged.append([torch.stack(parts).sum(0) / size for parts in zip(*members, strict=True)])
-        records = merged
+    names = microbatch_of if size > 1 else range(len(rows[0]))
+    records = [[part[torch.tensor(names) == name].sum(0) / size for part in rows] for name in set(names)]
     if isinstance(recipe.transform, Discretization):
         records = [slowly_discretized(record, recipe.transform) for record in records]
-    total = [torch.zeros_like(p) for p in records[0]]
+    total = [torch.zeros_like(part[0]) for part in rows]
     for record in records:
         for group in groups:
             scales = group.scales or (1.0,) * len(group.parameters)
-            norm = (
-                sum(float((record[p] / a).square().sum()) for p, a in zip(group.parameters, scales, strict=True)) ** 0.5
-            )
+            norm = math.hypot(*(float(record[p].norm()) / a for p, a in zip(group.parameters, scales, strict=True)))
             stability = getattr(recipe.clip_factors, "keywords", {}).get("stability")
-            if stability is None:
-                weight = min(1.0, group.max_grad_norm / norm) if norm else 1.0
-            else:
+            weight = min(1.0, group.max_grad_norm / (norm or 1.0))
+            if stability is not None:
                 weight = group.max_grad_norm / (norm + stability) if norm else 0.0
             for p in group.parameters:
                 total[p] += weight * record[p]
@@ -97,43 +84,27 @@ def slowly_discretized(record: list[Tensor], rule: Discretization) -> list[Tenso
     tau = rule.threshold
     if rule.values == "kept":
         return [torch.where(p.abs() > tau * p.square().mean().sqrt(), p, 0) for p in record]
-    signs = [(p > tau).double() - (p < -tau).double() for p in record]
+    signs = [p.sign() * (p.abs() > tau) for p in record]
     if rule.values == "signs":
         return signs
     left = sum(int(p.count_nonzero()) for p in signs)
-    norm = math.sqrt(sum(float(p.square().sum()) for p in record))
+    norm = math.hypot(*(float(p.norm()) for p in record))
     return [p * (norm / math.sqrt(left) if left else 0.0) for p in signs]
-
-
-class Net(nn.Module):
-    """Three parameters of the shapes that CASES group."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Linear(2, 3)
-        self.fc = nn.Linear(3, 4, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(torch.tanh(self.conv(x)))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_sums_of_a_network_against_the_reference(name: str) -> None:
     case = CASES[name]
-    model = Net().double()
+    model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 4, bias=False)).double()  # shapes that CASES group
     x = 3 * torch.randn(9, 2, dtype=torch.float64)
     engine = PerRecordEngine(model)
-    sizes = tuple(parameter.numel() for parameter in engine.parameters)
-    mechanism = Mechanism(replace(case.plan(), sizes=sizes), engine.parameters)
-    microbatch_of = [0, 0, 0, 1, 1, 3, 3, 3, 3]
-    merge = None
-    if case.summands.per_summand > 1:
-        present, record_of = torch.tensor(microbatch_of).unique(return_inverse=True)
-        merge = (record_of, len(present), 1 / case.summands.per_summand)
-    gradients = engine.backward(mean_square(model, x), 9)
-    reference = list(reference_gradients(model, x).values())
+    mechanism = Mechanism(replace(case.plan(), sizes=(6, 3, 12)), engine.parameters)
+    microbatch_of = [0, 0, 0, 1, 1, 2, 2, 2, 2]
+    size = case.summands.per_summand
+    merge = (torch.tensor(microbatch_of), 3, 1 / size) if size > 1 else None
     mechanism.clear()
-    mechanism.accumulate(gradients, 9, merge, values_of(torch.randn(9, 20)))
+    mechanism.accumulate(engine.backward(mean_square(model, x), 9), 9, merge, values_of(torch.randn(9, 20)))
+    reference = list(reference_gradients(model, x).values())
     wanted = slow_sums(case, reference, microbatch_of, mechanism.plan.groups)
     for actual, expected in zip(mechanism.gradients, wanted, strict=True):
         assert relative_error(actual, expected) < 1e-9
@@ -153,17 +124,13 @@ def test_statistics_against_the_definition() -> None:
     torch.testing.assert_close(metrics, torch.stack(wanted))
 
 
-@pytest.mark.parametrize("name", ["discretized", "everything", "joint"])
-def test_pieces_of_a_lot_add_up(name: str) -> None:
-    case = CASES[name]
-    mechanism, rows = case.build(), torch.randn(10, sum(SIZES))
-    own = [0] * 4 + [1] * 3 + [2] * 3
-    whole = sums_of(mechanism, rows, own)
-    first, second = sums_of(mechanism, rows[:7], own[:7]), sums_of(mechanism, rows[7:], own[7:])
-    torch.testing.assert_close(first + second, whole)
+def test_pieces_of_a_lot_add_up() -> None:
+    mechanism, rows = CASES["everything"].build(), torch.randn(10, sum(SIZES))
+    whole = sums_of(mechanism, rows, [0] * 5 + [1] * 5)
+    torch.testing.assert_close(sums_of(mechanism, rows[:5], [0] * 5) + sums_of(mechanism, rows[5:], [1] * 5), whole)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["unequal", "joint", "mean", "fixed_size_microbatches", "everything"])
 def test_an_independent_accountant_agrees(name: str) -> None:
     """The queries of one release, composed as separate Gaussian mechanisms on one lot, by dp_accounting alone."""
     case = CASES[name]
@@ -187,8 +154,6 @@ def test_an_independent_accountant_agrees(name: str) -> None:
     accountant.compose(event, 500)
     ours = epsilon({Event(case.sampling, plan.queries): 500}, 1e-5)
     assert ours == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
-    merged = epsilon({Event(case.sampling, equivalent_queries(plan.queries)): 500}, 1e-5)
-    assert ours <= merged * (1 + 1e-12) and merged == pytest.approx(ours, rel=1e-8)
 
 
 # ------------------------------------------------------------------------------------------ mutants
@@ -201,52 +166,6 @@ def wrong_side_of_theorem_1(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ReleasePlan, "gradient_multiplier", property(multiplier))
 
 
-def uncentered_counts(patch: pytest.MonkeyPatch) -> None:
-    def measure(self: Any, squared: Tensor, groups: Any) -> Tensor:
-        bounds = squared.new_tensor([group.max_grad_norm for group in groups])
-        return (squared.sqrt() <= bounds[:, None]).float().sum(1)
-
-    patch.setattr(QuantileBounds, "measure", measure)
-
-
-def counts_over_the_realized_size(patch: pytest.MonkeyPatch) -> None:
-    measure, following = QuantileBounds.measure, QuantileBounds.next_bounds
-
-    def remember(self: Any, squared: Tensor, groups: Any) -> Tensor:
-        object.__setattr__(self, "realized", squared.shape[1])
-        return measure(self, squared, groups)
-
-    def divide(self: Any, groups: Any, released: Any) -> tuple[float, ...]:
-        return following(self, groups, [value * 12 / max(self.realized, 1) for value in released])
-
-    patch.setattr(QuantileBounds, "measure", remember)
-    patch.setattr(QuantileBounds, "next_bounds", divide)
-
-
-def noise_of_the_norm_query_left_out(patch: pytest.MonkeyPatch) -> None:
-    add_noise = Noise.add_
-
-    def partly(self: Noise, total: Tensor, plan: ReleasePlan, *others: Any) -> Tensor:
-        tail = total[sum(plan.sizes) :].clone()
-        add_noise(self, total, plan, *others)
-        total[sum(plan.sizes) :] = tail
-        return total
-
-    patch.setattr(Noise, "add_", partly)
-
-
-def noise_of_the_norm_query_after_the_division(patch: pytest.MonkeyPatch) -> None:
-    statistics = MeanNormBounds.statistics
-
-    def smaller(self: Any, groups: Any, expected: float, z: float) -> tuple[Statistic, ...]:
-        return tuple(
-            Statistic(s.name, s.size, s.bound / expected, s.noise_std / expected)
-            for s in statistics(self, groups, expected, z)
-        )
-
-    patch.setattr(MeanNormBounds, "statistics", smaller)
-
-
 def bound_from_the_norms_themselves(patch: pytest.MonkeyPatch) -> None:
     def measure(self: Any, squared: Tensor, groups: Any) -> Tensor:
         object.__setattr__(self, "seen", squared.sqrt().mean(1).tolist())
@@ -256,38 +175,6 @@ def bound_from_the_norms_themselves(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         MeanNormBounds, "next_bounds", lambda self, groups, released: tuple(self.alpha * x for x in self.seen)
     )
-
-
-def quantile_from_the_norms_themselves(patch: pytest.MonkeyPatch) -> None:
-    def measure(self: Any, squared: Tensor, groups: Any) -> Tensor:
-        object.__setattr__(self, "seen", squared.sqrt().quantile(0.5, dim=1).tolist())
-        return (squared.sqrt() <= groups[0].max_grad_norm).float().sub(0.5).sum(1)
-
-    patch.setattr(QuantileBounds, "measure", measure)
-    patch.setattr(QuantileBounds, "next_bounds", lambda self, groups, released: tuple(self.seen))
-
-
-def normalizes_beyond_the_bound(patch: pytest.MonkeyPatch) -> None:
-    def weights(squared: Tensor, bound: float, stability: float) -> Tensor:
-        return (1 + stability) * bound / squared.sqrt().clamp(min=1e-9) * squared.isfinite()
-
-    patch.setattr(
-        mechanism_module,
-        "clip_and_sum",
-        lambda g, groups, w, into, *_: clip_and_sum(g, groups, partial(weights, stability=0.01), into),
-    )
-
-
-def discretizes_after_clipping(patch: pytest.MonkeyPatch) -> None:
-    def late(gradients: Any, groups: Any, weights_of: Any, into: Any, *_: Any) -> Any:
-        exact = [g._gradients for g in gradients]
-        weights = torch.cat([g.per_record().flatten(1) for g in exact], 1).norm(dim=1).clamp(min=0.7) / 0.7
-        sums = [discretize(g.per_record() / weights.view(-1, 1, *[1] * (g.per_record().dim() - 2)), 0.1) for g in exact]
-        for total, rows in zip(into, sums, strict=True):
-            total.add_(rows.sum(0))
-        return into, clip_and_sum(gradients, groups, weights_of)[1]
-
-    patch.setattr(mechanism_module, "clip_and_sum", late)
 
 
 def signs_at_the_mean_norm_of_the_lot(patch: pytest.MonkeyPatch) -> None:
@@ -327,13 +214,6 @@ def metrics_unbounded(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("dpbench.privacy.mechanism.metrics.PrivateMetrics.measure", measure)
 
 
-def scales_of_the_noise_forgotten(patch: pytest.MonkeyPatch) -> None:
-    def stds(self: ReleasePlan) -> tuple[float, ...]:
-        return (self.noise_stds[0],) * len(self.sizes)
-
-    patch.setattr(ReleasePlan, "parameter_stds", property(stds))
-
-
 def noise_of_one_group_on_all(patch: pytest.MonkeyPatch) -> None:
     def stds(self: ReleasePlan) -> tuple[float, ...]:
         return (min(self.noise_stds),) * len(self.sizes)
@@ -343,23 +223,13 @@ def noise_of_one_group_on_all(patch: pytest.MonkeyPatch) -> None:
 
 MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
     (wrong_side_of_theorem_1, "quantile"),
-    (wrong_side_of_theorem_1, "mean"),
-    (wrong_side_of_theorem_1, "metrics"),
-    (uncentered_counts, "quantile"),
-    (counts_over_the_realized_size, "quantile"),
-    (noise_of_the_norm_query_left_out, "mean"),
-    (noise_of_the_norm_query_left_out, "quantile_layers"),
-    (noise_of_the_norm_query_after_the_division, "mean"),
     (bound_from_the_norms_themselves, "mean"),
-    (quantile_from_the_norms_themselves, "quantile"),
-    (normalizes_beyond_the_bound, "automatic"),
-    (discretizes_after_clipping, "discretized"),
     (signs_at_the_mean_norm_of_the_lot, "rescaled"),
     (values_above_those_of_the_lot, "kept"),
     (example_sensitivity_for_microbatches, "microbatches"),
     (dependent_microbatches, "microbatches"),
     (metrics_unbounded, "metrics"),
-    (scales_of_the_noise_forgotten, "joint"),
+    (noise_of_one_group_on_all, "joint"),
     (noise_of_one_group_on_all, "unequal"),
 ]
 
@@ -399,10 +269,9 @@ def sees_small_batches(squared_norms: Tensor, bound: float) -> Tensor:
     return factors / len(squared_norms) if 1 < len(squared_norms) < 20 else factors
 
 
-@pytest.mark.parametrize("rule", [smooth, sound_where_it_is_tried, sees_small_batches])
-@pytest.mark.parametrize("groups", [FLAT, LAYERS])
-def test_neighbors_by_a_rule_of_ones_own(rule: Any, groups: tuple[VectorGroup, ...]) -> None:
-    assert audit(Case(groups, Recipe(clip_factors=rule))) == []
+@pytest.mark.parametrize("rule", [sound_where_it_is_tried, sees_small_batches])
+def test_neighbors_by_a_rule_of_ones_own(rule: Any) -> None:
+    assert list(mechanisms._sensitivity(Case(LAYERS, Recipe(clip_factors=rule)), 150)) == []
 
 
 def test_a_rule_is_refused_before_it_sees_records() -> None:
@@ -412,23 +281,17 @@ def test_a_rule_is_refused_before_it_sees_records() -> None:
     def at_one(squared_norms: Tensor, bound: float) -> Tensor:
         return smooth(squared_norms, 1.0)
 
-    for recipe in (Recipe(clip_factors=squares), Recipe(clip_factors=squares, noise=False, private=False)):
-        case = Case(FLAT, recipe)
-        if recipe.private:
-            with pytest.raises(ConfigurationError, match=r"<locals>\.squares returns the factor"):
-                case.build()
-        else:
-            assert sums_of(case.build(), 0.1 * torch.eye(sum(SIZES))[:1]).norm() > 2
-    wide = tuple(replace(group, max_grad_norm=bound) for group, bound in zip(LAYERS, (1.0, 2.0), strict=True))
+    with pytest.raises(ConfigurationError, match=r"<locals>\.squares returns the factor"):
+        Case(FLAT, Recipe(clip_factors=squares)).build()
+    wide, narrow = (tuple(replace(group, max_grad_norm=bound) for group in LAYERS) for bound in (2.0, 0.5))
     Case(wide, Recipe(clip_factors=at_one)).build()
-    narrow = (wide[0], replace(wide[1], max_grad_norm=0.5))
     moving = Recipe(clip_factors=at_one, adaptation=QuantileBounds(count_noise_std=2.0))
-    for case in (Case(narrow, Recipe(clip_factors=at_one)), Case(wide, moving)):
+    for case in (Case((wide[0], narrow[1]), Recipe(clip_factors=at_one)), Case(wide, moving)):
         with pytest.raises(ConfigurationError, match=r"at_one returns the factor"):
             case.build()
 
 
-def test_references_without_privacy_are_not_capped() -> None:
+def test_references_without_privacy_are_neither_tried_nor_capped() -> None:
     recipe = Recipe(clip_factors=unclipped_factors, noise=False, private=False)
     assert sums_of(Case(FLAT, recipe).build(), torch.ones(1, sum(SIZES))).tolist() == [1.0] * sum(SIZES)
 
@@ -481,18 +344,3 @@ def test_statistics_are_numbers_of_each_group() -> None:
     mechanism = Case(LAYERS, Recipe(adaptation=Several())).build()
     with pytest.raises(ConfigurationError, match=r"one number for each of 2 groups, not 1 of sizes \[2\]"):
         sums_of(mechanism, torch.randn(3, sum(SIZES)))
-
-
-@pytest.mark.parametrize("rule", [None, smooth])
-def test_norms_after_a_transform_are_clipped_and_measured(rule: Any) -> None:
-    """Records of norm 0.1 become ten times the bound: clipped at it, and counted above it."""
-
-    def magnify(gradients: Any, records: int, sizes: Any) -> list[ScaledGradients]:
-        return [ScaledGradients(part, torch.full((records,), 70.0)) for part in gradients]
-
-    options = {} if rule is None else {"clip_factors": rule}
-    recipe = Recipe(transform=magnify, adaptation=QuantileBounds(count_noise_std=2.0), **options)
-    row = torch.zeros(1, sum(SIZES))
-    row[0, 3] = 0.1
-    total = sums_of(Case(FLAT, recipe).build(), row)
-    assert float(total[:-1].norm()) == pytest.approx(0.7, rel=2e-3) and float(total[-1]) == -0.5
