@@ -11,7 +11,7 @@ from dpbench.privacy import native
 
 @pytest.fixture(scope="module", params=["native", "pure"])
 def tier(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Use with `pytestmark = pytest.mark.usefixtures("tier")`: every test of the module runs in both tiers."""
+    """Use with `pytest.mark.usefixtures("tier")`: the test runs in both tiers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DPBENCH_NATIVE", "auto")
         if request.param == "native" and native.library() is None:

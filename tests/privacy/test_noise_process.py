@@ -170,13 +170,6 @@ def test_noise_that_does_not_say_that_it_moves_is_asked_at_each_step(
     assert plan is not None and plan.noise.process.endswith("test_noise_process.Rising")
 
 
-def test_a_target_is_met_with_noise_of_ones_own(tmp_path: Path) -> None:
-    strategy = Rises(target_epsilon=2.0, delta=1e-3, seed=0, ledger=str(tmp_path / "ledger.jsonl"))
-    with pytest.warns(UserWarning, match=r"Rising, which is not dpbench's"):
-        trainer_for(tmp_path, strategy, 6).fit(Classifier(), loader_of(pictures()))
-    assert strategy.releases == 6 and 1.99 < strategy.epsilon() <= 2.0
-
-
 def test_a_target_is_kept_where_noise_moves_and_bounds_adapt(tmp_path: Path) -> None:
     """The budget counted each release as it did the first."""
     strategy = Falls(target_epsilon=4.0, delta=1e-3, seed=0, ledger=str(tmp_path / "l.jsonl"), count_noise_std=50.0)
@@ -226,11 +219,9 @@ def test_noise_that_is_lowered_while_it_is_used_does_not_exceed_the_target(
     ("noise", "constant", "independent"),
     [
         (Gaussian(1.0), True, True),
-        (Scheduled(1.0, Factors()), True, True),
         (Scheduled(1.0, Factors((1.0, 0.5))), False, True),
         (Fixed(1.0), True, True),
         (Rising(1.0), False, True),
-        (Falling(1.0), False, True),
         (Chained(1.0), True, False),
         (Mixed(1.0), False, False),
         (Restated(1.0), True, True),
@@ -257,10 +248,6 @@ def test_two_processes_share_no_key() -> None:
     """The same unit noise scaled in two ways would reveal the sum."""
     processes = [Gaussian(1.0), Gaussian(2.0), Rising(1.0), Rising(1.0, 2.0), Fixed(1.0)]
     assert len({plan_of(noise).digest for noise in processes}) == len(processes)
-
-
-def test_a_process_may_refuse_a_plan() -> None:
-    plan_of(Fixed(1.0))
     with pytest.raises(ConfigurationError, match="takes small lots"):
         plan_of(Fixed(1.0), PoissonSampling(100, 0.9))
 
@@ -286,13 +273,12 @@ class Louder(Chained):
     whitening: ClassVar[tuple[float, ...]] = (0.8, 0.7)  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize("noise", [Chained(1.0), Louder(1.0)])
-def test_noise_that_depends_on_earlier_steps_says_how(noise: Noise) -> None:
+def test_noise_that_depends_on_earlier_steps_says_how() -> None:
     """Otherwise the difference of two releases may have any cost."""
     turns = CyclicPoissonSampling(100, 0.1, cycle_length=2)
-    with pytest.raises(ConfigurationError, match="does not say how: its cost is unknown"):
-        plan_of(noise, turns)
-    plan_of(Whitened(1.0), turns)
+    for noise in (Chained(1.0), Louder(1.0)):
+        with pytest.raises(ConfigurationError, match="does not say how: its cost is unknown"):
+            plan_of(noise, turns)
     with pytest.raises(ConfigurationError, match="hold a record at most once in 2 steps"):
         plan_of(Whitened(1.0), PoissonSampling(100, 0.1))
     with pytest.raises(ConfigurationError, match="among 2 groups of examples, and the noise has 3 bands"):
@@ -301,17 +287,14 @@ def test_noise_that_depends_on_earlier_steps_says_how(noise: Noise) -> None:
         StatedPlan.from_dict(plan_of(Whitened(1.0), turns).to_dict())
 
 
-def test_the_word_of_a_foreign_class_is_no_guarantee(tmp_path: Path) -> None:
-    plan = plan_of(Rising(1.0))
-    header = Header("example", "add_or_remove_one", 100, 1e-4, plan=StatedPlan.from_dict(plan.to_dict()))
-    basis = LedgerCost([Ledger([header])], "rdp").basis
-    assert basis["guarantee"] is False and basis["nominal"] is False
-    own = plan_of(Gaussian(1.0))
-    described = Header("example", "add_or_remove_one", 100, 1e-4, plan=StatedPlan.from_dict(own.to_dict()))
-    assert LedgerCost([Ledger([described])], "rdp").basis["guarantee"] is True
+def test_the_word_of_a_foreign_class_is_no_guarantee() -> None:
+    for noise, guarantee in ((Rising(1.0), False), (Gaussian(1.0), True)):
+        stated = StatedPlan.from_dict(plan_of(noise).to_dict())
+        header = Header("example", "add_or_remove_one", 100, 1e-4, plan=stated)
+        assert LedgerCost([Ledger([header])], "rdp").basis["guarantee"] is guarantee
 
 
-def test_noise_that_moves_without_an_end(tmp_path: Path) -> None:
+def test_noise_that_moves_without_an_end() -> None:
     budget = Budget(3.0, 1e-4, "rdp")
     with pytest.raises(ConfigurationError, match=r"known length.*max_steps"):
         budget.limit(plan_of(Rising(1.0)), 0, TrainingLength())
