@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import mpmath
 import numpy as np
@@ -21,7 +21,7 @@ from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS, release_curve
 from dpbench.privacy.accounting.calibration import TrainingSetting
 from dpbench.privacy.accounting.composition import delta_of, epsilon, ledger_epsilon, microbatch_epsilon
-from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.privacy.accounting.ledger import Ledger, read_ledger
 from dpbench.privacy.events import Event, SumQuery, record_changes
 from dpbench.privacy.sampling import (
     CyclicPoissonSampling,
@@ -88,52 +88,33 @@ def test_a_scheme_of_ones_own(tmp_path: Path) -> None:
     assert np.mean(sizes) == pytest.approx(12, abs=5 * (9.6 / 400) ** 0.5)
 
 
-def test_no_scheme_passes_for_another() -> None:
-    """Who overrides how Poisson lots are drawn would be accounted for, and read from ledgers, as Poisson sampling."""
-    with pytest.raises(TypeError, match="Sorted must subclass Sampling itself and state its own kind"):
-
-        class Sorted(PoissonSampling):
-            def draw(self, rng: np.random.Generator) -> Sequence[Positions]:
-                return (np.arange(3),)
-
-    with pytest.raises(TypeError, match="Mine and PoissonSampling are both of kind 'poisson'"):
-
-        class Mine(Sampling):
-            kind = "poisson"
-
-    with pytest.raises(TypeError, match="Balanced and ShuffledEpochs are both called 'shuffled'"):
-
-        class Balanced(Sampling):
-            kind = "balanced"
-            words = ("balanced", "shuffled")
-
-    with pytest.raises(TypeError, match="state its own kind"):
-
-        class Nameless(Sampling):
-            pass
-
-    with pytest.raises(TypeError, match="cannot move by 1 bounds between replace_one neighbors"):
-
-        class TooLittle(Sampling):
-            kind, neighboring_relation, record_changes = "too_little", "replace_one", 1
-
-    with pytest.raises(TypeError, match="has neighbors, but no dp_event"):
-
-        class Unaccounted(Sampling):
-            kind, neighboring_relation, record_changes = "unaccounted", "add_or_remove_one", 1
-
-    assert find_scheme("poisson") is PoissonSampling
-    with pytest.raises(ConfigurationError, match="unknown sampling 'too_little'"):
-        find_scheme("too_little")
+ADDED = {"neighboring_relation": "add_or_remove_one", "record_changes": 1}
 
 
 @pytest.mark.parametrize(
-    ("word", "kind"),
-    [("poisson", "poisson"), ("fixed_size", "fixed_size"), ("fixed", "fixed_size"), ("shuffled", "shuffled_epochs")],
+    ("name", "base", "fields", "message"),
+    [
+        ("Sorted", PoissonSampling, {}, "Sorted must subclass Sampling itself and state its own kind"),
+        ("Mine", Sampling, {"kind": "poisson"}, "Mine and PoissonSampling are both of kind 'poisson'"),
+        ("Balanced", Sampling, {"kind": "b", "words": ("shuffled",)}, "Balanced and ShuffledEpochs are both called"),
+        ("Nameless", Sampling, {}, "state its own kind"),
+        ("Alone", Sampling, {"kind": "a", **ADDED}, "has neighbors, but no dp_event"),
+        ("Less", Sampling, {"kind": "l", **ADDED, "neighboring_relation": "replace_one"}, "cannot move by 1 bounds"),
+    ],
 )
-def test_words_and_kinds(word: str, kind: str) -> None:
-    assert find_scheme(word) is find_scheme(kind)
-    assert make_sampling(word, 20, 5).kind == kind
+def test_no_scheme_passes_for_another(name: str, base: type[Sampling], fields: dict[str, Any], message: str) -> None:
+    """Who overrides how Poisson lots are drawn would be accounted for, and read from ledgers, as Poisson sampling."""
+    with pytest.raises(TypeError, match=message):
+        type(name, (base,), fields)
+    assert name not in {scheme.__name__ for scheme in schemes()}
+
+
+def test_words_and_kinds() -> None:
+    for word, kind in (("poisson", "poisson"), ("fixed", "fixed_size"), ("shuffled", "shuffled_epochs")):
+        assert find_scheme(word) is find_scheme(kind)
+        assert make_sampling(word, 20, 5).kind == kind
+    with pytest.raises(ConfigurationError, match="unknown sampling 'poison'"):
+        find_scheme("poison")
 
 
 def test_what_covers_what() -> None:
@@ -166,15 +147,12 @@ def test_truncated_lots_are_drawn_as_they_say() -> None:
     wanted = stats.binom.pmf(np.arange(11), 30, 0.3)
     wanted[10] += stats.binom.sf(10, 30, 0.3)
     assert len(sizes) == 11 and all(len(set(lot.tolist())) == len(lot) for lot in drawn)
-    common = wanted * count > 8
-    pools = [np.append(x[common], x[~common].sum()) for x in (sizes, count * wanted)]
+    pools = [[x[:5].sum(), *x[5:]] for x in (sizes, count * wanted)]
     assert stats.chisquare(*pools).pvalue > 1e-4
     assert scheme.expected_batch_size == pytest.approx(wanted @ np.arange(11), rel=1e-12)
     included = np.bincount(np.concatenate(drawn), minlength=30) / count
     share = scheme.expected_batch_size / 30
     assert np.abs(included - share).max() < 5 * (share / count) ** 0.5
-    whole = TruncatedPoissonSampling(30, 0.3, max_batch_size=30)
-    assert whole.expected_batch_size == pytest.approx(9, rel=1e-12)
 
 
 def densities(population: int, rate: float, most: int, std: float, x: np.ndarray, present: bool) -> np.ndarray:
@@ -192,7 +170,7 @@ def densities(population: int, rate: float, most: int, std: float, x: np.ndarray
     return density
 
 
-@pytest.mark.parametrize(("rate", "most"), [(1.0, 1), (0.9, 2), (0.5, 2), (0.3, 5)])
+@pytest.mark.parametrize(("rate", "most"), [(1.0, 1), (0.3, 5)])
 def test_truncated_lots_against_the_exact_release(rate: float, most: int) -> None:
     """One release of six records with and without one of them: both accountants bound its δ, closely where all are cut.
 
@@ -236,18 +214,6 @@ def test_the_divergence_of_truncated_lots() -> None:
             assert value == pytest.approx(float(mpmath.log(mixed) / (order - 1)), rel=1e-9)
 
 
-def test_lots_that_are_never_cut_cost_what_poisson_lots_cost() -> None:
-    for most in (1000, 1001):
-        release = {Event(TruncatedPoissonSampling(1000, 0.05, most), (SumQuery("all", 2.0, 1.3),)): 200}
-        same = {Event(PoissonSampling(1000, 0.05), (SumQuery("all", 1.0, 1.3),)): 200}
-        for name in ("rdp", "pld"):
-            assert epsilon(release, 1e-5, name) == pytest.approx(epsilon(same, 1e-5, name), rel=1e-9)
-    usual = make_sampling("truncated_poisson", 1000, 50)
-    assert usual.expected_batch_size == pytest.approx(50, rel=1e-8)
-    near = epsilon({Event(usual, (SumQuery("all", 2.0, 1.3),)): 200}, 1e-5, "pld")
-    assert near == pytest.approx(epsilon(same, 1e-5, "pld"), rel=1e-3)
-
-
 def test_microbatches_of_truncated_lots_move_by_four_bounds() -> None:
     """A record that joins changes its microbatch, and the one that it displaces changes another."""
     scheme = TruncatedPoissonSampling(1000, 0.05, max_batch_size=60)
@@ -255,26 +221,11 @@ def test_microbatches_of_truncated_lots_move_by_four_bounds() -> None:
     assert record_changes(scheme, microbatch_size=4) == 4
 
 
-def test_training_with_truncated_lots(tmp_path: Path) -> None:
-    loader = LotLoader(pictures(), Lots(TruncatedPoissonSampling(60, 0.2, max_batch_size=12), seed=0))
-    private = DPSGD(noise_multiplier=1.5, max_grad_norm=0.5, delta=DELTA, seed=0)
-    trainer_for(tmp_path, private, 3).fit(Classifier(), loader)
-    ledger = read_ledger(tmp_path / "ledger.jsonl")
-    (query,) = {release.queries for _, release in ledger.releases}.pop()
-    assert (query.sensitivity, query.noise_std) == (1.0, 0.75)
-    assert private.epsilon() == ledger_epsilon(ledger, DELTA, "rdp")
-    assert ledger_epsilon(ledger, DELTA, "pld") > epsilon(
-        {Event(PoissonSampling(60, 0.2), (SumQuery("all", 0.5, 0.75),)): 3}, DELTA, "pld"
-    )
-
-
 ASKED_FOR = {
     "poisson": PoissonSampling(1500, 1 / 30),
-    "poisson of users": PoissonSampling(539, 20 / 539, unit="user"),
     "everybody, by coins that always fall right": PoissonSampling(40, 1.0),
     "cyclic_poisson": CyclicPoissonSampling(1500, 1 / 30, cycle_length=8),
     "truncated_poisson": TruncatedPoissonSampling(1500, 1 / 30, max_batch_size=50),
-    "hardly ever cut": TruncatedPoissonSampling(1500, 1 / 30, max_batch_size=110),
     "cut nearly always": TruncatedPoissonSampling(1500, 0.2, max_batch_size=50, unit="user"),
     "fixed_size": FixedSizeSampling(1437, 64),
     "full": FullParticipation(240, unit="hospital"),
@@ -317,10 +268,10 @@ def test_a_scheme_whose_parameters_are_not_known_by_its_rate_is_not_audited_as_a
     assert alike.sampling.expected_batch_size == pytest.approx(90)
 
 
-@pytest.mark.parametrize("most", [0, -1, 2.5, True])
-def test_largest_lots_that_are_none(most: int) -> None:
-    with pytest.raises(ConfigurationError, match="max_batch_size must be a whole number of records from 1 on"):
-        TruncatedPoissonSampling(60, 0.2, most)
+def test_largest_lots_that_are_none() -> None:
+    for most in (0, 2.5, True):
+        with pytest.raises(ConfigurationError, match="max_batch_size must be a whole number of records from 1 on"):
+            TruncatedPoissonSampling(60, 0.2, most)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="truncated_poisson batches cannot be solved for"):
         TrainingSetting(1.0, 0.2, 10, delta=DELTA, sampling="truncated_poisson", population=60)
 
@@ -343,50 +294,27 @@ NOW = (
 )
 
 
-def ledger_of(path: Path, line: str, microbatch_size: int) -> Path:
+def ledger_of(path: Path, line: str, microbatch_size: int = 4) -> Ledger:
     path.write_text(HEADER % microbatch_size + "".join(line % number for number in range(30)))
-    return path
+    return read_ledger(path)
 
 
 def test_ledgers_of_before_cost_the_same(tmp_path: Path) -> None:
     """With microbatches of 4: a fixed one moves the gradient by 1 instead of 2, the metric by 4 · ¼."""
-    before, now = (
-        read_ledger(ledger_of(tmp_path / name, line, 4)) for name, line in (("before", BEFORE), ("now", NOW))
-    )
-    assert before.damage is None and now.damage is None
-    assert before.events == now.events
     whole = {Event(PoissonSampling(1000, 0.05), (SumQuery("a", 1.0, 2.4), SumQuery("b", 1.0, 2.0))): 30}
-    for ledger in (before, now):
+    named = NOW.replace('"all"', '"metric/x"')  # the field says what is summed, not the name
+    for line in (BEFORE, NOW, named):
+        ledger = ledger_of(tmp_path / "ledger", line)
+        assert ledger.damage is None
         assert microbatch_epsilon(ledger, 1e-5) == pytest.approx(epsilon(whole, 1e-5), rel=1e-8)
-    plain = read_ledger(ledger_of(tmp_path / "plain", BEFORE, 1))
-    assert plain.damage is None and plain.events == now.events
+    plain = ledger_of(tmp_path / "plain", BEFORE, 1)
+    assert plain.damage is None and plain.events == ledger_of(tmp_path / "now", NOW).events
 
 
-def test_a_group_may_be_called_as_a_metric(tmp_path: Path) -> None:
-    """The field says what is summed, not the name."""
-    named = NOW.replace('"all"', '"metric/x"')
-    ledger = read_ledger(ledger_of(tmp_path / "l", named, 4))
-    usual = read_ledger(ledger_of(tmp_path / "usual", NOW, 4))
-    assert microbatch_epsilon(ledger, 1e-5) == microbatch_epsilon(usual, 1e-5)
-
-
-@pytest.mark.parametrize("bad", ['"unit":7}', '"unit":"microbatch","more":1}', '"unit":null}'])
-def test_units_that_are_none(tmp_path: Path, bad: str) -> None:
-    path = ledger_of(tmp_path / "l", NOW.replace('"unit":"microbatch"}', bad), 4)
-    assert "line 2 is damaged" in str(read_ledger(path).damage)
-
-
-def test_a_written_ledger_names_units_only_where_they_differ(tmp_path: Path) -> None:
-    trainer_for(tmp_path, DPSGD(noise_multiplier=1.0, delta=DELTA), 1).fit(
-        Classifier(), LotLoader.poisson(pictures(), 12)
-    )
-    release = json.loads((tmp_path / "ledger.jsonl").read_text().splitlines()[1])
-    assert release["sampling"]["unit"] == "example"
-    assert all("unit" not in query for query in release["queries"])
-    private = DPSGD(noise_multiplier=1.0, delta=DELTA, microbatch_size=4)
-    trainer_for(tmp_path / "micro", private, 1).fit(Classifier(), LotLoader.poisson(pictures(), 12))
-    release = json.loads((tmp_path / "micro/ledger.jsonl").read_text().splitlines()[1])
-    assert [query["unit"] for query in release["queries"]] == ["microbatch"]
+def test_units_that_are_none(tmp_path: Path) -> None:
+    for bad in ('"unit":7}', '"unit":"microbatch","more":1}', '"unit":null}'):
+        ledger = ledger_of(tmp_path / "l", NOW.replace('"unit":"microbatch"}', bad))
+        assert "line 2 is damaged" in str(ledger.damage)
 
 
 def test_full_participation_is_poisson_sampling_of_everybody() -> None:
@@ -398,7 +326,5 @@ def test_full_participation_is_poisson_sampling_of_everybody() -> None:
     full, poisson = ({Event(one, (SumQuery("all", 1.0, 8.0),)): 30} for one in (scheme, PoissonSampling(20, 1.0)))
     for accountant in ("rdp", "pld", "rdp-classic", "rdp-continuous", "gdp"):
         assert epsilon(full, DELTA, accountant) == epsilon(poisson, DELTA, accountant)
-    exact = {Event(scheme, (SumQuery("all", 1.0, 8.0 / math.sqrt(30)),)): 1}  # Gaussians compose to a Gaussian
-    assert epsilon(full, DELTA, "gdp") == pytest.approx(epsilon(exact, DELTA, "gdp"), rel=1e-9)
     with pytest.raises(ConfigurationError, match="hold all 20 training users: set expected_batch_size=20"):
         make_sampling("full", 20, 10, "user")
