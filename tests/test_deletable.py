@@ -65,7 +65,6 @@ CAPABILITIES = {
             "conf/table/correlated_noise",
             "tests/capabilities/auditing/test_banded_audit.py",
             "tests/capabilities/correlated",
-            "tests/tools/test_correlated_gain.py",
             "tests/tools/test_factorization.py",
             "tools/correlated_gain.md.jinja",
             "tools/correlated_gain.py",

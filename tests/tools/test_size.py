@@ -9,10 +9,6 @@ import pytest
 from tools import size
 
 
-def test_nodes_are_statements_and_expressions_without_texts() -> None:
-    assert size._nodes('"""Text."""\nx = f(1)\n') == 6  # two statements, x, f(1), f, 1
-
-
 def test_the_committed_sizes_have_the_rooms_of_today(capsys: pytest.CaptureFixture[str]) -> None:
     if subprocess.run(["git", "rev-parse"], cwd=size.ROOT, capture_output=True, check=False).returncode:
         pytest.skip("needs a git checkout")

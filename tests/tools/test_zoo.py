@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import time
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
-from dpbench.strategies import ClipOnly
-from tools.zoo import attempts, check
+from tools.zoo import check
 from tools.zoo.architectures import ARCHITECTURES, Architecture
 from tools.zoo.attempts import builder_of
-from tools.zoo.check import BROKEN, ENGINE, FAILED, RECORD_BY_RECORD, REFUSED, TOLERANCE, WRONG, Outcome
-from tools.zoo.network import Network, cross_entropy
-from tools.zoo.page import page_of
+from tools.zoo.check import ENGINE, RECORD_BY_RECORD, REFUSED, TOLERANCE, WRONG, Outcome
+from tools.zoo.network import Network
 
 PAGE = Path(__file__).parents[2] / "docs" / "zoo.md"
 
@@ -87,64 +81,9 @@ def test_a_wrong_reference_is_seen(monkeypatch: pytest.MonkeyPatch, change: str)
     assert outcome.path == WRONG and outcome.error is not None and outcome.error > TOLERANCE
 
 
-def test_what_is_not_a_number_is_wrong() -> None:
-    zero = [torch.zeros(2)]
-    assert check.largest_error(zero, zero) == 0
-    assert not check.largest_error([torch.tensor([0.0, float("nan")])], zero) <= TOLERANCE
-
-
-def a_network(loss_of_more: bool = False) -> Network:
-    """Four records; the step draws random numbers where it is told to."""
-    records = [(torch.randn(3), torch.tensor(number % 2)) for number in range(4)]
-
-    def step(net: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        return cross_entropy(net, batch) * (1 + float(torch.rand(())) if loss_of_more else 1)
-
-    return Network(nn.Linear(3, 2), records, step)
-
-
-def test_a_random_step_has_no_reference() -> None:
-    outcome = check.check(lambda: a_network(loss_of_more=True))
-    assert outcome.path == BROKEN and "random" in outcome.reason
-
-
-def test_an_error_of_another_library_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(self: ClipOnly, *_: object) -> None:
-        raise RuntimeError("no more memory")
-
-    monkeypatch.setattr(ClipOnly, "on_train_start", fails)
-    outcome = check.check(a_network)
-    assert outcome.path == FAILED and outcome.reason == "RuntimeError: no more memory"
-
-
-@pytest.mark.parametrize(("end", "reason"), [(lambda: time.sleep(60), "not done"), (lambda: os._exit(3), "status 3")])
-def test_a_network_that_takes_the_process_with_it(monkeypatch: pytest.MonkeyPatch, end: object, reason: str) -> None:
-    monkeypatch.setattr(attempts, "builder_of", lambda _: end)
-    outcome = attempts.attempt(ARCHITECTURES[0], limit=2)
-    assert outcome.path == FAILED and reason in outcome.reason
-
-
-def test_the_list() -> None:
-    assert len(ARCHITECTURES) >= 80
-    assert len(set(ARCHITECTURES)) == len(ARCHITECTURES)
-
-
 def test_the_page_has_all_of_the_list() -> None:
     """`make zoo` writes it."""
     text = PAGE.read_text(encoding="utf-8")
     for architecture in ARCHITECTURES:
         assert f"| {architecture.name} | {architecture.library} | {architecture.step} |" in text
     assert f"builds {len(ARCHITECTURES)} small networks" in text
-
-
-def test_counts_of_the_page() -> None:
-    results = [
-        (Architecture("One", "of two", "own", "step"), Outcome(ENGINE, error=1e-9)),
-        (Architecture("Two", "of two", "own", "step"), Outcome(WRONG, error=0.5)),
-        (Architecture("Three", "mixing", "own", "step", private=False), Outcome(REFUSED, "a | b")),
-    ]
-    text = page_of(results)
-    assert "| trained | 1 of 2 (50%) |" in text
-    assert "| of the family that mixes records, refused | 1 of 1 |" in text
-    assert "| largest error of those | 1.0e-09 |" in text
-    assert "**WRONG**" in text and r"a \| b" in text
