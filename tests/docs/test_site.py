@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -72,28 +70,14 @@ def test_every_page_is_listed_in_its_section_and_for_readers_of_the_files() -> N
 
 
 @pytest.mark.long
-def test_an_undocumented_name_fails_the_build(tmp_path: Path) -> None:
-    """Documented ones are those of the site, which is built below."""
-    (tmp_path / "room.py").write_text('"""Room."""\n\ndef open() -> None:\n    pass\n')
-    (tmp_path / "index.rst").write_text("Room\n====\n\n.. automodule:: room\n   :members:\n   :undoc-members:\n")
-    (tmp_path / "conf.py").write_text(
-        f"import sys\nsys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]\n"
-        "project = 'room'\nextensions = ['sphinx.ext.autodoc']\n"
-        "def setup(app):\n    from tools.site import api\n    api.register(app)\n"
-    )
-    done = subprocess.run([*SPHINX, tmp_path, tmp_path / "out"], capture_output=True, text=True)
-    assert done.returncode != 0
-    assert "the public name room.open has no docstring" in done.stderr
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("link", ["[x](gone.md)", "[x](other.md#gone)", "[x](#gone)", "![x](gone.png)"])
-def test_a_broken_link_fails_the_build(tmp_path: Path, link: str) -> None:
-    (tmp_path / "index.md").write_text(f"# Home\n\n{link}\n\n```{{toctree}}\nother\n```\n")
+def test_a_broken_link_fails_the_build(tmp_path: Path) -> None:
+    links = "[x](gone1.md) [x](other.md#gone2) [x](#gone3) ![x](gone4.png)"
+    (tmp_path / "index.md").write_text(f"# Home\n\n{links}\n\n```{{toctree}}\nother\n```\n")
     (tmp_path / "other.md").write_text("# Other\n")
     (tmp_path / "conf.py").write_text("extensions = ['myst_nb']\nmyst_heading_anchors = 4\nnb_execution_mode = 'off'\n")
     done = subprocess.run([*SPHINX, tmp_path, tmp_path / "out"], capture_output=True, text=True)
-    assert done.returncode != 0 and "gone" in done.stderr, done.stderr
+    assert done.returncode != 0
+    assert set(re.findall(r"gone\d", done.stderr)) == {"gone1", "gone2", "gone3", "gone4"}, done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -119,41 +103,3 @@ def test_the_site_is_strict_and_asks_no_other_host(site: Path) -> None:
         assert not [one for one in loaded if "//" in one], page
     styles = [path.read_text(encoding="utf-8") for path in site.rglob("*.css")]
     assert not [style for style in styles if re.search(r"(url\(|@import)\s*[\"']?(https?:)?//", style)]
-
-
-@pytest.mark.long
-def test_links_of_the_site_lead_to_files(site: Path) -> None:
-    for page in site.rglob("*.html"):
-        for link in re.findall(r"<a\b[^>]*\bhref=\"([^\"#?]+)", page.read_text(encoding="utf-8")):
-            if not re.match(r"[a-z]+:", link):
-                assert (page.parent / link).exists(), (page, link)
-
-
-@pytest.mark.long
-def test_every_public_module_is_described_once(site: Path) -> None:
-    pages = [path.read_text(encoding="utf-8") for path in (site / "docs/reference/generated/api").glob("*.html")]
-    anchors = [re.findall(r' id="module-([\w.]+)"', page) for page in pages]
-    described = Counter(itertools.chain(*anchors))
-    public = set()
-    for path in (ROOT / "src").rglob("*.py"):
-        parts = path.relative_to(ROOT / "src").with_suffix("").parts
-        if parts[-1] == "__init__":
-            parts = parts[:-1]
-        if not any(part.startswith("_") for part in parts):
-            public.add(".".join(parts))
-    assert described == dict.fromkeys(public, 1)
-
-
-@pytest.mark.long
-def test_what_import_dpbench_offers_is_listed(site: Path) -> None:
-    page = (site / "docs/reference/generated/api/dpbench.html").read_text(encoding="utf-8")
-    assert 'href="dpbench.strategies.html#dpbench.strategies.dpsgd.DPSGD"' in page
-
-
-@pytest.mark.long
-def test_formulas_are_shown(site: Path) -> None:
-    page = (site / "docs" / "strategies" / "dpsgd.html").read_text(encoding="utf-8")
-    assert "<math" in page
-    assert (site / "index.html").exists()
-    keys = (site / "docs" / "reference" / "generated" / "settings.html").read_text(encoding="utf-8")
-    assert 'id="dpsgd.strategy.max_grad_norm"' in keys
