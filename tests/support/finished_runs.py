@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from tests.support.cli import TINY, dpbench
 
 STEPS = 6
@@ -59,3 +61,36 @@ def finished(folder: Path, accuracy: float | None, epsilon: float | None, **stra
         "steps": 1000,
     }
     (folder / "result.json").write_text(json.dumps(record))
+
+
+_SHORT = {"lr": "config.optimizer.lr", "accuracy": "metrics.test/accuracy", "rdp": "privacy.epsilon.rdp"}
+
+
+def written(folder: Path, runs: str) -> Path:
+    """Write records of runs, as far as reports read them.
+
+    Args:
+        folder: Where they go.
+        runs: YAML: the name of each run, and what differs in its record, by dotted keys or those of `_SHORT`.
+            `seed` is that of the configuration too, and `choices` is what Hydra leaves of the groups of a run.
+    """
+    for name, changes in yaml.safe_load(runs).items():
+        own = folder / name
+        own.mkdir(parents=True)
+        config: dict[str, Any] = {"run": {"name": own.name}, "optimizer": {"lr": 0.1}, "seed": changes.get("seed", 0)}
+        privacy = {"epsilon": {"rdp": 1.5, "pld": None}, "delta": 1e-5, "unit": "example"}
+        record = {"config": config, "metrics": {"test/accuracy": 0.9}, "privacy": privacy, "seed": config["seed"]}
+        record |= {"seconds": 3.0, "steps": 1000, "code_hash": "c", "versions": {}, "foreign_code": {}}
+        for key, value in changes.items():
+            *parents, last = _SHORT.get(key, key).split(".")
+            place: dict[str, Any] = record
+            for parent in parents:
+                place = place.setdefault(parent, {})
+            place[last] = value
+        if (choices := record.pop("choices", None)) is not None:
+            (own / ".hydra").mkdir()
+            text = yaml.safe_dump({"hydra": {"runtime": {"choices": {**choices, "hydra/launcher": "basic"}}}})
+            (own / ".hydra" / "hydra.yaml").write_text(text)
+        settings = {key: value for key, value in config.items() if key != "run"}
+        (own / "result.json").write_text(json.dumps({"config_hash": str(settings), **record}))
+    return folder
