@@ -107,7 +107,15 @@ def _one_key(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(ReleaseEngine, "lot_key", None)
 
 
-UNSEEN = ("capabilities/export/", "capabilities/users/", "cli/", "harness/run/", "harness/runs/", "session/")
+UNSEEN = (
+    "capabilities/export/",
+    "capabilities/users/",
+    "cli/",
+    "harness/reproduce/",
+    "harness/run/",
+    "harness/runs/",
+    "session/",
+)
 """Tests in which runs draw their curves, and nobody looks at them."""
 
 

@@ -2,83 +2,62 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from dpbench.cli import main
 from dpbench.harness.reproduce.jobs import Job, table_jobs
 from dpbench.harness.reproduce.tables import read_table
 from dpbench.harness.run.samples import grid, write_grid
 from tests.harness.reproduce.digits_table import edited
+from tests.harness.reproduce.test_outputs import finish
+from tests.support.cli import dpbench
 
 
-@pytest.fixture
-def jobs(definition: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Job]:
-    """Runs of a table with pictures, one seed, none of which is made."""
+def made(job: Job, level: float) -> None:
+    """A run of a generator that is finished, with gray images of that level of three classes of ten."""
+    privacy = {"epsilon": {"rdp": 1.0, "pld": 1.0}, "unit": "example", "neighbouring_relation": "add_or_remove_one"}
+    privacy["delta"] = 1e-5
+    hashes = {"config_hash": job.config_hash, "code_hash": job.code_hash, "commit": "c", "seed": job.seed}
+    hardware = {"cpu": "x", "threads": 1, "gpu": None}
+    finish(job, metrics={"test/accuracy": level}, privacy=privacy, hardware=hardware, versions={}, **hashes)
+    images = torch.full((30, 1, 4, 4), level)
+    generator: Any = SimpleNamespace(num_classes=3, sample=lambda labels, noise: images)
+    write_grid(grid(generator), job.run.samples)
+
+
+@pytest.mark.drawn
+def test_the_picture_is_drawn_of_all_cells_or_stays(
+    definition: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dpbench.harness.reproduce.reproduction.sweep", lambda *_: None)
     edited(definition, "seeds: 2", "seeds: 1\nsamples: true")
-    return table_jobs(read_table(str(definition)), tmp_path / "runs")
-
-
-def _finish(job: Job, level: float, pictured: bool = True) -> None:
-    """As if the run were finished, with an accuracy and gray images of that level."""
-    hardware = {"cpu": "x", "threads": 1, "gpu": None}
-    privacy = {
-        "epsilon": {"rdp": 1.0, "pld": 1.0}, "delta": 1e-5, "unit": "example",
-        "neighbouring_relation": "add_or_remove_one",
-    }  # fmt: skip
-    record = {
-        "metrics": {"test/accuracy": level}, "privacy": privacy, "config": {"run": {"name": "n"}}, "seed": job.seed,
-        "seconds": 1, "steps": 6, "config_hash": job.config_hash, "code_hash": job.code_hash, "commit": "c",
-        "hardware": hardware, "versions": {},
-    }  # fmt: skip
-    job.path.mkdir(parents=True, exist_ok=True)
-    job.run.result.write_text(json.dumps(record), encoding="utf-8")
-    job.run.samples.unlink(missing_ok=True)
-    if pictured:
-        _draw(job.run.samples, torch.full((30, 1, 4, 4), level))
-
-
-def _draw(path: Path, images: torch.Tensor) -> None:
-    generator: Any = SimpleNamespace(num_classes=3, sample=lambda labels, noise: images)  # three classes of ten
-    write_grid(grid(generator), path)
-
-
-def _call(definition: Path, tmp_path: Path, *words: str) -> int:
-    return main(
-        ["reproduce", str(definition), "--out", str(tmp_path / "out"), "--runs", str(tmp_path / "runs"), *words]
-    )
-
-
-def _width(path: Path) -> int:
-    return np.asarray(Image.open(path)).shape[1]
-
-
-def test_the_picture_is_drawn_of_all_cells_or_stays(
-    jobs: list[Job], definition: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     picture = tmp_path / "out" / "own_digits" / "samples.png"
-    for job in jobs[:2]:
-        _finish(job, 0.2)
-    assert _call(definition, tmp_path) == 0
-    small = _width(picture)
-    for job in jobs[2:]:
-        _finish(job, 0.8, pictured=job is not jobs[3])
-    assert _call(definition, tmp_path) == 0
-    assert "samples.png is not drawn, as no folder here has images of long, plain" in capsys.readouterr().out
-    assert _width(picture) == small
-    _finish(jobs[3], 0.8)
-    assert _call(definition, tmp_path) == 0
-    assert _width(picture) > small
+
+    def width() -> int:
+        """Of the picture that the command leaves."""
+        told.append(dpbench(tmp_path, "reproduce", str(definition), "--out", "out", "--runs", "runs")[0])
+        with Image.open(picture) as image:
+            return image.width
+
+    told: list[str] = []
+    short, plain, long, last = table_jobs(read_table(str(definition)), tmp_path / "runs")
+    made(short, 0.2)
+    made(plain, 0.2)
+    small = width()
+    made(long, 0.8)
+    made(last, 0.8)
+    last.run.samples.unlink()
+    assert width() == small
+    assert "samples.png is not drawn, as no folder here has images of long, plain" in told[-1]
+    made(last, 0.8)
+    assert width() > small
     drawn = picture.read_bytes()
     shutil.rmtree(tmp_path / "runs")
-    assert _call(definition, tmp_path) == 0  # with no run folder at all
+    width()  # with no run folder at all
     assert picture.read_bytes() == drawn
