@@ -397,6 +397,7 @@ def test_wrong_words(tmp_path: Path) -> None:
     for words, message in {
         "--batch-size 5": "--batch-size requires --population",
         "--batch-size 50 --population 5": "--batch-size must lie between 1",
+        "--batch-size 0 --population 5": "--batch-size must lie between 1",
         "--sampling fixed --population 1000 --batch-size 2.7": "a whole number of records, not 2.7",
         "--sampling fixed --population 1000 --sample-rate 1e-5": "a whole number of records, not 0.01",
     }.items():
