@@ -4,160 +4,139 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from dpbench.privacy.record_axis.host import watched
 from dpbench.privacy.record_axis.tags import Axis
 from dpbench.privacy.record_axis.verdict import new_axis
 
 R = 6
 
+Function = Callable[[Tensor], Tensor]
 
-def first_half_is_one(x: Tensor) -> Tensor:
-    mask = torch.zeros(len(x), 1)
-    mask[: len(x) // 2] = 1.0
+MIXED: dict[str, Function] = {
+    # constants
+    "weights_by_place": lambda x: x * torch.linspace(0, 1, R)[:, None],
+    "a_cumulated_one": lambda x: x * torch.ones(R).cumsum(0)[:, None],
+    "an_interleaved_place": lambda x: x.flatten() * torch.arange(R).repeat_interleave(3),
+    "a_unit_matrix": lambda x: x.repeat(1, 2) * torch.eye(R),
+    "a_triangle": lambda x: x.repeat(1, 2) * torch.ones(R, R).tril(),
+    "the_first_counts_twice": lambda x: x * torch.ones(R).index_fill(0, torch.tensor([0]), 2.0)[:, None],
+    # draws
+    "sorted_draws": lambda x: x * torch.rand(R).sort().values[:, None],
+    "a_mean_of_draws": lambda x: x * torch.randn(2 * R).mean(),
+    "an_order": lambda x: x * torch.randperm(R)[:, None],
+    "stratified_draws": lambda x: x * (torch.arange(R) + torch.rand(R))[:, None],
+    "antithetic_draws": lambda x: x * torch.cat([half := torch.randn(R // 2, 3), -half]),
+    "symmetric_draws": lambda x: x.repeat(1, 2) * ((noise := torch.randn(R, R)) + noise.t()),
+    "draws_less_the_first": lambda x: x + ((noise := torch.randn(R, 3)) - noise[0]),
+    "draws_and_less_the_first": lambda x: x + (noise := torch.randn(R, 3)) - noise[:1],
+    "draws_less_a_filled_mean": lambda x: x + torch.rand(R, 3) - torch.zeros(R, 3).fill_(torch.rand(R, 3).mean()),
+    "overlapping_draws": lambda x: x + torch.randn(R * 3).as_strided((R, 3), (2, 1)),
+    "draws_by_chances_of_a_place": lambda x: x * torch.zeros(R).bernoulli_(torch.linspace(0, 1, R))[:, None],
+    # records one by one
+    "a_loop": lambda x: torch.stack([row.exp() + torch.rand(3) for row in x]),
+}
+SEPARABLE: dict[str, Function] = {
+    "draws": lambda x: x + 0.1 * torch.randn_like(x) * torch.rand(R, 1).clamp(min=0.1),
+    "a_table_at_drawn_places": lambda x: x * torch.linspace(0, 1, 10)[torch.randint(10, (R,))][:, None],
+    "positions_of_columns": lambda x: x + torch.arange(3.0).expand(R, 3).contiguous(),
+    "entries_that_are_chosen_by_their_values": lambda x: x.index_put((x > 0,), torch.tensor(-1.0)),
+    "a_repeated_row": lambda x: x + torch.arange(3.0).repeat(R, 1),
+}
+
+
+def mixed(function: Function) -> Function:
+    MIXED[function.__name__] = function
+    return function
+
+
+def separable(function: Function) -> Function:
+    SEPARABLE[function.__name__] = function
+    return function
+
+
+@mixed
+def a_constant_written_to_half(x: Tensor) -> Tensor:
+    mask = torch.zeros(R, 1)
+    mask[: R // 2] = 1.0
     return x * mask
 
 
-def counted(x: Tensor) -> Tensor:
-    return x * torch.arange(len(x))[:, None]
+@mixed
+def a_constant_written_by_numpy(x: Tensor) -> Tensor:
+    weight = torch.zeros(R, 1)
+    weight.numpy()[:, 0] = np.arange(R)
+    return x * weight
 
 
-def sorted_draws(x: Tensor) -> Tensor:
-    return x * torch.rand(len(x)).sort().values[:, None]
+@mixed
+def a_constant_written_by_foreach(x: Tensor) -> Tensor:
+    weight = torch.zeros(R, 1)
+    torch._foreach_add_(list(weight.unbind()), [float(i) for i in range(R)])
+    return x * weight
 
 
-def draws_of_mean_zero(x: Tensor) -> Tensor:
-    noise = torch.randn(len(x), 1)
-    return x + (noise - noise.mean())
+@mixed
+def a_constant_written_by_storage(x: Tensor) -> Tensor:
+    weight = torch.ones(R, 1)
+    weight.untyped_storage()[3] = 0
+    return x * weight
 
 
-def a_mean_of_draws(x: Tensor) -> Tensor:
-    return x * torch.randn(2 * len(x)).mean()
+@mixed
+def draws_of_which_one_is_overwritten(x: Tensor) -> Tensor:
+    noise = torch.rand(R, 1)
+    noise[0] = 0.0
+    return x * noise
 
 
-def an_order(x: Tensor) -> Tensor:
-    return x * torch.randperm(len(x))[:, None]
-
-
-def one_record_is_written(x: Tensor) -> Tensor:
-    written = torch.zeros_like(x)
-    written[0] = x[0]
-    return written * 1.0
-
-
-def weights_in_a_loop(x: Tensor) -> Tensor:
-    return torch.stack([x[i] * float(i) for i in range(len(x))])
-
-
-def constants_in_a_loop(x: Tensor) -> Tensor:
-    return torch.stack([x[i] + torch.full((3,), float(i)) for i in range(len(x))])
-
-
-def the_first_is_another(x: Tensor) -> Tensor:
-    return torch.stack([x[0].exp(), *(x[i].sin() for i in range(1, len(x)))])
-
-
+@mixed
 def the_first_is_zero(x: Tensor) -> Tensor:
     y = x.clone()
     y[0] = 0.0
     return y * 2
 
 
-def a_diagonal_is_one(x: Tensor) -> Tensor:
-    y = x.clone()
-    y.diagonal().fill_(1.0)
-    return y * 2
+@mixed
+def one_record_is_written(x: Tensor) -> Tensor:
+    written = torch.zeros_like(x)
+    written[0] = x[0]
+    return written * 1.0
 
 
+@mixed
 def numbers_by_place_are_written(x: Tensor) -> Tensor:
     y = x.clone()
-    y[:, 1] = torch.arange(float(len(x)))
+    y[:, 1] = torch.arange(float(R))
     return y * 2
 
 
-def a_column_is_written(x: Tensor) -> Tensor:
+@separable
+def columns_are_written(x: Tensor) -> Tensor:
     y = x.clone()
     y[:, 1] = 3.0
-    y[:, 2] = torch.rand(len(x))
+    y[:, 2] = torch.rand(R)
     return y * 2
 
 
-def draws(x: Tensor) -> Tensor:
-    return x + 0.1 * torch.randn_like(x) * torch.rand(len(x), 1).clamp(min=0.1)
-
-
-def table_at_drawn_places(x: Tensor) -> Tensor:
-    return x * torch.linspace(0, 1, 10)[torch.randint(10, (len(x),))][:, None]
-
-
-def last_column_is_zero(x: Tensor) -> Tensor:
-    mask = torch.ones_like(x)
-    mask[:, 2] = 0.0
-    return x * mask
-
-
-def positions_of_columns(x: Tensor) -> Tensor:
-    return x + torch.arange(3.0).expand(len(x), 3).contiguous()
-
-
-def repeated_row(x: Tensor) -> Tensor:
-    return x + torch.arange(3.0).repeat(len(x), 1)
-
-
-def loop(x: Tensor) -> Tensor:
-    return torch.stack([x[i].exp() + torch.rand(3) for i in range(len(x))])
-
-
-def written_in_a_loop(x: Tensor) -> Tensor:
-    written = torch.empty_like(x)
-    for i in range(len(x)):
-        written[i] = x[i].cumsum(0)
-    return written * 2
-
-
-MIXED = [
-    first_half_is_one,
-    counted,
-    sorted_draws,
-    draws_of_mean_zero,
-    a_mean_of_draws,
-    an_order,
-    one_record_is_written,
-    weights_in_a_loop,
-    constants_in_a_loop,
-    the_first_is_another,
-    the_first_is_zero,
-    loop,
-    written_in_a_loop,
-    a_diagonal_is_one,
-    numbers_by_place_are_written,
-]
-SEPARABLE = [
-    a_column_is_written,
-    draws,
-    table_at_drawn_places,
-    last_column_is_zero,
-    positions_of_columns,
-    repeated_row,
-]
-
-
-def place_after(function: Callable[[Tensor], Tensor]) -> object:
+def place_after(function: Function) -> object:
     axis = new_axis(R)
     x = torch.randn(R, 3)
     axis.tag(x, Axis(0))
-    with axis:
+    with watched(axis), axis:
         y = function(x)
     return axis.place_of(y)
 
 
-@pytest.mark.parametrize("function", MIXED, ids=lambda function: function.__name__)
-def test_numbers_by_place_mix(function: Callable[[Tensor], Tensor]) -> None:
-    assert not isinstance(place_after(function), Axis)
+@pytest.mark.parametrize("name", MIXED)
+def test_numbers_by_place_mix(name: str) -> None:
+    assert not isinstance(place_after(MIXED[name]), Axis)
 
 
-@pytest.mark.parametrize("function", SEPARABLE, ids=lambda function: function.__name__)
-def test_exchangeable_numbers_do_not(function: Callable[[Tensor], Tensor]) -> None:
-    assert place_after(function) == Axis(0)
+@pytest.mark.parametrize("name", SEPARABLE)
+def test_exchangeable_numbers_do_not(name: str) -> None:
+    assert place_after(SEPARABLE[name]) == Axis(0)
