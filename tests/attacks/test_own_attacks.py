@@ -160,30 +160,37 @@ def test_looking_at_released_gradients_is_free(tmp_path: Path) -> None:
 
 
 class Setting(Module):
-    """A temperature that lies where `place` says."""
+    """Divides by a function of a temperature, which lies where a test has put it."""
 
     classwide = 1.0
 
-    def __init__(self, place: str, value: float) -> None:
+    def __init__(self, temperature: Callable[[Setting], Any], **attributes: Any) -> None:
         super().__init__()
-        self.place = place
-        TEMPERATURE.value = value if place == "global" else 1.0
-        type(self).classwide = value if place == "class" else 1.0
-        own = value if place in ("private", "array", "object", "function", "buffer", "word", "teacher") else 1.0
-        self._private = own if place == "private" else 1.0
-        self.array = np.array([own if place == "array" else 1.0])
-        self.object = Holder(own if place == "object" else 1.0)
-        self.function = (lambda x, v=own: x / v) if place == "function" else (lambda x, v=1.0: x / v)
-        self.register_buffer("scale", torch.tensor(own if place == "buffer" else 1.0), persistent=False)
-        self.word = f"temperature/{own if place == 'word' else 1.0}"
-        teacher = nn.Linear(1, 1)
-        nn.init.constant_(teacher.weight, own if place == "teacher" else 1.0)
-        self.teachers = [teacher]  # no submodule
+        self.of = temperature
+        for name, value in attributes.items():
+            setattr(self, name, value)
 
     def temperature(self) -> float:
-        word, teacher = float(self.word.split("/")[1]), float(self.teachers[0].weight)
-        product = TEMPERATURE.value * self.classwide * self._private * self.array[0] * self.object.value
-        return product * float(self.scale) * word * teacher / self.function(1.0)
+        return float(self.of(self))
+
+
+def teacher_of(value: float) -> nn.Module:
+    teacher = nn.Linear(1, 1)
+    nn.init.constant_(teacher.weight, value)
+    return teacher
+
+
+PLACES: dict[str, Callable[[float], Setting]] = {
+    "private": lambda value: Setting(lambda m: m._private, _private=value),
+    "array": lambda value: Setting(lambda m: m.array[0], array=np.array([value])),
+    "object": lambda value: Setting(lambda m: m.object.value, object=Holder(value)),
+    "function": lambda value: Setting(lambda m: value),
+    "word": lambda value: Setting(lambda m: m.word.split("/")[1], word=f"temperature/{value}"),
+    "teacher": lambda value: Setting(lambda m: m.teachers[0].weight, teachers=[teacher_of(value)]),  # no submodule
+    "buffer": lambda value: Setting(lambda m: m.scale, scale=nn.Buffer(torch.tensor(value), persistent=False)),
+    "global": lambda value: vars(TEMPERATURE).update(value=value) or Setting(lambda m: TEMPERATURE.value),
+    "class": lambda value: setattr(Setting, "classwide", value) or Setting(lambda m: m.classwide),
+}
 
 
 class Holder:
@@ -192,22 +199,15 @@ class Holder:
 
 
 @pytest.mark.own_key
-@pytest.mark.parametrize(
-    "place", ["private", "array", "object", "function", "buffer", "word", "teacher", "global", "class"]
-)
+@pytest.mark.parametrize("place", PLACES)
 def test_settings_are_part_of_the_key_wherever_they_lie(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     keys: list[Any] = []
-    add_noise = Mechanism.add_noise
-
-    def watched(self: Mechanism, of: Any) -> None:
-        keys.append(tuple(of(0)))
-        add_noise(self, of)
-
-    monkeypatch.setattr(Mechanism, "add_noise", watched)
+    monkeypatch.setattr(Mechanism, "add_noise", lambda self, of: keys.append(tuple(of(0))))
+    monkeypatch.setattr(Setting, "classwide", 1.0)
     for name, value in (("one", 1.0), ("other", 3.0), ("again", 1.0)):
-        fit(tmp_path / name, Setting(place, value), 1)
+        fit(tmp_path / name, PLACES[place](value), 1)
     one, other, again = keys
     assert one == again
     assert one != other
@@ -333,35 +333,6 @@ class Resampling(Module):
 def test_indices_that_are_drawn_anew_repeat_no_record(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="records of the training data are there twice"):
         fit(tmp_path, Resampling(), 20, loader=loader_of(Subset(records(), range(POPULATION))))
-
-
-def windows(items: Any) -> dict[str, Tensor]:
-    """Of record i there are i % 4 windows."""
-    rows = [(x.roll(shift), y, place) for place, (x, y, n) in enumerate(items) for shift in range(int(n))]
-    return {
-        "x": torch.stack([row[0] for row in rows]) if rows else torch.zeros(0, 5),
-        "y": torch.tensor([int(row[1]) for row in rows], dtype=torch.long),
-        "record": torch.tensor([row[2] for row in rows], dtype=torch.long),
-    }
-
-
-class OfWindows(Module):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return F.cross_entropy(self.net(batch["x"]), batch["y"])
-
-
-@pytest.mark.parametrize("by_name", [True, False])
-def test_labels_that_equal_the_numbers_of_records(tmp_path: Path, by_name: bool) -> None:
-    """A false alarm: in a part of a lot, labels were taken for the index of the records, and counted anew."""
-    x, y = records(40).tensors
-    data = TensorDataset(x, y, torch.arange(40) % 4)
-    index: Any = "record" if by_name else (lambda batch: batch["record"])
-    for seed in (15, 39, 57):  # of lots whose labels do so, and of one without a row
-        lots = Lots(make_sampling("poisson", 40, 3), 0)
-        loader = LotLoader(data, lots, windows, record_of_row=index)
-        strategy = strategy_of(seed=seed)
-        fit(tmp_path / str(seed), OfWindows(), 8, loader, strategy=strategy)
-        assert strategy.releases == 8
 
 
 # ------------------------------------------------------------------------------- ledgers that were moved away

@@ -161,7 +161,7 @@ def steps_drawn_by_losses(module: Steps, batch: Any) -> Tensor:
 def what_is_used_two_lots_later(module: Steps, batch: Any) -> Tensor:
     module.pending, weight = module.__dict__.get("pending", (1.0, 1.0))
     loss = each(module, batch).mean()
-    module.pending = (float(loss), module.pending)
+    module.pending = (float(loss.detach()), module.pending)
     return loss * weight
 
 

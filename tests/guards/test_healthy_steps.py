@@ -73,11 +73,6 @@ class Calls(nn.Module):
         return self.function(self, *inputs)
 
 
-def tied(net: Calls) -> Calls:
-    net.b.weight = net.a.weight
-    return net
-
-
 class Swish(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -107,12 +102,9 @@ NETWORKS: dict[str, tuple[Any, nn.Module]] = {
         ),
     ),
     "autograd function": (vectors, Calls(lambda m, x: m.b(Swish.apply(m.a(x))), a=linear, b=last)),
-    "module twice": (vectors, Calls(lambda m, x: m.b(m.a(torch.tanh(m.a(x)))), a=linear, b=last)),
     "noise on the weights": (vectors, Calls(lambda m, x: m.a(x @ (torch.eye(6) + torch.randn(6, 6))), a=last)),
     "bilinear": (vectors, Calls(lambda m, x: m.a(x, x.flip(1)), a=nn.Bilinear(6, 6, 3))),
     "rectifiers": (vectors, nn.Sequential(linear, nn.PReLU(6), nn.RReLU(), last)),
-    "grouped": (images, nn.Sequential(nn.Conv2d(1, 8, 3), nn.Conv2d(8, 6, 2, groups=2, dilation=2), *head)),
-    "transposed convolution": (images, nn.Sequential(nn.ConvTranspose2d(1, 3, 3, stride=2), *head)),
     "instance norm": (
         images,
         nn.Sequential(nn.Conv2d(1, 8, 3), nn.InstanceNorm2d(8, affine=True), nn.ReLU(), nn.Conv2d(8, 3, 1), *head),
@@ -132,12 +124,6 @@ NETWORKS: dict[str, tuple[Any, nn.Module]] = {
             nn.Flatten(),
             nn.FeatureAlphaDropout(0.1),
             nn.Linear(128, 3),
-        ),
-    ),
-    "tied embedding": (
-        tokens,
-        tied(
-            Calls(lambda m, x: m.b(torch.tanh(m.a(x))).mean(1), a=nn.Embedding(20, 4), b=nn.Linear(4, 20, bias=False))
         ),
     ),
     "embedding bag": (tokens, nn.Sequential(nn.EmbeddingBag(20, 4, mode="mean"), nn.Linear(4, 3))),
@@ -162,18 +148,6 @@ HEALTHY["noise on the weights"] = HEALTHY["noise on the weights"]._replace(kinds
 HEALTHY["autocast"] = Case(images, lambda: copy.deepcopy(convolution), classified, autocast=True)
 
 
-@healthy(
-    images, lambda: nn.Sequential(nn.Conv2d(1, 3, 3), nn.Dropout2d(0.2), *head).to(memory_format=torch.channels_last)
-)
-def channels_last(module: Steps, batch: Batch) -> Tensor:
-    return classified(module, (batch[0].to(memory_format=torch.channels_last), batch[1]))
-
-
-@healthy(vectors, lambda: copy.deepcopy(mlp).half())
-def float16(module: Steps, batch: Batch) -> Tensor:
-    return classified(module, (batch[0].half(), batch[1]))
-
-
 def recurrent() -> nn.Module:
     return Calls(lambda m, packed: m.b(m.a(packed)[1][0][-1]), a=nn.LSTM(6, 5, batch_first=True), b=nn.Linear(5, 3))
 
@@ -183,17 +157,6 @@ def packed_sequences(module: Steps, batch: Batch) -> Tensor:
     x, lengths, y = batch
     packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
     return F.cross_entropy(module.net(packed), y)
-
-
-def in_order_of_length(generator: torch.Generator, size: int) -> Batch:
-    x, lengths, y = sequences(generator, size)
-    return x, lengths.sort(descending=True).values, y
-
-
-@healthy(in_order_of_length, recurrent, kinds="mixed")
-def packed_sequences_in_order(module: Steps, batch: Batch) -> Tensor:
-    x, lengths, y = batch
-    return F.cross_entropy(module.net(nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)), y)
 
 
 @healthy(
@@ -286,12 +249,6 @@ def noise_from_a_bank(module: Steps, batch: Batch) -> Tensor:
     return F.cross_entropy(out, batch[1])
 
 
-@of_mlp()
-def schedule_of_the_loss(module: Steps, batch: Batch) -> Tensor:
-    module.warmth = min(1.0, module.__dict__.get("warmth", 0.1) + 0.1)
-    return each(module, *batch).mean() * module.warmth
-
-
 @of_mlp("reads")
 def average_that_is_only_looked_at(module: Steps, batch: Batch) -> Tensor:
     loss = each(module, *batch).mean()
@@ -337,18 +294,14 @@ def one_augmentation_for_the_lot(module: Steps, batch: Batch) -> Tensor:
 
 
 @of_mlp("mixed")
-def noise_of_numpy(module: Steps, batch: Batch) -> Tensor:
-    noise = np.random.normal(size=tuple(batch[0].shape)) + np.random.rand(len(batch[0]), 1)
-    noise = noise + np.random.default_rng().uniform(-1, 1, (len(batch[0]), 1))
-    own = module.__dict__.setdefault("rng", np.random.default_rng(1))
-    noise = noise + own.normal(0, 1, size=tuple(batch[0].shape)) * own.integers(3, size=len(batch[0]))[:, None]
-    return each(module, batch[0] + torch.from_numpy(noise).float(), batch[1]).mean()
-
-
-@of_mlp("mixed")
 def noise_of_numpy_by_arrays(module: Steps, batch: Batch) -> Tensor:
     level = batch[0].detach().nan_to_num(0, 0, 0).numpy()
-    noise = np.random.normal(level, 0.1) + np.random.default_rng(3).binomial(1, 1 / (1 + np.exp(-level)))
+    own = module.__dict__.setdefault("rng", np.random.default_rng(1))
+    noise = (
+        np.random.normal(level, 0.1)
+        + own.normal(size=level.shape)
+        + np.random.default_rng(3).binomial(1, 1 / (1 + np.exp(-level)))
+    )
     return each(module, torch.from_numpy(noise).float(), batch[1]).mean()
 
 

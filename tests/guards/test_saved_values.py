@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,19 +27,17 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning"),
     pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning"),
 ]
-Adam: Any = torch.optim.Adam
 
 
 @dataclass
 class Facts:
     mean: float = 0.0
-    rows: list[float] = field(default_factory=list)
 
 
-class Writing(Classifier):
-    """Calls `write(self, number)` with a number of the batch, in the hook that `where` names."""
+class Holding(Classifier):
+    """Has hyperparameters of all kinds."""
 
-    def __init__(self, write: Callable[[Any, float], Any], where: str = "step", make: Any = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.save_hyperparameters(
             {
@@ -52,21 +49,68 @@ class Writing(Classifier):
                 "network": nn.Linear(2, 2),
             }
         )
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), lr=0.1)
+
+
+def first_state(optimizer: Any) -> Any:
+    return next(iter(optimizer.state.values()))
+
+
+Write = Callable[[Any, Any, float], Any]
+
+WRITES: dict[str, Write] = {
+    "hparams.last_loss": lambda m, o, x: m.hparams.update(last_loss=x),
+    "hparams.lr": lambda m, o, x: setattr(m.hparams, "lr", x),
+    "hparams.nested.rows[2]": lambda m, o, x: m.hparams.nested["rows"].append(x),
+    "hparams.nested.rows[0]": lambda m, o, x: m.hparams.nested["rows"].__setitem__(0, x),
+    "hparams.nested[2]": lambda m, o, x: m.hparams.nested.update({x: m.hparams.nested.pop(0.5)}),
+    "hparams.nested.facts.mean": lambda m, o, x: setattr(m.hparams.nested["facts"], "mean", x),
+    "hparams.options.mean": lambda m, o, x: setattr(m.hparams.options, "mean", x),
+    "hparams.array": lambda m, o, x: m.hparams.array.fill(x),
+    "hparams.tensor": lambda m, o, x: m.hparams.tensor.fill_(x),
+    "hparams.network[0]": lambda m, o, x: nn.init.constant_(m.hparams.network.weight, x),
+    "optimizer.param_groups[0].lr": lambda m, o, x: o.param_groups[0].update(lr=x),
+    "optimizer.param_groups[0].betas[0]": lambda m, o, x: o.param_groups[0].update(betas=(x, 0.999)),
+    "optimizer.param_groups[0].loss": lambda m, o, x: o.param_groups[0].update(loss=x),
+    "optimizer.state[0].exp_avg": lambda m, o, x: first_state(o)["exp_avg"].add_(x),
+    "optimizer.state[0].hessian": lambda m, o, x: first_state(o).update(hessian=torch.tensor(x)),
+    "optimizer.state[0].loss": lambda m, o, x: first_state(o).update(loss=x),
+    "optimizer.state[0].losses": lambda m, o, x: first_state(o).update(losses=[torch.tensor(x)]),
+    "optimizer.loss": lambda m, o, x: setattr(o, "loss", x),
+}
+"""By the name under which they are refused."""
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_all_that_is_saved_is_compared(name: str) -> None:
+    module = Holding()
+    optimizer = module.configure_optimizers()
+    module.loss(pictures(4).tensors).backward()
+    optimizer.step()
+    saved = Saved(plain_training(module, optimizer))
+    assert not saved.written()
+    WRITES[name](module, optimizer, 0.7)
+    assert name in ", ".join(saved.written())
+
+
+class Writing(Holding):
+    """Calls a write with a number of the batch, in the hook that `where` names."""
+
+    def __init__(self, write: Write, where: str) -> None:
+        super().__init__()
         self.write, self.where, self.lots = write, where, 0
-        self.make = make or (lambda params: Adam(params, lr=0.1))
-        self.net[0].register_full_backward_hook(self._in_backward)
+        self.net[0].register_full_backward_hook(lambda _, __, gradients: self._look("backward", gradients[0].sum()))
 
     def _look(self, where: str, number: Any) -> None:
         if self.where == where and self.lots > 1:
-            self.write(self, float(number))
+            self.write(self, self.optimizers(use_pl_optimizer=False), float(number))
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         self.lots += 1
         self._look("step", batch[0].mean())
         return super().training_step(batch, batch_idx)
-
-    def _in_backward(self, _: Any, __: Any, gradients: Any) -> None:
-        self._look("backward", gradients[0].sum())
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         self._look("start", batch[0].mean())
@@ -74,64 +118,27 @@ class Writing(Classifier):
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self._look("end", outputs["loss"])
 
-    def optimizer(self) -> Any:
-        return self.optimizers(use_pl_optimizer=False)
 
-    def configure_optimizers(self) -> Any:
-        return self.make(self.parameters())
-
-
-def first_state(module: Any) -> Any:
-    return next(iter(module.optimizer().state.values()))
-
-
-WRITES: dict[str, tuple[Callable[[Any, float], Any], str]] = {
-    "new hyperparameter": (lambda m, x: m.hparams.update(last_loss=x), "hparams.last_loss"),
-    "hyperparameter": (lambda m, x: setattr(m.hparams, "lr", x), "hparams.lr"),
-    "count": (lambda m, x: m.hparams.update(classes=int(x * 100)), "hparams.classes"),
-    "text": (lambda m, x: m.hparams.update(text=f"{x:.3f}"), "hparams.text"),
-    "list": (lambda m, x: m.hparams.nested["rows"].append(x), "hparams.nested.rows"),
-    "in a list": (lambda m, x: m.hparams.nested["rows"].__setitem__(0, x), r"hparams.nested.rows\[0\]"),
-    "key": (lambda m, x: m.hparams.nested.update({x: m.hparams.nested.pop(0.5, "key")}), r"hparams.nested\[2\]"),
-    "dataclass": (lambda m, x: setattr(m.hparams.nested["facts"], "mean", x), "hparams.nested.facts.mean"),
-    "in a dataclass": (lambda m, x: m.hparams.nested["facts"].rows.append(x), "hparams.nested.facts.rows"),
-    "namespace": (lambda m, x: setattr(m.hparams.options, "mean", x), "hparams.options.mean"),
-    "array": (lambda m, x: m.hparams.array.__setitem__(0, x), "hparams.array"),
-    "tensor": (lambda m, x: m.hparams.tensor.fill_(x), "hparams.tensor"),
-    "network": (lambda m, x: nn.init.constant_(m.hparams.network.weight, x), r"hparams.network"),
-    "learning rate": (lambda m, x: m.optimizer().param_groups[0].update(lr=x), r"param_groups\[0\].lr"),
-    "decay": (lambda m, x: m.optimizer().param_groups[0].update(weight_decay=x), r"param_groups\[0\].weight_decay"),
-    "betas": (lambda m, x: m.optimizer().param_groups[0].update(betas=(x, 0.9)), r"param_groups\[0\].betas"),
-    "flag": (lambda m, x: m.optimizer().param_groups[0].update(maximize=x < 1e9), r"param_groups\[0\].maximize"),
-    "new option": (lambda m, x: m.optimizer().param_groups[0].update(loss=x), r"param_groups\[0\].loss"),
-    "state": (lambda m, x: first_state(m)["exp_avg"].add_(x), r"optimizer.state\[0\].exp_avg"),
-    "new state": (lambda m, x: first_state(m).update(hessian=torch.tensor(x)), r"optimizer.state\[0\].hessian"),
-    "replaced state": (lambda m, x: first_state(m).update(exp_avg=torch.tensor(x)), r"optimizer.state\[0\].exp_avg"),
-    "number in a state": (lambda m, x: first_state(m).update(loss=x), r"optimizer.state\[0\].loss"),
-    "list in a state": (lambda m, x: first_state(m).update(loss=[torch.tensor(x)]), r"optimizer.state\[0\].loss"),
-    "attribute": (lambda m, x: setattr(m.optimizer(), "loss", x), "optimizer.loss"),
-    "attribute of a base": (lambda m, x: setattr(m.optimizer(), "inner", SimpleNamespace(x=x)), "optimizer.inner"),
-}
-
-
-@pytest.mark.parametrize("name", WRITES)
-def test_a_step_writes_nothing_that_is_saved(tmp_path: Path, name: str) -> None:
-    write, words = WRITES[name]
-    with pytest.raises(UnsupportedModuleError, match=f"forward pass changes .*{words}"):
-        fit(tmp_path, Writing(write))
-
-
-@pytest.mark.parametrize("name", ["new hyperparameter", "learning rate", "state", "number in a state"])
-@pytest.mark.parametrize("where", ["start", "backward", "end"])
-def test_nor_does_a_hook(tmp_path: Path, where: str, name: str) -> None:
-    write, words = WRITES[name]
-    module = Writing(write, where)
-    if where == "start" and name == "new hyperparameter":  # put back at once
-        fit(tmp_path, module)
-        assert "last_loss" not in module.hparams
-        return
+@pytest.mark.parametrize(
+    ("where", "name", "words"),
+    [
+        ("step", "hparams.last_loss", r"forward pass changes hparams.last_loss"),
+        ("step", "optimizer.state[0].exp_avg", r"forward pass changes optimizer.state\[0\].exp_avg"),
+        ("start", "optimizer.state[0].loss", r"optimizer.state\[0\].loss"),
+        ("backward", "optimizer.param_groups[0].lr", r"param_groups\[0\].lr"),
+        ("end", "hparams.last_loss", "changed after the release"),
+        ("end", "optimizer.param_groups[0].lr", "changed after the release"),
+    ],
+)
+def test_a_step_writes_nothing_that_is_saved(tmp_path: Path, where: str, name: str, words: str) -> None:
     with pytest.raises(UnsupportedModuleError, match=words):
-        fit(tmp_path, module)
+        fit(tmp_path, Writing(WRITES[name], where), 3)
+
+
+def test_hyperparameters_of_the_start_are_put_back(tmp_path: Path) -> None:
+    module = Writing(WRITES["hparams.last_loss"], "start")
+    fit(tmp_path, module, 3)
+    assert "last_loss" not in module.hparams
 
 
 def test_nor_a_data_module(tmp_path: Path) -> None:
@@ -143,7 +150,7 @@ def test_nor_a_data_module(tmp_path: Path) -> None:
         def train_dataloader(self) -> Any:
             return loader_of(pictures())
 
-    module = Writing(lambda m, x: m.trainer.datamodule.hparams.update(mean=x))
+    module = Writing(lambda m, o, x: m.trainer.datamodule.hparams.update(mean=x), "step")
     with pytest.raises(UnsupportedModuleError, match="datamodule.hparams.mean"):
         fit(tmp_path, module, loader=Data())
 
@@ -184,37 +191,36 @@ class Scheduled(Classifier):
 
 
 rates = torch.optim.lr_scheduler
-SCHEDULES: dict[str, Callable[[Any], Any]] = {
-    "steps": lambda o: rates.StepLR(o, 2, 0.5),
-    "cosine": lambda o: rates.CosineAnnealingLR(o, 6),
-    "function": lambda o: rates.LambdaLR(o, lambda step: 1 / (step + 1)),
-    "cycle": lambda o: rates.OneCycleLR(o, 0.5, total_steps=40),
-    "sequence": lambda o: rates.SequentialLR(o, [rates.ConstantLR(o, 0.5, 2), rates.ExponentialLR(o, 0.9)], [2]),
-    "chain": lambda o: rates.ChainedScheduler([rates.LinearLR(o), rates.ExponentialLR(o, 0.9)]),
-}
 
 
-@pytest.mark.parametrize("manual", ["automatic", "manual", "manual, before"])
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_schedules_move_options(tmp_path: Path, name: str, manual: str) -> None:
-    module = Scheduled(SCHEDULES[name], manual != "automatic", manual == "manual, before")
-    fit(tmp_path, module)
+def halved(optimizer: Any) -> Any:
+    return rates.StepLR(optimizer, 1, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "options"),
+    [
+        (lambda o: rates.OneCycleLR(o, 0.5, total_steps=40), {}),  # of momentum, too
+        (lambda o: rates.ChainedScheduler([rates.LinearLR(o), rates.ExponentialLR(o, 0.9)]), {"manual": True}),
+        (halved, {"manual": True, "first": True}),
+    ],
+    ids=["automatic", "manual", "manual, before"],
+)
+def test_schedules_move_options(tmp_path: Path, schedule: Any, options: dict[str, Any]) -> None:
+    module = Scheduled(schedule, **options)
+    fit(tmp_path, module, 3)
     group = module.optimizers(use_pl_optimizer=False).param_groups[0]
     assert (group["lr"], group["momentum"]) != (0.1, 0.9)
 
 
-def test_a_schedule_is_no_cover(tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["lr", "weight_decay"])
+def test_a_schedule_is_no_cover(tmp_path: Path, option: str) -> None:
     class Covered(Scheduled):
         def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-            self.optimizers(use_pl_optimizer=False).param_groups[0][self.option] = float(outputs["loss"])
+            self.optimizers(use_pl_optimizer=False).param_groups[0][option] = float(outputs["loss"])
 
-        option = "lr"
-
-    for option in ("lr", "weight_decay"):
-        module = Covered(SCHEDULES["steps"])
-        module.option = option
-        with pytest.raises(UnsupportedModuleError, match=option):
-            fit(tmp_path / option, module)
+    with pytest.raises(UnsupportedModuleError, match=option):
+        fit(tmp_path, Covered(halved), 3)
 
 
 class Warm(Classifier):
@@ -226,35 +232,28 @@ class Warm(Classifier):
             group["lr"] = min(1.0, (self.trainer.global_step + 1) / 500) * 0.5
 
 
-class BeforeZeroGrad(Classifier):
-    def on_before_zero_grad(self, optimizer: Any) -> None:
-        optimizer.param_groups[0]["lr"] = 0.5 / (self.trainer.global_step + 1)
-
-
-class Counting(torch.optim.SGD):
-    """Writes before it calls the closure."""
-
-    steps, rates = 0, ()
-
-    def step(self, closure: Any = None) -> Any:
-        self.steps += 1
-        self.rates = (*self.rates, self.param_groups[0]["lr"])
-        self.param_groups[0]["k"] = self.steps
-        for p in self.param_groups[0]["params"]:
-            self.state[p]["ahead"] = p.detach().clone()
-            with torch.no_grad():
-                p.mul_(0.99)
-        return super().step(closure)
-
-
 class Ahead(Classifier):
+    """Its optimizer writes before it calls the closure."""
+
+    class Counting(torch.optim.SGD):
+        steps = 0
+
+        def step(self, closure: Any = None) -> Any:
+            self.steps += 1
+            self.param_groups[0]["k"] = self.steps
+            for p in self.param_groups[0]["params"]:
+                self.state[p]["ahead"] = p.detach().clone()
+                with torch.no_grad():
+                    p.mul_(0.99)
+            return super().step(closure)
+
     def configure_optimizers(self) -> Any:
-        return Counting(self.parameters(), lr=0.1)
+        return self.Counting(self.parameters(), lr=0.1)
 
 
-@pytest.mark.parametrize("module", [Warm, BeforeZeroGrad, Ahead])
+@pytest.mark.parametrize("module", [Warm, Ahead])
 def test_what_sees_no_record_may_write(tmp_path: Path, module: type[Classifier]) -> None:
-    fit(tmp_path, module())
+    fit(tmp_path, module(), 3)
 
 
 def test_values_that_are_no_numbers_equal_themselves() -> None:

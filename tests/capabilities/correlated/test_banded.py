@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from importlib.metadata import EntryPoints
 from pathlib import Path
 from typing import Any
@@ -34,8 +33,9 @@ from dpbench.privacy.mechanism.groups import per_layer_groups
 from dpbench.privacy.mechanism.noise_process import MakeNoise, noise_of
 from dpbench.privacy.mechanism.plan import ReleasePlan
 from dpbench.privacy.mechanism.recipe import Recipe
-from dpbench.privacy.mechanism.schedules import CONSTANT, Factors, Schedules
+from dpbench.privacy.mechanism.schedules import Factors, Schedules
 from dpbench.privacy.mechanism.training_plan import TrainingPlan
+from dpbench.privacy.releases import ReleaseEngine
 from dpbench.privacy.sampling import (
     CyclicPoissonSampling,
     FullParticipation,
@@ -77,6 +77,15 @@ def noise_of_steps(steps: int, width: int = 4000, key: int = 5) -> Tensor:
         total = torch.zeros(width)
         sums.append(noise.add_(total, plan, step, lambda at: (key, at), state))
     return torch.stack(sums)
+
+
+def run(folder: Path, steps: int, **options: Any) -> ReleaseEngine:
+    """A run of some steps on cyclic lots, with four bands; its ledger is closed."""
+    releases = made(folder, **{"sampling": CYCLIC, "make_noise": FOUR, **options})
+    for step in range(steps):
+        release(releases, rows(step))
+    releases.budget.close()
+    return releases
 
 
 # ------------------------------------------------------------------------------------- the noise
@@ -128,24 +137,15 @@ def test_the_cache_is_filled_again_from_keys() -> None:
     plan = ReleasePlan(CYCLIC, per_layer_groups(["w"], [700], 1.0), 1.0, (700,))
     for start in (1, 2, 6, 9):
         state = noise.init(700)
+        assert state.rows is None  # of a process that adds none
         for step in range(start, 11):
             assert torch.equal(noise.add_(torch.zeros(700), plan, step, lambda at: (5, at), state), whole[step])
+        assert state.rows.nbytes == (BANDS - 1) * 700 * 4  # a vector less than there are bands
 
 
-def test_memory_is_that_of_one_vector_less_than_there_are_bands() -> None:
-    noise = BandedNoise(1.0, C)
-    state = noise.init(700)
-    assert state.rows is None  # of a process that adds none
-    plan = ReleasePlan(CYCLIC, per_layer_groups(["w"], [700], 1.0), 1.0, (700,))
-    for step in range(6):
-        noise.add_(torch.zeros(700), plan, step, lambda at: (5, at), state)
-    assert state.rows is not None and state.rows.nbytes == (BANDS - 1) * 700 * 4
-
-
-@pytest.mark.parametrize("bands", [2, 5])
-def test_sensitivity_by_brute_force(bands: int) -> None:
+def test_sensitivity_by_brute_force() -> None:
     """Participations at least b steps apart, in any directions, move C·x by √(their number) at most."""
-    steps = 7
+    steps, bands = 7, 3
     coefficients = Banded(bands=bands).coefficients
     matrix = toeplitz(steps, coefficients)
     generator = np.random.default_rng(1)
@@ -256,43 +256,42 @@ def test_lots_keep_their_size_among_more_records() -> None:
 # ------------------------------------------------------------------------------------- cost
 
 
-@pytest.mark.parametrize("name", sorted(ACCOUNTANTS))
-@pytest.mark.parametrize("steps", [1, 3, 8, 9, 29])
-def test_a_prefix_costs_its_rounds(tmp_path: Path, name: str, steps: int) -> None:
+@pytest.mark.parametrize("steps", [1, 8, 9])
+def test_a_prefix_costs_its_rounds(tmp_path: Path, steps: int) -> None:
     """ε of n steps is that of ⌈n/b⌉ Poisson steps at b times the rate, by every accountant that has it."""
-    releases = made(tmp_path, z=1.5, sampling=CYCLIC, make_noise=FOUR)
-    for step in range(steps):
-        release(releases, rows(step))
-    releases.budget.close()
-    ledger = read_ledger(tmp_path / "ledger.jsonl")
+    ledgers = []
+    poisson = PoissonSampling(100, 0.1 * BANDS)
+    for sampling, noise, count in ((CYCLIC, FOUR, steps), (poisson, noise_of, math.ceil(steps / BANDS))):
+        run(tmp_path / sampling.kind, count, z=1.5, sampling=sampling, make_noise=noise)
+        ledgers.append(read_ledger(tmp_path / sampling.kind / "ledger.jsonl"))
+    ledger, expected = ledgers
     assert ledger.damage is None and ledger.header.schema == 3
-    if name == "rdp-analytical":
-        with pytest.raises(ConfigurationError, match="does not cover 'cyclic_poisson'"):
-            ledger_epsilon(ledger, 1e-4, name)
-        return
-    poisson = made(tmp_path / "poisson", z=1.5, sampling=PoissonSampling(100, 0.1 * BANDS))
-    for step in range(math.ceil(steps / BANDS)):
-        release(poisson, rows(step))
-    poisson.budget.close()
-    expected = ledger_epsilon(read_ledger(tmp_path / "poisson/ledger.jsonl"), 1e-4, name)
-    assert ledger_epsilon(ledger, 1e-4, name) == expected
-    plan = ledger.header.plan
-    assert plan is not None
-    assert epsilon(plan.events(steps), 1e-4, name) == expected  # without a line of a release
+    for name in sorted({*ACCOUNTANTS} - {"rdp-analytical"}):
+        assert ledger_epsilon(ledger, 1e-4, name) == ledger_epsilon(expected, 1e-4, name)
+    stated = ledger.header.plan.events(steps)  # without a line of a release
+    assert epsilon(stated, 1e-4, "rdp") == ledger_epsilon(expected, 1e-4, "rdp")
+    with pytest.raises(ConfigurationError, match="does not cover 'cyclic_poisson'"):
+        ledger_epsilon(ledger, 1e-4, "rdp-analytical")
+
+
+@pytest.mark.parametrize(("groups", "noise"), [(8, FOUR), (4, noise_of)])
+def test_a_record_takes_part_once_a_round(tmp_path: Path, groups: int, noise: MakeNoise) -> None:
+    """With more groups than bands, and with independent noise, a round of the groups costs one step at their rate."""
+    releases = run(tmp_path, groups + 1, z=1.5, sampling=CYCLIC.in_groups(groups), make_noise=noise)
+    step = dp_accounting.PoissonSampledDpEvent(0.1 * groups, dp_accounting.GaussianDpEvent(1.5))
+    expected = rdp.RdpAccountant(DEFAULT_ORDERS).compose(step, 2).get_epsilon(1e-4)
+    assert releases.epsilon() == pytest.approx(expected, rel=1e-9)
 
 
 def test_the_ledger_agrees_with_dp_accounting(tmp_path: Path) -> None:
-    releases = made(tmp_path, z=1.3, sampling=CYCLIC, make_noise=FOUR)
-    for step in range(10):
-        release(releases, rows(step))
-    releases.budget.close()
+    run(tmp_path, 10, z=1.3)
     ledger = read_ledger(tmp_path / "ledger.jsonl")
     step = dp_accounting.PoissonSampledDpEvent(0.1 * BANDS, dp_accounting.GaussianDpEvent(1.3))
     by_rdp = rdp.RdpAccountant(DEFAULT_ORDERS).compose(step, 3).get_epsilon(1e-4)
     by_pld = pld.PLDAccountant().compose(step, 3).get_epsilon(1e-4)
     assert ledger_epsilon(ledger, 1e-4, "rdp") == pytest.approx(by_rdp, rel=1e-9)
     assert ledger_epsilon(ledger, 1e-4, "pld") == pytest.approx(by_pld, rel=1e-9)
-    for name in ("rdp", "pld", "gdp"):  # not what n steps at the rate of a lot would cost, nor n/b of them
+    for name in ("rdp", "gdp"):  # not what n steps at the rate of a lot would cost, nor n/b of them
         for wrong in (PoissonSampling(100, 0.1), PoissonSampling(100, 0.1 * BANDS)):
             (event, _), *_ = ledger.events.items()
             count = 10 if wrong.sample_rate > 0.1 else 3
@@ -302,25 +301,12 @@ def test_the_ledger_agrees_with_dp_accounting(tmp_path: Path) -> None:
 
 
 def test_a_target_is_met(tmp_path: Path) -> None:
-    releases = made(tmp_path, z=None, target=2.0, sampling=CYCLIC, make_noise=FOUR, horizon=TrainingLength(10))
-    for step in range(10):
-        release(releases, rows(step))
+    releases = run(tmp_path, 10, z=None, target=2.0, horizon=TrainingLength(10))
     assert 1.99 < releases.epsilon() <= 2.0
     assert releases.budget.remaining == 0
 
 
-def test_everybody_of_a_group_is_one_gaussian(tmp_path: Path) -> None:
-    """Without amplification: k participations cost one Gaussian of μ = √k/z."""
-    releases = made(tmp_path, z=2.0, sampling=CyclicPoissonSampling(100, 1 / BANDS), make_noise=FOUR)
-    for step in range(9):
-        release(releases, rows(step))
-    mu = math.sqrt(3) / 2.0
-    exact = dp_accounting.get_epsilon_gaussian(1 / mu, 1e-4)
-    assert releases.epsilon("gdp") == pytest.approx(exact)
-    assert releases.epsilon("pld") == pytest.approx(exact, rel=1e-3)
-
-
-@pytest.mark.parametrize("bands", [1, 4, 5])
+@pytest.mark.parametrize("bands", [1, 5])
 def test_separated_participations_are_one_gaussian(tmp_path: Path, bands: int) -> None:
     """μ = √k/z, whatever the noise, after every number of steps; exact by Gaussian DP."""
     sampling = SeparatedSampling(100, min_separation=5, max_participations=3, unit="user")
@@ -368,20 +354,9 @@ def test_a_longer_ledger_than_was_promised_is_damage(tmp_path: Path) -> None:
     assert "release 4 is one more than the 4" in str(read_ledger(path).damage)
 
 
-def test_more_groups_than_bands(tmp_path: Path) -> None:
-    """Participations that lie farther apart than the noise is correlated cost once a round of the groups."""
-    releases = made(tmp_path, z=1.5, sampling=CYCLIC.in_groups(8), make_noise=FOUR)
-    for step in range(9):
-        release(releases, rows(step))
-    step = dp_accounting.PoissonSampledDpEvent(0.8, dp_accounting.GaussianDpEvent(1.5))
-    expected = rdp.RdpAccountant(DEFAULT_ORDERS).compose(step, 2).get_epsilon(1e-4)
-    assert releases.epsilon() == pytest.approx(expected, rel=1e-9)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: SeparatedSampling(100, 0), "min_separation must be a whole number of steps from 1 to the 100"),
         (lambda: SeparatedSampling(100, 101), "min_separation must be a whole number of steps from 1 to the 100"),
         (lambda: SeparatedSampling(100, 5, 0), "max_participations must be a whole number from 1 on"),
         (lambda: SeparatedSampling(100, 5, turn=5), "turn must lie from 0 to 4"),
@@ -399,41 +374,15 @@ def test_schemes_out_of_range(make: Any, message: str) -> None:
 # ------------------------------------------------------------------------------------- resume
 
 
-def test_a_run_goes_on_inside_a_band(tmp_path: Path) -> None:
-    whole = made(tmp_path / "whole", sampling=CYCLIC, make_noise=FOUR)
-    expected = [release(whole, rows(step)) for step in range(9)]
-    whole.budget.close()
-    first = made(tmp_path / "parts", sampling=CYCLIC, make_noise=FOUR)
-    for step in range(5):
-        release(first, rows(step))
-    state = first.state_dict()
-    for step in range(5, 7):  # after the checkpoint, then killed
-        release(first, rows(step))
-    first.budget.close()
-    second = made(tmp_path / "parts", sampling=CYCLIC, make_noise=FOUR, start=state)
-    parts = [release(second, rows(step)) for step in range(5, 9)]
-    second.budget.close()
-    assert all(map(torch.equal, parts, expected[5:]))
-    books = [(tmp_path / name / "ledger.jsonl").read_bytes() for name in ("whole", "parts")]
-    assert books[0] == books[1]
-    assert not any(torch.is_tensor(value) for value in state.values())  # a checkpoint holds no noise
-
-
-@pytest.mark.parametrize(
-    ("make_noise", "z", "message"),
-    [
-        (Banded(bands=5), 1.0, "cannot be drawn again"),
-        (noise_of, 1.0, "cannot be drawn again"),
-        (FOUR, 2.0, "cannot be drawn again"),
-    ],
-)
-def test_a_run_with_other_noise_does_not_go_on(tmp_path: Path, make_noise: MakeNoise, z: float, message: str) -> None:
+def test_a_run_with_other_noise_does_not_go_on(tmp_path: Path) -> None:
     first = made(tmp_path, sampling=CYCLIC, make_noise=FOUR)
     release(first, rows(0))
     state = first.state_dict()
     first.budget.close()
-    with pytest.raises(ConfigurationError, match=message):
-        made(tmp_path, z=z, sampling=CYCLIC, make_noise=make_noise, start={**state, "noise_multiplier": z})
+    for noise in (Banded(bands=5), noise_of):
+        with pytest.raises(ConfigurationError, match="cannot be drawn again"):
+            made(tmp_path, sampling=CYCLIC, make_noise=noise, start=state)
+        OPEN[-1].budget.close()
 
 
 def test_without_a_seed_a_run_goes_on_by_its_keys(tmp_path: Path) -> None:
@@ -444,6 +393,7 @@ def test_without_a_seed_a_run_goes_on_by_its_keys(tmp_path: Path) -> None:
     for step in range(5):
         release(first, rows(step))
     state = first.state_dict()
+    assert not any(torch.is_tensor(value) for value in state.values())  # a checkpoint holds no noise
     behind = [release(first, rows(step)) for step in (5, 6)]
     first.budget.close()
     assert str(first.key) not in str(state) and f"{first.key:x}" not in str(state)
@@ -478,15 +428,12 @@ def test_the_ledger_names_kept_keys_and_tells_nothing_of_them(tmp_path: Path) ->
     def ledgers() -> dict[str, Ledger]:
         return {"here": read_ledger(tmp_path / "ledger.jsonl"), "there": read_ledger(copied / "ledger.jsonl")}
 
-    same = made(copied, sampling=CYCLIC, make_noise=FOUR, seed=None, start=state)
-    check_own_randomness(ledgers())  # no release differs so far
-    release(same, rows(1))
-    same.budget.close()
+    there = made(copied, sampling=CYCLIC, make_noise=FOUR, seed=None, start=state)
+    release(there, rows(1))
     check_own_randomness(ledgers())  # a replay: the same release
-    other = made(copied, sampling=CYCLIC, make_noise=FOUR, seed=None, start=same.state_dict())
-    release(other, rows(2))
-    other.budget.close()
-    check_own_randomness(ledgers())
+    release(there, rows(2))
+    there.budget.close()
+    check_own_randomness(ledgers())  # a release that one of both has
     here = made(tmp_path, sampling=CYCLIC, make_noise=FOUR, seed=None, start=first.state_dict())
     release(here, rows(3))
     here.budget.close()
@@ -545,7 +492,6 @@ def test_a_sum_is_not_released_twice(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"sampling": PoissonSampling(100, 0.1)}, "at most once in 4 steps, which 'poisson'"),
         ({"sampling": FullParticipation(100)}, "at most once in 4 steps, which 'full'"),
         ({"sampling": CYCLIC.in_groups(2)}, "among 2 groups of examples, and the noise has 4 bands"),
         ({"recipe": Recipe(adaptation=MeanNormBounds())}, "bounds adapt: use a strategy with fixed bounds"),
@@ -553,6 +499,7 @@ def test_a_sum_is_not_released_twice(tmp_path: Path) -> None:
         ({"size_factors": Factors((1.0, 0.5))}, "leave out expected_batch_size_schedule"),
         ({"summands": Summands("microbatch", 4)}, "microbatch_size=1"),
     ],
+    ids=["lots", "groups", "adaptive", "bounds", "sizes", "microbatches"],
 )
 def test_what_would_void_it_is_refused(parts: dict[str, Any], message: str) -> None:
     plan_of(BandedNoise(1.0, C))
@@ -581,29 +528,16 @@ def test_bands_out_of_range(tmp_path: Path) -> None:
         made(tmp_path, sampling=CYCLIC, make_noise=FOUR, horizon=TrainingLength(3))
     with pytest.raises(ConfigurationError, match=r"11 bands need batches of at most 9.09"):
         CYCLIC.in_groups(11)
-    for bands in (0, 1.5, "many", True):
+    for bands in (0, 1.5):
         with pytest.raises(ConfigurationError, match="bands must be a whole number from 1 on"):
             Banded(bands=bands)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="cycle_length must be a whole number"):
         CYCLIC.in_groups(True)
 
 
-@pytest.mark.parametrize("bands", [1, 2, 7, 50])
-def test_coefficients_are_those_of_the_square_root(bands: int) -> None:
-    expected = np.array([math.comb(2 * k, k) / 4**k for k in range(bands)])
-    np.testing.assert_allclose(Banded(bands).coefficients, expected / np.linalg.norm(expected), rtol=1e-12)
-
-
-def test_cyclic_lots_take_independent_noise(tmp_path: Path) -> None:
-    """Allowed: a record takes part once a round, so it costs what banded noise does."""
-    releases = made(tmp_path, z=1.5, sampling=CYCLIC.in_groups(BANDS))
-    for step in range(6):
-        release(releases, rows(step))
-    releases.budget.close()
-    ledger = read_ledger(tmp_path / "ledger.jsonl")
-    step = dp_accounting.PoissonSampledDpEvent(0.1 * BANDS, dp_accounting.GaussianDpEvent(1.5))
-    expected = rdp.RdpAccountant(DEFAULT_ORDERS).compose(step, 2).get_epsilon(1e-4)
-    assert ledger_epsilon(ledger, 1e-4) == pytest.approx(expected, rel=1e-9)
+def test_coefficients_are_those_of_the_square_root() -> None:
+    expected = np.array([math.comb(2 * k, k) / 4**k for k in range(50)])
+    np.testing.assert_allclose(Banded(50).coefficients, expected / np.linalg.norm(expected), rtol=1e-12)
 
 
 # ------------------------------------------------------------------------------------- what a reader sees
@@ -623,9 +557,7 @@ def test_the_plan_is_read_as_it_was_written() -> None:
     [
         ({"noise": {"coefficients": [0.8, 0.6, 0.1]}}, "norm of 1 at most"),
         ({"noise": {"coefficients": [-0.8, 0.6]}}, "begin above 0"),
-        ({"noise": {"coefficients": [1.0]}}, "at least 2 items"),
         ({"noise": {"coefficients": [0.5, math.nan]}}, "finite"),
-        ({"noise": {"coefficients": [0.5, "x"]}}, "valid number"),
         ({"noise": {"coefficients": [0.1] * 5}}, "5 bands, and batches hold a record again after 4"),
         ({"bound_factors": [[0.5, 3]]}, "bounds that stay"),
         ({"size_factors": [[0.5, 3]]}, "cost the same in each step"),
@@ -634,6 +566,7 @@ def test_the_plan_is_read_as_it_was_written() -> None:
             "cost the same in each step",
         ),
     ],
+    ids=["norm", "first", "finite", "bands", "bounds", "sizes", "scheduled"],
 )
 def test_a_plan_that_would_count_too_little_is_none(change: dict[str, Any], message: str) -> None:
     data = plan_of(BandedNoise(1.3, C)).to_dict()
@@ -648,10 +581,7 @@ def test_a_plan_that_would_count_too_little_is_none(change: dict[str, Any], mess
 
 def test_a_round_without_its_first_lot_is_damage(tmp_path: Path) -> None:
     """A step of a round that states no cost is believed behind its first one only."""
-    releases = made(tmp_path, sampling=CYCLIC, make_noise=FOUR)
-    for step in range(4):
-        release(releases, rows(step))
-    releases.budget.close()
+    run(tmp_path, 4)
     path = tmp_path / "ledger.jsonl"
     header, *lines = path.read_text().splitlines()
     other = json.dumps({**json.loads(header), "phase": 1})
@@ -668,20 +598,9 @@ def test_a_round_without_its_first_lot_is_damage(tmp_path: Path) -> None:
 
 
 def test_without_the_capability_the_ledger_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    releases = made(tmp_path, sampling=CYCLIC, make_noise=FOUR)
-    release(releases, rows(0))
-    releases.budget.close()
+    run(tmp_path, 1)
     monkeypatch.setattr("dpbench.privacy.accounting.stated_plan.entry_points", lambda **_: EntryPoints())
     with pytest.raises(UnknownNoise, match="^the ledger names the noise process 'banded', which nothing .* knows: .*$"):
-        read_ledger(tmp_path / "ledger.jsonl")
-
-
-def test_an_older_version_refuses_the_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    releases = made(tmp_path, sampling=CYCLIC, make_noise=FOUR)
-    release(releases, rows(0))
-    releases.budget.close()
-    monkeypatch.setattr("dpbench.privacy.accounting.ledger.SCHEMA", 2)
-    with pytest.raises(LedgerError, match="written with ledger schema 3.*use the version that wrote it"):
         read_ledger(tmp_path / "ledger.jsonl")
 
 
@@ -718,16 +637,10 @@ def test_a_process_states_what_its_own_methods_do() -> None:
     assert (MovingBands(1.0, C).constant, MovingBands(1.0, C).independent) == (False, False)
 
 
-def test_one_coefficient_is_independent_noise() -> None:
-    assert Banded(1)(1.2, CONSTANT).is_plain
-    assert not FOUR(1.2, CONSTANT).is_plain
-    assert replace(BandedNoise(1.0, C), noise_multiplier=2.0).multiplier(5) == 2.0
-
-
 # ------------------------------------------------------------------------------------- calibration
 
 
-@pytest.mark.parametrize("missing", ["noise_multiplier", "sample_rate", "steps", "epsilon", "delta"])
+@pytest.mark.parametrize("missing", ["noise_multiplier", "sample_rate", "steps"])
 def test_whatever_is_missing_is_solved_for(missing: str) -> None:
     values: dict[str, Any] = {"sample_rate": 0.02, "steps": 203, "epsilon": 3.0, "delta": 1e-5, "noise_multiplier": 1.2}
     del values[missing]
@@ -767,10 +680,7 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["calibrate", *words, "--bands", "4"]) == 0
     text = capsys.readouterr().out
     assert "strategy.noise=banded strategy.bands=4" in text and "data.sampling=cyclic_poisson" in text
-    releases = made(tmp_path, sampling=CYCLIC, make_noise=FOUR)
-    for step in range(6):
-        release(releases, rows(step))
-    releases.budget.close()
+    run(tmp_path, 6)
     assert main(["account", str(tmp_path / "ledger.jsonl")]) == 0
     text = capsys.readouterr().out
     assert "correlated over 4 steps" in text

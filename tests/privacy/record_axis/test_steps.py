@@ -43,11 +43,9 @@ class Net(nn.Module):
         self.batch_norm = nn.BatchNorm1d(C)
         self.running_norm = nn.InstanceNorm1d(C, track_running_stats=True)
         self.frozen_norm = nn.BatchNorm1d(C).eval()
-        self.rnn = nn.GRU(C, C, batch_first=True)
         self.along_records = nn.GRU(C, C)
         self.conv = nn.Conv1d(C, C, 3, padding=1)
         self.bilinear = nn.Bilinear(C, C, C)
-        self.attention = nn.MultiheadAttention(C * HEADS, HEADS, batch_first=True)
         self.register_buffer("seen", torch.zeros(C))
         self.kept: list[Any] = []
 
@@ -236,17 +234,6 @@ def a_running_state(h: Tensor, batch: Batch, net: Net) -> Tensor:
 
 
 @coupled
-def a_loop_that_writes_twice(h: Tensor, batch: Batch, net: Net) -> Tensor:
-    h = h.detach().clone()
-    written = torch.empty(R, C)
-    for i in range(R):
-        written[i] = h[i]
-    h.mul_(2.0)
-    written[0] = h[0]
-    return net.linear(written).exp().mean()
-
-
-@coupled
 def a_gradient_through_pairs(h: Tensor, batch: Batch, net: Net) -> Tensor:
     x = batch["x"].requires_grad_()
     (gradient,) = torch.autograd.grad((net.linear(x).sum(0) ** 2).sum(), [x], create_graph=True)
@@ -383,11 +370,6 @@ KEPT: dict[str, Step] = {
 # ------------------------------------------------------------------------------------------- healthy steps
 
 
-def queries(batch: Batch, net: Net) -> Tensor:
-    """Of each record T rows for each of two heads, (R, HEADS, T, 2)."""
-    return functional.pad(net.linear(batch["t"]), (0, 1)).view(R, T, HEADS, 2).transpose(1, 2)
-
-
 def log_probabilities(batch: Batch, net: Net) -> Tensor:
     """Of classes, (T, R, CLASSES)."""
     return net.head(batch["t"]).log_softmax(-1).transpose(0, 1)
@@ -397,15 +379,6 @@ INDEPENDENT: dict[str, Step] = {
     "label_smoothing": lambda h, b, net: functional.cross_entropy(net.head(h), b["y"], label_smoothing=0.1),
     "alignments_of_lengths": lambda h, b, net: functional.ctc_loss(
         log_probabilities(b, net), b["tokens"][:, :3].clamp(min=1), torch.full((R,), T), torch.full((R,), 3)
-    ),
-    "attention_of_a_layer": lambda h, b, net: net.attention(
-        *[torch.cat([b["t"], net.linear(b["t"])], -1)] * 3, need_weights=False
-    )[0].mean(),
-    "low_rank_weights": lambda h, b, net: (
-        functional.linear(h, net.linear.weight + net.head.weight.t() @ net.head.weight).logsumexp(-1).mean()
-    ),
-    "dense_experts": lambda h, b, net: (
-        (net.head(h).softmax(-1) * torch.einsum("bc,ec->be", h, net.table.weight)).sum(-1).mean()
     ),
     "a_regularized_loss": lambda h, b, net: (
         functional.mse_loss(h, b["x"].flip(1)) + 1e-3 * sum(p.pow(2).sum() for p in net.parameters())
@@ -426,13 +399,6 @@ INDEPENDENT: dict[str, Step] = {
 def independent(step: Step) -> Step:
     INDEPENDENT[step.__name__] = step
     return step
-
-
-@independent
-def hand_written_smoothing(h: Tensor, batch: Batch, net: Net) -> Tensor:
-    outputs = net.head(h).log_softmax(-1)
-    targets = torch.full_like(outputs, 0.1 / CLASSES).scatter_(1, batch["y"][:, None], 0.9)
-    return -(targets * outputs).sum(-1).mean()
 
 
 @independent
@@ -478,7 +444,7 @@ def distillation(h: Tensor, batch: Batch, net: Net) -> Tensor:
 
 @independent
 def biased_attention(h: Tensor, batch: Batch, net: Net) -> Tensor:
-    q = queries(batch, net)
+    q = functional.pad(net.linear(batch["t"]), (0, 1)).view(R, T, HEADS, 2).transpose(1, 2)
     distance = -(torch.arange(T)[None, :] - torch.arange(T)[:, None]).abs()
     scores = q @ q.transpose(-1, -2) + torch.tensor([0.5, 0.25]).view(1, HEADS, 1, 1) * distance
     scores = scores.masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), float("-inf"))
@@ -486,39 +452,9 @@ def biased_attention(h: Tensor, batch: Batch, net: Net) -> Tensor:
 
 
 @independent
-def causal_attention(h: Tensor, batch: Batch, net: Net) -> Tensor:
-    q = queries(batch, net)
-    return functional.scaled_dot_product_attention(q, q, q, is_causal=True).pow(2).mean()
-
-
-@independent
-def padded_attention(h: Tensor, batch: Batch, net: Net) -> Tensor:
-    kept = (batch["tokens"] > 0).float()
-    q = net.linear(batch["t"])[:, None]
-    out = functional.scaled_dot_product_attention(q, q, q, attn_mask=(kept[:, None, None] - 1) * 1e4)[:, 0]
-    return ((out * kept[..., None]).sum(1) / kept.sum(1).clamp(min=1)[:, None]).pow(2).mean()
-
-
-@independent
 def the_best_experts(h: Tensor, batch: Batch, net: Net) -> Tensor:
     scores, chosen = net.head(h).topk(2, -1)
     return ((net.table.weight[chosen] * h[:, None]).sum(-1) * scores.softmax(-1)).sum(-1).mean()
-
-
-@independent
-def segmentation(h: Tensor, batch: Batch, net: Net) -> Tensor:
-    logits = functional.conv2d(batch["image"], net.head.weight[:, None, None, :], padding=(0, 1))
-    targets = (batch["image"][:, 0] > 0).long()
-    dice = (logits.softmax(1)[:, 1] * targets).sum((1, 2)) / (targets.sum((1, 2)) + 1)
-    return functional.cross_entropy(logits, targets) - dice.mean()
-
-
-@independent
-def sequences_to_sequences(h: Tensor, batch: Batch, net: Net) -> Tensor:
-    _, state = net.rnn(net.table(batch["tokens"]))
-    out, _ = net.rnn(net.table(batch["tokens"].roll(1, 1)), state)
-    weights = (out @ net.linear(batch["t"]).transpose(1, 2)).softmax(-1)
-    return functional.cross_entropy(net.head(weights @ batch["t"] + out).transpose(1, 2), batch["tokens"])
 
 
 @independent
