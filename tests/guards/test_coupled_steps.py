@@ -46,36 +46,26 @@ INPUTS: dict[str, OfTensor] = {
     "mixup": lambda x: 0.7 * x + 0.3 * x[torch.randperm(len(x))],
     "mixup_of_beta": lambda x: x + torch.distributions.Beta(0.4, 0.4).sample((len(x), 1)) * x[torch.randperm(len(x))],
     "cutmix": lambda x: torch.cat([x[:, :4], x[torch.from_numpy(np.random.permutation(len(x)))][:, 4:]], 1),
-    "nearest_neighbors": lambda x: x + x[(torch.cdist(x, x) + torch.eye(len(x)) * 1e9).argmin(1)],
-    "attention_over_the_lot": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None])[0],
-    "sorted": lambda x: x[x.sum(1).argsort()],
-    "numpy_stratified": lambda x: x * torch.from_numpy(np.arange(len(x)) + np.random.rand(len(x)))[:, None].float(),
 }
 """Of the records that the network is given."""
 
 WEIGHTS: dict[str, OfTensor] = {
-    "over_the_largest_loss": lambda losses: 1 - losses / losses.max(),
     "over_the_mean_loss": lambda losses: 1 / losses.mean(),
     "by_the_median": lambda losses: losses > losses.median(),
     "softmax_over_records": lambda losses: losses.softmax(0),
-    "small_losses_only": lambda losses: losses <= losses.quantile(0.8),
     "ranks": lambda losses: losses.argsort().argsort(),
-    "without_duplicates": lambda losses: torch.unique(losses, return_counts=True)[1],
     "experts_with_capacity": lambda losses: F.one_hot((losses > 1).long(), 2).cumsum(0)[:, 0] <= len(losses) // 4,
 }
 """Of losses, by what all losses are."""
 
 LOSSES: dict[str, OfTensor] = {
     "clamped_mean": lambda losses: losses.mean().clamp(max=20.0),
-    "mean_without_nan": lambda losses: losses.mean().nan_to_num(0.0),
     "huber_of_the_mean": lambda losses: F.smooth_l1_loss(losses.mean(), torch.zeros(()), beta=4.0),
     "skipped_when_large": lambda losses: losses.mean() if float(losses.detach().mean()) < 50 else losses.mean() * 0,
-    "branch_on_any": lambda losses: losses.mean() * (2.0 if bool((losses > 1e3).any()) else 1.0),
     "hard_examples": lambda losses: losses.topk(len(losses) // 2).values.mean(),
     "trimmed": lambda losses: losses.sort().values[:-2].mean(),
     "largest_loss": lambda losses: losses.max(),
     "sampled_by_losses": lambda losses: losses[torch.multinomial(losses.detach(), len(losses), True)].mean(),
-    "a_random_half": lambda losses: losses[torch.randperm(len(losses))[: len(losses) // 2]].mean(),
     "total": lambda losses: losses.sum(),
     "over_a_fixed_size": lambda losses: losses.sum() / 33,
     "number_behind_random_numbers_of_half": lambda losses: (losses + torch.randn(len(losses) // 2, 1)[0]).sum(),
@@ -92,7 +82,6 @@ COUPLED: dict[str, Step] = {
     "total_behind_noise": lambda module, b: F.cross_entropy(
         module.net(b[0] + torch.randn_like(b[0])), b[1], reduction="sum"
     ),
-    "triplets": lambda module, b: F.triplet_margin_loss(*[module.net(b[0]).roll(shift, 0) for shift in range(3)]),
 }
 BY_NUMBER: dict[str, Step] = {
     "scaled_by_the_number": lambda module, b: each(module, b).mean() * math.sqrt(len(b[0])),
@@ -158,37 +147,12 @@ def steps_drawn_by_losses(module: Steps, batch: Any) -> Tensor:
 
 
 @earlier
-def what_is_used_two_lots_later(module: Steps, batch: Any) -> Tensor:
-    module.pending, weight = module.__dict__.get("pending", (1.0, 1.0))
-    loss = each(module, batch).mean()
-    module.pending = (float(loss.detach()), module.pending)
-    return loss * weight
-
-
-@earlier
-def only_large_records_are_remembered(module: Steps, batch: Any) -> Tensor:
-    loss = each(module, batch).mean() * module.__dict__.get("weight", 1.0)
-    if float(batch[0].abs().max()) > 100:
-        module.weight = 0.5
-    return loss
-
-
-@earlier
 def few_entries_of_a_large_memory(module: Steps, batch: Any) -> Tensor:
     out = module.net(batch[0])
     before = module.__dict__.setdefault("memory", torch.ones(2000, 3))
     module.memory = before.clone()
     module.memory[module.lots * 20 + torch.arange(len(out)) % 20] = out.detach()
     return (out * before[torch.randint(2000, (len(out),))]).logsumexp(1).mean()
-
-
-@earlier
-def replay_buffer(module: Steps, batch: Any) -> Tensor:
-    buffer = module.__dict__.setdefault("buffer", deque([(torch.zeros(6), torch.tensor(0))], maxlen=300))
-    chosen = [buffer[place] for place in torch.randint(len(buffer), (len(batch[0]),))]
-    x, y = (torch.stack(column) for column in zip(*chosen, strict=True))
-    buffer.extend(zip(*batch, strict=True))
-    return each(module, (batch[0] + x, y)).mean()
 
 
 def kinds(step: Step, lots: int) -> set[str]:

@@ -26,7 +26,7 @@ MEMORIZING = [
     "data.test_size=120",
     "model.hidden=[128]",
     "optimizer.lr=0.5",
-    "trainer.max_steps=120",
+    "trainer.max_steps=70",
 ]
 OVERFITTED = [*MEMORIZING, "strategy=none"]
 PRIVATE = [*TINY, "strategy.delta=1e-4", "data.train_size=300", "trainer.max_steps=20"]

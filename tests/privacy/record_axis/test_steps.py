@@ -45,7 +45,6 @@ class Net(nn.Module):
         self.frozen_norm = nn.BatchNorm1d(C).eval()
         self.along_records = nn.GRU(C, C)
         self.conv = nn.Conv1d(C, C, 3, padding=1)
-        self.bilinear = nn.Bilinear(C, C, C)
         self.register_buffer("seen", torch.zeros(C))
         self.kept: list[Any] = []
 
@@ -103,7 +102,6 @@ COUPLED: dict[str, Step] = {
     "flipped_rows": lambda h, b, net: (h * h.flip(0)).mean(),
     "windows_over_records": lambda h, b, net: h.unfold(0, 2, 1).prod(-1).mean(),
     "a_transposed_square": lambda h, b, net: (b["square"] * b["square"].t() * net.shift[0]).mean(),
-    "a_diagonal_of_squares": lambda h, b, net: (b["square"] * net.shift[0]).diagonal().exp().mean(),
     "folded_and_unfolded_wrongly": lambda h, b, net: net.linear(b["t"]).view(T, R, C).softmax(0).pow(2).mean(),
     "bytes_of_pairs": lambda h, b, net: (h.t() * b["x"].t().contiguous().view(torch.float64).abs()[:, :1]).mean(),
     # indices
@@ -136,8 +134,6 @@ COUPLED: dict[str, Step] = {
     "the_root_of_a_mean": lambda h, b, net: h.pow(2).mean().sqrt(),
     "a_rounded_mean": lambda h, b, net: torch.div(h.mean(), 0.25, rounding_mode="floor"),
     "a_weighted_mean": lambda h, b, net: h.sum() / b["x"].exp().sum(),
-    "covariances": lambda h, b, net: (h.t() @ h / R - torch.eye(C)).pow(2).sum(),
-    "the_hardest": lambda h, b, net: h.pow(2).sum(1).topk(2).values.mean(),
     # layers
     "a_batch_norm": lambda h, b, net: net.batch_norm(h).exp().mean(),
     "running_numbers_of_an_instance_norm": lambda h, b, net: (
@@ -150,7 +146,6 @@ COUPLED: dict[str, Step] = {
     "a_convolution_over_records": lambda h, b, net: net.conv(h.t()[None]).pow(2).mean(),
     "an_einsum_of_pairs": lambda h, b, net: torch.einsum("ic,jc->ij", h, h).logsumexp(1).mean(),
     "distances_of_pairs": lambda h, b, net: torch.cdist(h, h.detach() + 1).mean(),
-    "a_bilinear_form_of_pairs": lambda h, b, net: net.bilinear(h, h.flip(0)).mean(),
     "smoothed_classes_that_are_records": lambda h, b, net: functional.cross_entropy(
         h[:, 0], b["x"].softmax(1)[:, 0], label_smoothing=0.1
     ),
@@ -168,7 +163,6 @@ COUPLED: dict[str, Step] = {
     "a_reentrant_checkpoint_that_centers": lambda h, b, net: checkpoint(centered, h, use_reentrant=True).exp().mean(),
     # kinds of tensors
     "a_spectrum_over_records": lambda h, b, net: torch.fft.fft(h, dim=0).abs().mean(),
-    "any_of_all": lambda h, b, net: (h * (b["x"] > 1).any()).mean(),
     "counts_of_labels": lambda h, b, net: (h / torch.bincount(b["y"], minlength=CLASSES)[b["y"], None]).mean(),
     "a_sparse_matrix": lambda h, b, net: torch.sparse.mm(torch.ones(R, R).to_sparse(), h).exp().mean(),
     "a_nested_tensor": lambda h, b, net: (
@@ -282,8 +276,8 @@ def a_copied_storage(h: Tensor, batch: Batch, net: Net) -> Tensor:
 @coupled
 def replaced_data(h: Tensor, batch: Batch, net: Net) -> Tensor:
     other = torch.zeros(R, C)
-    other.data = batch["x"].flip(0)
-    return (h * other).mean()
+    other.data = batch["x"]
+    return (h * other.flip(0)).mean()
 
 
 @coupled
