@@ -212,12 +212,6 @@ def test_groups_take_turns_and_stay() -> None:
             assert seen.setdefault(position, step % BANDS) == step % BANDS
     sizes = np.bincount(list(seen.values()))
     assert len(sizes) == BANDS and sizes.min() > 350
-    mean = np.mean([len(lots.lot(step)) for step in range(200)])
-    assert mean == pytest.approx(100, abs=6 * math.sqrt(100 / 200))
-    again = Lots(sampling, 0)
-    assert all((again.lot(step) == lots.lot(step)).all() for step in (7, 3))
-    other = Lots(sampling, 1)
-    assert not np.array_equal(other.lot(0), lots.lot(0))
 
 
 def test_a_records_group_is_its_own() -> None:
@@ -245,12 +239,6 @@ def test_draws_within_a_group_are_poisson() -> None:
     assert counts[group].mean() / rounds == pytest.approx(rate, abs=0.01)
     assert counts[group].var() == pytest.approx(rounds * rate * (1 - rate), rel=0.2)
     assert np.var(sizes) == pytest.approx(group.sum() * rate * (1 - rate), rel=0.5)
-
-
-def test_lots_keep_their_size_among_more_records() -> None:
-    sampling = CyclicPoissonSampling(1000, 0.05, cycle_length=BANDS)
-    assert sampling.among(1250) == CyclicPoissonSampling(1250, 0.04, cycle_length=BANDS)
-    assert sampling.among(1250).expected_batch_size == pytest.approx(50)
 
 
 # ------------------------------------------------------------------------------------- cost
