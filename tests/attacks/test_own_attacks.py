@@ -175,7 +175,7 @@ class Setting(Module):
 
 
 def teacher_of(value: float) -> nn.Module:
-    teacher = nn.Linear(1, 1)
+    teacher = nn.Linear(1, 1, bias=False)
     nn.init.constant_(teacher.weight, value)
     return teacher
 
