@@ -26,9 +26,8 @@ MEMORIZING = [
     "data.test_size=120",
     "model.hidden=[128]",
     "optimizer.lr=0.5",
-    "trainer.max_steps=70",
 ]
-OVERFITTED = [*MEMORIZING, "strategy=none"]
+OVERFITTED = [*MEMORIZING, "strategy=none", "trainer.max_steps=70"]
 PRIVATE = [*TINY, "strategy.delta=1e-4", "data.train_size=300", "trainer.max_steps=20"]
 
 
@@ -84,7 +83,16 @@ def test_private_runs_stay_below_what_their_ledgers_allow(private: Path) -> None
 @pytest.mark.long
 def test_a_mechanism_without_noise_is_refuted_by_its_members(tmp_path: Path) -> None:
     """The ledger says noise that nobody adds: the whole pipeline, down to the exit status, sees it."""
-    words = ["--train", "6", "--out", "runs", *MEMORIZING, "strategy=dpsgd", "strategy.target_epsilon=0.2"]
+    words = [
+        "--train",
+        "6",
+        "--out",
+        "runs",
+        *MEMORIZING,
+        "trainer.max_steps=120",
+        "strategy=dpsgd",
+        "strategy.target_epsilon=0.2",
+    ]
     with mock.patch.object(Mechanism, "add_noise", return_value=None):
         (setting,) = facts_of(tmp_path, *words, "strategy.delta=1e-5", status=3)
     assert setting["verdict"] == "VIOLATED"
