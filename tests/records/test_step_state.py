@@ -44,17 +44,9 @@ class Net(pl.LightningModule):
 
 
 def test_what_a_step_holds_is_put_back() -> None:
-    class Helper:
-        def __init__(self) -> None:
-            self.count, self.found = 0, {"a": [1]}
-
-    class Holds(Net):
-        def __init__(self) -> None:
-            super().__init__()
-            self.helper, self.table, self.names = Helper(), np.zeros(3), {1}
-            self.half = torch.zeros(2).expand(2, 2)
-
-    module = Holds()
+    module = Net()
+    module.helper = SimpleNamespace(count=0, found={"a": [1]})
+    module.table, module.names, module.half = np.zeros(3), {1}, torch.zeros(2).expand(2, 2)
     gradient = module.net[0].weight.grad = torch.ones(3, 6)
     version = module.seen._version
     training = plain_training(module)
@@ -184,19 +176,15 @@ def test_a_dictionary_is_never_empty_and_keeps_its_order() -> None:
     module.seen_by_threads.update(a=3, c=4)
     state.put_back()
     assert module.seen_by_threads == {"a": 1, "b": 2}
-    names = [name for name, _ in module.named_children()]
-    net = module.net
-    module.other = nn.Linear(1, 1)
-    del module.net
-    module.net = net
+    module.other = module.net
+    module.net = module._modules.pop("net")
     state.put_back()
-    assert [name for name, _ in module.named_children()] == names
+    assert [*module._modules] == ["net"]
 
 
 def test_what_is_only_written_to_goes_on() -> None:
     module = Net()
     module.lines = logging.getLogger("dpbench.tests")
-    module.lines.level = 10
     state = PublicState(plain_training(module))
     module.lines.level = 20
     state.put_back()
@@ -213,8 +201,7 @@ def test_declared_attributes_stay() -> None:
     class Both(Counts):
         pass
 
-    for kind, left in ((Counts, (1, 0)), (Both, (1, 1))):
-        module = kind()
+    for module, left in ((Counts(), (1, 0)), (Both(), (1, 1))):
         state = PublicState(plain_training(module))
         module.count = module.other = 1
         state.put_back()

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 from dpbench.data.lots import LotLoader
 from dpbench.errors import CarriedRecordsError, UnsupportedModuleError
 from dpbench.strategies import DPSGD
-from tests.strategies.worlds import loader_of, trainer_for
+from tests.strategies.worlds import trainer_for
 from tests.support.one_by_one import used
 
 
@@ -98,10 +98,10 @@ def records() -> TensorDataset:
     return TensorDataset(x, torch.arange(40) % 3)
 
 
-def fit(folder: Path, module: Net, **options: Any) -> DPSGD:
-    data = records()
+def fit(folder: Path, module: Net, collate: Any = None, **options: Any) -> DPSGD:
     strategy = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3, **options)
-    trainer_for(folder, strategy, 4).fit(module, loader_of(data, 16), DataLoader(data, 8))
+    loader = LotLoader.poisson(records(), 16, seed=0, collate_fn=collate)
+    trainer_for(folder, strategy, 2).fit(module, loader, DataLoader(records(), 8))
     return strategy
 
 
@@ -114,6 +114,7 @@ def fit(folder: Path, module: Net, **options: Any) -> DPSGD:
         (InPlace, "on_train_batch_start mixes the records"),
         (Reads, "on_after_batch_transfer reads values of records"),
     ],
+    ids=["before", "transfer", "after", "in place", "reads"],
 )
 def test_what_mixes_before_the_step_is_refused(tmp_path: Path, kind: type[Net], words: str) -> None:
     with pytest.raises(UnsupportedModuleError, match=words):
@@ -154,15 +155,9 @@ def test_entries_that_a_hook_sets(tmp_path: Path, kind: Any) -> None:
         x, y = default_collate(items)
         return kind(x=torch.cat([x, x])[: len(x)], y=y)  # a part of other memory
 
-    loader = LotLoader.poisson(records(), 16, collate_fn=collate)
-    strategy = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3)
-    trainer_for(tmp_path / "apart", strategy, 2).fit(Entry(), loader, DataLoader(records(), 8))
-    assert used(strategy) == "engine"
-    loader = LotLoader.poisson(records(), 16, collate_fn=collate)
+    assert used(fit(tmp_path / "apart", Entry(), collate)) == "engine"
     with pytest.raises(UnsupportedModuleError, match="on_train_batch_start mixes the records"):
-        trainer_for(tmp_path / "mixed", DPSGD(noise_multiplier=1.0, delta=1e-3), 2).fit(
-            MixedEntry(), loader, DataLoader(records(), 8)
-        )
+        fit(tmp_path / "mixed", MixedEntry(), collate)
 
 
 def test_each_record_by_itself(tmp_path: Path) -> None:

@@ -74,28 +74,23 @@ def remembered(module: Late, hidden: Tensor) -> Tensor:
 
 
 def trained(
-    folder: Path,
-    between: Callable[[Late, Tensor], Tensor],
-    manual: bool = False,
-    **options: Any,
+    folder: Path, between: Any, manual: bool = False, start: Path | None = None, more: Any = (), **options: Any
 ) -> tuple[DPSGD, Tensor]:
     """Weights after six batches."""
     torch.manual_seed(1)
     module = Late(between, manual)
-    strategy = DPSGD(
-        noise_multiplier=1.0,
-        max_grad_norm=0.3,
-        delta=1e-3,
-        seed=1,
-        ledger=str(folder / "ledger.jsonl"),
-        **options,
-    )
-    trainer_for(folder, strategy, 6).fit(module, loader_of(data(80), 10))
+    private = {"noise_multiplier": 1.0, "max_grad_norm": 0.3, "delta": 1e-3, "seed": 1, **options}
+    strategy = DPSGD(ledger=str(folder / "ledger.jsonl"), **private)
+    trainer = trainer_for(folder, strategy, 6, more=more)
+    trainer.fit(module, loader_of(data(80), 10), ckpt_path=start, weights_only=False)
     return strategy, weights_of(module)
 
 
-@pytest.mark.parametrize("between", [sorted_between, read])
-@pytest.mark.parametrize("options", [{}, {"max_physical_batch_size": 4}, {"manual": True}], ids=str)
+@pytest.mark.parametrize(
+    ("between", "options"),
+    [(sorted_between, {}), (read, {"max_physical_batch_size": 4}), (sorted_between, {"manual": True})],
+    ids=["sorted", "read in pieces", "manual"],
+)
 def test_the_gradients_are_those_of_record_by_record(
     tmp_path: Path, between: Any, options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -108,10 +103,9 @@ def test_the_gradients_are_those_of_record_by_record(
     assert "test_watched_step.py:" in line
 
 
-@pytest.mark.parametrize("between", [sorted_between, read])
-def test_the_engine_alone_refuses(tmp_path: Path, between: Any) -> None:
+def test_the_engine_alone_refuses(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModuleError, match=r"test_watched_step\.py:\d+"):
-        trained(tmp_path, between, gradients="engine")
+        trained(tmp_path, read, gradients="engine")
     assert len(read_ledger(tmp_path / "ledger.jsonl").releases) == LATE
 
 
@@ -124,33 +118,16 @@ def test_records_of_an_earlier_batch_are_refused(tmp_path: Path) -> None:
 class Saved(pl.Callback):
     """Saves where the batch that was run record by record has just been trained on."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         if trainer.global_step == LATE + 1:
-            trainer.save_checkpoint(self.path)
+            trainer.save_checkpoint(Path(trainer.default_root_dir) / "late.ckpt")
 
 
 def test_a_training_that_goes_on_from_there_makes_the_same_sums(tmp_path: Path) -> None:
     """To the last bit, or the releases behind the checkpoint would count twice."""
-    weights = []
-    checkpoint = tmp_path / "late.ckpt"
-    for start in (None, checkpoint):
-        torch.manual_seed(1)
-        module = Late(sorted_between)
-        strategy = DPSGD(
-            noise_multiplier=1.0,
-            max_grad_norm=0.3,
-            delta=1e-3,
-            seed=1,
-            ledger=str(tmp_path / "ledger.jsonl"),
-        )
-        trainer = trainer_for(tmp_path, strategy, 6, more=[Saved(checkpoint)] if start is None else [])
-        trainer.fit(module, loader_of(data(80), 10), ckpt_path=start, weights_only=False)
-        weights.append(weights_of(module))
-        assert used(strategy) == "one_by_one"
-    assert torch.equal(*weights)
+    _, whole = trained(tmp_path, sorted_between, more=[Saved()])
+    strategy, resumed = trained(tmp_path, sorted_between, start=tmp_path / "late.ckpt")
+    assert torch.equal(whole, resumed) and used(strategy) == "one_by_one"
     assert len(read_ledger(tmp_path / "ledger.jsonl").releases) == 6
 
 
