@@ -5,13 +5,13 @@ Two whose sums may differ must not: with one noise under both, the difference of
 
 from __future__ import annotations
 
-import functools
 import importlib
 import shutil
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +20,11 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import LambdaCallback, StochasticWeightAveraging
 from torch import Tensor, nn
+from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, SequentialLR
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, default_collate
 
 from dpbench import DPSGD
 from dpbench.callback import run_key
@@ -35,21 +37,19 @@ from dpbench.data.lots import LotLoader
 from dpbench.privacy.accounting.ledger import Ledger, read_ledger
 from dpbench.privacy.kept_keys import read_keys
 from dpbench.session.session import PrivateSession
+from tests.strategies.worlds import trainer_for, weights_of
 from tests.support.gan import gan, images
 
 SIZE = 40
 SCALE = SimpleNamespace(value=1.0)
+Key = Callable[..., int | None]
 
 
-def records(**changes: Any) -> TensorDataset:
+def records(byte: int = 0, order: int = 0, dtype: torch.dtype = torch.float32) -> TensorDataset:
     x = torch.randn(SIZE, 4, generator=torch.Generator().manual_seed(1))
     y = (x[:, 0] > 0).long()
-    if "byte" in changes:
-        x.view(torch.uint8)[7, 3] ^= 1
-    if "order" in changes:
-        order = torch.arange(SIZE).roll(1)
-        x, y = x[order], y[order]
-    return TensorDataset(x.to(changes.get("dtype", torch.float32)), y)
+    x.view(torch.uint8)[7, 3] ^= byte
+    return TensorDataset(x.roll(order, 0).to(dtype), y.roll(order))
 
 
 class Module(pl.LightningModule):
@@ -57,12 +57,12 @@ class Module(pl.LightningModule):
 
     scale = 1.0
 
-    def __init__(self, optimizer: Any = None, schedule: Any = None, weights: int = 0, **settings: Any) -> None:
+    def __init__(self, optimizer: Any = SGD, schedule: Any = None, weights: int = 0, **settings: Any) -> None:
         super().__init__()
         torch.manual_seed(weights)
         self.net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
         # Behind a name at which no key looks, so that what they make is seen for itself.
-        self._compiler_ctx = (optimizer or functools.partial(torch.optim.SGD, lr=0.1), schedule)
+        self._compiler_ctx = (optimizer, schedule)
         for name, value in settings.items():
             setattr(self, name, value)
 
@@ -76,7 +76,7 @@ class Module(pl.LightningModule):
         return optimizer if make_schedule is None else ([optimizer], [make_schedule(optimizer)])
 
 
-class Rho(torch.optim.SGD):
+class Rho(SGD):
     def __init__(self, parameters: Any, rho: float) -> None:
         super().__init__(parameters, lr=0.1)
         self.rho = rho
@@ -95,7 +95,7 @@ class Stored(Dataset[Any]):
         vars(self).update(contents)
 
     def __len__(self) -> int:
-        return len(self.pairs)
+        return SIZE
 
     def __getitem__(self, i: int) -> Any:
         return self.pairs[i]
@@ -105,47 +105,55 @@ class Tagged(Tensor):
     """A tensor with a word."""
 
 
-def collate(scale: float) -> Callable[[Any], Any]:
-    return lambda batch: [part * scale for part in torch.utils.data.default_collate(batch)]
-
-
-def sequence(steps: int) -> Callable[[Any], Any]:
-    return lambda o: SequentialLR(o, [CosineAnnealingLR(o, 9), CosineAnnealingLR(o, steps)], [1])
-
-
 def tagged(word: str) -> Tensor:
     tensor = torch.ones(2).as_subclass(Tagged)
     tensor.word = word  # type: ignore[attr-defined]
     return tensor
 
 
-def teacher(value: float) -> nn.Module:
+def scaled(factor: float, batch: Any) -> Any:
+    return [part * factor for part in default_collate(batch)]
+
+
+def enclosed(value: float) -> Callable[..., Any]:
+    return lambda *_: value
+
+
+def sequence(steps: int) -> Callable[[Any], Any]:
+    return lambda o: SequentialLR(o, [CosineAnnealingLR(o, 9), CosineAnnealingLR(o, steps)], [1])
+
+
+def teacher(value: float = 0.0) -> nn.Module:
     layer = nn.Linear(1, 1)
-    nn.init.constant_(layer.weight, value)
-    nn.init.constant_(layer.bias, value)
+    for p in layer.parameters():
+        nn.init.constant_(p, value)
     return layer
-
-
-def frozen(layer: int) -> Module:
-    module = Module()
-    module.more = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
-    module.more[layer].requires_grad_(False)
-    return module
-
-
-def buffered(value: float) -> Module:
-    module = Module()
-    module.register_buffer("shift", torch.tensor(value), persistent=False)
-    return module
-
-
-def adversarial(loss: str) -> dict[str, Any]:
-    return {"module": gan(loss=loss), "dataset": images()}
 
 
 def users(lr: float) -> dict[str, Any]:
     data = UserDataset(records(), [i % 10 for i in range(SIZE)])
-    return {"dataset": data, "strategy": {"records": Users(LocalTraining(lr=lr, max_steps=1))}}
+    return {"dataset": data, "private": {"records": Users(LocalTraining(lr=lr, max_steps=1))}}
+
+
+def train(
+    folder: Path,
+    module: pl.LightningModule | None = None,
+    dataset: Any = None,
+    private: dict[str, Any] | None = None,
+    loader: dict[str, Any] | None = None,
+    members: Any = None,
+    max_steps: int = 2,
+    start: Path | None = None,
+    **trainer: Any,
+) -> Ledger:
+    """Train with a seed, and read the ledger."""
+    ledger = folder / "ledger.jsonl"
+    options = {"noise_multiplier": 1.0, "delta": 1e-3, "seed": 7, "ledger": str(ledger), **(private or {})}
+    lots = LotLoader.poisson(dataset or records(), 4, **{"seed": 5, **(loader or {})})
+    lots.lots.members = members
+    fitted = trainer_for(folder, DPSGD(**options), max_steps, **trainer)
+    fitted.fit(module or Module(), lots, ckpt_path=start, weights_only=False)
+    return read_ledger(ledger)
 
 
 class Begun(Exception):
@@ -153,7 +161,7 @@ class Begun(Exception):
 
 
 @pytest.fixture
-def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int | None]:
+def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Key:
     """A function that begins a training and returns its key; None where a random one is needed."""
     keys: list[int | None] = []
 
@@ -161,138 +169,145 @@ def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int | 
         keys.append(key)
         raise Begun
 
-    monkeypatch.setattr(PrivateSession, "begin", begin)
-
-    def key_of(
-        module: pl.LightningModule | None = None,
-        dataset: Any = None,
-        strategy: dict[str, Any] | None = None,
-        loader: dict[str, Any] | None = None,
-        callbacks: Any = (),
-        members: Any = None,
-        **trainer: Any,
-    ) -> int | None:
-        place = str(tmp_path / "ledger.jsonl")
-        private = DPSGD(**{"noise_multiplier": 1.0, "delta": 1e-3, "seed": 7, "ledger": place, **(strategy or {})})
-        lots = LotLoader.poisson(records() if dataset is None else dataset, 4, **{"seed": 5, **(loader or {})})
-        lots.lots.members = members
+    def key_of(**training: Any) -> int | None:
         with pytest.raises(Begun):
-            fit(private, module or Module(), lots, tmp_path, callbacks, **trainer)
+            train(tmp_path, **training)
         return keys[-1]
 
+    monkeypatch.setattr(PrivateSession, "begin", begin)
     return key_of
 
 
-def fit(private: DPSGD, module: pl.LightningModule, lots: Any, folder: Path, more: Any = (), **options: Any) -> None:
-    start = options.pop("ckpt_path", None)
-    settings = {
-        "max_steps": 2,
-        "accelerator": "cpu",
-        "default_root_dir": folder,
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "enable_checkpointing": False,
-        "use_distributed_sampler": False,
-        **options,
-    }
-    pl.Trainer(callbacks=[private, *more], **settings).fit(module, lots, ckpt_path=start, weights_only=False)
-
-
-Case = Callable[[Any], dict[str, Any]]
-
-OTHERS: dict[str, tuple[Case, Any, Any]] = {
-    "a byte of a record": (lambda c: {"dataset": records(**c)}, {}, {"byte": 1}),
-    "the type of the records": (lambda c: {"dataset": records(**c)}, {}, {"dtype": torch.float64}),
-    "the order of the records": (lambda c: {"dataset": records(**c)}, {}, {"order": 1}),
-    "a part of the records": (lambda n: {"dataset": Subset(records(), range(n, n + 30))}, 0, 1),
-    "records put together": (lambda n: {"dataset": ConcatDataset([records(), records(byte=1)][::n])}, 1, -1),
-    "an attribute of a data set": (lambda c: {"dataset": Stored(shift=c)}, 0.0, 1.0),
-    "an array of objects": (lambda c: {"dataset": Stored(words=np.array(["a", c], object))}, "b", "c"),
-    "what a mask hides": (lambda c: {"dataset": Stored(x=np.ma.array([1, 2], mask=[0, c]))}, 0, 1),
-    "a word at a tensor": (lambda c: {"dataset": Stored(x=tagged(c))}, "a", "b"),
-    "values of a sparse tensor": (lambda c: {"dataset": Stored(x=torch.tensor([0, c]).to_sparse())}, 1, 2),
-    "a generator of random numbers": (lambda c: {"module": Module(rng=np.random.default_rng(c))}, 0, 1),
-    "a name beside records in memory": (lambda c: {"loader": {"data_id": c}}, "a", "b"),
-    "records beside one name": (lambda c: {"dataset": records(**c), "loader": {"data_id": "a"}}, {}, {"byte": 1}),
-    "records without a name": (lambda c: {"loader": {"data_id": c}}, None, "a"),
-    "who takes part": (lambda c: {"members": np.arange(SIZE) < c}, 30, 31),
-    "local training of users": (users, 0.1, 0.2),
-    "the seed": (lambda c: {"strategy": {"seed": c}}, 7, 8),
-    "a bound": (lambda c: {"strategy": {"max_grad_norm": c}}, 1.0, 0.5),
-    "a step after clipping": (lambda c: {"strategy": {"correction_threshold": c}}, None, 1.0),
-    "private statistics": (lambda c: {"strategy": {"metrics_share": c}}, 0.05, 0.1),
-    "weights": (lambda c: {"module": Module(weights=c)}, 0, 1),
-    "frozen layers": (lambda c: {"module": frozen(c)}, 0, 2),
-    "an attribute": (lambda c: {"module": Module(smoothing=c)}, 0.0, 0.1),
-    "a private attribute": (lambda c: {"module": Module(_smoothing=c)}, 0.0, 0.1),
-    "a private option of our own module": (adversarial, "standard", "wasserstein"),
-    "an object": (lambda c: {"module": Module(own=SimpleNamespace(value=c))}, 0.0, 0.1),
-    "a network that is no part": (lambda c: {"module": Module(teachers=[teacher(c)])}, 0.0, 0.1),
-    "public records in a module": (lambda c: {"module": Module(public=records(**c))}, {}, {"byte": 1}),
-    "a lambda": (lambda c: {"module": Module(own=c)}, lambda x: x + 1, lambda x: x - 1),
-    "a module of functions": (lambda c: {"module": Module(own=c)}, functools, shutil),
-    "an option of a layer": (lambda c: {"module": Module(dropout=nn.Dropout(c))}, 0.1, 0.2),
-    "a buffer that is not saved": (lambda c: {"module": buffered(c)}, 0.0, 1.0),
-    "an optimizer": (lambda c: {"module": Module(c)}, torch.optim.SGD, torch.optim.Adam),
-    "an option of an optimizer": (lambda c: {"module": Module(functools.partial(torch.optim.SGD, lr=c))}, 0.1, 0.2),
-    "an attribute of an optimizer": (lambda c: {"module": Module(functools.partial(Rho, rho=c))}, 0.1, 0.2),
-    "a schedule": (lambda c: {"module": Module(schedule=c)}, None, lambda o: CosineAnnealingLR(o, 5)),
-    "an option of a schedule": (lambda c: {"module": Module(schedule=lambda o: CosineAnnealingLR(o, c))}, 5, 6),
-    "a schedule within a schedule": (lambda c: {"module": Module(schedule=sequence(c))}, 5, 6),
-    "a function of a schedule": (lambda c: {"module": Module(schedule=lambda o: LambdaLR(o, lambda n: c))}, 1.0, 0.5),
-    "a callback that decides": (lambda c: {"callbacks": c}, [], [Callback()]),
-    "its option": (lambda c: {"callbacks": [Callback(factor=c)]}, 0.5, 0.25),
-    "its network": (lambda c: {"callbacks": [Callback(teacher=teacher(c))]}, 0.0, 0.1),
-    "averaged weights": (lambda c: {"callbacks": [pl.callbacks.StochasticWeightAveraging(c, 1)]}, 0.1, 0.2),
-    "a value in a closure of the collation": (lambda c: {"loader": {"collate_fn": collate(c)}}, 1.0, 2.0),
-    "an argument of the collation": (lambda c: {"loader": {"collate_fn": functools.partial(scaled, c)}}, 1.0, 2.0),
-    "precision": (lambda c: {"precision": c}, "32-true", "bf16-mixed"),
-}  # fmt: skip
-
-
-@pytest.mark.filterwarnings("ignore:.*precision", "ignore:You defined a `validation_step`")
-@pytest.mark.parametrize("case", OTHERS)
-def test_they_may_not_share_noise(case: str, key: Callable[..., int | None]) -> None:
-    make, one, other = OTHERS[case]
-    first, second, again = key(**make(one)), key(**make(other)), key(**make(one))
-    assert None not in (first, second)
-    assert first == again != second
-
-
-def scaled(factor: float, batch: Any) -> Any:
-    return collate(factor)(batch)
-
-
-SAME: dict[str, Case] = {
-    "the same command": lambda _: {},
-    "a name of a place": lambda p: {"module": Module(folder=str(p), root=p)},
-    "its logger": lambda p: {"module": Module(own_logger=pl.loggers.CSVLogger(p))},
-    "a default in words": lambda _: {"strategy": {"max_grad_norm": 1.0}},
-    "pieces": lambda _: {"strategy": {"max_physical_batch_size": 5}},
-    "a budget": lambda _: {"strategy": {"target_epsilon": 50.0}},
-    "longer": lambda _: {"max_steps": 3},
-    "a callback that looks on": lambda _: {"callbacks": [Callback(observes_only=True)]},
-    "Lightning's": lambda _: {"callbacks": [pl.callbacks.LambdaCallback()]},
+PARTS: dict[str, Callable[..., dict[str, Any]]] = {
+    "trainer": dict,
+    "strategy": lambda **s: {"private": s},
+    "loader": lambda **s: {"loader": s},
+    "module": lambda **s: {"module": Module(**s)},
+    "records": lambda **s: {"dataset": records(**s)},
+    "named records": lambda **s: {"dataset": records(**s), "loader": {"data_id": "a"}},
+    "data set": lambda **s: {"dataset": Stored(**s)},
+    "callback": lambda **s: {"more": [Callback(**s)]},
+    "users": users,
+    "gan": lambda **s: {"module": gan(**s), "dataset": images()},
 }
 
 
-@pytest.mark.parametrize("case", SAME)
-def test_they_share_noise(case: str, tmp_path: Path, key: Callable[..., int | None]) -> None:
-    assert key() == key(**SAME[case](tmp_path)) is not None
+def training(setting: str, value: Any) -> dict[str, Any]:
+    """A training with a part that has one setting more: options of `train`."""
+    part, _, name = setting.rpartition(".")
+    return PARTS[part](**{name: value})
+
+
+def others() -> dict[str, tuple[str, Any, Any]]:
+    """Settings, and two values of each that may not share noise; new objects in each call."""
+    x, edited = records(), records(byte=1)
+    return {
+        "a byte of a record": ("records.byte", 0, 1),
+        "the type of the records": ("records.dtype", torch.float32, torch.float64),
+        "the order of the records": ("records.order", 0, 1),
+        "a part of the records": ("trainer.dataset", Subset(x, range(30)), Subset(x, range(1, 31))),
+        "records put together": ("trainer.dataset", ConcatDataset([x, edited]), ConcatDataset([edited, x])),
+        "an attribute of a data set": ("data set.shift", 0.0, 1.0),
+        "an array of objects": ("data set.words", np.array(["a", "b"], object), np.array(["a", "c"], object)),
+        "what a mask hides": ("data set.x", np.ma.array([1, 2], mask=[0, 0]), np.ma.array([1, 2], mask=[0, 1])),
+        "a word at a tensor": ("data set.x", tagged("a"), tagged("b")),
+        "values of a sparse tensor": ("data set.x", torch.tensor([0, 1]).to_sparse(), torch.tensor([0, 2]).to_sparse()),
+        "a generator of random numbers": ("module.rng", np.random.default_rng(0), np.random.default_rng(1)),
+        "a name beside records in memory": ("loader.data_id", "a", "b"),
+        "records beside one name": ("named records.byte", 0, 1),
+        "records without a name": ("loader.data_id", None, "a"),
+        "who takes part": ("trainer.members", np.arange(SIZE) < 30, np.arange(SIZE) < 31),
+        "local training of users": ("users.lr", 0.1, 0.2),
+        "the seed": ("strategy.seed", 7, 8),
+        "a bound": ("strategy.max_grad_norm", 1.0, 0.5),
+        "a step after clipping": ("strategy.correction_threshold", None, 1.0),
+        "private statistics": ("strategy.metrics_share", 0.05, 0.1),
+        "weights": ("module.weights", 0, 1),
+        "frozen layers": (
+            "module.more",
+            nn.Sequential(teacher().requires_grad_(False), teacher()),
+            nn.Sequential(teacher(), teacher().requires_grad_(False)),
+        ),
+        "an attribute": ("module.smoothing", 0.0, 0.1),
+        "a private attribute": ("module._smoothing", 0.0, 0.1),
+        "a private option of our own module": ("gan.loss", "standard", "wasserstein"),
+        "an object": ("module.own", SimpleNamespace(value=0.0), SimpleNamespace(value=0.1)),
+        "a network that is no part": ("module.teachers", [teacher(0.0)], [teacher(0.1)]),
+        "public records in a module": ("module.public", x, edited),
+        "a lambda": ("module.own", lambda x: x + 1, lambda x: x - 1),
+        "a module of functions": ("module.own", importlib, shutil),
+        "an option of a layer": ("module.dropout", nn.Dropout(0.1), nn.Dropout(0.2)),
+        "a buffer that is not saved": (
+            "module.shift",
+            nn.Buffer(torch.zeros(1), persistent=False),
+            nn.Buffer(torch.ones(1), persistent=False),
+        ),
+        "an optimizer": ("module.optimizer", SGD, Adam),
+        "an option of an optimizer": ("module.optimizer", partial(SGD, lr=0.1), partial(SGD, lr=0.2)),
+        "an attribute of an optimizer": ("module.optimizer", partial(Rho, rho=0.1), partial(Rho, rho=0.2)),
+        "a schedule": ("module.schedule", None, partial(CosineAnnealingLR, T_max=5)),
+        "an option of a schedule": (
+            "module.schedule",
+            partial(CosineAnnealingLR, T_max=5),
+            partial(CosineAnnealingLR, T_max=6),
+        ),
+        "a schedule within a schedule": ("module.schedule", sequence(5), sequence(6)),
+        "a function of a schedule": (
+            "module.schedule",
+            partial(LambdaLR, lr_lambda=enclosed(1.0)),
+            partial(LambdaLR, lr_lambda=enclosed(0.5)),
+        ),
+        "a callback that decides": ("trainer.more", [], [Callback()]),
+        "its option": ("callback.factor", 0.5, 0.25),
+        "its network": ("callback.teacher", teacher(0.0), teacher(0.1)),
+        "averaged weights": (
+            "trainer.more",
+            [StochasticWeightAveraging(0.1, 1)],
+            [StochasticWeightAveraging(0.2, 1)],
+        ),
+        "a value in a closure of the collation": ("loader.collate_fn", enclosed(1.0), enclosed(2.0)),
+        "an argument of the collation": ("loader.collate_fn", partial(scaled, 1.0), partial(scaled, 2.0)),
+        "precision": ("trainer.precision", "32-true", "bf16-mixed"),
+    }
+
+
+@pytest.mark.filterwarnings("ignore:.*precision", "ignore:You defined a `validation_step`")
+@pytest.mark.parametrize("case", others())
+def test_they_may_not_share_noise(case: str, key: Key) -> None:
+    setting, one, other = others()[case]
+    again = others()[case][1]
+    keys = [key(**training(setting, value)) for value in (one, other, again)]
+    assert None not in keys
+    assert keys[0] == keys[2] != keys[1]
+
+
+def test_they_share_noise(tmp_path: Path, key: Key) -> None:
+    first = key()
+    same = {
+        "the same command": ("trainer.max_steps", 2),
+        "a name of a place": ("module.folder", str(tmp_path)),
+        "a place": ("module.root", tmp_path),
+        "its logger": ("module.own_logger", pl.loggers.CSVLogger(tmp_path)),
+        "a default in words": ("strategy.max_grad_norm", 1.0),
+        "pieces": ("strategy.max_physical_batch_size", 5),
+        "a budget": ("strategy.target_epsilon", 50.0),
+        "longer": ("trainer.max_steps", 3),
+        "workers": ("loader.num_workers", 2),
+        "a callback that looks on": ("callback.observes_only", True),
+        "Lightning's": ("trainer.more", [LambdaCallback()]),
+    }
+    for case, setting in same.items():
+        assert first == key(**training(*setting)) is not None, case
 
 
 # ------------------------------------------------------------------------------- what the source does not say
 
 
-@pytest.mark.parametrize("place", ["class", "global"])
-def test_what_was_set_later(place: str, key: Callable[..., int | None], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("owner", "name"), [(Module, "scale"), (SCALE, "value")], ids=["class", "global"])
+def test_what_was_set_later(owner: Any, name: str, key: Key, monkeypatch: pytest.MonkeyPatch) -> None:
     first = key()
-    owner, name = {"class": (Module, "scale"), "global": (SCALE, "value")}[place]
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, name, 2.0)
-        assert key() != first
-    assert key() == first
+    monkeypatch.setattr(owner, name, 2.0)
+    assert key() != first
 
 
 NOTEBOOK = """
@@ -325,46 +340,42 @@ class Net(base):
         inner = lambda: SHARE
         return loss_function(self.net(helper(self.shifted(batch[0]))), batch[1]) * inner() * self.factor
 """
-CELL = {"share": 1.0, "smoothing": 0.0, "helper": "x + 1", "factor": 2, "word": "a", "shift": 0.5}
-EDITS = {"share": 2.0, "smoothing": 0.1, "helper": "x - 1", "factor": 3, "word": "b", "shift": 0.25}
+CELL = {"share": "1.0", "smoothing": "0.0", "helper": "x + 1", "factor": "2", "word": "a", "shift": "0.5"}
+EDITS = {"share": "2.0", "smoothing": "0.1", "helper": "x - 1", "factor": "3", "word": "b", "shift": "0.25"}
 
 
-@pytest.mark.parametrize("edit", EDITS)
-def test_an_edited_cell_of_a_notebook(
-    edit: str, key: Callable[..., int | None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_edited_cell_of_a_notebook(key: Key, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its classes and functions have no source file."""
 
-    def net(**cell: Any) -> Any:
-        main = types.ModuleType("__main__")
+    def key_of(**edits: str) -> int | None:
+        main: Any = types.ModuleType("__main__")
         monkeypatch.setitem(sys.modules, "__main__", main)
-        vars(main)["base"] = Module
-        exec(compile(NOTEBOOK.format(**{**CELL, **cell}), "<cell>", "exec"), vars(main))
-        return main.Net()
+        main.base = Module
+        exec(compile(NOTEBOOK.format(**{**CELL, **edits}), "<cell>", "exec"), vars(main))
+        return key(module=main.Net())
 
-    first = key(net())
-    assert first == key(net()) is not None
-    assert first != key(net(**{edit: EDITS[edit]}))
+    first = key_of()
+    assert first == key_of() is not None
+    for name, edit in EDITS.items():
+        assert first != key_of(**{name: edit}), name
 
 
-def test_edited_source(tmp_path: Path, key: Callable[..., int | None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_edited_source(tmp_path: Path, key: Key, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a module that a class is of, and of one beside it that it imports."""
     monkeypatch.syspath_prepend(tmp_path)
-    keys = []
-    for name, text in (("own_beside", "A = 1\n"), ("own_beside", "A = 2\n"), ("own_source", "# edited\n")):
-        (tmp_path / "own_beside.py").touch()
-        base = "from tests.callback.test_keys_cases import Module"
-        (tmp_path / "own_source.py").write_text(f"from own_beside import *\n{base}\nclass Net(Module): pass\n")
-        with open(tmp_path / f"{name}.py", "w" if name == "own_beside" else "a") as file:
-            file.write(text)
+    own = "from own_beside import *\nfrom tests.callback.test_keys_cases import Module\nclass Net(Module): pass\n"
+    keys = set()
+    for beside, source in (("A = 1\n", own), ("A = 2\n", own), ("A = 2\n", f"{own}# edited\n")):
+        (tmp_path / "own_beside.py").write_text(beside)
+        (tmp_path / "own_source.py").write_text(source)
         for module in ("own_source", "own_beside"):
             monkeypatch.delitem(sys.modules, module, raising=False)
         _source_hash.cache_clear()
-        keys.append(key(importlib.import_module("own_source").Net()))
-    assert len(set(keys)) == 3
+        keys.add(key(module=importlib.import_module("own_source").Net()))
+    assert len(keys) == 3
 
 
-def test_versions(key: Callable[..., int | None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions(key: Key, monkeypatch: pytest.MonkeyPatch) -> None:
     """An option that is new in one, even at its default, is in another key by this."""
     first = key()
     monkeypatch.setattr(run_key, "versions", lambda: {"dpbench": "0"})
@@ -372,99 +383,76 @@ def test_versions(key: Callable[..., int | None], monkeypatch: pytest.MonkeyPatc
 
 
 def test_circles_and_equal_objects() -> None:
-    def ring(length: int) -> list[Any]:
+    def ring(length: int) -> bytes:
         first: list[Any] = [1]
         first.append([first] * length)
-        return first
+        return Canonical().digest(first)
 
     one, two = "".join(["a", "b"]), "".join(["a", "b"])
     assert Canonical().digest([one, one]) == Canonical().digest([one, two])
-    assert Canonical().digest(ring(1)) == Canonical().digest(ring(1)) != Canonical().digest(ring(2))
+    assert ring(1) == ring(1) != ring(2)
 
 
 # ------------------------------------------------------------------------------- what has no bytes
 
 
-class Lazy(Dataset[Any]):
+class Lazy(Stored):
     """Reads its records from a file when it is asked for them."""
 
-    def __init__(self, folder: Path, name: Any) -> None:
+    def __init__(self, folder: Path, name: str) -> None:
         self.folder, self.name = folder, name
-
-    def __len__(self) -> int:
-        return SIZE
 
     def __getitem__(self, i: int) -> Any:
         return tuple(part[i] for part in torch.load(self.folder / self.name, weights_only=True))
 
 
-class Reader(Stored):
-    """Its items are in memory, by code that no audit sees."""
-
-
 class Unknown(Stored):
     def __getitem__(self, i: int) -> Any:
-        with open(FOLDER[0] / "records.pt", "rb") as file:
-            return tuple(part[i] for part in torch.load(file, weights_only=True))
-
-
-FOLDER: list[Path] = []
-OPEN: list[Any] = []
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "files" / "records.pt"
-    path.parent.mkdir()
-    torch.save(records().tensors, path)
-    FOLDER[:] = [path.parent]
-    yield path
-    while OPEN:
-        OPEN.pop().close()
-
-
-def opened(path: Path) -> Any:
-    OPEN.append(open(path, "rb"))  # noqa: SIM115
-    return OPEN[-1]
-
-
-UNHASHABLE: dict[str, Callable[[Path], dict[str, Any]]] = {
-    "a file by folder and name": lambda f: {"dataset": Lazy(f.parent, f.name)},
-    "a file by its path": lambda f: {"dataset": Lazy(Path(), str(f))},
-    "a file that only the code names": lambda f: {"dataset": Unknown()},
-    "names of files, read by who knows what": lambda f: {"dataset": Reader(names=[(str(f), 0)])},
-    "a folder, read by who knows what": lambda f: {"dataset": Reader(folder=str(f.parent))},
-    "an open file": lambda f: {"dataset": Reader(file=opened(f))},
-    "a lock": lambda f: {"dataset": Reader(lock=threading.Lock())},
-    "an open file in a module": lambda f: {"module": Module(file=opened(f))},
-    "a generator in a callback": lambda f: {"callbacks": [Callback(numbers=(n for n in range(3)))]},
-    "a lock in a collation": lambda f: {"loader": {"collate_fn": functools.partial(under, threading.Lock())}},
-}
+        with open("records.pt", "rb"):
+            return super().__getitem__(i)
 
 
 def under(lock: Any, batch: Any) -> Any:
-    return torch.utils.data.default_collate(batch)
+    return default_collate(batch)
 
 
-@pytest.mark.parametrize("case", UNHASHABLE)
-def test_they_need_a_random_key(case: str, file: Path, key: Callable[..., int | None]) -> None:
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "files" / "records.pt"
+    path.parent.mkdir()
+    monkeypatch.chdir(path.parent)
+    torch.save(records().tensors, path)
+    return path
+
+
+def test_they_need_a_random_key(file: Path, key: Key) -> None:
     """Unless it is the records that have no bytes, and these have a name."""
-    options = UNHASHABLE[case](file)
-    assert key(**options) is None
-    loader = {**options.pop("loader", {}), "data_id": "clinic 1"}
-    assert (key(**options, loader=loader) is None) is ("dataset" not in options)
+    with open(file, "rb") as opened:
+        unhashable = {
+            "a file by folder and name": ("trainer.dataset", Lazy(file.parent, file.name)),
+            "a file by its path": ("trainer.dataset", Lazy(Path(), str(file))),
+            "a file that only the code names": ("trainer.dataset", Unknown()),
+            "names of files, read by who knows what": ("data set.names", [(str(file), 0)]),
+            "a folder, read by who knows what": ("data set.folder", str(file.parent)),
+            "an open file": ("data set.file", opened),
+            "a lock": ("data set.lock", threading.Lock()),
+            "an open file in a module": ("module.file", opened),
+            "a generator in a callback": ("callback.numbers", (n for n in [1])),
+            "a lock in a collation": ("loader.collate_fn", partial(under, threading.Lock())),
+        }
+        for case, setting in unhashable.items():
+            options = training(*setting)
+            assert key(**options) is None, case
+            options["loader"] = {**options.get("loader", {}), "data_id": "clinic 1"}
+            assert (key(**options) is None) is ("dataset" not in options), case
 
 
-def test_a_name_stands_for_files_and_for_nothing_else(file: Path, key: Callable[..., int | None]) -> None:
-    def named(name: str, **contents: Any) -> int | None:
-        return key(dataset=Reader(file=str(file), **contents), loader={"data_id": name})
+def test_a_name_stands_for_files_and_for_nothing_else(file: Path, key: Key) -> None:
+    def named(name: str, x: int = 1) -> int | None:
+        return key(dataset=Stored(file=str(file), x=x), loader={"data_id": name})
 
-    assert named("a", x=1) == named("a", x=1)
-    assert len({named("a", x=1), named("b", x=1), named("a", x=2)}) == 3
-
-
-def source(folder: Path) -> str | None:
-    return read_ledger(folder / "ledger.jsonl").header.noise_source
+    assert named("a") == named("a")
+    assert len({named("a"), named("b"), named("a", x=2)}) == 3
 
 
 class Save(pl.Callback):
@@ -472,25 +460,18 @@ class Save(pl.Callback):
 
     observes_only = True
 
-    def __init__(self, at: int) -> None:
-        self.at = at
-
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        if trainer.global_step == self.at:
+        if trainer.global_step == 3:
             trainer.save_checkpoint(Path(trainer.default_root_dir) / "mid.ckpt")
-        if trainer.global_step == self.at + 1:
-            trainer.should_stop = True
+        trainer.should_stop = trainer.global_step == 4
 
 
-def trained(folder: Path, data: Any, resume: bool = False, steps: int = 6, stop: int = 3) -> tuple[Tensor, Ledger]:
-    """The weights and the ledger of a training that is interrupted, or resumed, without a fingerprint."""
+def trained(folder: Path, data: Any, resume: bool = False) -> tuple[Tensor, Ledger]:
+    """The weights and the ledger of a training of six steps that is interrupted, or resumed."""
     module = Module()
-    private = DPSGD(noise_multiplier=1.0, delta=1e-3, seed=7, ledger=str(folder / "ledger.jsonl"))
     start = folder / "mid.ckpt" if resume else None
-    more = [] if resume else [Save(stop)]
-    fit(private, module, LotLoader.poisson(data, 4, seed=5), folder, more, max_steps=steps, ckpt_path=start)
-    weights = nn.utils.parameters_to_vector(module.parameters()).detach()
-    return weights, read_ledger(folder / "ledger.jsonl")
+    ledger = train(folder, module, data, max_steps=6, start=start, more=[] if resume else [Save()])
+    return weights_of(module), ledger
 
 
 @pytest.mark.filterwarnings("ignore:the training ended before its last step")
@@ -511,13 +492,11 @@ def test_a_random_key_is_kept_for_a_resume_and_ends_with_the_training(file: Path
     assert again.header.lot_source != before.header.lot_source
 
 
-@pytest.mark.filterwarnings("ignore:the training ended before its last step")
-@pytest.mark.filterwarnings("ignore:release .* differs")
+@pytest.mark.filterwarnings("ignore:the training ended before its last step", "ignore:release .* differs")
 def test_in_a_resumed_training_other_files_or_a_lost_key_get_other_noise(file: Path, tmp_path: Path) -> None:
     data = Lazy(file.parent, file.name)
-    trained(tmp_path / "one", data)
-    for name in ("edited", "lost"):
-        shutil.copytree(tmp_path / "one", tmp_path / name)
+    trained(tmp_path / "edited", data)
+    shutil.copytree(tmp_path / "edited", tmp_path / "lost")
     (tmp_path / "lost" / "noise_keys.json").unlink()
     _, lost = trained(tmp_path / "lost", data, resume=True)
     assert len(lost.headers) == 2 and lost.header.noise_source is None
@@ -528,19 +507,14 @@ def test_in_a_resumed_training_other_files_or_a_lost_key_get_other_noise(file: P
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:It is recommended to use `self.log")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings(
+    "ignore:It is recommended to use `self.log", "ignore::DeprecationWarning", "ignore::FutureWarning"
+)
 @pytest.mark.parametrize("kind", ["in memory", "in a file"])
 def test_processes_agree(kind: str, file: Path, tmp_path: Path) -> None:
     """On one key: that of one process, or the first one's random key."""
-    sources = []
-    for devices in (1, 2):
-        folder = tmp_path / str(devices)
-        data = records() if kind == "in memory" else Lazy(file.parent, file.name)
-        private = DPSGD(noise_multiplier=1.0, delta=1e-3, seed=7, ledger=str(folder / "ledger.jsonl"))
-        trainer = {"devices": devices, "strategy": "ddp_fork" if devices > 1 else "auto"}
-        fit(private, Module(), LotLoader.poisson(data, 12, seed=5), folder, **trainer)
-        sources.append(source(folder))
-        assert len(read_ledger(folder / "ledger.jsonl").releases) == 2
-    assert (sources[0] == sources[1]) is (kind == "in memory")
+    data = records() if kind == "in memory" else Lazy(file.parent, file.name)
+    one = train(tmp_path / "one", dataset=data)
+    two = train(tmp_path / "two", dataset=data, devices=2, strategy="ddp_fork")
+    assert (one.header.noise_source == two.header.noise_source) is (kind == "in memory")
+    assert len(one.releases) == len(two.releases) == 2

@@ -20,7 +20,7 @@ from dpbench.data.lots import LotLoader
 from dpbench.privacy.randomness import keyed_generator, keyed_seed, seed_global_generators
 from dpbench.session import session
 from dpbench.strategies import DPSGD
-from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for, weights_of
+from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for
 
 CPU = torch.device("cpu")
 DRAWS: dict[str, Callable[[], Any]] = {
@@ -44,14 +44,13 @@ def drawn(seed: int) -> dict[str, list[float]]:
     return {name: draw() for name, draw in DRAWS.items()}
 
 
-@pytest.mark.parametrize("bits", [32, 62, 64, 128, 255])
+@pytest.mark.parametrize("bits", [32, 255])
 def test_seeds_that_agree_below_a_bit_give_other_numbers(bits: int) -> None:
     """`torch.manual_seed` and `numpy.random.seed` know 32 bits, of which all could be tried."""
     seed = keyed_seed((3, 1, 4)) % 2**bits
     one, other = drawn(seed), drawn(seed + 2**bits)
     assert drawn(seed) == one
-    for name in DRAWS:
-        assert one[name] != other[name]
+    assert all(one[name] != other[name] for name in DRAWS)
 
 
 def test_the_whole_state_is_filled_and_none_is_anothers() -> None:
@@ -64,19 +63,6 @@ def test_the_whole_state_is_filled_and_none_is_anothers() -> None:
         assert all(not np.intersect1d(a, b).size > 5 for b in words[:i])
     for low in range(2000):  # no seed of 32 bits that is near the key
         assert torch.default_generator.manual_seed(low).get_state().tolist()[24:40] != states[0].tolist()[24:40]
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_states_of_a_gpu() -> None:
-    device = torch.device("cuda", 0)
-    draws = []
-    for key in ((1, 2), (1, 2), (1, 3), (1 + 2**64, 2)):
-        seed_global_generators(key, device)
-        draws.append(torch.rand(5, device=device))
-    generator = torch.cuda.default_generators[0]
-    assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])
-    assert not torch.equal(draws[0], draws[3])
-    assert generator.initial_seed() >= 2**32 and generator.get_offset() >= 2**32
 
 
 def test_no_seed_of_32_bits_is_left_where_private_records_are_in_sight() -> None:
@@ -111,59 +97,42 @@ def test_no_seed_of_32_bits_is_left_where_private_records_are_in_sight() -> None
 # ------------------------------------------------------------------------------------------------- steps
 
 
-class Noting(Classifier):
-    """What the step could draw of each kind."""
-
-    def __init__(self, manual: bool = False) -> None:
-        super().__init__(manual)
-        self.numbers: list[Any] = []
-
-    def loss(self, batch: Any) -> Tensor:
-        self.numbers.append({name: draw() for name, draw in DRAWS.items()})
-        return super().loss(batch)
+def reseed() -> None:
+    for seed in (torch.manual_seed, np.random.seed, random.seed):
+        seed(0)
 
 
-def fit(folder: Path, seed: int | None, manual: bool = False, loader: Any = None, steps: int = 3) -> list[Any]:
-    torch.manual_seed(0)
-    np.random.seed(0)
-    random.seed(0)
-    module = Noting(manual)
-    strategy = DPSGD(noise_multiplier=1.0, seed=seed, delta=1e-3)
-    trainer_for(folder, strategy, steps).fit(module, loader or loader_of(pictures(), seed=0))
-    return module.numbers
+def numbers_of_steps(folder: Path, seed: int | None, driver: str = "automatic") -> list[Any]:
+    """What the steps could draw of each kind."""
+    reseed()
+    numbers: list[Any] = []
+
+    class Noting(Classifier):
+        def loss(self, batch: Any) -> Tensor:
+            numbers.append({name: draw() for name, draw in DRAWS.items()})
+            return super().loss(batch)
+
+    module = Noting(driver == "manual")
+    strategy = DPSGD(noise_multiplier=1.0, seed=seed, delta=1e-3, ledger=str(folder / "ledger.jsonl"))
+    if driver == "loop":
+        sgd = torch.optim.SGD(module.net.parameters(), 0.1)
+        list(PrivateLoop(module.net, sgd, loader_of(pictures()), strategy, lambda _, batch: module.loss(batch), 3))
+    else:
+        trainer_for(folder, strategy, 3).fit(module, loader_of(pictures()))
+    return numbers
 
 
-@pytest.mark.parametrize("manual", [False, True], ids=["automatic", "manual"])
-def test_a_secure_step_draws_numbers_that_nobody_knows(tmp_path: Path, manual: bool) -> None:
-    first, second = (fit(tmp_path / str(i), None, manual) for i in range(2))
+@pytest.mark.parametrize("driver", ["automatic", "manual", "loop"])
+def test_a_secure_step_draws_numbers_that_nobody_knows(tmp_path: Path, driver: str) -> None:
+    first, second = (numbers_of_steps(tmp_path / name, None, driver) for name in "ab")
     for name in DRAWS:
         assert not {str(one[name]) for one in first} & {str(one[name]) for one in second}
 
 
 def test_a_seeded_step_repeats_itself(tmp_path: Path) -> None:
-    first, second, other = (fit(tmp_path / str(i), seed) for i, seed in enumerate((5, 5, 6)))
+    first, second, other = (numbers_of_steps(tmp_path / name, seed) for name, seed in (("a", 5), ("b", 5), ("c", 6)))
     assert first == second
-    assert first[-1]["numpy"] != other[-1]["numpy"] and first[-1]["random"] != other[-1]["random"]
-
-
-def test_a_loop_draws_as_a_trainer_does(tmp_path: Path) -> None:
-    seen: list[Any] = []
-
-    def loss(model: nn.Module, batch: Any) -> Tensor:
-        seen.append({name: draw() for name, draw in DRAWS.items()})
-        return nn.functional.cross_entropy(model(batch[0]), batch[1])
-
-    runs = []
-    for number in range(2):
-        np.random.seed(0)
-        random.seed(0)
-        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
-        strategy = DPSGD(noise_multiplier=1.0, delta=1e-3, ledger=str(tmp_path / f"{number}.jsonl"))
-        list(PrivateLoop(model, torch.optim.SGD(model.parameters(), 0.1), loader_of(pictures()), strategy, loss, 3))
-        runs.append(seen[:])
-        seen.clear()
-    for name in DRAWS:
-        assert runs[0][-1][name] != runs[1][-1][name]
+    assert all(first[-1][name] != other[-1][name] for name in DRAWS)
 
 
 def test_masks_of_seeds_that_agree_in_32_bits(tmp_path: Path) -> None:
@@ -216,10 +185,9 @@ class Seeing(Classifier):
         self.batches.append(batch[0].clone())
 
 
-def items(folder: Path, seed: int | None, steps: int = 3, start: Any = None, **options: Any) -> list[Tensor]:
-    for reseed in (torch.manual_seed, np.random.seed, random.seed):
-        reseed(0)
-    module, loader = Seeing(), LotLoader.poisson(Augmented(), 12, seed=5, **options)
+def items(folder: Path, seed: int | None, steps: int, loader: LotLoader, start: Any = None) -> list[Tensor]:
+    reseed()
+    module = Seeing()
     strategy = DPSGD(noise_multiplier=1.0, seed=seed, delta=1e-3, fingerprint="one run")
     trainer = trainer_for(folder, strategy, steps)
     trainer.fit(module, loader, ckpt_path=start, weights_only=False)
@@ -228,46 +196,29 @@ def items(folder: Path, seed: int | None, steps: int = 3, start: Any = None, **o
 
 
 def test_a_secure_run_draws_augmentations_that_nobody_knows(tmp_path: Path) -> None:
-    runs = []
-    for number in range(2):
-        for reseed in (torch.manual_seed, np.random.seed, random.seed):
-            reseed(0)
-        module = Seeing()
-        loader = LotLoader(Augmented(), loader_of(pictures(), expected=60, seed=None, kind="full").lots)
-        strategy = DPSGD(noise_multiplier=1.0, delta=1e-3)
-        trainer_for(tmp_path / str(number), strategy, 2).fit(module, loader)
-        runs.append(module.batches)
+    everybody = loader_of(pictures(), 60, None, "full").lots
+    runs = [items(tmp_path / name, None, 2, LotLoader(Augmented(), everybody)) for name in "ab"]
     for one, other in zip(*runs, strict=True):
         assert not (one == other).any()
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_seeded_augmentations_repeat(tmp_path: Path, workers: int) -> None:
-    one, other = (items(tmp_path / str(i), 5, num_workers=workers) for i in range(2))
+def test_seeded_augmentations_repeat(tmp_path: Path) -> None:
+    one, other = (
+        items(tmp_path / name, 5, 2, LotLoader.poisson(Augmented(), 12, seed=5, num_workers=1)) for name in "ab"
+    )
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def test_a_resumed_run_augments_as_the_whole_one(tmp_path: Path) -> None:
-    whole = items(tmp_path / "whole", 5, 4)
-    items(tmp_path / "part", 5, 2)
-    rest = items(tmp_path / "part", 5, 4, start=tmp_path / "part" / "last.ckpt")
-    assert all(torch.equal(a, b) for a, b in zip(whole[2:], rest, strict=True))
+    whole, part, rest = (LotLoader.poisson(Augmented(), 12, seed=5) for _ in range(3))
+    batches = items(tmp_path / "whole", 5, 4, whole)
+    first = items(tmp_path / "part", 5, 2, part)
+    second = items(tmp_path / "part", 5, 4, rest, start=tmp_path / "part" / "last.ckpt")
+    assert all(torch.equal(a, b) for a, b in zip(batches, first + second, strict=True))
 
 
 def test_workers_call_the_users_own_function(tmp_path: Path) -> None:
-    loader = LotLoader.poisson(Augmented(), 12, seed=5, num_workers=1, worker_init_fn=noted_by(tmp_path))
+    note = lambda worker: (tmp_path / str(worker)).touch()  # noqa: E731
+    loader = LotLoader.poisson(Augmented(), 12, seed=5, num_workers=1, worker_init_fn=note)
     trainer_for(tmp_path, DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3), 1).fit(Classifier(), loader)
     assert (tmp_path / "0").exists()
-
-
-def noted_by(folder: Path) -> Callable[[int], None]:
-    return lambda worker: (folder / str(worker)).touch()
-
-
-def test_training_without_privacy_draws_as_before() -> None:
-    np.random.seed(0)
-    expected = np.random.rand()
-    np.random.seed(0)
-    loader = loader_of(pictures())
-    next(iter(loader))
-    assert np.random.rand() == expected and weights_of(Classifier()).numel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,7 @@ def fit(folder: Path, module: Classifier, **options: Any) -> DPSGD:
     return strategy
 
 
-@pytest.mark.parametrize("options", [{}, {"max_physical_batch_size": 4}], ids=["whole", "pieces"])
-def test_no_hook_sees_a_sum_before_its_noise(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_no_hook_sees_a_sum_before_its_noise(tmp_path: Path) -> None:
     class Curious(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
             self.seen += [p.grad for p in self.parameters()]
@@ -38,7 +38,7 @@ def test_no_hook_sees_a_sum_before_its_noise(tmp_path: Path, options: dict[str, 
 
     module = Curious()
     module.seen, module.kept = [], []
-    fit(tmp_path, module, **options)
+    fit(tmp_path, module, max_physical_batch_size=4)
     assert module.seen and all(gradient is None for gradient in module.seen)
     assert module.kept and all(torch.equal(now, then) for now, then in module.kept)
 
@@ -47,7 +47,6 @@ def test_no_hook_sees_a_sum_before_its_noise(tmp_path: Path, options: dict[str, 
 def test_a_piece_may_not_be_left_out(tmp_path: Path) -> None:
     class Picky(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
-            self.calls = getattr(self, "calls", 0) + 1
             return None if len(batch[0]) < 4 else super().training_step(batch, batch_idx)
 
     with pytest.raises(ConfigurationError, match="training_step returned no loss"):
@@ -58,8 +57,7 @@ def test_a_piece_may_not_be_left_out(tmp_path: Path) -> None:
 def test_a_piece_may_not_count_twice(tmp_path: Path) -> None:
     class Twice(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
-            loss = self.loss(batch)
-            self.backward(loss)
+            self.backward(self.loss(batch))
             return self.loss(batch)
 
     with pytest.raises(ConfigurationError, match="backward was called twice"):
@@ -93,10 +91,9 @@ def test_the_unit_is_that_of_the_lots(tmp_path: Path) -> None:
 
 def test_options_are_fixed_when_the_strategy_is_made(tmp_path: Path) -> None:
     strategy = DPSGD(target_epsilon=8.0, seed=0, delta=1e-3)
-    for name, value in (("noise_multiplier", 5.0), ("max_grad_norm", 0.1), ("target_epsilon", 1.0), ("seed", None)):
-        with pytest.raises(ConfigurationError, match=f"{name} cannot change once the DPSGD is made"):
-            setattr(strategy, name, value)
-    trainer_for(tmp_path, strategy, 3).fit(Classifier(), loader_of(pictures()))
+    with pytest.raises(ConfigurationError, match="max_grad_norm cannot change once the DPSGD is made"):
+        strategy.max_grad_norm = 0.1
+    trainer_for(tmp_path, strategy, 1).fit(Classifier(), loader_of(pictures()))
     assert strategy.noise_multiplier is not None  # as it was solved for
 
     class Late(DPSGD):
@@ -116,8 +113,6 @@ def test_a_unit_is_a_word() -> None:
 def test_a_part_of_ones_own_and_the_option_for_it_contradict() -> None:
     class Own(AutomaticClipping):
         def design(self) -> Any:
-            from dataclasses import replace
-
             return replace(super().design(), transform=lambda gradients, records, sizes: gradients)
 
     Own(noise_multiplier=1.0)

@@ -38,7 +38,7 @@ from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.privacy.mechanism.clipping import VectorGroup, clip_and_sum
 from dpbench.privacy.mechanism.noise import add_gaussian_noise
-from dpbench.privacy.randomness import keyed_generator
+from dpbench.privacy.randomness import keyed_generator, seed_global_generators
 from dpbench.session.executor import REFERENCE, Executor
 from dpbench.strategies import DPSGD
 
@@ -307,3 +307,11 @@ def test_two_processes_make_the_releases_of_one_up_to_rounding(device: str, tmp_
     weights = torch.load(alone)
     for name, value in torch.load(together).items():
         assert float((weights[name] - value).abs().max() / weights[name].abs().max()) < CLOSE, name
+
+
+def test_a_step_draws_by_its_whole_key(device: str) -> None:
+    draws = []
+    for key in ((1, 2), (1, 2), (1 + 2**64, 2)):
+        seed_global_generators(key, torch.device(device))
+        draws.append(torch.rand(5, device=device))
+    assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])
