@@ -12,7 +12,6 @@ import json
 import random
 import shutil
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,30 +31,26 @@ _TINY = [
     "run.group=crash",
 ]
 _TWO = ["trainer.devices=2", "+trainer.strategy=ddp_fork"]  # forks of a worker start as quickly as their parent
-CONFIGURATIONS: dict[str, list[str]] = {
+CONFIGURATIONS: dict[str, list[str]] = {  # the first two also on two processes
     "dpsgd": ["+optimizer.momentum=0.9", "data.val_size=200"],
     "adaptive_quantile, private metric": ["strategy=adaptive_quantile", "strategy.metrics={accuracy: 1}"],
     "discretized, corrected": ["strategy=discretized", "optimizer=adam", "optimizer.lr=0.01"],
     "target_epsilon, average": ["strategy.target_epsilon=3", "ema_decay=0.9"],
     "microbatches in pieces": ["strategy.microbatch_size=2", "strategy.max_physical_batch_size=24"],
 }
-_TWICE = ("dpsgd", "adaptive_quantile, private metric")  # also on two processes
 _MOST = 8  # kills of one run, which ends undisturbed then
 
 
 def kinds() -> list[tuple[str, bool, bool]]:
     """(configuration, on two processes, of ordinary processes), in the order in which runs take turns."""
-    one = [(name, False) for name in CONFIGURATIONS]
-    both = [(name, True) for name in _TWICE]
-    turns = [one[0], both[0], one[1], one[2], both[1], one[3], one[4]]
-    every = []
-    for round_ in range(4):  # of two ordinary processes rarely: a start of theirs takes half a minute
-        often = [
-            (two and round_ == number // 2) or (not two and (number + round_) % 3 == 0)
-            for number, (_, two) in enumerate(turns)
-        ]
-        every += [(name, two, ordinary) for (name, two), ordinary in zip(turns, often, strict=True)]
-    return every
+    names = list(CONFIGURATIONS)
+    turns = [(names[0], False), (names[0], True), *((name, False) for name in names[1:3])]
+    turns += [(names[1], True), *((name, False) for name in names[3:])]
+    return [  # of two ordinary processes rarely: a start of theirs takes half a minute
+        (name, two, round_ == number // 2 if two else (number + round_) % 3 == 0)
+        for round_ in range(4)
+        for number, (name, two) in enumerate(turns)
+    ]
 
 
 def words_of(name: str, two: bool, ordinary: bool) -> list[str]:
@@ -65,8 +60,8 @@ def words_of(name: str, two: bool, ordinary: bool) -> list[str]:
 
 
 def _folder_state(run: Path) -> tuple[Any, ...]:
-    ledger, checkpoint, curves = run / "ledger.jsonl", run / "checkpoints/last.ckpt", run / "metrics.csv"
-    return tuple(path.stat().st_mtime_ns if path.exists() else None for path in (ledger, checkpoint, curves))
+    paths = [run / name for name in ("ledger.jsonl", "checkpoints/last.ckpt", "metrics.csv")]
+    return tuple(path.stat().st_mtime_ns if path.exists() else None for path in paths)
 
 
 def phase_of(run: Path, before: tuple[Any, ...], resumed: bool, steps: int) -> str:
@@ -91,34 +86,25 @@ def _left_over(run: Path) -> list[str]:
 
 def differences(run: Path, reference: Path) -> list[str]:
     """What is not equal to the last bit in two finished runs; empty: nothing."""
-    import torch
-
     from dpbench.privacy.accounting.ledger import read_ledger
 
-    found = []
-    states = [torch.load(each / "checkpoints/last.ckpt", weights_only=False) for each in (run, reference)]
-    for part in ("state_dict", "optimizer_states", "lr_schedulers", "global_step"):
-        if not _equal(states[0][part], states[1][part]):
-            found.append(part)
-    if (run / "ledger.jsonl").read_bytes() != (reference / "ledger.jsonl").read_bytes():
-        found.append("ledger")
-    if read_ledger(run / "ledger.jsonl").damage is not None:
-        found.append("ledger damaged")
-    records = [json.loads((each / "result.json").read_text(encoding="utf-8")) for each in (run, reference)]
-    found += [part for part in ("metrics", "privacy", "steps", "config_hash") if records[0][part] != records[1][part]]
-    return found
+    one, other = _contents(run), _contents(reference)
+    found = [part for part in one if one[part] != other[part]]
+    return found if read_ledger(run / "ledger.jsonl").damage is None else [*found, "ledger damaged"]
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _contents(run: Path) -> dict[str, Any]:
     import torch
 
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    return bool(one == other)
+    from dpbench.canonical import digest_of
+
+    state = torch.load(run / "checkpoints/last.ckpt", weights_only=False)
+    record = json.loads((run / "result.json").read_text(encoding="utf-8"))
+    return {
+        **{part: digest_of(state[part]) for part in ("state_dict", "optimizer_states", "lr_schedulers", "global_step")},
+        **{part: record[part] for part in ("metrics", "privacy", "steps", "config_hash")},
+        "ledger": (run / "ledger.jsonl").read_bytes(),
+    }
 
 
 class Crash:
@@ -134,10 +120,10 @@ class Crash:
         folder.mkdir(parents=True, exist_ok=True)
         self._lives: dict[tuple[str, bool, bool], float] = {}
 
-    def series(self, kills: int, only: Sequence[tuple[str, bool, bool]] | None = None) -> bool:
+    def series(self, kills: int) -> bool:
         """Kill until there were so many kills of runs that ended; whether all of these are as they should be."""
         preload()
-        every = list(only or kinds())
+        every = kinds()
         while True:
             lines = read(self.log)
             ended = [line for line in lines if "differences" in line]
