@@ -16,7 +16,6 @@ from dpbench.capabilities.auditing.independent import auc, auc_lower, clopper_pe
 from dpbench.capabilities.auditing.one_run import (
     MOST_EPSILON,
     Guesses,
-    choose_guesses,
     count_right,
     largest_refuted,
     one_run,
@@ -26,7 +25,6 @@ from dpbench.capabilities.auditing.one_run import (
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.composition import epsilon
 from dpbench.privacy.accounting.ledger import Header, Ledger, Release
-from dpbench.privacy.accounting.tradeoff import TradeOff
 from dpbench.privacy.events import Event, SumQuery
 from dpbench.privacy.sampling import (
     FixedSizeSampling,
@@ -35,7 +33,6 @@ from dpbench.privacy.sampling import (
     Sampling,
     ShuffledEpochs,
 )
-from tests.capabilities.auditing.worlds import NOISE, World
 
 
 def gaussian(mu: float, alpha: float) -> float:
@@ -43,48 +40,40 @@ def gaussian(mu: float, alpha: float) -> float:
     return float(stats.norm.cdf(stats.norm.isf(alpha) - mu))
 
 
-@pytest.mark.parametrize("delta", [0.0, 1e-5, 1e-2])
-@pytest.mark.parametrize(("guesses", "right"), [(1, 1), (40, 0), (40, 31), (200, 160), (2000, 1500), (500, 500)])
+@pytest.mark.parametrize(("guesses", "right", "delta"), [(40, 31, 1e-5), (200, 160, 1e-2), (500, 500, 0.0)])
 def test_p_values_are_those_of_jax_privacy(guesses: int, right: int, delta: float) -> None:
     peer = pytest.importorskip("jax_privacy.auditing")
-    for eps in (0.0, 0.5, 1.0, 3.0, 8.0):
+    for eps in (0.0, 1.0, 8.0):
         ours = one_run_p_value(2000, guesses, right, eps, delta)
         assert ours == pytest.approx(peer._one_run_p_value(2000, guesses, right, eps, delta), abs=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_bounds_are_those_of_jax_privacy(seed: int) -> None:
+def test_bounds_with_a_trade_off_curve_are_those_of_jax_privacy() -> None:
     peer, delta, level = pytest.importorskip("jax_privacy.auditing"), 1e-5, 0.05
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     member = rng.random(1000) < 0.5
     scores = rng.standard_normal(1000) + 2.5 * member
-    auditor, at = peer.CanaryScoreAuditor(scores[member], scores[~member]), peer.Explicit(1.8)
-    right, wrong = int((scores[member] >= 1.8).sum()), int((scores[~member] >= 1.8).sum())
-    assert count_right(scores, member, Guesses(right + wrong, 0)) == right
-    ours = one_run(1000, right + wrong, right, delta, level)
-    assert ours == pytest.approx(auditor.epsilon_one_run(level, delta, threshold_strategy=at), abs=2e-3) and ours > 1
+    made, right = int((scores >= 1.8).sum()), int((scores[member] >= 1.8).sum())
+    assert count_right(scores, member, Guesses(made, 0)) == right
 
     def refuted(eps: float) -> bool:
         mu = 1 / dp_accounting.get_sigma_gaussian(eps, delta) if eps else 0.0
-        return one_run_fdp(1000, right + wrong, right, partial(gaussian, mu), level)
+        return one_run_fdp(1000, made, right, partial(gaussian, mu), level)
 
-    theirs = auditor.epsilon_one_run_fdp(level, delta, threshold_strategy=at)
-    assert largest_refuted(refuted) == pytest.approx(theirs, abs=2e-3) and theirs > ours
+    auditor = peer.CanaryScoreAuditor(scores[member], scores[~member])
+    theirs = auditor.epsilon_one_run_fdp(level, delta, threshold_strategy=peer.Explicit(1.8))
+    assert largest_refuted(refuted) == pytest.approx(theirs, abs=2e-3)
+    assert theirs > one_run(1000, made, right, delta, level) > 1
     assert auc(scores, member)[0] == pytest.approx(roc_auc_score(member, scores), abs=1e-12)
 
 
-def test_limits_of_a_probability_miss_it_as_often_as_they_may() -> None:
-    for p in (0.003, 0.3, 0.9):
-        counts = np.arange(401)
-        below = np.array([clopper_pearson_upper(k, 400, 0.05) < p for k in counts])
-        above = np.array([clopper_pearson_lower(k, 400, 0.05) > p for k in counts])
-        chances = stats.binom.pmf(counts, 400, p)
-        assert chances[below].sum() <= 0.05 and chances[above].sum() <= 0.05
-        assert chances[below].sum() + chances[above].sum() > 0.02
-    assert (clopper_pearson_upper(5, 5, 0.05), clopper_pearson_lower(0, 5, 0.05)) == (1.0, 0.0)
+def test_limits_of_a_probability_are_clopper_and_pearsons() -> None:
+    for count in (0, 7, 400):
+        ours = clopper_pearson_lower(count, 400, 0.05), clopper_pearson_upper(count, 400, 0.05)
+        assert ours == pytest.approx(stats.binomtest(count, 400).proportion_ci(0.9, "exact"))
 
 
-@pytest.mark.parametrize("shift", [0.3, 1.5, 3.0, 6.0])
+@pytest.mark.parametrize("shift", [1.5, 6.0])
 def test_auc_limits_miss_the_truth_as_often_as_they_may(shift: float) -> None:
     """Also where only a handful of pairs, or none, is in the wrong order."""
     rng, missed, member = np.random.default_rng(0), 0, np.arange(400) % 2 == 0
@@ -97,34 +86,31 @@ def test_auc_limits_miss_the_truth_as_often_as_they_may(shift: float) -> None:
 
 def test_best_possible_attackers_are_not_above_the_one_run_bound() -> None:
     """Randomized response is exactly ε-DP: the bound exceeds its ε at most at the nominal rate, and comes near."""
-    rng, bounds = np.random.default_rng(1), []
-    for _ in range(300):
-        right = rng.binomial(200, math.exp(2) / (1 + math.exp(2)))
-        bounds.append(one_run(1000, 200, right, 1e-5, 0.05))
-    assert np.mean(np.array(bounds) > 2) <= 0.08 and np.median(bounds) > 1.5
+    right = np.random.default_rng(1).binomial(200, math.exp(2) / (1 + math.exp(2)), 300)
+    bounds = np.array([one_run(1000, 200, count, 1e-5, 0.05) for count in right.tolist()])
+    assert np.mean(bounds > 2) <= 0.08 and np.median(bounds) > 1.5
     assert one_run(1000, 200, 100, 1e-5, 0.05) == 0
     assert largest_refuted(lambda eps: True) == MOST_EPSILON
 
 
 def test_trade_off_curve_of_a_gaussian_is_its_closed_form() -> None:
     family = Family({Event(FullParticipation(1000), (SumQuery("all", 2.0, 4.0),)): 4}, 1e-5)  # μ = 1
-    for scale, mu in ((1.0, 1.0), (0.5, 2.0), (2.0, 0.5)):
+    for scale, mu in ((0.5, 2.0), (2.0, 0.5)):
         curve = family.curve(scale)
-        at = np.linspace(0, 1, 101)
-        exact = np.array([gaussian(mu, alpha) for alpha in at])
-        ours = np.array([curve(alpha) for alpha in at])
+        exact, ours = np.array([(gaussian(mu, alpha), curve(alpha)) for alpha in np.linspace(0, 1, 101)]).T
         assert (ours <= exact + 1e-9).all()
         np.testing.assert_allclose(ours, exact, atol=2e-3)
-        assert 1 - curve.area == pytest.approx(stats.norm.cdf(mu / math.sqrt(2)), abs=1e-3)
-        assert 1 - curve.area >= stats.norm.cdf(mu / math.sqrt(2)) - 1e-9
+        area = stats.norm.cdf(mu / math.sqrt(2))
+        assert area - 1e-9 <= 1 - curve.area < area + 1e-3
         assert family.epsilon(scale) == pytest.approx(epsilon(family.scaled(scale), 1e-5, "pld"), rel=1e-3)
 
 
 def test_family_finds_the_noise_that_a_test_refutes() -> None:
     family = Family({Event(FullParticipation(1000), (SumQuery("all", 1.0, 2.0),)): 4}, 1e-5)  # μ = 1 / scale
-    for mu in (0.3, 0.999, 1.001, 3.0):
-        scale = family.smallest_refuted(lambda curve, mu=mu: stats.norm.cdf(mu / math.sqrt(2)) > 1 - curve.area)
-        assert scale == pytest.approx(1 / mu, rel=0.02) and scale >= (1 - 1e-3) / mu
+    for mu in (0.999, 3.0):
+        area = stats.norm.cdf(mu / math.sqrt(2))
+        scale = family.smallest_refuted(lambda curve, area=area: area > 1 - curve.area)
+        assert (1 - 1e-3) / mu <= scale <= 1.02 / mu
     assert family.smallest_refuted(lambda curve: False) == math.inf
     least = family.smallest_refuted(lambda curve: True)  # so little noise that tables would take hours
     assert 20 < family.epsilon(least) < 100 < family.epsilon(least / 10) < family.epsilon(0)
@@ -150,8 +136,7 @@ def book(sampling: Sampling, *queries: SumQuery, releases: int = 1) -> Ledger:
     return Ledger([header], [(0, Release(number, sampling, queries)) for number in range(releases)])
 
 
-@pytest.mark.parametrize("batch_size", [50, 900, 1000])
-@pytest.mark.parametrize("scale", [0.8, 1.0])
+@pytest.mark.parametrize(("batch_size", "scale"), [(50, 0.8), (1000, 1.0)])
 def test_what_fixed_lots_reach_is_a_pair_of_neighbors(batch_size: int, scale: float) -> None:
     """One release of the sum over a lot of which all records but one are at −C, and that one at C or replaced by −C."""
     bound, std, rate = 1.5, 2.0, batch_size / 1000
@@ -171,37 +156,11 @@ def test_what_fixed_lots_reach_is_a_pair_of_neighbors(batch_size: int, scale: fl
 
 def test_statistics_of_fixed_lots_count_as_ignored() -> None:
     """A norm lies in [0, b], so that no replacement moves it by the 2b that are declared."""
-    sampling, gradients = FixedSizeSampling(1000, 1000), SumQuery("all", 2.0, 4.0)
-    statistics = SumQuery("norm/all", 2.0, 3.0), SumQuery("metric/accuracy", 2.0, 9.0)
-    both, alone = book(sampling, gradients, *statistics, releases=9), book(sampling, gradients, releases=9)
-    families = [Family(ledger.events, 1e-3) for ledger in (both, alone)]
-    least = [reached(ledger, family).epsilon(1.0) for ledger, family in zip((both, alone), families, strict=True)]
-    gaussian = {Event(FullParticipation(1000), (gradients,)): 9}
-    assert least[0] == least[1] == pytest.approx(epsilon(gaussian, 1e-3, "pld"), rel=2e-3)
-    assert families[0].claimed > 1.2 * least[0]
-    poisson = book(PoissonSampling(1000, 0.5), gradients, *statistics)
+    queries = SumQuery("all", 2.0, 4.0), SumQuery("norm/all", 2.0, 3.0), SumQuery("metric/accuracy", 2.0, 9.0)
+    both = book(FixedSizeSampling(1000, 1000), *queries, releases=9)
+    family = Family(both.events, 1e-3)
+    alone = epsilon({Event(FullParticipation(1000), queries[:1]): 9}, 1e-3, "pld")
+    assert reached(both, family).epsilon(1.0) == pytest.approx(alone, rel=2e-3) and family.claimed > 1.2 * alone
+    poisson = book(PoissonSampling(1000, 0.5), *queries)
     own = Family(poisson.events, 1e-3)
     assert reached(poisson, own) is own
-
-
-def test_perfect_privacy_and_none() -> None:
-    nothing = TradeOff(np.array([0.0, 1.0]), np.array([1.0, 1.0]))
-    assert nothing(0.0) == nothing.area == 0
-    private = TradeOff(np.array([0.0, 1.0]), np.zeros(2))
-    assert [private(alpha) for alpha in (0.0, 0.3, 1.0)] == pytest.approx([1, 0.7, 0])
-
-
-@pytest.mark.parametrize("epsilon", [1, 4, 10])
-def test_guesses_that_follow_from_the_number_of_canaries_are_near_the_best(epsilon: int) -> None:
-    """Nearly as good as the best of the numbers that are found by looking."""
-    world = World(z=NOISE[epsilon], releases=100)
-    seen = [world.scores(seed) for seed in range(5)]
-
-    def bound(chosen: Guesses) -> float:
-        limits = [
-            one_run(2000, chosen.made, count_right(scores.llr, scores.member, chosen), 1e-5, 0.05) for scores in seen
-        ]
-        return float(np.mean(limits))
-
-    best = max(bound(Guesses(k, k)) for k in (10, 20, 50, 100, 200, 400, 800, 1000))
-    assert bound(choose_guesses(2000)) > 0.7 * best > 0.1
