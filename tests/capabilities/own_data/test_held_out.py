@@ -17,87 +17,50 @@ NEWCOMERS = ("aaa", "u0250x", "zzz", *(f"new{number}" for number in range(20)))
 USERS = [f"u{number:04}" for number in range(500)]
 
 
-def table(folder: Path, users: list[str]) -> str:
+def module(folder: Path, users: list[str] = USERS, name: str = "user_table", **options: Any) -> UserDataModule:
+    """Of a table with three rows of each user, of the same content."""
     path = folder / "t.csv"
-    frame = pd.DataFrame({"user": np.repeat(users, 3), "a": 0.0, "b": 1.0, "label": 1})
-    frame.to_csv(path, index=False)
-    return str(path)
-
-
-def module(path: str, **options: Any) -> UserDataModule:
-    own = {"path": path, "features": [["a", "b"], "label"], "num_classes": 2, "held_out": 0.1}
-    data = UserDataModule("user_table", expected_batch_size=10, options=own, **options)
+    pd.DataFrame({"user": np.repeat(users, 3), "a": 0.0, "label": 1}).to_csv(path, index=False)
+    own = {"path": str(path), "features": [["a"], "label"], "num_classes": 2, "held_out": 0.1}
+    data = UserDataModule(name, expected_batch_size=10, options=own, **options)
     data.setup()
     return data
 
 
 @pytest.mark.parametrize("unit", ["user", "example"])
 def test_a_user_more_moves_no_other(unit: str, tmp_path: Path) -> None:
-    before = module(table(tmp_path, USERS), val_users=50, unit=unit)
-    assert before.test_users is not None
+    before = module(tmp_path, val_users=50, unit=unit)
     for new in NEWCOMERS:
-        after = module(table(tmp_path, [*USERS, new]), val_users=50, unit=unit)
-        assert after.test_users is not None
+        after = module(tmp_path, [*USERS, new], val_users=50, unit=unit)
         assert set(after.users.names) - {new} == set(before.users.names)
-        assert set(after.test_users.names) - {new} == set(before.test_users.names)
+        assert set(after.test_users.names) - {new} == set(before.test_users.names)  # type: ignore[union-attr]
         expected = len(before.users) + (new in after.users.names)
         assert after.sampling.population == (expected if unit == "user" else 3 * expected)
 
 
 def test_the_split_of_before_is_an_option(tmp_path: Path) -> None:
-    users = module(table(tmp_path, USERS), split="permutation", val_users=20)
+    users = module(tmp_path, split="permutation", val_users=20)
     assert len(users.users) == 430 and users.test_users is not None and len(users.test_users) == 50
 
 
 def test_a_share_of_nobody_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="held_out=0.1 holds none of the 2 users .* another share"):
-        module(table(tmp_path, USERS[:2]))
-
-
-def test_copies_of_a_record_have_coins_of_their_own(tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    pd.DataFrame({"age": np.zeros(400), "label": np.ones(400, dtype=int)}).to_csv(path, index=False)
-    options = {"path": str(path), "features": [["age"], "label"], "test_path": str(path)}
-    data = UserDataModule("table", membership="half", seed=1, options=options, unit="example", expected_batch_size=5)
-    members = data.members
-    assert members is not None
-    assert 100 < members.sum() < 300
-
-
-def user_table(folder: Path) -> dict[str, Any]:
-    users = np.repeat(np.arange(30), np.arange(30) % 4 + 1)
-    table = pd.DataFrame({"who": users, "age": np.arange(len(users)) / 100, "label": users % 2})
-    table = table.sample(frac=1, random_state=0)
-    path = folder / "table.csv"
-    table.to_csv(path, index=False)
-    return {"path": str(path), "user": "who", "held_out": 0.2, "features": [["age"], "label"]}
+        module(tmp_path, USERS[:2])
 
 
 def test_users_are_members_with_all_their_rows(tmp_path: Path) -> None:
-    data = UserDataModule("user_table", membership="half", seed=1, options=user_table(tmp_path), expected_batch_size=5)
+    data = module(tmp_path, membership="half", seed=1)
     members = data.members
-    assert members is not None
-    assert members.shape == (len(data.users),)
-    assert 0 < members.sum() < len(members)
-    ages = torch.cat([batch[0].flatten() for batch in data.candidate_dataloader()])
-    assert len(ages) == len(data.record_of_row) == data.users.sizes.sum()
-    for user in range(len(data.users)):
-        own = data.users.batch(user, range(data.users.sizes[user]))
-        assert sorted(ages[data.record_of_row == user].tolist()) == sorted(own[0].flatten().tolist())
+    assert members is not None and members.shape == (len(data.users),) and 0 < members.sum() < len(members)
+    rows = sum(len(labels) for _, labels in data.candidate_dataloader())
+    assert rows == len(data.record_of_row) == data.users.sizes.sum()
+    assert torch.bincount(torch.as_tensor(data.record_of_row)).tolist() == data.users.sizes.tolist()
+    with pytest.raises(ConfigurationError, match="data.unit=user"):
+        module(tmp_path, membership="half", unit="example")
 
 
 def test_rows_without_users_are_members_one_by_one(tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    pd.DataFrame({"age": np.arange(50) / 50, "label": np.arange(50) % 2}).to_csv(path, index=False)
-    options = {"path": str(path), "features": [["age"], "label"]}
-    data = UserDataModule("table", membership="half", seed=1, options=options, unit="example", expected_batch_size=5)
-    members = data.members
-    assert members is not None
-    assert members.shape == (len(data.train_set),)
-    again = UserDataModule("table", membership="half", seed=2, options=options, unit="example", expected_batch_size=5)
-    assert (again.members != members).any()
-
-
-def test_examples_of_users_are_no_members_of_their_own(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="data.unit=user"):
-        UserDataModule("user_table", membership="half", unit="example", options=user_table(tmp_path))
+    """Copies of a record have coins of their own."""
+    one, two = (module(tmp_path, name="table", membership="half", seed=seed, unit="example") for seed in (1, 2))
+    assert one.members is not None and one.members.shape == (len(one.train_set),)
+    assert 0.4 < one.members.mean() < 0.6 and (one.members != two.members).any()
