@@ -91,10 +91,9 @@ def test_speeches_of_three_layouts(tmp_path: Path) -> None:
 
 
 def test_the_first_nine_tenths_are_for_training() -> None:
-    speeches = {"many": [str(i) for i in range(25)], "two": ["a", "b"]}
-    train, test = shakespeare.train_test(speeches)
-    assert (len(train["many"]), train["two"], test["two"]) == (22, ["a"], ["b"])
-    assert {user: train[user] + test[user] for user in speeches} == speeches
+    many = [str(i) for i in range(25)]
+    train, test = shakespeare.train_test({"many": many, "two": ["a", "b"]})
+    assert train == {"many": many[:22], "two": ["a"]} and test == {"many": many[22:], "two": ["b"]}
 
 
 def read(tokens: torch.Tensor) -> str:
@@ -124,32 +123,23 @@ def test_sentences_of_words() -> None:
 def test_vocabulary_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "words.txt"
     path.write_text("The 300\nking 20\n\nking's 5\n")
-    assert read_vocabulary(path) == ["the", "king", "king's"]
-    assert read_vocabulary(path, 1) == ["the"]
-    path.write_text("king\nKing\n")
-    with pytest.raises(DataError, match=r"words\.txt holds the word 'king' twice"):
-        read_vocabulary(path)
-    path.write_text("\n")
-    with pytest.raises(DataError, match="contains no words"):
-        read_vocabulary(path)
+    assert read_vocabulary(path) == ["the", "king", "king's"] and read_vocabulary(path, 1) == ["the"]
+    for text, message in (("king\nKing\n", r"words\.txt holds the word 'king' twice"), ("\n", "contains no words")):
+        path.write_text(text)
+        with pytest.raises(DataError, match=message):
+            read_vocabulary(path)
     with pytest.raises(DataError, match=r"none\.txt cannot be read"):
         read_vocabulary(tmp_path / "none.txt")
 
 
-def load(root: Path, name: str, **options: object) -> UserData:
-    return user_source(name).read(root, False, options)
+def load(root: Path, **options: object) -> UserData:
+    return user_source("shakespeare_roles").read(root, False, options)
 
 
 def test_characters_by_role(tmp_path: Path) -> None:
-    data = load(book_at(tmp_path), "shakespeare_roles", sequence_length=10)
-    assert data.train.names == [
-        "KING JOHN: KING JOHN", "THE TRAGEDY OF HAMLET: HAMLET", "THE COMEDY OF ERRORS: AEGEON"
-    ]  # fmt: skip
-    assert data.train.sizes.tolist() == [
-        -(-(47 + 2) // 11) + -(-(21 + 2) // 11),
-        -(-(43 + 2) // 11),
-        -(-(45 + 2) // 11),
-    ]
+    data = load(book_at(tmp_path), sequence_length=10)
+    assert data.train.names[:2] == ["KING JOHN: KING JOHN", "THE TRAGEDY OF HAMLET: HAMLET"]
+    assert data.train.sizes.tolist() == [5 + 3, 5, 5]  # of 47 and 21, 43, and 45 characters and two marks, by 11
     inputs, targets = data.train.batch(1, [0, 1])
     assert read(inputs[0]) == "<A little " and read(targets[0]) == "A little m"
     assert read(inputs[1]) == "ore than k"  # the first of a piece is nobody's target, as in TFF
@@ -161,51 +151,39 @@ def test_characters_by_role(tmp_path: Path) -> None:
     assert noise.shape == after.shape == (3, 10) and noise.min() >= 1 and noise.max() < 90
 
 
+@pytest.mark.parametrize(
+    ("book", "message"),
+    [
+        (
+            BOOK.replace("AEGEON. ", "AEGEON ").partition("THE COMEDY OF ERRORS\n\n")[0] + "*** END OF",
+            "lacks the work THE",
+        ),
+        ("<html>404</html>", r"lacks the line \*\*\* START"),
+        (BOOK.replace(". ", " ").replace("HAMLET.\n", ""), "no speeches were found"),
+    ],
+)
+def test_other_books(tmp_path: Path, book: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        load(book_at(tmp_path, book))
+
+
 def test_clear_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no .*pg100\.txt: get Project Gutenberg's e-book number 100 .* put it there"):
-        load(tmp_path, "shakespeare_roles")
-    short = BOOK[: BOOK.index("THE COMEDY OF ERRORS\n\nAEGEON")] + "*** END OF THIS BOOK ***"
-    with pytest.raises(DataError, match="lacks the work THE COMEDY OF ERRORS: it is cut short or another book"):
-        load(book_at(tmp_path, short), "shakespeare_roles")
-    with pytest.raises(DataError, match=r"lacks the line \*\*\* START"):
-        load(book_at(tmp_path, "<html>404</html>"), "shakespeare_roles")
-    with pytest.raises(DataError, match="no speeches were found"):
-        load(book_at(tmp_path, BOOK.replace(". ", " ").replace("HAMLET.\n", "")), "shakespeare_roles")
-    (tmp_path / "shakespeare" / "pg100.txt").write_bytes(b"\xff\xfe\x00")
+        load(tmp_path)
+    (book_at(tmp_path) / "shakespeare" / "pg100.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match="cannot be read as UTF-8"):
-        load(tmp_path, "shakespeare_roles")
+        load(tmp_path)
     with pytest.raises(ConfigurationError, match="sequence_length must be a whole number of tokens from 1 to 10000"):
-        load(tmp_path, "shakespeare_roles", sequence_length=0)
-    with pytest.raises(ConfigurationError, match="split must be"):
-        load(tmp_path, "shakespeare_roles", split="plays")
+        load(tmp_path, sequence_length=0)
 
 
 def test_the_real_book(data_folder: Path) -> None:
-    lines = shakespeare.read_book(data_folder)
-    speeches = shakespeare.speeches_of_roles(lines)
-    train, test = shakespeare.train_test(speeches)
-    assert len({user.partition(":")[0] for user in speeches}) == 38
-    assert (len(speeches), sum(map(len, train.values())), sum(map(len, test.values()))) == (1147, 26_905, 3_622)
-    hamlet = train["THE TRAGEDY OF HAMLET, PRINCE OF DENMARK: HAMLET"]
-    assert hamlet[:2] == ["Not so, my lord, I am too much i’ the sun.", "Ay, madam, it is common."]
-    assert any(speech.startswith("To be, or not to be, that is the question") for speech in hamlet)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "users", "examples", "unknown"),
-    [  # the facts' 62,343 and 8,822 sequences counted bytes: a curly quote is three
-        ("shakespeare_roles", {}, 1147, (62_196, 8_805), (0, 1e-5)),
-    ],
-)
-def test_the_real_counts(
-    name: str, options: dict[str, object], users: int, examples: tuple[int, int], unknown: tuple[float, float],
-    data_folder: Path,
-) -> None:  # fmt: skip
-    data = load(data_folder, name, **options)
+    """The facts' 62,343 and 8,822 sequences counted bytes: a curly quote is three."""
+    data = load(data_folder)
+    assert len({str(user).partition(":")[0] for user in data.train.names}) == 38
     tokens = data.train.examples.tokens  # type: ignore[attr-defined]
-    assert len(data.train) == users and (len(tokens), len(data.test)) == examples  # type: ignore[arg-type]
-    assert data.train.sizes.min() >= 1 and data.train.sizes.sum() == examples[0]
-    assert int(tokens.max()) == data.model_options["vocabulary_size"] - 1
-    oov = data.model_options["vocabulary_size"] - 3
-    share = float((tokens == oov).sum() / (tokens > 0).sum())
-    assert unknown[0] <= share <= unknown[1]
+    assert (len(data.train), len(tokens), len(data.test)) == (1147, 62_196, 8_805)  # type: ignore[arg-type]
+    assert data.train.sizes.min() >= 1 and int(tokens.max()) == 89
+    assert float((tokens == 87).sum() / (tokens > 0).sum()) <= 1e-5  # unknown
+    hamlet = shakespeare.speeches_of_roles(shakespeare.read_book(data_folder))
+    assert hamlet["THE TRAGEDY OF HAMLET, PRINCE OF DENMARK: HAMLET"][1] == "Ay, madam, it is common."

@@ -11,6 +11,7 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from dpbench.callback.strategy import PrivateStrategy
 from dpbench.capabilities.users.dataset import UserDataset
@@ -36,7 +37,6 @@ class Toy(pl.LightningModule):
     def loss(self, batch: Any) -> Tensor:
         inputs, targets = list(batch.values() if isinstance(batch, dict) else batch)[:2]
         outputs = self.net(inputs)
-        outputs = outputs[0] if isinstance(outputs, tuple) else outputs
         return (outputs.flatten(1).mean(1) - targets).square().mean()
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -103,14 +103,6 @@ def batches_of(users: UserDataset, user: int, local: LocalTraining, release: int
         yield users.batch(user, positions)
 
 
-def in_double(batch: Any) -> Any:
-    if isinstance(batch, dict):
-        return {name: in_double(value) for name, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        return tuple(in_double(value) for value in batch)
-    return batch.double() if batch.is_floating_point() else batch
-
-
 def naive_update(server: Toy, users: UserDataset, user: int, local: LocalTraining, release: int) -> list[Tensor]:
     """Server − client by a copy of the module and torch's SGD, in float64; the proximal term is in the loss."""
     client = copy.deepcopy(server).double().train()
@@ -119,7 +111,8 @@ def naive_update(server: Toy, users: UserDataset, user: int, local: LocalTrainin
     optimizer = torch.optim.SGD(trained, lr=local.lr)
     for batch in batches_of(users, user, local, release):
         optimizer.zero_grad()
-        loss = client.loss(in_double(batch))
+        batch = tree_map_only(Tensor, lambda x: x.double() if x.is_floating_point() else x, batch)
+        loss = client.loss(batch)
         distance = sum((p - q).square().sum() for p, q in zip(client.parameters(), start, strict=True))
         (loss + local.prox_mu / 2 * distance).backward()
         for p in trained:
