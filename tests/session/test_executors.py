@@ -17,7 +17,7 @@ from dpbench.privacy.accounting.ledger import check_own_randomness, read_ledger
 from dpbench.session.executor import REFERENCE, Executor
 from dpbench.session.executors import executor_of, keyed_by
 from dpbench.strategies import DPSGD
-from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for, weights_of
+from tests.strategies.worlds import Classifier, fit, weights_of
 
 CPU = torch.device("cpu")
 
@@ -29,19 +29,16 @@ class Other(Executor):
 
 
 def trained(folder: Path, executor: str = "auto") -> tuple[Any, Any]:
-    strategy = DPSGD(noise_multiplier=1.0, delta=1e-3, seed=3, executor=executor, ledger=str(folder / "ledger.jsonl"))
+    torch.manual_seed(0)
     module = Classifier()
-    trainer_for(folder, strategy, 4).fit(module, loader_of(pictures()))
+    fit(folder, module, seed=3, executor=executor)
     return read_ledger(folder / "ledger.jsonl"), weights_of(module)
 
 
 def test_two_executors_share_no_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
     first, weights = trained(tmp_path / "first")
-    torch.manual_seed(0)
     again, same_weights = trained(tmp_path / "again", "eager")
     monkeypatch.setattr("dpbench.session.session.executor_of", lambda name, device: Other())
-    torch.manual_seed(0)
     other, other_weights = trained(tmp_path / "other")
     assert torch.equal(weights, same_weights) and not torch.equal(weights, other_weights)
     assert first.header == again.header
@@ -51,17 +48,12 @@ def test_two_executors_share_no_noise(tmp_path: Path, monkeypatch: pytest.Monkey
     check_own_randomness({"first": first, "other": other})
 
 
-def test_the_reference_has_the_keys_of_the_seed() -> None:
-    assert keyed_by(5, executor_of("auto", CPU)) == keyed_by(5, executor_of("eager", CPU)) == 5
-    assert keyed_by(5, Other()) not in (None, 5)
-    assert keyed_by(5, Other()) != keyed_by(6, Other())
-
-
-@pytest.mark.parametrize(("device", "name"), [("cpu", REFERENCE), ("cuda", f"graph, {Graphs.name}")])
-def test_auto_takes_graphs_on_a_gpu(device: str, name: str) -> None:
-    executor = executor_of("auto", torch.device(device))
-    assert executor.name == name
-    assert (keyed_by(5, executor) == 5) is (device == "cpu")
+def test_auto_takes_graphs_on_a_gpu_and_the_reference_has_the_keys_of_the_seed() -> None:
+    assert executor_of("auto", CPU).name == executor_of("eager", CPU).name == REFERENCE
+    graphs = executor_of("auto", torch.device("cuda"))
+    assert graphs.name == f"graph, {Graphs.name}"
+    assert keyed_by(5, executor_of("auto", CPU)) == 5 != keyed_by(5, graphs)
+    assert keyed_by(5, graphs) not in (None, keyed_by(6, graphs))
 
 
 def test_an_unknown_executor() -> None:

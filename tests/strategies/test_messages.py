@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,275 +14,117 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
 from dpbench.callback.lightning_training import LightningTraining
-from dpbench.callback.loop import PrivateLoop
 from dpbench.data.lots import LotLoader
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
-from dpbench.strategies import DPSGD, AdaptiveQuantileClipping, ClipOnly
-from tests.strategies.worlds import loader_of, trainer_for
-from tests.support.one_by_one import Module, cross_entropy, data, plain
-
-
-def penalized_gradient(net: nn.Module, batch: Any) -> Tensor:
-    x = batch[0].clone().requires_grad_(True)
-    output = net(x)
-    (gradient,) = torch.autograd.grad(output.sum(), x, create_graph=True)
-    return F.cross_entropy(output, batch[1]) + (gradient.flatten(1).norm(dim=1) - 1).square().mean()
-
-
-def lasso(net: nn.Module, batch: Any) -> Tensor:
-    return cross_entropy(net, batch) + 0.01 * sum(p.abs().sum() for p in net.parameters())
-
-
-def proximal(net: nn.Module, batch: Any) -> Tensor:
-    return cross_entropy(net, batch) + 0.01 * sum((p - 1).square().sum() for p in net.parameters())
-
-
-def linear() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(30, 4))
-
-
-def sines() -> nn.Module:
-    class Sine(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.sin()
-
-    return nn.Sequential(nn.Flatten(), nn.Linear(30, 8), Sine(), nn.Linear(8, 4))
-
-
-class Scaled(nn.Module):
-    """A parameter in a list, or in a module of its own."""
-
-    def __init__(self, own_module: bool) -> None:
-        super().__init__()
-        self.out = linear()
-        scale = nn.Parameter(torch.ones(4))
-        self.scale = Scale(scale) if own_module else nn.ParameterList([scale])
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.out(x)
-        return self.scale(x) if isinstance(self.scale, Scale) else x * self.scale[0]
-
-
-class Scale(nn.Module):
-    def __init__(self, weight: nn.Parameter) -> None:
-        super().__init__()
-        self.weight = weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.weight
-
-
-class OfTheModule(Module):
-    """A parameter of the LightningModule itself."""
-
-    def __init__(self) -> None:
-        super().__init__(linear(), cross_entropy)
-        self.scale = nn.Parameter(torch.ones(4))
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return F.cross_entropy(self.net(batch[0]) * self.scale, batch[1])
+from dpbench.strategies import DPSGD, AdaptiveQuantileClipping
+from tests.strategies.worlds import fit, loader_of, update
+from tests.support.one_by_one import Module, cross_entropy, data, penalized, plain
 
 
 class Manual(Module):
-    def __init__(self, net: nn.Module, step: Any) -> None:
-        super().__init__(net, step)
-        self.automatic_optimization = False
+    automatic_optimization = False
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        loss = super().training_step(batch, batch_idx)
-        optimizer = self.optimizers()
-        optimizer.zero_grad()
-        self.manual_backward(loss)
-        optimizer.step()
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return update(self, super().training_step(batch, batch_idx))
 
 
-def train(tmp_path: Path, module: Any, loader: Any = None, **options: Any) -> None:
-    strategy = DPSGD(noise_multiplier=1.0, delta=1e-3, ledger=str(tmp_path / "ledger.jsonl"), **options)
-    trainer_for(tmp_path, strategy, 2).fit(module, loader or loader_of(data(40), 10))
+def train(folder: Path, module: Any, collate: Any = None, gradients: str = "engine") -> None:
+    loader = LotLoader.poisson(data(40), 10, collate_fn=collate) if collate else loader_of(data(40), 10)
+    fit(folder, module, 2, loader=loader, gradients=gradients)
 
 
-@pytest.mark.parametrize("net", [plain, sines])
-def test_gradients_inside_the_loss(tmp_path: Path, net: Callable[[], nn.Module]) -> None:
+def test_gradients_inside_the_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnsupportedModuleError, match=r"gradients inside the loss, .* gradients=\"auto\""):
-        train(tmp_path / "engine", Module(net(), penalized_gradient), gradients="engine")
-    train(tmp_path / "manual", Manual(net(), penalized_gradient))
-    train(tmp_path / "auto", Module(net(), penalized_gradient))
-
-
-def test_a_gradient_penalty_in_a_loop(tmp_path: Path) -> None:
-    net = plain()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    strategy = DPSGD(noise_multiplier=1.0, delta=1e-3, ledger=str(tmp_path / "ledger.jsonl"))
-    lots = LotLoader.poisson(data(40), 10)
-    assert len(list(PrivateLoop(net, optimizer, lots, strategy, loss=penalized_gradient, steps=2))) == 2
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        lambda: Module(plain(), lasso),
-        lambda: Module(plain(), proximal),
-        lambda: Module(linear(), penalized_gradient),
-        lambda: OfTheModule(),
-        lambda: Module(Scaled(own_module=False), cross_entropy),
-        lambda: Module(Scaled(own_module=True), cross_entropy),
-    ],
-)
-def test_parameters_used_outside_of_any_forward(tmp_path: Path, module: Callable[[], Any]) -> None:
-    """In a penalty, in a list, on the LightningModule: the engine takes them as record by record does."""
-    weights = []
-    for gradients in ("engine", "one_by_one"):
-        torch.manual_seed(1)
-        own = module()
-        ledger = str(tmp_path / f"{gradients}.jsonl")
-        strategy = ClipOnly(max_grad_norm=0.3, gradients=gradients, ledger=ledger)
-        trainer_for(tmp_path, strategy, 2).fit(own, LotLoader.poisson(data(40), 40))
-        weights.append(torch.cat([p.detach().flatten() for p in own.parameters()]))
-    torch.testing.assert_close(*weights)
-
-
-def test_the_hook_that_penalties_belong_into(tmp_path: Path) -> None:
-    """It comes after the release, and moves the weights by just what it says."""
-
-    def shrink(optimizer: Any, args: Any, kwargs: Any) -> None:
-        with torch.no_grad():
-            for group in optimizer.param_groups:
-                for p in group["params"]:
-                    p.copy_(p.sign() * (p.abs() - 0.01 * group["lr"]).clamp(min=0))
-
-    class Shrinking(Module):
-        shrinks = True
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            optimizer = super().configure_optimizers()
-            if self.shrinks:
-                optimizer.register_step_post_hook(shrink)
-            return optimizer
-
-    nets = []
-    for shrinks in (False, True):
-        torch.manual_seed(1)
-        module = Shrinking(linear(), cross_entropy)
-        module.shrinks = shrinks
-        lots = LotLoader.poisson(data(40), 40)
-        strategy = ClipOnly(max_grad_norm=0.3, ledger=str(tmp_path / f"{shrinks}.jsonl"))
-        trainer_for(tmp_path, strategy, 1).fit(module, lots)
-        nets.append(module.net[1].weight.detach())
-    weights = nets[0]
-    torch.testing.assert_close(nets[1], weights.sign() * (weights.abs() - 0.01).clamp(min=0))
-
-
-def test_the_reason_is_what_the_engine_cannot_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        train(tmp_path / "engine", Module(plain(), penalized))
+    train(tmp_path / "manual", Manual(plain(), penalized), gradients="auto")
     lines: list[str] = []
     monkeypatch.setattr(LightningTraining, "inform", lambda self, text: lines.append(text))
-    train(tmp_path, Module(plain(), penalized_gradient), gradients="auto")
+    train(tmp_path / "auto", Module(plain(), penalized), gradients="auto")
     (line,) = [line for line in lines if "record by record" in line]
     assert "gradients inside the loss" in line and "off by" not in line
 
 
+@pytest.mark.parametrize("kind", [Module, Manual])
 @pytest.mark.parametrize("gradients", ["auto", "engine"])
-def test_losses_that_are_not_one_number(tmp_path: Path, gradients: str) -> None:
+def test_losses_that_are_not_one_number(tmp_path: Path, kind: type[Module], gradients: str) -> None:
     def each(net: nn.Module, batch: Any) -> Tensor:
         return F.cross_entropy(net(batch[0]), batch[1], reduction="none")
 
     def detached(net: nn.Module, batch: Any) -> Tensor:
         return cross_entropy(net, batch).detach()
 
-    for kind in (Module, Manual):
-        with pytest.raises(ConfigurationError, match="one number, not a tensor of shape .* return the mean"):
-            train(tmp_path / kind.__name__, kind(plain(), each), gradients=gradients)
-        with pytest.raises(ConfigurationError, match=r"the loss has no gradient|depends on no trainable parameter"):
-            train(tmp_path / kind.__name__, kind(plain(), detached), gradients=gradients)
-    train(tmp_path / "mean", Module(plain(), lambda net, batch: each(net, batch).mean()), gradients=gradients)
+    with pytest.raises(ConfigurationError, match="one number, not a tensor of shape .* return the mean"):
+        train(tmp_path, kind(plain(), each), gradients=gradients)
+    with pytest.raises(ConfigurationError, match=r"the loss has no gradient|depends on no trainable parameter"):
+        train(tmp_path, kind(plain(), detached), gradients=gradients)
 
 
-@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
-@pytest.mark.parametrize("loss", [float, lambda loss: [loss]])
-def test_losses_that_are_no_tensors(tmp_path: Path, loss: Any) -> None:
-    with pytest.raises(ConfigurationError, match="returned a (float|list) as its loss: return the tensor"):
-        train(tmp_path, Module(plain(), lambda net, batch: loss(cross_entropy(net, batch))), gradients="one_by_one")
-
-
-def masked(net: nn.Module, batch: Any) -> Tensor:
-    return F.cross_entropy(net(batch["x"] * batch["mask"]), batch["y"])
+def test_losses_that_are_no_tensors(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="returned a list as its loss: return the tensor"):
+        train(tmp_path, Module(plain(), lambda net, batch: [cross_entropy(net, batch)]), gradients="one_by_one")
 
 
 MASK = torch.arange(30).view(5, 6) % 2
 
 
-def with_mask(records: Any, expanded: bool) -> Any:
-    x, y = default_collate(records)
-    mask = MASK.expand(len(records), *MASK.shape) if expanded else MASK
-    return {"x": x, "y": y, "mask": mask}
+def shared_mask(records: Any) -> Any:
+    return (*default_collate(records), MASK)
+
+
+def expanded_mask(records: Any) -> Any:
+    return (*default_collate(records), MASK.expand(len(records), 5, 6))
 
 
 def test_entries_of_a_batch_that_are_no_records(tmp_path: Path) -> None:
-    def loader(expanded: bool) -> LotLoader:
-        return LotLoader.poisson(data(40), 20, collate_fn=lambda records: with_mask(records, expanded))
+    def masked(net: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(net(batch[0] * batch[2]), batch[1])
 
     with pytest.raises(ConfigurationError, match=r"the shapes .*\(5, 6\).*: .*register_buffer"):
-        train(tmp_path / "shared", Module(plain(), masked), loader(False), gradients="engine")
-    train(tmp_path / "auto", Module(plain(), masked), loader(False))
-    train(tmp_path / "rows", Module(plain(), masked), loader(True), gradients="engine")
+        train(tmp_path / "shared", Module(plain(), masked), shared_mask)
+    train(tmp_path / "auto", Module(plain(), masked), shared_mask, gradients="auto")
+    train(tmp_path / "rows", Module(plain(), masked), expanded_mask)
 
-    class Buffered(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("mask", MASK.clone())
-            self.net = plain()
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.net(x * self.mask)
+def ragged(records: Any) -> Any:
+    return [x[: 1 + int(y)] for x, y in records], torch.stack([y for _, y in records])
 
-    train(tmp_path / "buffer", Module(Buffered(), cross_entropy), gradients="engine")
+
+def padded(records: Any) -> Any:
+    xs, y = ragged(records)
+    return pad_sequence([*xs, torch.zeros(5, 6)], batch_first=True)[:-1], y
 
 
 def test_records_of_several_lengths(tmp_path: Path) -> None:
-    def ragged(records: Any) -> Any:
-        return [x[: 1 + int(y)] for x, y in records], torch.stack([y for _, y in records])
-
-    def padded(records: Any) -> Any:
-        xs, y = ragged(records)
-        x = pad_sequence([*xs, torch.zeros(5, 6)], batch_first=True)[:-1]
-        return x, y
-
-    def loader(collate_fn: Any) -> LotLoader:
-        return LotLoader.poisson(data(40), 20, collate_fn=collate_fn)
-
     with pytest.raises(ConfigurationError, match=r"have the shapes .*pad_sequence"):
-        train(tmp_path / "ragged", Module(plain(), cross_entropy), loader(ragged), gradients="engine")
-    train(tmp_path / "padded", Module(plain(), cross_entropy), loader(padded), gradients="engine")
+        train(tmp_path / "ragged", Module(plain(), cross_entropy), ragged)
+    train(tmp_path / "padded", Module(plain(), cross_entropy), padded)
+
+
+def arrays(records: Any) -> Any:
+    return np.stack([x.numpy() for x, _ in records]), np.array([int(y) for _, y in records])
+
+
+def texts(records: Any) -> Any:
+    return ["a" * int(y) for _, y in records]
+
+
+def counted(records: Any) -> Any:
+    return texts(records), torch.arange(len(records))
+
+
+def of_texts(net: nn.Module, batch: Any) -> Tensor:
+    lengths = torch.tensor([len(word) for word in batch[0]])
+    return F.cross_entropy(net(lengths[:, None].expand(-1, 30).float()), lengths)
 
 
 def test_batches_without_tensors(tmp_path: Path) -> None:
-    def arrays(records: Any) -> Any:
-        return np.stack([x.numpy() for x, _ in records]), np.array([int(y) for _, y in records])
-
-    def tensors(records: Any) -> Any:
-        return tuple(torch.from_numpy(x) for x in arrays(records))
-
-    def texts(records: Any) -> Any:
-        return ["a" * int(y) for _, y in records]
-
-    def counted(records: Any) -> Any:
-        return texts(records), torch.arange(len(records))
-
-    def of_texts(net: nn.Module, batch: Any) -> Tensor:
-        words = batch[0]
-        x = torch.tensor([[float(len(word))] * 30 for word in words])
-        return F.cross_entropy(net(x), torch.tensor([len(word) for word in words]))
-
-    def loader(collate_fn: Any) -> LotLoader:
-        return LotLoader.poisson(data(40), 20, collate_fn=collate_fn)
-
     with pytest.raises(ConfigurationError, match=r"holds ndarray\): .*torch.from_numpy"):
-        train(tmp_path / "arrays", Module(plain(), cross_entropy), loader(arrays), gradients="engine")
-    train(tmp_path / "tensors", Module(plain(), cross_entropy), loader(tensors), gradients="engine")
+        train(tmp_path / "arrays", Module(plain(), cross_entropy), arrays)
     with pytest.raises(ConfigurationError, match=r"holds str\): .* torch.arange"):
-        train(tmp_path / "texts", Module(plain(), of_texts), loader(texts), gradients="engine")
+        train(tmp_path / "texts", Module(plain(), of_texts), texts)
     with pytest.raises(UnsupportedModuleError, match="contains a list of values of records"):
-        train(tmp_path / "counted", Module(plain(), of_texts), loader(counted), gradients="engine")
-    train(tmp_path / "alone", Module(plain(), of_texts), loader(counted))
+        train(tmp_path / "counted", Module(plain(), of_texts), counted)
+    train(tmp_path / "alone", Module(plain(), of_texts), counted, gradients="auto")
 
 
 class Opaque:
@@ -292,25 +133,18 @@ class Opaque:
 
 
 def test_batches_that_cannot_be_looked_into(tmp_path: Path) -> None:
-    lots = LotLoader.poisson(data(40), 20, collate_fn=Opaque)
+    def of_attributes(net: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(net(batch.x), batch.y)
+
     with pytest.raises(ConfigurationError, match="contains a Opaque, .* dictionaries, lists, tuples or dataclasses"):
-        train(
-            tmp_path,
-            Module(plain(), lambda net, batch: F.cross_entropy(net(batch.x), batch.y)),
-            lots,
-            gradients="engine",
-        )
+        train(tmp_path, Module(plain(), of_attributes), Opaque)
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("target_delta", "Did you mean delta"),
-        ("sigma", "Did you mean noise_multiplier"),
         ("l2_norm_clip", "Did you mean max_grad_norm"),
-        ("num_microbatches", "Did you mean microbatch_size"),
         ("epochs", "The Trainer says how long: max_steps or max_epochs"),
-        ("batch_size", r"LotLoader.poisson\(dataset, expected_batch_size=...\)"),
         ("poisson_sampling", r"LotLoader.poisson\(dataset, expected_batch_size=...\)"),
         ("secure_mode", "operating system's entropy where no seed is given"),
     ],

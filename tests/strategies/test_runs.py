@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader
 
 from dpbench import DPSGD, LotLoader
 from dpbench.errors import ConfigurationError, LedgerError
@@ -26,17 +26,23 @@ def releases(folder: Path) -> int:
     return len(read_ledger(folder / "ledger.jsonl").releases)
 
 
+def trained(folder: Path, steps: int = 2, module: Classifier | None = None, strategy: Any = None) -> Classifier:
+    """A module after a private training."""
+    module = module or Classifier()
+    trainer = trainer_for(folder, strategy or DPSGD(noise_multiplier=1.0, delta=1e-3), steps)
+    trainer.fit(module, loader_of(pictures()))
+    return module
+
+
 def test_a_new_run_in_another_folder(tmp_path: Path) -> None:
     private = DPSGD(target_epsilon=3.0, delta=1e-3, seed=0)
     noise, ends = [], []
     for name, steps in (("a", 5), ("b", 5), ("c", 9)):
         torch.manual_seed(3)
-        module = Classifier()
-        trainer_for(tmp_path / name, private, steps).fit(module, loader_of(pictures()))
+        ends.append(weights_of(trained(tmp_path / name, steps, strategy=private)))
         assert releases(tmp_path / name) == private.releases == steps
         assert 2.99 < private.epsilon() <= 3.0
         noise.append(private.noise_multiplier)
-        ends.append(weights_of(module))
     assert noise[0] == noise[1] < noise[2]  # solved for again
     assert torch.equal(ends[0], ends[1])
 
@@ -48,37 +54,33 @@ def test_without_a_seed_nothing_is_drawn_twice(tmp_path: Path) -> None:
         torch.manual_seed(3)
         module = Classifier()
         trainer_for(tmp_path / str(number), strategy, 3).fit(module, loader)
-        ends.append(weights_of(module))
+        ends.append(weights_of(module).tolist())
         lots.append([loader.lots.lot(step).tolist() for step in range(3)])
     assert lots[0] != lots[1] != lots[2] != lots[0]
-    assert not torch.equal(ends[0], ends[1])
-    assert not torch.equal(ends[1], ends[2])
+    assert ends[0] != ends[1] != ends[2]
 
 
 def test_a_trained_module_elsewhere_is_refused(tmp_path: Path) -> None:
     """Its weights hold releases that the new ledger would not tell."""
-    module = Classifier()
-    trainer_for(tmp_path / "a", DPSGD(noise_multiplier=1.0, delta=1e-3), 4).fit(module, loader_of(pictures()))
-    for strategy in (DPSGD(noise_multiplier=1.0, delta=1e-3), DPSGD(noise_multiplier=9.0, delta=1e-3)):
-        with pytest.raises(ConfigurationError, match=r"was trained privately before.*a/ledger.jsonl records"):
-            trainer_for(tmp_path / "b", strategy, 4).fit(module, loader_of(pictures()))
+    module = trained(tmp_path / "a")
+    with pytest.raises(ConfigurationError, match=r"was trained privately before.*a/ledger.jsonl records"):
+        trained(tmp_path / "b", module=module)
     assert not (tmp_path / "b/ledger.jsonl").exists()
     fresh = Classifier()
     fresh.load_state_dict(module.state_dict())  # the way where the data are others
-    trainer_for(tmp_path / "b", DPSGD(noise_multiplier=1.0, delta=1e-3), 4).fit(fresh, loader_of(pictures()))
+    trained(tmp_path / "b", module=fresh)
 
 
 def test_trained_parts_in_another_module_are_refused(tmp_path: Path) -> None:
     """A network in a new wrapper, as in a loop over learning rates; one that stayed frozen holds nothing private."""
     first, second, third = Classifier(), Classifier(), Classifier()
-    for parameter in first.net[0].parameters():
-        parameter.requires_grad = False
-    trainer_for(tmp_path / "a", DPSGD(noise_multiplier=1.0, delta=1e-3), 2).fit(first, loader_of(pictures()))
+    first.net[0].requires_grad_(False)
+    trained(tmp_path / "a", module=first)
     second.net[5] = first.net[5]
     with pytest.raises(ConfigurationError, match=r"was trained privately before.*all of its parts"):
-        trainer_for(tmp_path / "b", DPSGD(noise_multiplier=1.0, delta=1e-3), 2).fit(second, loader_of(pictures()))
+        trained(tmp_path / "b", module=second)
     third.net[0] = first.net[0]
-    trainer_for(tmp_path / "b", DPSGD(noise_multiplier=1.0, delta=1e-3), 2).fit(third, loader_of(pictures()))
+    trained(tmp_path / "b", module=third)
 
 
 class LooksAtTrainingData(pl.Callback):
@@ -108,20 +110,20 @@ def test_going_on_in_one_ledger(tmp_path: Path, same_trainer: bool) -> None:
     else:
         trainer = trainer_for(tmp_path, private, 4)
     trainer.fit(module, loader)
-    assert releases(tmp_path) == private.releases == 8
+    assert releases(tmp_path) == private.releases == loader.lots.position == 8
     assert private.epsilon() > before
 
 
 @pytest.fixture
-def cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., DPSGD]:
+def cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., pl.Trainer]:
     """A cell that makes everything anew and trains, without a logger and without a word on where."""
     monkeypatch.chdir(tmp_path)
-    options: dict[str, Any] = {"logger": False, "default_root_dir": None}
 
-    def run(strategy: DPSGD | None = None, module: Classifier | None = None, steps: int = 2) -> DPSGD:
+    def run(module: Any = None, steps: int = 2, strategy: Any = None, start: str | None = None) -> pl.Trainer:
         strategy = strategy or DPSGD(noise_multiplier=1.0, delta=1e-3)
-        trainer_for(tmp_path, strategy, steps, **options).fit(module or Classifier(), loader_of(pictures()))
-        return strategy
+        trainer = trainer_for(tmp_path, strategy, steps, default_root_dir=None)
+        trainer.fit(module or Classifier(), loader_of(pictures()), ckpt_path=start, weights_only=False)
+        return trainer
 
     return run
 
@@ -131,7 +133,7 @@ def ledgers(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_cell_that_is_run_again_has_a_ledger_of_its_own(
-    cell: Callable[..., DPSGD], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cell: Callable[..., pl.Trainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []
     # Where it is said: Lightning's logger is replaced by `import lightning.pytorch`.
@@ -139,30 +141,28 @@ def test_a_cell_that_is_run_again_has_a_ledger_of_its_own(
     cell()
     before = ledgers(tmp_path)
     assert list(before) == ["ledger.jsonl"] and not any("records another run" in line for line in lines)
-    for number in (2, 3):
-        lines.clear()
-        strategy = cell()
-        path = f"run-{number}/ledger.jsonl"
-        (line,) = [line for line in lines if "records another run" in line]
-        assert f"this one is recorded in {tmp_path}/{path}" in line and "counts together" in line
-        after = ledgers(tmp_path)
-        assert set(after) == {*before, path} and all(after[name] == text for name, text in before.items())
-        assert len(read_ledger(tmp_path / path).releases) == strategy.releases == 2
-        before = after
-    cell(strategy)  # the same strategy goes on where it was
-    assert set(ledgers(tmp_path)) == set(before)
-    assert len(read_ledger(tmp_path / "run-3/ledger.jsonl").releases) == strategy.releases == 4
+    strategy = DPSGD(noise_multiplier=1.0, delta=1e-3)
+    cell(strategy=strategy)
+    (line,) = [line for line in lines if "records another run" in line]
+    assert f"this one is recorded in {tmp_path}/run-2/ledger.jsonl" in line and "counts together" in line
+    cell()
+    after = ledgers(tmp_path)
+    assert set(after) == {"ledger.jsonl", "run-2/ledger.jsonl", "run-3/ledger.jsonl"}
+    assert after["ledger.jsonl"] == before["ledger.jsonl"]
+    cell(strategy=strategy)  # the same strategy goes on where it was
+    assert set(ledgers(tmp_path)) == set(after)
+    assert releases(tmp_path / "run-2") == strategy.releases == 4
 
 
-def test_a_cell_without_its_module_is_refused(cell: Callable[..., DPSGD], tmp_path: Path) -> None:
+def test_a_cell_without_its_module_is_refused(cell: Callable[..., pl.Trainer], tmp_path: Path) -> None:
     module = Classifier()
-    cell(module=module)
+    cell(module)
     with pytest.raises(ConfigurationError, match=r"was trained privately before.*create the module anew"):
-        cell(module=module)
+        cell(module)
     assert list(ledgers(tmp_path)) == ["ledger.jsonl"]
 
 
-def test_a_ledger_without_a_release_is_taken(cell: Callable[..., DPSGD], tmp_path: Path) -> None:
+def test_a_ledger_without_a_release_is_taken(cell: Callable[..., pl.Trainer], tmp_path: Path) -> None:
     cell()
     header = (tmp_path / "ledger.jsonl").read_bytes().splitlines(keepends=True)[0]
     (tmp_path / "ledger.jsonl").write_bytes(header)
@@ -170,52 +170,43 @@ def test_a_ledger_without_a_release_is_taken(cell: Callable[..., DPSGD], tmp_pat
     assert list(ledgers(tmp_path)) == ["ledger.jsonl"] and releases(tmp_path) == 2
 
 
-def test_a_checkpoint_finds_its_ledger(cell: Callable[..., DPSGD], tmp_path: Path) -> None:
+def test_a_checkpoint_finds_its_ledger(cell: Callable[..., pl.Trainer], tmp_path: Path) -> None:
     cell()
-    private = DPSGD(noise_multiplier=1.0, delta=1e-3)
-    trainer = trainer_for(tmp_path, private, 2, logger=False, default_root_dir=None)
-    trainer.fit(Classifier(), loader_of(pictures()))
-    trainer.save_checkpoint("last.ckpt")
+    cell().save_checkpoint("last.ckpt")
     cell()
     before = ledgers(tmp_path)
-    trainer = trainer_for(tmp_path, DPSGD(noise_multiplier=1.0, delta=1e-3), 5, logger=False, default_root_dir=None)
-    trainer.fit(Classifier(), loader_of(pictures()), ckpt_path="last.ckpt", weights_only=False)
+    cell(steps=5, start="last.ckpt")
     after = ledgers(tmp_path)
     assert {name for name in after if after[name] != before[name]} == {"run-2/ledger.jsonl"}
-    assert len(read_ledger(tmp_path / "run-2/ledger.jsonl").releases) == 5
+    assert releases(tmp_path / "run-2") == 5
 
 
-def test_a_checkpoint_of_one_of_two_runs_that_began_alike_needs_its_ledger(tmp_path: Path) -> None:
+def test_a_checkpoint_of_one_of_two_runs_that_began_alike_needs_its_ledger(
+    cell: Callable[..., pl.Trainer], tmp_path: Path
+) -> None:
     """Two runs of one seed: in the ledger of the other one its further releases would be missed."""
     for _ in range(2):
-        private = DPSGD(noise_multiplier=1.0, delta=1e-3, seed=0)
-        trainer = trainer_for(tmp_path, private, 2, logger=False)
         torch.manual_seed(0)
-        trainer.fit(Classifier(), loader_of(pictures()))
-    trainer.save_checkpoint(tmp_path / "last.ckpt")
-    assert (tmp_path / "ledger.jsonl").read_bytes() == (tmp_path / "run-2/ledger.jsonl").read_bytes()
+        cell(strategy=DPSGD(noise_multiplier=1.0, delta=1e-3, seed=0)).save_checkpoint("last.ckpt")
     before = ledgers(tmp_path)
-    private = DPSGD(noise_multiplier=1.0, delta=1e-3, seed=0)
-    trainer = trainer_for(tmp_path, private, 4, logger=False)
+    assert before["ledger.jsonl"] == before["run-2/ledger.jsonl"]
     with pytest.raises(ConfigurationError, match=r"which begin alike: name its ledger"):
-        trainer.fit(Classifier(), loader_of(pictures()), ckpt_path=tmp_path / "last.ckpt", weights_only=False)
+        cell(steps=4, strategy=DPSGD(noise_multiplier=1.0, delta=1e-3, seed=0), start="last.ckpt")
     assert ledgers(tmp_path) == before
 
 
 def test_a_ledger_that_was_named_is_not_written_again(tmp_path: Path) -> None:
-    for _ in range(2):
-        private = DPSGD(noise_multiplier=1.0, delta=1e-3, ledger=str(tmp_path / "mine.jsonl"))
-        trainer = trainer_for(tmp_path, private, 2)
-        if not private.ledger_path.exists():  # type: ignore[union-attr]
-            trainer.fit(Classifier(), loader_of(pictures()))
+    def train() -> None:
+        trained(tmp_path, strategy=DPSGD(noise_multiplier=1.0, delta=1e-3, ledger=str(tmp_path / "mine.jsonl")))
+
+    train()
     with pytest.raises(LedgerError, match=r"already records a run.*default_root_dir=.*ledger=.*move the file away"):
-        trainer.fit(Classifier(), loader_of(pictures()))
+        train()
 
 
 def test_a_trainer_that_trained_without_privacy(tmp_path: Path) -> None:
     trainer = trainer_for(tmp_path, pl.Callback(), 2)
-    data = TensorDataset(*pictures().tensors)
-    trainer.fit(Classifier(), torch.utils.data.DataLoader(data, 12))
+    trainer.fit(Classifier(), DataLoader(pictures(), 12))
     trainer.callbacks = [DPSGD(noise_multiplier=1.0, delta=1e-3)]  # type: ignore[attr-defined]
     trainer.fit_loop.epoch_loop.max_steps = 4
     with pytest.raises(ConfigurationError, match="or what this trainer trained before"):

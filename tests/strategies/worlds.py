@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,7 @@ from torch.utils.data import TensorDataset
 from dpbench.data.lots import LotLoader, Lots, make_sampling
 from dpbench.privacy.mechanism.noise import grid_spacing
 from dpbench.privacy.sampling import PoissonSampling
+from dpbench.strategies import DPSGD
 
 
 def update(module: pl.LightningModule, loss: Tensor) -> Tensor | None:
@@ -102,8 +105,60 @@ def trainer_for(folder: Path, callback: pl.Callback, steps: int, **options: Any)
     return pl.Trainer(**{**settings, **options})
 
 
+def fit(
+    folder: Path,
+    module: pl.LightningModule,
+    steps: int = 4,
+    make: Callable[..., Any] = DPSGD,
+    loader: Any = None,
+    trainer: dict[str, Any] | None = None,
+    start: Path | None = None,
+    **options: Any,
+) -> Any:
+    """Train by a strategy with some options, on pictures where no loader is given, and return the strategy."""
+    strategy = make(**{"noise_multiplier": 1.0, "seed": 0, "delta": 1e-3, **options})
+    fitted = trainer_for(folder, strategy, steps, **(trainer or {}))
+    fitted.fit(module, loader or loader_of(pictures()), ckpt_path=start, weights_only=False)
+    return strategy
+
+
+class Crash(pl.Callback):
+    """Saves a checkpoint after a step, and ends the training two releases later."""
+
+    observes_only = True
+
+    def __init__(self, checkpoint: Path, step: int) -> None:
+        self._checkpoint = checkpoint
+        self._step = step
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.global_step == self._step:
+            trainer.save_checkpoint(self._checkpoint)
+        if trainer.global_step == self._step + 2:
+            raise RuntimeError("crash")
+
+
+def crashed(folder: Path, module: pl.LightningModule, steps: int, at: int, **options: Any) -> Path:
+    """The checkpoint of a step of a training that crashed two releases later."""
+    checkpoint = folder / "mid.ckpt"
+    with pytest.raises(RuntimeError, match="crash"):
+        fit(folder, module, steps, trainer={"more": [Crash(checkpoint, at)]}, **options)
+    return checkpoint
+
+
 def weights_of(module: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+def clipped_sum(losses: Iterable[Tensor], parameters: Sequence[Tensor], bound: float) -> list[Tensor]:
+    """Sum of the clipped gradients of records' losses, one after the other by autograd."""
+    total = [torch.zeros_like(p) for p in parameters]
+    for loss in losses:
+        gradient = torch.autograd.grad(loss, parameters, retain_graph=True)
+        norm = float(torch.stack([g.square().sum() for g in gradient]).sum().sqrt())
+        for part, g in zip(total, gradient, strict=True):
+            part += min(1.0, bound / norm) * g
+    return total
 
 
 def assert_same_training(
