@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -19,7 +20,7 @@ from dpbench.privacy.mechanism.clipping import VectorGroup
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.strategies import PrivateStrategy
 from tests.privacy.mechanisms import NAMES, SIZES, Case, audit
-from tests.strategies.worlds import Classifier, Known, loader_of, pictures, trainer_for, weights_of
+from tests.strategies.worlds import Classifier, Known, crashed, fit, loader_of, weights_of
 
 # ------------------------------------------------------------------------------------------ all there is to write
 
@@ -66,27 +67,19 @@ def test_mechanism() -> None:
 def test_update_against_the_formula(tmp_path: Path) -> None:
     data = torch.randn(40, 30, generator=torch.Generator().manual_seed(0))
     module, loader = Known(30), loader_of(TensorDataset(data), 8)
-    strategy = LargestCoordinateClipping(max_coordinate=0.5, noise_multiplier=1e-9, seed=0)
-    trainer_for(tmp_path, strategy, 1).fit(module, loader)
+    fit(tmp_path, module, 1, LargestCoordinateClipping, loader, max_coordinate=0.5, noise_multiplier=1e-9)
     lot = data[loader.lots.lot(0)]
     wanted = (lot * (0.5 / lot.abs().amax(1, keepdim=True)).clamp(max=1)).sum(0) / 8
     torch.testing.assert_close(weights_of(module), -wanted, atol=1e-6, rtol=1e-5)
 
 
 def test_resume_and_ledger(tmp_path: Path) -> None:
-    def fit(folder: str, steps: int, start: Path | None = None) -> tuple[Classifier, LargestCoordinateClipping]:
-        torch.manual_seed(0)
-        module = Classifier()
-        strategy = LargestCoordinateClipping(noise_multiplier=1.0, seed=0, delta=1e-3)
-        trainer = trainer_for(tmp_path / folder, strategy, steps)
-        trainer.fit(module, loader_of(pictures()), ckpt_path=start, weights_only=False)
-        trainer.save_checkpoint(tmp_path / folder / "last.ckpt")
-        return module, strategy
-
-    whole, strategy = fit("whole", 6)
-    fit("parts", 3)
-    parts, _ = fit("parts", 6, tmp_path / "parts/last.ckpt")
-    assert torch.equal(weights_of(whole), weights_of(parts))
+    whole, resumed = Classifier(), Classifier()
+    resumed.load_state_dict(whole.state_dict())
+    strategy = fit(tmp_path / "whole", whole, 6, LargestCoordinateClipping)
+    start = crashed(tmp_path / "parts", copy.deepcopy(resumed), 6, 3, make=LargestCoordinateClipping)
+    fit(tmp_path / "parts", resumed, 6, LargestCoordinateClipping, start=start)
+    assert torch.equal(weights_of(whole), weights_of(resumed))
     ledger = read_ledger(tmp_path / "parts/ledger.jsonl")
     (release,) = {release.queries for _, release in ledger.releases}
     independent = epsilon({Event(ledger.releases[0][1].sampling, (SumQuery("all", 1.0, 1.0),)): 6}, 1e-3)

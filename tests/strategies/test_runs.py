@@ -141,25 +141,13 @@ def test_a_cell_that_is_run_again_has_a_ledger_of_its_own(
     cell()
     before = ledgers(tmp_path)
     assert list(before) == ["ledger.jsonl"] and not any("records another run" in line for line in lines)
-    strategy = DPSGD(noise_multiplier=1.0, delta=1e-3)
-    cell(strategy=strategy)
+    cell()
     (line,) = [line for line in lines if "records another run" in line]
     assert f"this one is recorded in {tmp_path}/run-2/ledger.jsonl" in line and "counts together" in line
     cell()
     after = ledgers(tmp_path)
     assert set(after) == {"ledger.jsonl", "run-2/ledger.jsonl", "run-3/ledger.jsonl"}
     assert after["ledger.jsonl"] == before["ledger.jsonl"]
-    cell(strategy=strategy)  # the same strategy goes on where it was
-    assert set(ledgers(tmp_path)) == set(after)
-    assert releases(tmp_path / "run-2") == strategy.releases == 4
-
-
-def test_a_cell_without_its_module_is_refused(cell: Callable[..., pl.Trainer], tmp_path: Path) -> None:
-    module = Classifier()
-    cell(module)
-    with pytest.raises(ConfigurationError, match=r"was trained privately before.*create the module anew"):
-        cell(module)
-    assert list(ledgers(tmp_path)) == ["ledger.jsonl"]
 
 
 def test_a_ledger_without_a_release_is_taken(cell: Callable[..., pl.Trainer], tmp_path: Path) -> None:

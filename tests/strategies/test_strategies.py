@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -181,21 +182,18 @@ def test_microbatch_of_a_record_is_independent_of_the_others() -> None:
     """Leave a record out of a lot: nobody else moves. (Drawn in the order of the lot, sorted afterwards.)"""
     lots = Lots(make_sampling("fixed_size", 1000, 64), 0)
     lots.microbatches = 16
-    counts = torch.zeros(16)
+    counts = np.zeros(16)
     pairs = 0
     for step in range(400):
+        lot = lots.lot(step)
         positions, own = lots.share(step, 0, 1)
-        assert sorted(positions.tolist()) == sorted(lots.lot(step).tolist())
-        assert own is not None
-        counts += torch.bincount(torch.from_numpy(own), minlength=16)
-        first, second = lots.lot(step)[:2]
-        where = dict(zip(positions.tolist(), own.tolist(), strict=True))
-        pairs += where[int(first)] == where[int(second)]
-    assert float((counts / counts.sum() - 1 / 16).abs().max()) < 0.006
+        assert sorted(positions) == sorted(lot)
+        counts += np.bincount(own, minlength=16)
+        pairs += own[positions == lot[0]] == own[positions == lot[1]]
+    assert abs(counts / counts.sum() - 1 / 16).max() < 0.006
     assert abs(pairs / 400 - 1 / 16) < 4 * (1 / 16 / 400) ** 0.5
     for rank in (0, 1):
-        _, own = lots.share(3, rank, 2)
-        assert own is not None and set(own % 2) == {rank}  # a microbatch lies on one rank as a whole
+        assert set(lots.share(3, rank, 2)[1] % 2) == {rank}  # a microbatch lies on one rank as a whole
 
 
 def test_private_metrics_are_released_with_noise(tmp_path: Path) -> None:
@@ -203,11 +201,6 @@ def test_private_metrics_are_released_with_noise(tmp_path: Path) -> None:
     assert set(strategy.mechanism.metrics) == {"private/accuracy", "private/loss"}
     queries = {query.name: query for query in book(tmp_path).releases[0][1].queries}
     assert queries["metric/loss"].noise_std == pytest.approx(3 * (2 / 0.1) ** 0.5)
-    quiet = fit(tmp_path / "q", classifier(), 1, STRATEGIES["metrics"], noise_multiplier=QUIET)
-    module = classifier().eval()
-    images, labels = pictures()[torch.from_numpy(Lots(make_sampling("poisson", 60, 12), 0).lot(0))]
-    share = float((module.net(images).argmax(1) == labels).float().sum()) / 12
-    assert quiet.mechanism.metrics["private/accuracy"] == pytest.approx(share, abs=0.26)  # dropout
 
 
 def test_mean_clipping_starts_from_noise_alone(tmp_path: Path) -> None:
