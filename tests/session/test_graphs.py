@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ class Recorder(Graphs):
 
     name = REFERENCE
     needs_gpu = False
+    lots: Sequence[Positions] = ()
 
 
 @pytest.fixture
@@ -101,20 +102,20 @@ def fit(
     return weights_of(trained), fitted
 
 
-def both(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Recorder:
+def both(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, lots: Callable[[], LotLoader] = loader, **options: Any
+) -> Recorder:
     """Train eagerly and on padded lots: the same weights but for rounding, and the same ledger but for checksums."""
     recorder = Recorder()
-    eager, _ = fit(folder / "eager", monkeypatch, None, **options)
-    padded, _ = fit(folder / "graph", monkeypatch, recorder, **options)
+    drawn = lots()
+    eager, _ = fit(folder / "eager", monkeypatch, None, lots=lots, **options)
+    padded, _ = fit(folder / "graph", monkeypatch, recorder, lots=lambda: drawn, **options)
     assert_same_training(padded, eager, Z, EXPECTED)
     ledgers = [read_ledger(folder / name / "ledger.jsonl") for name in ("eager", "graph")]
     queries = [[(release.sampling, release.queries) for _, release in ledger.releases] for ledger in ledgers]
     assert queries[0] == queries[1] and len(queries[0]) == STEPS
+    recorder.lots = [drawn.lots.lot(step) for step in range(STEPS)]
     return recorder
-
-
-def drawn() -> list[Positions]:
-    return [loader().lots.lot(step) for step in range(STEPS)]
 
 
 def of_one_size(recorder: Recorder) -> bool:
@@ -124,8 +125,8 @@ def of_one_size(recorder: Recorder) -> bool:
 
 @pytest.mark.parametrize(("make", "clipping"), [(AutomaticClipping, "per_layer"), (DiscretizedDPSGD, "flat")])
 def test_the_sums_of_eager_lots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any, clipping: str) -> None:
-    assert of_one_size(both(tmp_path, monkeypatch, make=make, clipping=clipping))
-    assert len({len(lot) for lot in drawn()}) >= SIZES
+    recorder = both(tmp_path, monkeypatch, make=make, clipping=clipping)
+    assert of_one_size(recorder) and len({len(lot) for lot in recorder.lots}) >= SIZES
 
 
 def reconstruction() -> pl.LightningModule:
@@ -176,7 +177,7 @@ def test_a_lot_that_is_larger_is_whole(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("dpbench.records.examples._DEVIATIONS", 0.1)
     monkeypatch.setattr("dpbench.records.examples._MULTIPLE", 1)
     recorder = both(tmp_path, monkeypatch)
-    smaller = sum(len(lot) <= math.ceil(EXPECTED + 0.1) for lot in drawn())
+    smaller = sum(len(lot) <= math.ceil(EXPECTED + 0.1) for lot in recorder.lots)
     assert 0 < recorder.repeats <= smaller < STEPS
 
 
@@ -186,7 +187,7 @@ def test_records_that_are_not_finite(tmp_path: Path, monkeypatch: pytest.MonkeyP
     images = images.clone()
     images[::17] = float("inf")
     recorder = both(tmp_path, monkeypatch, lots=lambda: loader(TensorDataset(images, labels)))
-    finite = sum(not any(lot % 17 == 0) for lot in drawn())
+    finite = sum(not any(lot % 17 == 0) for lot in recorder.lots)
     assert 0 < recorder.repeats <= finite < STEPS
 
 
@@ -294,7 +295,7 @@ def test_lots_in_pieces_are_not_repeated(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_by_its_name(tmp_path: Path, lines: list[str]) -> None:
     strategy = DPSGD(noise_multiplier=0.5, delta=1e-3, executor="graph", ledger=str(tmp_path / "ledger.jsonl"))
-    trainer_for(tmp_path, strategy, STEPS).fit(classifier(Unstated), loader())
+    trainer_for(tmp_path, strategy, STEPS).fit(classifier(Careless), loader())
     assert any("eagerly, because there is no GPU" in line for line in lines)
     pickle.dumps(strategy)
 

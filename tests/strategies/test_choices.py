@@ -62,18 +62,9 @@ def private() -> DPSGD:
 
 def train(folder: Path, where: Any, *callbacks: Any, schedule: Any = None) -> int:
     strategy = private()
-    trainer = package.Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=str(folder),
-        callbacks=[strategy, *callbacks],
-        enable_checkpointing=any(isinstance(one, package.callbacks.ModelCheckpoint) for one in callbacks),
-    )
-    loaders = loader_of(pictures(), 20), DataLoader(pictures(), 60)
-    trainer.fit(module_of(package, where, schedule), *loaders)
+    saves = any(isinstance(one, package.callbacks.ModelCheckpoint) for one in callbacks)
+    trainer = trainer_for(folder, strategy, 6, more=callbacks, enable_checkpointing=saves)
+    trainer.fit(module_of(package, where, schedule), loader_of(pictures(), 20), DataLoader(pictures(), 60))
     return strategy.releases
 
 

@@ -67,6 +67,8 @@ def wrapped(params: Any, factor: Callable[[Any], Any] = float) -> Optimizer:
 class Of(Classifier):
     """Trained by any optimizer; in manual optimization by a closure."""
 
+    private_module: str | None = None
+
     def __init__(self, make: Callable[[Any], Any], manual: bool = False) -> None:
         super().__init__(manual)
         self.make = make
@@ -74,7 +76,7 @@ class Of(Classifier):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         if self.automatic_optimization:
             return self.loss(batch)
-        optimizer = self.optimizers()
+        optimizer, *_ = [self.optimizers()] if self.private_module is None else self.optimizers()
 
         def closure() -> Tensor:
             optimizer.zero_grad()
@@ -107,13 +109,14 @@ def test_in_the_private_step_of_several_networks_too(tmp_path: Path) -> None:
             super().__init__(make, manual=True)
             self.other = nn.Linear(2, 2)
 
-        def optimizers(self, *_: Any, **__: Any) -> Any:
-            private, public = super().optimizers()
-            public.optimizer.step(lambda: self.other(torch.ones(3, 2)).square().mean())  # of no record: may be read
-            return private
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            super().training_step(batch, batch_idx)
+            loss = self.other(torch.ones(3, 2)).square().mean()
+            loss.backward()
+            self.trainer.optimizers[1].step(lambda: loss)  # of nobody's records: may be read
 
         def configure_optimizers(self) -> Any:
-            return [self.make(self.net.parameters()), Adam(self.other.parameters())]
+            return [self.make(self.net.parameters()), polyak(self.other.parameters())]
 
     with pytest.raises(ConfigurationError, match=READS):
         fit(tmp_path / "private", Two(polyak))
