@@ -53,6 +53,11 @@ def test_all_three_and_a_run_that_is_resumed(tmp_path: Path) -> None:
     assert one == other
 
 
+def test_a_target_is_met_at_the_end_of_the_schedules(tmp_path: Path) -> None:
+    options = {**SCHEDULES, "noise_multiplier": None, "target_epsilon": 4.0}
+    assert 4 * (1 - 1e-4) < fit(tmp_path, network(), STEPS, loader=loader(), **options).epsilon() <= 4
+
+
 @pytest.mark.parametrize(
     ("make", "options"),
     [(AdaptiveQuantileClipping, {"count_noise_std": 100.0}), (AdaptiveMeanClipping, {"initial_max_grad_norm": 1.0})],
