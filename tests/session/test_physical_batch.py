@@ -315,15 +315,6 @@ def test_a_number_is_needed_on_the_cpu(tmp_path: Path) -> None:
     assert not (tmp_path / "ledger.jsonl").exists()
 
 
-def test_a_second_backward_pass_is_refused(tmp_path: Path) -> None:
-    class Twice(Module):
-        def on_before_zero_grad(self, optimizer: Any) -> None:
-            self.trainer.lightning_module.backward(torch.zeros((), requires_grad=True))
-
-    with pytest.raises(ConfigurationError, match="backward was called twice"):
-        trainer_for(tmp_path, dpsgd(tmp_path, "auto"), 1).fit(Twice(), loader_of())
-
-
 def test_memory_that_is_over_after_the_release_is_not_explained(tmp_path: Path) -> None:
     class Full(Module):
         def on_train_batch_end(self, *_: Any) -> None:
