@@ -289,10 +289,10 @@ def test_lots_of_a_loop_are_no_other_trainings(tmp_path: Path) -> None:
     assert not refused.releases and not (tmp_path / "b.jsonl").exists()
     with pytest.raises(ConfigurationError, match="in use by another training"):
         trainer_for(tmp_path, private(tmp_path / "c.jsonl"), 2).fit(Module(), lots)
-    earlier.teardown(trainer, Module(), "validate")  # of a later evaluation
-    assert lots.lots.in_use
     with pytest.raises(ConfigurationError, match="in use by another training"):
         trainer_for(tmp_path, NonPrivate(), 2).fit(Module(), lots)
+    earlier.teardown(trainer, Module(), "validate")  # of a later evaluation
+    assert lots.lots.in_use
     assert list(training) == [2, 3, 4]
 
 

@@ -48,9 +48,10 @@ class NonPrivate(pl.Callback):
         """Take lots over, if the data come in lots."""
         if isinstance(trainer.train_dataloader, LotLoader):
             require_examples(trainer.train_dataloader.dataset)
-            self._lots = trainer.train_dataloader.lots
-            self._lots.acquire()
-            self._lots.plan(trainer.estimated_stepping_batches)
+            lots = trainer.train_dataloader.lots
+            lots.acquire()
+            self._lots = lots  # not before: those of another training are not freed
+            lots.plan(trainer.estimated_stepping_batches)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
