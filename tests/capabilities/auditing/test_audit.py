@@ -63,7 +63,6 @@ def test_bounds_of_a_correct_run_come_near_the_sound_epsilon_and_stay_below() ->
         ({"shuffled": True}, Verdict.NOT_AS_DECLARED, {"dispersion"}),
         ({"noise": 2.0, "move": 2.0}, Verdict.NOT_AS_DECLARED, {"noise over declared"}),
     ],
-    ids=str,
 )
 def test_broken_mechanisms_are_found_by_the_test_that_is_due(broken: Any, verdict: Verdict, by: set[str]) -> None:
     result = audited(replace(CORRECT, **broken))
