@@ -163,7 +163,8 @@ def private(folder: Path, module: Any, loader: LotLoader, steps: int, *more: pl.
     strategy = DPSGD(noise_multiplier=0.5, delta=1e-3, seed=1, ledger=str(folder / "ledger.jsonl"))
     fitted = trainer_for(folder, strategy, steps, more=more, **trainer)
     fitted.fit(module, loader, ckpt_path=start, weights_only=False)
-    fitted.save_checkpoint(folder / "last.ckpt")
+    if "devices" not in trainer:  # else this process does not know what was released
+        fitted.save_checkpoint(folder / "last.ckpt")
     return strategy
 
 

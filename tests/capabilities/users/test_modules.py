@@ -64,7 +64,7 @@ class Measures(Toy):
 
     def on_train_batch_end(self, *_: Any) -> None:
         logged = self.trainer.callback_metrics
-        self.seen.append((float(logged["examples"]), int(self.error.total)))
+        self.seen.append((float(logged.get("examples", 0)), int(self.error.total)))
 
 
 @dpbench.independent("calls")
