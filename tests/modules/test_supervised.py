@@ -140,7 +140,7 @@ def test_trains_and_logs(name: str, tmp_path: Path) -> None:
     module, rows = make(), TensorDataset(*data(40))
     before = weights_of(module)
     strategy = DPSGD(noise_multiplier=1.0, delta=1e-3, seed=0)
-    trainer = trainer_for(tmp_path, strategy, 2, log_every_n_steps=1)
+    trainer = trainer_for(tmp_path, strategy, 4, log_every_n_steps=2)
     trainer.fit(module, loader_of(rows), DataLoader(rows, 10))
     assert (weights_of(module) != before).any()
     found = {key for key in trainer.callback_metrics if not key.startswith(("privacy/", "private/"))}
