@@ -176,7 +176,7 @@ def test_roc_with_ties_and_weights() -> None:
     assert roc(scores, members, weights).auc == pytest.approx(repeated.auc)
 
 
-@pytest.mark.parametrize(("runs", "records", "varied"), [(12, 150, "runs"), (150, 12, "records"), (30, 30, "both")])
+@pytest.mark.parametrize(("runs", "records", "varied"), [(12, 150, "runs"), (150, 12, "records")])
 def test_intervals_cover_the_truth_where_runs_or_records_differ(runs: int, records: int, varied: str) -> None:
     """In some runs, or of some records, membership shows more: a bootstrap of the others alone would miss it."""
     covered = {"auc": 0, "tpr": 0}

@@ -44,7 +44,10 @@ def test_generators_are_evaluated_after_training(definition: Path, tmp_path: Pat
     assert done["value"].tolist() == [0.75] and done["evaluation/coverage"].tolist() == [0.5]
 
 
-@pytest.mark.parametrize("name", table_names())
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * name.endswith("_tuning")) for name in table_names()],
+)
 def test_every_table_of_the_project_composes(name: str, tmp_path: Path) -> None:
     table = read_table(name)
     if table.chosen_from:
