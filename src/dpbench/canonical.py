@@ -102,10 +102,6 @@ class Canonical:
             yield self.digest([value.co_code, value.co_names, value.co_consts, value.co_exceptiontable])
         elif isinstance(value, _WRAPPERS):
             yield self.digest([getattr(value, name, None) for name in _WRAPPED])
-        elif isinstance(value, types.FunctionType) and hasattr(value, "_torchdynamo_orig_callable"):
-            yield self.digest(["compiled", value._torchdynamo_orig_callable])
-        elif cls.__module__.startswith("torch._dynamo"):
-            yield self._name(cls)  # a compiler's state; what it was asked for stands beside it
         elif isinstance(value, type | types.FunctionType | types.ModuleType):
             yield self._name(value)
             yield from self._code(value)

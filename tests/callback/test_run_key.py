@@ -10,11 +10,13 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
+from pytorch_lightning.utilities.compile import from_compiled
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from dpbench import DPSGD, LotLoader, PrivateLoop
-from dpbench.canonical import digest_of
+from dpbench.callback.run_key import _attributes_of
+from dpbench.canonical import Canonical, digest_of
 from dpbench.data import ImageDataModule
 from dpbench.harness.run.train import train as run
 from dpbench.models import MLP
@@ -83,6 +85,30 @@ def test_one_edited_record_does_not_stand_bare_between_two_models(tmp_path: Path
 
     sums = (update(0) - update(1)) / 0.1 * 4  # of the lot
     assert float(sums.norm()) > 2.0  # √2 times the noise on 23 coordinates is 6.8
+
+
+class Squares(pl.LightningModule):
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return batch.square().mean()
+
+
+def test_a_compiled_module_has_a_key_by_how_it_is_compiled() -> None:
+    """The compiler's state has no bytes, and the random key that it had brought repeated nothing."""
+    digests = []
+    for backend in ("eager", "eager", "aot_eager", None):
+        module = Squares()
+        if backend is not None:
+            from_compiled(torch.compile(module, backend=backend))
+        canonical = Canonical({id(module): bytes(32)})
+        digests.append(canonical.digest(_attributes_of(module)))
+        assert canonical.gaps == []
+    assert digests[0] == digests[1] and len(set(digests)) == 3
+
+
+def test_compiled_networks_that_a_module_holds_are_known_by_their_weights() -> None:
+    """With one key a run by each teacher would have the same noise."""
+    teachers = [torch.compile(torch.nn.Linear(2, 2), backend="eager") for _ in range(2)]
+    assert digest_of([teachers[0]]) != digest_of([teachers[1]])
 
 
 def test_the_hash_is_of_the_stored_bytes(tmp_path: Path) -> None:

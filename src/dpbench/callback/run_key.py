@@ -190,6 +190,9 @@ def _attributes_of(owner: Any) -> list[Any]:
     attributes = dict(vars(owner))
     for name in getattr(owner, "_non_persistent_buffers_set", ()):
         attributes[f"buffer {name}"] = owner._buffers[name]
+    # The compiler's state has no bytes. What it was asked for stands in `_compile_kwargs`.
+    compiled = attributes.get("_compiler_ctx") if isinstance(owner, pl.LightningModule) else None
+    attributes |= {name: compiled[f"original_{name}"] for name in attributes if f"original_{name}" in (compiled or {})}
     settings = {}
     for name, value in sorted(attributes.items()):
         is_option = has_options or is_foreign(cls) or not name.startswith("_")
