@@ -190,9 +190,11 @@ def _attributes_of(owner: Any) -> list[Any]:
     attributes = dict(vars(owner))
     for name in getattr(owner, "_non_persistent_buffers_set", ()):
         attributes[f"buffer {name}"] = owner._buffers[name]
-    # The compiler's state has no bytes. What it was asked for stands in `_compile_kwargs`.
-    compiled = attributes.get("_compiler_ctx") if isinstance(owner, pl.LightningModule) else None
-    attributes |= {name: compiled[f"original_{name}"] for name in attributes if f"original_{name}" in (compiled or {})}
+    context = attributes.get("_compiler_ctx")
+    if isinstance(owner, pl.LightningModule) and isinstance(context, dict):
+        # Its functions as they were before `torch.compile`: the compiler's state has no bytes, and what it was asked for
+        # stands in `_compile_kwargs`.
+        attributes |= {name: context[f"original_{name}"] for name in attributes if f"original_{name}" in context}
     settings = {}
     for name, value in sorted(attributes.items()):
         is_option = has_options or is_foreign(cls) or not name.startswith("_")
