@@ -192,7 +192,7 @@ def _attributes_of(owner: Any) -> list[Any]:
         attributes[f"buffer {name}"] = owner._buffers[name]
     context = attributes.get("_compiler_ctx")
     if isinstance(owner, pl.LightningModule) and isinstance(context, dict):
-        # Its functions as they were before `torch.compile`: the compiler's state has no bytes, and what it was asked for
+        # Functions as they were before `torch.compile`: the compiler's state has no bytes, and what it was asked for
         # stands in `_compile_kwargs`.
         attributes |= {name: context[f"original_{name}"] for name in attributes if f"original_{name}" in context}
     settings = {}
