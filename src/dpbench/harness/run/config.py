@@ -155,7 +155,7 @@ PART = Target((Optimizer, LRScheduler), {"params", "optimizer"}, {**OPTIMIZER.na
 CALLBACK = Target((pl.Callback,))
 LOGGER = Target((Logger,), is_complete=False)
 SWEEPER = Target((object,), methods=("directions", "search"))
-"""One that chooses trials by the values of earlier ones, see `OptunaSweeper`."""
+"""A sweeper that chooses trials by the values of earlier ones, as `OptunaSweeper`."""
 _METHODS = [name for name, member in vars(RecordSource).items() if callable(member) and not name.startswith("_")]
 
 
