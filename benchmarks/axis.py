@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 from benchmarks.plain import SGD, on_device
 from benchmarks.workloads import GPU_WORKLOADS, Workload
 from dpbench.callback.loop import PrivateLoop
-from dpbench.data.lots import LotLoader, Lots
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader
 from dpbench.harness.run.runtime import keep_large_blocks
 from dpbench.privacy.sampling.fixed_size import FixedSizeSampling
 from dpbench.records.watched_step import WatchedStep
@@ -66,7 +66,7 @@ def _steps(workload: Workload, folder: Path) -> Iterator[object]:
     steps = PrivateLoop(
         model,
         SGD(model.parameters()),
-        LotLoader(records, Lots(FixedSizeSampling(len(records), workload.batch), seed=1)),
+        PrivateDataLoader(records, PrivateBatchSampler(FixedSizeSampling(len(records), workload.batch), seed=1)),
         strategy,
         lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
         steps=10**6,

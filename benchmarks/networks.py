@@ -25,7 +25,7 @@ from benchmarks.machine import processor, wait_until_quiet
 from benchmarks.orders import one_line
 from benchmarks.timing import Say
 from dpbench.callback.loop import PrivateLoop
-from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
 from dpbench.strategies import DPSGD
 
 RECORDS = 16
@@ -177,7 +177,7 @@ def _opacus(net: nn.Module, lot: Lot) -> Iterator[None]:
 def _ours(net: nn.Module, lot: Lot, folder: str) -> PrivateLoop:
     strategy = DPSGD(noise_multiplier=1.0, delta=1e-3, gradients="engine", ledger=f"{folder}/ledger.jsonl")
     records: Any = [dict(zip(lot, record, strict=True)) for record in zip(*lot.values(), strict=True)]
-    loader = LotLoader(records, Lots(make_sampling("full", RECORDS, RECORDS), None))
+    loader = PrivateDataLoader(records, PrivateBatchSampler(make_sampling("full", RECORDS, RECORDS), None))
     return PrivateLoop(net, _sgd(net), loader, strategy, _step, steps=10**6)
 
 

@@ -16,7 +16,7 @@ NEEDED = ("torch", "pytorch-lightning", "torchmetrics", "numpy", "scipy", "dp-ac
 TRAINING = """\
 import pytorch_lightning as pl
 import torch
-from dpbench import DPSGD, LotLoader
+from dpbench import DPSGD, PrivateDataLoader
 
 
 class Linear(pl.LightningModule):
@@ -35,7 +35,7 @@ class Linear(pl.LightningModule):
 records = torch.utils.data.TensorDataset(torch.randn(100, 4), torch.randint(2, (100,)))
 private = DPSGD(noise_multiplier=1.0, delta=1e-5, seed=0)
 trainer = pl.Trainer(max_steps=3, callbacks=[private], logger=False, accelerator="cpu", enable_progress_bar=False)
-trainer.fit(Linear(), LotLoader.poisson(records, 10, seed=0))
+trainer.fit(Linear(), PrivateDataLoader.poisson(records, 10, seed=0))
 print(f"epsilon = {private.epsilon():.3f}")
 """
 COMMAND = "from dpbench.cli import main\nraise SystemExit(main())\n"

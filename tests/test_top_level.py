@@ -20,6 +20,11 @@ def test_all_strategies_are_there() -> None:
         _ = dpbench.DPSDG
 
 
+def test_the_old_name_of_the_loader_warns() -> None:
+    with pytest.warns(FutureWarning, match="LotLoader is now PrivateDataLoader"):
+        assert dpbench.LotLoader is dpbench.PrivateDataLoader
+
+
 def test_the_package_alone_imports_no_torch() -> None:
     code = "import sys, dpbench; dir(dpbench); print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"

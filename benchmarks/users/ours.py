@@ -15,7 +15,7 @@ from benchmarks.users.tasks import CLIP, MOMENTUM, NOISE, Task, loss
 from dpbench.capabilities.users.cohorts import Users
 from dpbench.capabilities.users.dataset import UserDataset
 from dpbench.capabilities.users.local_training import LocalTraining
-from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
 from dpbench.data.records import Rows
 from dpbench.strategies import DPSGD
 
@@ -59,7 +59,7 @@ def fit(task: Task, users: int, callbacks: list[pl.Callback], max_steps: int = -
     population = _POPULATION * users
     rows = Rows(*(x.flatten(0, 1) for x in task.data(population)))
     dataset = UserDataset(rows, torch.arange(population).repeat_interleave(task.rows_of_user))
-    lots = Lots(make_sampling("fixed_size", population, users, unit=UserDataset.unit), seed=1)
+    lots = PrivateBatchSampler(make_sampling("fixed_size", population, users, unit=UserDataset.unit), seed=1)
     records = Users(LocalTraining(lr=task.lr, batch_size=task.batch))
     strategy = DPSGD(noise_multiplier=NOISE, max_grad_norm=CLIP, delta=1e-5, records=records)
     with TemporaryDirectory() as folder:
@@ -76,7 +76,7 @@ def fit(task: Task, users: int, callbacks: list[pl.Callback], max_steps: int = -
             use_distributed_sampler=False,
             default_root_dir=folder,
         )
-        trainer.fit(Network(task.model()), LotLoader(dataset, lots))
+        trainer.fit(Network(task.model()), PrivateDataLoader(dataset, lots))
     return trainer
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dpbench.callback.check import check
     from dpbench.callback.loop import PrivateLoop
-    from dpbench.data.lots import LotLoader
+    from dpbench.data.lots import PrivateDataLoader
     from dpbench.models.fixing import fix
     from dpbench.models.trainable import train_only
     from dpbench.records.step_state import independent
@@ -35,9 +35,9 @@ __all__ = [
     "ClipOnly",
     "DiscretizedDPSGD",
     "FederatedAveraging",
-    "LotLoader",
     "NoiseOnly",
     "NonPrivate",
+    "PrivateDataLoader",
     "PrivateLoop",
     "PrivateStrategy",
     "VectorGroups",
@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 _ELSEWHERE = {
-    "LotLoader": "dpbench.data.lots",
+    "PrivateDataLoader": "dpbench.data.lots",
     "PrivateLoop": "dpbench.callback.loop",
     "check": "dpbench.callback.check",
     "fix": "dpbench.models.fixing",
@@ -62,6 +62,11 @@ def __getattr__(name: str) -> Any:
     """Import torch only when something of it is asked for, so that `dpbench --help` answers at once."""
     if name in __all__:
         return getattr(import_module(_ELSEWHERE.get(name, "dpbench.strategies")), name)
+    if name == "LotLoader":  # until 0.3
+        import warnings
+
+        warnings.warn("LotLoader is now PrivateDataLoader.", FutureWarning, stacklevel=2)
+        return __getattr__("PrivateDataLoader")
     from dpbench.names import from_capability
 
     return from_capability("dpbench", name)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Subset, TensorDataset
 
-from dpbench import DPSGD, LotLoader, PrivateLoop
-from dpbench.data.lots import Lots, make_sampling
+from dpbench import DPSGD, PrivateDataLoader, PrivateLoop
+from dpbench.data.lots import PrivateBatchSampler, make_sampling
 from dpbench.errors import ConfigurationError, LedgerError, UnsupportedModuleError
 from dpbench.privacy.mechanism.mechanism import Mechanism
 from tests.strategies.worlds import trainer_for
@@ -30,9 +30,9 @@ def records(size: int = POPULATION) -> TensorDataset:
     return TensorDataset(torch.randn(size, 5, generator=generator), torch.randint(3, (size,), generator=generator))
 
 
-def loader_of(data: Any = None, seed: int = 1) -> LotLoader:
+def loader_of(data: Any = None, seed: int = 1) -> PrivateDataLoader:
     data = records() if data is None else data
-    return LotLoader(data, Lots(make_sampling("poisson", len(data), 12), seed))
+    return PrivateDataLoader(data, PrivateBatchSampler(make_sampling("poisson", len(data), 12), seed))
 
 
 def strategy_of(**options: Any) -> DPSGD:
@@ -234,7 +234,7 @@ class Data(pl.LightningDataModule):
         self.save_hyperparameters()
         self.mean: Any = None
 
-    def train_dataloader(self) -> LotLoader:
+    def train_dataloader(self) -> PrivateDataLoader:
         return loader_of()
 
 
@@ -312,7 +312,7 @@ def test_names_of_checkpoints_say_nothing_of_records(tmp_path: Path, word: str) 
 # ------------------------------------------------------------------------------- what is drawn
 
 
-class Standardized(LotLoader):
+class Standardized(PrivateDataLoader):
     def __iter__(self) -> Any:
         for x, y in super().__iter__():
             yield [(x - x.mean(0)) / x.std(0), y]

@@ -33,7 +33,7 @@ from dpbench.capabilities.users.cohorts import Users
 from dpbench.capabilities.users.dataset import UserDataset
 from dpbench.capabilities.users.local_training import LocalTraining
 from dpbench.code import _source_hash
-from dpbench.data.lots import LotLoader
+from dpbench.data.lots import PrivateDataLoader
 from dpbench.privacy.accounting.ledger import Ledger, read_ledger
 from dpbench.privacy.kept_keys import read_keys
 from dpbench.session.session import PrivateSession
@@ -149,7 +149,7 @@ def train(
     """Train with a seed, and read the ledger."""
     ledger = folder / "ledger.jsonl"
     options = {"noise_multiplier": 1.0, "delta": 1e-3, "seed": 7, "ledger": str(ledger), **(private or {})}
-    lots = LotLoader.poisson(dataset or records(), 4, **{"seed": 5, **(loader or {})})
+    lots = PrivateDataLoader.poisson(dataset or records(), 4, **{"seed": 5, **(loader or {})})
     lots.lots.members = members
     fitted = trainer_for(folder, DPSGD(**options), max_steps, **trainer)
     fitted.fit(module or Module(), lots, ckpt_path=start, weights_only=False)

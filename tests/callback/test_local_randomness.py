@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 import dpbench
 from dpbench import PrivateLoop
-from dpbench.data.lots import LotLoader
+from dpbench.data.lots import PrivateDataLoader
 from dpbench.privacy.randomness import keyed_generator, keyed_seed, seed_global_generators
 from dpbench.session import session
 from dpbench.strategies import DPSGD
@@ -185,7 +185,7 @@ class Seeing(Classifier):
         self.batches.append(batch[0].clone())
 
 
-def items(folder: Path, seed: int | None, steps: int, loader: LotLoader, start: Any = None) -> list[Tensor]:
+def items(folder: Path, seed: int | None, steps: int, loader: PrivateDataLoader, start: Any = None) -> list[Tensor]:
     reseed()
     module = Seeing()
     strategy = DPSGD(noise_multiplier=1.0, seed=seed, delta=1e-3, fingerprint="one run")
@@ -197,20 +197,20 @@ def items(folder: Path, seed: int | None, steps: int, loader: LotLoader, start: 
 
 def test_a_secure_run_draws_augmentations_that_nobody_knows(tmp_path: Path) -> None:
     everybody = loader_of(pictures(), 60, None, "full").lots
-    runs = [items(tmp_path / name, None, 2, LotLoader(Augmented(), everybody)) for name in "ab"]
+    runs = [items(tmp_path / name, None, 2, PrivateDataLoader(Augmented(), everybody)) for name in "ab"]
     for one, other in zip(*runs, strict=True):
         assert not (one == other).any()
 
 
 def test_seeded_augmentations_repeat(tmp_path: Path) -> None:
     one, other = (
-        items(tmp_path / name, 5, 2, LotLoader.poisson(Augmented(), 12, seed=5, num_workers=1)) for name in "ab"
+        items(tmp_path / name, 5, 2, PrivateDataLoader.poisson(Augmented(), 12, seed=5, num_workers=1)) for name in "ab"
     )
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def test_a_resumed_run_augments_as_the_whole_one(tmp_path: Path) -> None:
-    whole, part, rest = (LotLoader.poisson(Augmented(), 12, seed=5) for _ in range(3))
+    whole, part, rest = (PrivateDataLoader.poisson(Augmented(), 12, seed=5) for _ in range(3))
     batches = items(tmp_path / "whole", 5, 4, whole)
     first = items(tmp_path / "part", 5, 2, part)
     second = items(tmp_path / "part", 5, 4, rest, start=tmp_path / "part" / "last.ckpt")
@@ -219,6 +219,6 @@ def test_a_resumed_run_augments_as_the_whole_one(tmp_path: Path) -> None:
 
 def test_workers_call_the_users_own_function(tmp_path: Path) -> None:
     note = lambda worker: (tmp_path / str(worker)).touch()  # noqa: E731
-    loader = LotLoader.poisson(Augmented(), 12, seed=5, num_workers=1, worker_init_fn=note)
+    loader = PrivateDataLoader.poisson(Augmented(), 12, seed=5, num_workers=1, worker_init_fn=note)
     trainer_for(tmp_path, DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3), 1).fit(Classifier(), loader)
     assert (tmp_path / "0").exists()

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from dpbench import DPSGD, AdaptiveQuantileClipping, LotLoader, NonPrivate, PrivateLoop
+from dpbench import DPSGD, AdaptiveQuantileClipping, NonPrivate, PrivateDataLoader, PrivateLoop
 from dpbench.callback.strategy import PrivateStrategy
 from dpbench.errors import BudgetExhausted, ConfigurationError, LedgerError, UnsupportedModuleError
 from dpbench.harness.reports.account import AccountingRequest, account
@@ -41,7 +41,7 @@ def loss(model: Any, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def loader(seed: int | None = 5, kind: str = "poisson") -> LotLoader:
+def loader(seed: int | None = 5, kind: str = "poisson") -> PrivateDataLoader:
     return loader_of(data(), 12, seed, kind)
 
 
@@ -64,7 +64,7 @@ def private(ledger: Path, **options: Any) -> DPSGD:
 def loop(
     strategy: PrivateStrategy,
     steps: int = 3,
-    lots: LotLoader | None = None,
+    lots: PrivateDataLoader | None = None,
     model: nn.Module | None = None,
     loss: Any = loss,
 ) -> PrivateLoop:
@@ -310,11 +310,11 @@ def test_lots_are_free_after_an_error(is_private: bool, error: BaseException, tm
     trainer_for(tmp_path, other, 2).fit(Module(), lots)
 
 
-def replace(model: Any, lots: LotLoader) -> None:
+def replace(model: Any, lots: PrivateDataLoader) -> None:
     model[0].weight = nn.Parameter(torch.zeros(8, 6))
 
 
-def take(model: Any, lots: LotLoader) -> None:
+def take(model: Any, lots: PrivateDataLoader) -> None:
     next(iter(lots))
 
 

@@ -14,7 +14,7 @@ from pytorch_lightning.utilities.compile import from_compiled
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from dpbench import DPSGD, LotLoader, PrivateLoop
+from dpbench import DPSGD, PrivateDataLoader, PrivateLoop
 from dpbench.callback.run_key import _attributes_of
 from dpbench.canonical import Canonical, digest_of
 from dpbench.data import ImageDataModule
@@ -65,7 +65,7 @@ def test_a_plain_loop_has_a_key_of_the_same_kind(tmp_path: Path) -> None:
             return F.cross_entropy(model(batch[0]), batch[1], label_smoothing=smoothing)
 
         strategy = DPSGD(noise_multiplier=1.0, delta=1e-3, seed=7, ledger=str(tmp_path / name))
-        lots = LotLoader.poisson(records(byte), 12, seed=5)
+        lots = PrivateDataLoader.poisson(records(byte), 12, seed=5)
         list(PrivateLoop(net, torch.optim.SGD(net.parameters(), rate), lots, strategy, loss, 2))
         return read_ledger(tmp_path / name).header.noise_source
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
 from dpbench.errors import ConfigurationError
 from dpbench.strategies import DPSGD, AutomaticClipping
 from tests.records.test_source import Empty, TwoTensors, tensors
@@ -84,7 +84,7 @@ def test_the_unit_is_that_of_the_lots(tmp_path: Path) -> None:
     again = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3, records=source)
     data: Any = tensors()
     data.unit = "user"
-    users = LotLoader(data, Lots(make_sampling("poisson", 40, 8, unit="user"), 0))
+    users = PrivateDataLoader(data, PrivateBatchSampler(make_sampling("poisson", 40, 8, unit="user"), 0))
     trainer_for(tmp_path, again, 2).fit(Empty(), users)
     assert '"unit":"user"' in (tmp_path / "ledger.jsonl").read_text().splitlines()[0].replace(" ", "")
 
@@ -107,7 +107,7 @@ def test_options_are_fixed_when_the_strategy_is_made(tmp_path: Path) -> None:
 
 def test_a_unit_is_a_word() -> None:
     with pytest.raises(ConfigurationError, match="unit must be a word"):
-        LotLoader.poisson(tensors(), 8, unit=" ")
+        PrivateDataLoader.poisson(tensors(), 8, unit=" ")
 
 
 def test_a_part_of_ones_own_and_the_option_for_it_contradict() -> None:

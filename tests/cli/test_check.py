@@ -107,7 +107,7 @@ NUMBERS = TensorDataset(torch.randn(40, 6, generator=torch.Generator().manual_se
 
 
 def lots(**options: Any) -> Any:
-    return dpbench.LotLoader.poisson(NUMBERS, 8, seed=0, **options)
+    return dpbench.PrivateDataLoader.poisson(NUMBERS, 8, seed=0, **options)
 
 
 class Centered(nn.Module):

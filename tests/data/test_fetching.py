@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, get_worker_info
 
-from dpbench.data import LotLoader, Lots, fetching, make_sampling
+from dpbench.data import PrivateBatchSampler, PrivateDataLoader, fetching, make_sampling
 from dpbench.data.fetching import WatchedDataset, watched
 from dpbench.errors import ConfigurationError
 
@@ -119,7 +119,7 @@ class Inner(Files):
 
 def read_all(dataset: Any, kind: str = "poisson", **options: Any) -> int:
     size = SIZE if kind == "full" else 8
-    loader = LotLoader(dataset, Lots(make_sampling(kind, len(dataset), size), 0), **options)
+    loader = PrivateDataLoader(dataset, PrivateBatchSampler(make_sampling(kind, len(dataset), size), 0), **options)
     return sum(1 for _ in range(20) for _ in loader)
 
 
@@ -410,8 +410,8 @@ def test_a_data_set_stays_what_it_is_in_workers() -> None:
     dataset = watched(Inner())
     assert type(dataset) is WatchedDataset and isinstance(dataset, Inner)
     assert type(pickle.loads(pickle.dumps(dataset))) is WatchedDataset
-    assert LotLoader.poisson(Inner(), 8).dataset.__class__ is Inner
-    assert type(LotLoader.poisson(Inner(), 8).dataset) is Inner
+    assert PrivateDataLoader.poisson(Inner(), 8).dataset.__class__ is Inner
+    assert type(PrivateDataLoader.poisson(Inner(), 8).dataset) is Inner
 
 
 class Repeats(Inner):
@@ -463,7 +463,7 @@ def test_a_worker_that_is_forked_while_another_thread_reads() -> None:
     thread.start()
     held.wait(60)
     try:
-        assert sum(1 for _ in LotLoader.poisson(Inner(), 8, num_workers=1, timeout=60)) == 5
+        assert sum(1 for _ in PrivateDataLoader.poisson(Inner(), 8, num_workers=1, timeout=60)) == 5
     finally:
         done.set()
         thread.join()

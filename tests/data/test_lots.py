@@ -12,7 +12,7 @@ import torch.distributed as dist
 from scipy import stats
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subset, SubsetRandomSampler, TensorDataset
 
-from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, ShuffledEpochs
 
@@ -22,7 +22,7 @@ N, Q, STEPS = 50, 0.2, 4000
 @pytest.fixture(scope="module")
 def inclusion() -> np.ndarray:
     """(STEPS, N): whether each record is in each lot."""
-    lots = Lots(PoissonSampling(N, Q), seed=3)
+    lots = PrivateBatchSampler(PoissonSampling(N, Q), seed=3)
     table = np.zeros((STEPS, N), bool)
     for step in range(STEPS):
         table[step, lots.lot(step)] = True
@@ -56,9 +56,9 @@ def test_ranks_share_a_lot_without_overlap_and_independently(monkeypatch: pytest
     shares = []
     for rank in (0, 1):
         monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
-        lots = Lots(PoissonSampling(N, Q), seed=3)
+        lots = PrivateBatchSampler(PoissonSampling(N, Q), seed=3)
         shares.append([lot for _ in range(200) for lot in lots_of_epoch(lots)])
-    whole = Lots(PoissonSampling(N, Q), seed=3)
+    whole = PrivateBatchSampler(PoissonSampling(N, Q), seed=3)
     table = np.zeros((2, len(shares[0]), N))
     for step, (a, b) in enumerate(zip(*shares, strict=True)):
         assert sorted(a + b) == sorted(whole.lot(step).tolist())
@@ -70,7 +70,7 @@ def test_ranks_share_a_lot_without_overlap_and_independently(monkeypatch: pytest
     assert off.mean() == pytest.approx(Q * Q / 4, rel=0.15)
 
 
-def lots_of_epoch(lots: Lots) -> list[list[int]]:
+def lots_of_epoch(lots: PrivateBatchSampler) -> list[list[int]]:
     drawn = []
     for lot in lots:
         drawn.append(lot)
@@ -79,11 +79,11 @@ def lots_of_epoch(lots: Lots) -> list[list[int]]:
 
 
 def test_fixed_size_and_shuffled() -> None:
-    fixed = Lots(FixedSizeSampling(10, 4), seed=0)
+    fixed = PrivateBatchSampler(FixedSizeSampling(10, 4), seed=0)
     drawn = [fixed.lot(step) for step in range(3000)]
     assert all(len(set(lot)) == 4 for lot in drawn)
     assert np.abs(np.bincount(np.concatenate(drawn)) / 3000 - 0.4).max() < 0.05
-    shuffled = Lots(ShuffledEpochs(10, 4), seed=0)
+    shuffled = PrivateBatchSampler(ShuffledEpochs(10, 4), seed=0)
     epochs = [[shuffled.lot(3 * epoch + i).tolist() for i in range(3)] for epoch in range(2)]
     assert [len(lot) for lot in epochs[0]] == [4, 4, 2]
     assert all(sorted(record for lot in epoch for record in lot) == list(range(10)) for epoch in epochs)
@@ -93,11 +93,14 @@ def test_fixed_size_and_shuffled() -> None:
 def test_no_two_trainings_draw_the_same_lots_by_chance() -> None:
     """Also two branches that go on from one checkpoint: accounting takes the lots of unseeded runs as independent."""
 
-    def drawn(lots: Lots) -> list[list[int]]:
+    def drawn(lots: PrivateBatchSampler) -> list[list[int]]:
         lots.start_at(3)
         return [lots.lot(step).tolist() for step in range(3, 8)]
 
-    unseeded, seeded = Lots(PoissonSampling(N, Q), None), Lots(PoissonSampling(N, Q), seed=1)
+    unseeded, seeded = (
+        PrivateBatchSampler(PoissonSampling(N, Q), None),
+        PrivateBatchSampler(PoissonSampling(N, Q), seed=1),
+    )
     assert drawn(unseeded) != drawn(unseeded)
     assert drawn(seeded) == drawn(seeded)
 
@@ -110,7 +113,7 @@ DATA = dataset()
 
 
 def test_empty_lots_have_the_right_shape() -> None:
-    loader = LotLoader(dataset(), Lots(PoissonSampling(20, 0.025), seed=0))
+    loader = PrivateDataLoader(dataset(), PrivateBatchSampler(PoissonSampling(20, 0.025), seed=0))
     batches = [batch for _ in range(3) for batch in loader]
     empty = [x for x, _ in batches if len(x) == 0]
     assert empty
@@ -120,8 +123,8 @@ def test_empty_lots_have_the_right_shape() -> None:
 
 
 def test_state_resumes_in_mid_epoch() -> None:
-    def loader() -> LotLoader:
-        return LotLoader.poisson(dataset(), 4, seed=1, num_workers=1)
+    def loader() -> PrivateDataLoader:
+        return PrivateDataLoader.poisson(dataset(), 4, seed=1, num_workers=1)
 
     first = loader()
     seen = []
@@ -139,15 +142,15 @@ def test_state_resumes_in_mid_epoch() -> None:
 
 def test_from_dataloader_keeps_its_parts() -> None:
     plain = DataLoader(dataset(), batch_size=5, shuffle=True)
-    loader = LotLoader.from_dataloader(plain, seed=0)
+    loader = PrivateDataLoader.from_dataloader(plain, seed=0)
     assert loader.lots.sampling == PoissonSampling(20, 0.25)
     subset = DataLoader(dataset(), batch_size=5, sampler=SubsetRandomSampler(range(10)))
     with pytest.raises(ConfigurationError, match="SubsetRandomSampler"):
-        LotLoader.from_dataloader(subset)
+        PrivateDataLoader.from_dataloader(subset)
     with pytest.raises(ConfigurationError, match="no batch_size"):
-        LotLoader.from_dataloader(DataLoader(dataset(), batch_size=None))
+        PrivateDataLoader.from_dataloader(DataLoader(dataset(), batch_size=None))
     workers = DataLoader(dataset(), 5, num_workers=1, prefetch_factor=3, timeout=60, worker_init_fn=print)
-    kept = LotLoader.from_dataloader(workers)
+    kept = PrivateDataLoader.from_dataloader(workers)
     own: Any = kept.worker_init_fn  # seeds, and calls it
     assert (kept.num_workers, kept.prefetch_factor, kept.timeout, own.worker_init_fn) == (1, 3, 60, print)
 
@@ -164,35 +167,40 @@ def test_from_dataloader_keeps_its_parts() -> None:
 )
 def test_loaders_that_draw_otherwise_are_refused(sampler: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        LotLoader.from_dataloader(DataLoader(DATA, batch_size=5, sampler=sampler))
+        PrivateDataLoader.from_dataloader(DataLoader(DATA, batch_size=5, sampler=sampler))
 
 
 @pytest.mark.parametrize("size", [0.99, math.nan, "12", True])
 def test_sizes_that_are_none(size: Any) -> None:
     with pytest.raises(ConfigurationError, match="must lie between 1 and the 20 training records"):
-        LotLoader.poisson(DATA, size)
+        PrivateDataLoader.poisson(DATA, size)
     with pytest.raises(ConfigurationError, match="Is it a rate. That is expected_batch_size=2"):
-        LotLoader.poisson(DATA, 0.1)
-    assert LotLoader.poisson(DATA, np.float32(2)).lots.sampling.sample_rate == 0.1
+        PrivateDataLoader.poisson(DATA, 0.1)
+    assert PrivateDataLoader.poisson(DATA, np.float32(2)).lots.sampling.sample_rate == 0.1
 
 
 @pytest.mark.parametrize("seed", [-1, 0.5])
 def test_seeds_that_are_none(seed: Any) -> None:
     with pytest.raises(ConfigurationError, match="seed of batches must be a whole number"):
-        LotLoader.poisson(DATA, 4, seed)
+        PrivateDataLoader.poisson(DATA, 4, seed)
 
 
 def test_the_size_of_lots_does_not_change_in_silence() -> None:
-    loader = LotLoader.poisson(TensorDataset(torch.zeros(10, 1)), 5)
-    with pytest.raises(ConfigurationError, match="cannot change once the LotLoader is made.*expected_batch_size_sch"):
+    loader = PrivateDataLoader.poisson(TensorDataset(torch.zeros(10, 1)), 5)
+    with pytest.raises(
+        ConfigurationError, match="cannot change once the PrivateDataLoader is made.*expected_batch_size_sch"
+    ):
         loader.expected_batch_size = 8
     assert loader.expected_batch_size == 5
 
 
 def test_they_say_what_they_are() -> None:
-    loader = LotLoader.poisson(DATA, 5, seed=3)
+    loader = PrivateDataLoader.poisson(DATA, 5, seed=3)
     known = "PoissonSampling(population=20, unit='example', sample_rate=0.25)"
-    assert repr(loader) == f"LotLoader(TensorDataset of 20 examples, Lots({known}, seed=3, position=0))"
+    assert (
+        repr(loader)
+        == f"PrivateDataLoader(TensorDataset of 20 examples, PrivateBatchSampler({known}, seed=3, position=0))"
+    )
     with pytest.raises(AttributeError):
         loader.lots.sampling = PoissonSampling(20, 0.5)
 
@@ -209,19 +217,25 @@ def test_clear_errors(kind: str, size: float, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make_sampling(kind, 20, size)
     with pytest.raises(ConfigurationError, match="draws from 7 records, but the data set has 20"):
-        LotLoader(dataset(), Lots(PoissonSampling(7, 0.5), 0))
+        PrivateDataLoader(dataset(), PrivateBatchSampler(PoissonSampling(7, 0.5), 0))
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda data: LotLoader.poisson(data, 30, sampler=1), "LotLoader takes no sampler: its lots"),
-        (lambda data: LotLoader.poisson(data, 30, foo=1), "unexpected keyword argument 'foo'"),
-        (lambda data: LotLoader.poisson(data, 30, num_workers=-1), "num_workers option should be non-negative"),
-        (lambda data: LotLoader.from_dataloader(None), "takes a torch.utils.data.DataLoader, not a NoneType"),
-        (lambda data: LotLoader(data, None), "LotLoader takes Lots, not None: LotLoader.poisson"),
-        (lambda data: Lots("poisson", 0), "Lots takes a Sampling, not 'poisson'"),
-        (lambda data: LotLoader.poisson(TensorDataset(torch.zeros(0, 2)), 1), "the data set contains no records"),
+        (lambda data: PrivateDataLoader.poisson(data, 30, sampler=1), "PrivateDataLoader takes no sampler: its lots"),
+        (lambda data: PrivateDataLoader.poisson(data, 30, foo=1), "unexpected keyword argument 'foo'"),
+        (lambda data: PrivateDataLoader.poisson(data, 30, num_workers=-1), "num_workers option should be non-negative"),
+        (lambda data: PrivateDataLoader.from_dataloader(None), "takes a torch.utils.data.DataLoader, not a NoneType"),
+        (
+            lambda data: PrivateDataLoader(data, None),
+            "PrivateDataLoader takes a PrivateBatchSampler, not None: PrivateDataLoader.poisson",
+        ),
+        (lambda data: PrivateBatchSampler("poisson", 0), "PrivateBatchSampler takes a Sampling, not 'poisson'"),
+        (
+            lambda data: PrivateDataLoader.poisson(TensorDataset(torch.zeros(0, 2)), 1),
+            "the data set contains no records",
+        ),
     ],
 )
 def test_what_lots_are_not_made_of(make: Any, message: str) -> None:
@@ -233,10 +247,10 @@ def test_a_unit_that_plain_examples_may_not_be_is_asked_about() -> None:
     with pytest.warns(
         UserWarning, match="unit='user' requires that each item of the TensorDataset contains all data of one user"
     ):
-        LotLoader.poisson(dataset(), 5, unit="user")
+        PrivateDataLoader.poisson(dataset(), 5, unit="user")
     with pytest.warns(UserWarning, match="each item of the Subset contains all data"):
-        LotLoader(Subset(dataset(), range(10)), Lots(make_sampling("poisson", 10, 5, "user"), 0))
+        PrivateDataLoader(Subset(dataset(), range(10)), PrivateBatchSampler(make_sampling("poisson", 10, 5, "user"), 0))
     sure: Any = dataset()
     sure.unit = "user"
-    assert LotLoader.poisson(sure, 5).lots.sampling.unit == "user"
-    assert LotLoader.poisson(dataset(), 5, unit="example").lots.sampling.unit == "example"
+    assert PrivateDataLoader.poisson(sure, 5).lots.sampling.unit == "user"
+    assert PrivateDataLoader.poisson(dataset(), 5, unit="example").lots.sampling.unit == "example"

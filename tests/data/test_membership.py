@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpbench.data import ImageDataModule, Lots, make_sampling
+from dpbench.data import ImageDataModule, PrivateBatchSampler, make_sampling
 from dpbench.data.held_out import membership_coins
 from dpbench.errors import ConfigurationError
 from dpbench.harness.runs.provenance import config_hash, fingerprint
@@ -49,8 +49,8 @@ def test_the_coins_of_a_seed_stay() -> None:
 def test_lots_are_those_of_everybody_without_the_others() -> None:
     sampling = make_sampling("shuffled", 200, 40)
     members = membership_coins(NAMES[:200], 1)
-    everybody = Lots(sampling, seed=5)
-    half = Lots(sampling, seed=5, members=members)
+    everybody = PrivateBatchSampler(sampling, seed=5)
+    half = PrivateBatchSampler(sampling, seed=5, members=members)
     assert half.sampling == everybody.sampling
     for step in range(10):
         lot = everybody.lot(step)
@@ -64,13 +64,13 @@ def test_a_coin_adds_one_record_and_moves_no_other() -> None:
     other = members.copy()
     other[17] = not members[17]
     for step in range(20):
-        one = set(Lots(sampling, seed=5, members=members).lot(step).tolist())
-        two = set(Lots(sampling, seed=5, members=other).lot(step).tolist())
+        one = set(PrivateBatchSampler(sampling, seed=5, members=members).lot(step).tolist())
+        two = set(PrivateBatchSampler(sampling, seed=5, members=other).lot(step).tolist())
         assert one ^ two <= {17}
 
 
 def test_canaries_of_an_audit_stay_in_lots() -> None:
-    lots = Lots(make_sampling("poisson", 100, 50), seed=5, members=np.zeros(100, dtype=bool))
+    lots = PrivateBatchSampler(make_sampling("poisson", 100, 50), seed=5, members=np.zeros(100, dtype=bool))
     lots.added = 30
     assert sum(len(lots.added_in(step)) for step in range(10)) > 0
     assert not any(len(lots.lot(step)) for step in range(10))
@@ -85,7 +85,7 @@ def test_canaries_of_an_audit_stay_in_lots() -> None:
 )
 def test_members_that_are_none(members: Any, kind: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        Lots(make_sampling(kind, 100, 50), seed=5, members=members)
+        PrivateBatchSampler(make_sampling(kind, 100, 50), seed=5, members=members)
 
 
 def test_a_data_module_trains_on_members_and_offers_all() -> None:

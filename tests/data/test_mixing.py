@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from dpbench.data.collation import Collation
-from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
 from dpbench.data.separate_records import SeparateRecords
 from dpbench.data.trees import know_as_tree
 from dpbench.errors import ConfigurationError
@@ -86,11 +86,11 @@ def nested(records: list[Any]) -> Any:
     return {"inner": UserDict(x=x), "y": y}
 
 
-def loader(dataset: Dataset[Any], collate: Callable[[list[Any]], Any], **options: Any) -> LotLoader:
-    return LotLoader(dataset, Lots(make_sampling("poisson", 60, 20), 0), collate, **options)
+def loader(dataset: Dataset[Any], collate: Callable[[list[Any]], Any], **options: Any) -> PrivateDataLoader:
+    return PrivateDataLoader(dataset, PrivateBatchSampler(make_sampling("poisson", 60, 20), 0), collate, **options)
 
 
-def lots_of(one: LotLoader) -> list[Any]:
+def lots_of(one: PrivateDataLoader) -> list[Any]:
     """Without a trainer."""
     return list(one)
 
@@ -274,13 +274,13 @@ def test_numbers_of_a_whole_batch_make_no_rows() -> None:
 def test_a_collate_fn_that_was_replaced_is_refused() -> None:
     one = loader(PICTURES, plain)
     one.collate_fn = mixup
-    with pytest.raises(ConfigurationError, match="collate_fn of the LotLoader was replaced"):
+    with pytest.raises(ConfigurationError, match="collate_fn of the PrivateDataLoader was replaced"):
         one.prepare_collation()
 
 
 def test_training_without_privacy_may_mix() -> None:
-    lots = Lots(make_sampling("shuffled", 60, 20), 0)
-    assert len(lots_of(LotLoader(PICTURES, lots, mixup))) == 3
+    lots = PrivateBatchSampler(make_sampling("shuffled", 60, 20), 0)
+    assert len(lots_of(PrivateDataLoader(PICTURES, lots, mixup))) == 3
 
 
 class Damaged(Dataset[Any]):

@@ -24,7 +24,7 @@ from torch.utils.data import (
 )
 
 from dpbench.data.images import InMemoryImages
-from dpbench.data.lots import LotLoader, Lots
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader
 from dpbench.data.records import Collated
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.sampling import PoissonSampling, ShuffledEpochs
@@ -115,7 +115,7 @@ def emptied(value: Any) -> bool:
 def test_lots_are_collated_as_torch_does(name: str) -> None:
     data: Any = DATASETS[name]()
     size = len(data)
-    loader = LotLoader(data, Lots(PoissonSampling(size, 1.5 / size), seed=1))
+    loader = PrivateDataLoader(data, PrivateBatchSampler(PoissonSampling(size, 1.5 / size), seed=1))
     lots = [loader.lots.lot(step) for step in range(len(loader))]
     batches = list(loader)
     assert len(batches) == len(lots)
@@ -131,12 +131,14 @@ def test_lots_are_collated_as_torch_does(name: str) -> None:
 def test_a_part_of_images_is_still_indexed_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InMemoryImages, "__getitem__", lambda *_: pytest.fail("image by image"))
     for data in (images(), random_split(images(40), [SIZE, 40 - SIZE])[0]):
-        assert all(len(x) for x, _ in LotLoader(data, Lots(PoissonSampling(SIZE, 0.9), 0)))
+        assert all(len(x) for x, _ in PrivateDataLoader(data, PrivateBatchSampler(PoissonSampling(SIZE, 0.9), 0)))
 
 
 def test_a_collate_fn_sees_samples() -> None:
     for data in (images(), Subset(Plain(40), range(SIZE)), HuggingFace()):
-        loader = LotLoader.from_dataloader(DataLoader(data, 6, collate_fn=lambda records: [type(r) for r in records]))
+        loader = PrivateDataLoader.from_dataloader(
+            DataLoader(data, 6, collate_fn=lambda records: [type(r) for r in records])
+        )
         assert {kind for batch in loader for kind in batch} <= {tuple, dict}
 
 
@@ -146,9 +148,9 @@ def test_a_whole_batch_must_say_that_it_is_one(batch: Any) -> None:
     data = Plain()
     data.__getitems__ = lambda positions: batch  # type: ignore[attr-defined]
     with pytest.raises(ConfigurationError, match=r"list of samples. Return that, or dpbench.data.records.Collated"):
-        next(iter(LotLoader.poisson(data, 4)))
+        next(iter(PrivateDataLoader.poisson(data, 4)))
     data.__getitems__ = lambda positions: Collated(batch)  # type: ignore[attr-defined]
-    assert next(iter(LotLoader.poisson(data, 4))) is batch
+    assert next(iter(PrivateDataLoader.poisson(data, 4))) is batch
 
 
 @pytest.mark.parametrize(
@@ -162,8 +164,10 @@ def test_a_whole_batch_must_say_that_it_is_one(batch: Any) -> None:
 )
 def test_records_that_are_there_twice_are_refused(data: Any, twice: int) -> None:
     with pytest.raises(ConfigurationError, match=f"{twice} of the {len(data)} records .* are there twice"):
-        LotLoader.poisson(data, 2)
-    LotLoader(data, Lots(ShuffledEpochs(len(data), 2), 0))  # without privacy, oversample as you like
+        PrivateDataLoader.poisson(data, 2)
+    PrivateDataLoader(
+        data, PrivateBatchSampler(ShuffledEpochs(len(data), 2), 0)
+    )  # without privacy, oversample as you like
 
 
 def test_streams_have_no_positions() -> None:
@@ -176,7 +180,10 @@ def test_streams_have_no_positions() -> None:
             return 5
 
     for data in (Stream(), Long(), [1, 2].__iter__(), {1, 2}):
-        for make in (lambda d: LotLoader.poisson(d, 2), lambda d: LotLoader.from_dataloader(DataLoader(d))):
+        for make in (
+            lambda d: PrivateDataLoader.poisson(d, 2),
+            lambda d: PrivateDataLoader.from_dataloader(DataLoader(d)),
+        ):
             with pytest.raises(ConfigurationError, match="has no positions to draw records from"):
                 make(data)
 
@@ -222,5 +229,5 @@ def test_batches_of_another_kind(tmp_path: Path, kind: type, pieces: int | None)
 
     data = TensorDataset(torch.randn(40, 3), torch.arange(40) % 2)
     strategy = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3, max_physical_batch_size=pieces)
-    trainer_for(tmp_path, strategy, 20).fit(OwnBatches(kind), LotLoader.poisson(data, 2, 0, collate_fn=collate))
+    trainer_for(tmp_path, strategy, 20).fit(OwnBatches(kind), PrivateDataLoader.poisson(data, 2, 0, collate_fn=collate))
     assert strategy.releases == 20

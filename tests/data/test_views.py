@@ -12,7 +12,7 @@ import torch
 
 from dpbench.cli import main
 from dpbench.data.images import ImageDataModule
-from dpbench.data.lots import LotLoader, Lots
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader
 from dpbench.data.views import AugmentedImages, ImageOfView
 from dpbench.errors import ConfigurationError
 
@@ -53,7 +53,7 @@ def test_an_image_smaller_than_the_padding() -> None:
     assert {view.contiguous().numpy().tobytes() for view in pixels[:, 0]} <= allowed
 
 
-def views_of(loader: LotLoader, step: int) -> dict[int, bytes]:
+def views_of(loader: PrivateDataLoader, step: int) -> dict[int, bytes]:
     """The views of each record that this process has of a lot."""
     loader.lots.position = step
     images, _ = next(iter(loader))
@@ -64,7 +64,7 @@ def views_of(loader: LotLoader, step: int) -> dict[int, bytes]:
 
 
 def test_views_depend_on_the_lot_and_the_record_alone() -> None:
-    def shares(loader: LotLoader, step: int, world: int) -> list[dict[int, bytes]]:
+    def shares(loader: PrivateDataLoader, step: int, world: int) -> list[dict[int, bytes]]:
         shared = []
         for rank in range(world):
             with (
@@ -81,7 +81,9 @@ def test_views_depend_on_the_lot_and_the_record_alone() -> None:
     assert one and two and whole == {**one, **two}
     # Half of the records leave the lot: the views of the others stay.
     members = np.arange(40) % 2 == 0
-    fewer = LotLoader(loader.dataset, Lots(loader.lots.sampling, 0, members=members), None, ImageOfView(VIEWS))
+    fewer = PrivateDataLoader(
+        loader.dataset, PrivateBatchSampler(loader.lots.sampling, 0, members=members), None, ImageOfView(VIEWS)
+    )
     (of_members,) = shares(fewer, 3, 1)
     assert of_members == {position: views for position, views in whole.items() if members[position]}
     (next_lot,) = shares(loader, 4, 1)
@@ -122,4 +124,4 @@ def test_refused(
 def test_workers_are_refused() -> None:
     augmented = AugmentedImages(data_of().train_set, 2)
     with pytest.raises(ConfigurationError, match="leave num_workers at 0"):
-        LotLoader.poisson(augmented, 12, record_of_row=ImageOfView(2), num_workers=1)
+        PrivateDataLoader.poisson(augmented, 12, record_of_row=ImageOfView(2), num_workers=1)

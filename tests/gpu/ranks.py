@@ -17,7 +17,7 @@ from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
 from dpbench.models import MNISTCNN
 from dpbench.strategies import DPSGD
 
@@ -48,7 +48,7 @@ def main(device: str, out: str) -> None:
     records = TensorDataset(
         torch.randn(_RECORDS, 1, 28, 28, generator=generator), torch.randint(10, (_RECORDS,), generator=generator)
     )
-    lots = Lots(make_sampling("poisson", _RECORDS, _LOT), seed=1)
+    lots = PrivateBatchSampler(make_sampling("poisson", _RECORDS, _LOT), seed=1)
     several: dict[str, Any] = {} if world == 1 else _on_one_device(device, world)
     trainer = pl.Trainer(
         max_steps=1,
@@ -65,7 +65,7 @@ def main(device: str, out: str) -> None:
         **{"devices": 1, **several},
     )
     network = _Network()
-    trainer.fit(network, LotLoader(records, lots))
+    trainer.fit(network, PrivateDataLoader(records, lots))
     if trainer.is_global_zero:
         torch.save({name: value.cpu() for name, value in network.model.state_dict().items()}, out)
 

@@ -32,7 +32,7 @@ from benchmarks.ours import STRATEGIES, mechanism_of
 from benchmarks.plain import on_device
 from benchmarks.workloads import WORKLOADS, Workload
 from dpbench.capabilities.graphs.executor import Graphs
-from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
 from dpbench.models import MNISTCNN
 from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.privacy.gradients.engine import PerRecordEngine
@@ -218,7 +218,12 @@ def classifier_trained(executor: Executor, device: str, folder: Path, callback: 
         deterministic="warn" if device == "cuda" else None,
         default_root_dir=str(folder),
     )
-    trainer.fit(module, LotLoader(TensorDataset(images, labels), Lots(make_sampling("poisson", 600, LOT), seed=1)))
+    trainer.fit(
+        module,
+        PrivateDataLoader(
+            TensorDataset(images, labels), PrivateBatchSampler(make_sampling("poisson", 600, LOT), seed=1)
+        ),
+    )
     return torch.cat([p.detach().double().cpu().flatten() for p in module.parameters()])
 
 

@@ -12,7 +12,7 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.utils.data import TensorDataset
 
 import dpbench
-from dpbench.data.lots import LotLoader
+from dpbench.data.lots import PrivateDataLoader
 from dpbench.errors import UnsupportedModuleError
 from dpbench.models.fixing import fix
 from dpbench.models.wide_resnet import WeightStandardization
@@ -31,7 +31,7 @@ def test_a_network_of_torchvision(tmp_path: Path) -> None:
     assert fix(model) == []
     strategy = dpbench.DPSGD(noise_multiplier=1.0, delta=1e-3, gradients="engine", ledger=str(tmp_path / "l.jsonl"))
     data = TensorDataset(torch.randn(12, 3, 32, 32), torch.arange(12) % 4)
-    trainer_for(tmp_path, strategy, 1).fit(Module(model, cross_entropy), LotLoader.poisson(data, 4))
+    trainer_for(tmp_path, strategy, 1).fit(Module(model, cross_entropy), PrivateDataLoader.poisson(data, 4))
     assert strategy.releases == 1
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils.data import TensorDataset, default_collate
 
-from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.harness.run._checkpoint import LastCheckpoint
 from dpbench.harness.run.samples import SampleGrid
@@ -578,8 +578,8 @@ def test_a_network_that_is_saved_in_mid_run_takes_no_record_with_it(tmp_path: Pa
 
 def test_a_batch_with_more_than_tensors_is_refused(tmp_path: Path) -> None:
     trainer = trainer_for(tmp_path, DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3), 2)
-    lots = Lots(make_sampling("poisson", len(images()), 12), 0)
-    loader = LotLoader(images(), lots, lambda rows: [*default_collate(rows), 0.5])
+    lots = PrivateBatchSampler(make_sampling("poisson", len(images()), 12), 0)
+    loader = PrivateDataLoader(images(), lots, lambda rows: [*default_collate(rows), 0.5])
     with pytest.raises(ConfigurationError, match="the batch holds a float"):
         trainer.fit(gan(), loader)
 

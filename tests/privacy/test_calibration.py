@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dpbench.data.lots import Lots
+from dpbench.data.lots import PrivateBatchSampler
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.accountants import PldAccountant
 from dpbench.privacy.accounting.calibration import (
@@ -116,7 +116,7 @@ SCHEMES = (
 @pytest.mark.parametrize("sampling", SCHEMES, ids=lambda sampling: f"{sampling.kind} {sampling.rate:.3g}")
 def test_epochs_of_a_plan_are_those_of_a_loader(sampling: Sampling) -> None:
     """Lightning's `max_epochs` makes so many times the batches of the loader."""
-    batches = len(list(Lots(sampling, seed=0)))
+    batches = len(list(PrivateBatchSampler(sampling, seed=0)))
     assert [sampling.steps_of(epochs) for epochs in (1, 3)] == [batches, 3 * batches]
 
 

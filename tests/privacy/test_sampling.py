@@ -15,8 +15,8 @@ import pytest
 from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
 from scipy import stats
 
-from dpbench import DPSGD, LotLoader
-from dpbench.data.lots import Lots, make_sampling
+from dpbench import DPSGD, PrivateDataLoader
+from dpbench.data.lots import PrivateBatchSampler, make_sampling
 from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS, release_curve
 from dpbench.privacy.accounting.calibration import TrainingSetting
@@ -74,7 +74,7 @@ def test_a_scheme_of_ones_own(tmp_path: Path) -> None:
     """This file alone: it draws, is written, read, accounted for, and named in a configuration."""
     data = pictures()
     scheme = TwoCoins(len(data), 0.5, 0.4)
-    loader = LotLoader(data, Lots(scheme, seed=0))
+    loader = PrivateDataLoader(data, PrivateBatchSampler(scheme, seed=0))
     trainer_for(tmp_path, DPSGD(noise_multiplier=1.0, delta=DELTA, seed=0), 3).fit(Classifier(), loader)
     ledger = read_ledger(tmp_path / "ledger.jsonl")
     assert [release.sampling for _, release in ledger.releases] == [scheme] * 3
@@ -84,7 +84,7 @@ def test_a_scheme_of_ones_own(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="gdp accountant does not cover 'two_coins'.*rdp, pld, rdp-classic"):
         ledger_epsilon(ledger, DELTA, "gdp")  # no formula of its own was stated
     assert make_sampling("two_coins", 60, 12).expected_batch_size == pytest.approx(12)
-    sizes = [len(Lots(scheme, seed).lot(0)) for seed in range(400)]
+    sizes = [len(PrivateBatchSampler(scheme, seed).lot(0)) for seed in range(400)]
     assert np.mean(sizes) == pytest.approx(12, abs=5 * (9.6 / 400) ** 0.5)
 
 
@@ -141,7 +141,7 @@ def test_the_unit_is_written_and_read() -> None:
 def test_truncated_lots_are_drawn_as_they_say() -> None:
     """Sizes are binomial up to the largest, every record as likely as any other, the mean size what is divided by."""
     scheme, count = TruncatedPoissonSampling(30, 0.3, max_batch_size=10), 6000
-    lots = Lots(scheme, seed=1)
+    lots = PrivateBatchSampler(scheme, seed=1)
     drawn = [lots.lot(step) for step in range(count)]
     sizes = np.bincount([len(lot) for lot in drawn], minlength=11)
     wanted = stats.binom.pmf(np.arange(11), 30, 0.3)
@@ -243,7 +243,7 @@ def test_every_scheme_is_asked_for() -> None:
 def test_added_records_change_the_population_and_nothing_else(name: str) -> None:
     """Largest lots, sizes and units are those that were asked for; of rates the number of records that are drawn."""
     asked = ASKED_FOR[name]
-    lots = Lots(asked, seed=0)
+    lots = PrivateBatchSampler(asked, seed=0)
     lots.added = 300
     audited = lots.sampling
     expected = asked.to_dict() | {"population": asked.population + 300}
@@ -258,12 +258,12 @@ def test_added_records_change_the_population_and_nothing_else(name: str) -> None
 
 
 def test_a_scheme_whose_parameters_are_not_known_by_its_rate_is_not_audited_as_another_one() -> None:
-    lots = Lots(TwoCoins(1000, first=0.1, second=0.9), seed=0)
+    lots = PrivateBatchSampler(TwoCoins(1000, first=0.1, second=0.9), seed=0)
     assert lots.sampling.rate == pytest.approx(0.09)
     lots.added = 100
     with pytest.raises(ConfigurationError, match=r"'two_coins' batches have parameters .* TwoCoins\.among\(\)"):
         _ = lots.sampling
-    alike = Lots(TwoCoins.at_rate(1000, 0.09), seed=0)
+    alike = PrivateBatchSampler(TwoCoins.at_rate(1000, 0.09), seed=0)
     alike.added = 100
     assert alike.sampling.expected_batch_size == pytest.approx(90)
 
@@ -320,7 +320,7 @@ def test_units_that_are_none(tmp_path: Path) -> None:
 def test_full_participation_is_poisson_sampling_of_everybody() -> None:
     scheme = make_sampling("full", 20, 20, "user")
     assert scheme == FullParticipation(20, unit="user") and scheme.steps_per_epoch == 1
-    lots = Lots(scheme, seed=0)
+    lots = PrivateBatchSampler(scheme, seed=0)
     assert all(sorted(lots.lot(step)) == list(range(20)) for step in range(3))
     assert sampling_from_dict(json.loads(json.dumps(scheme.to_dict()))) == scheme
     full, poisson = ({Event(one, (SumQuery("all", 1.0, 8.0),)): 30} for one in (scheme, PoissonSampling(20, 1.0)))

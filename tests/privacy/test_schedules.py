@@ -16,7 +16,7 @@ from dp_accounting.rdp import rdp_privacy_accountant
 from scipy import stats
 from torch import Tensor, nn
 
-from dpbench.data.lots import Lots, make_sampling
+from dpbench.data.lots import PrivateBatchSampler, make_sampling
 from dpbench.errors import BudgetExhausted, ConfigurationError
 from dpbench.privacy import budget
 from dpbench.privacy.accounting.composition import ledger_epsilon
@@ -234,7 +234,7 @@ def test_sizes_that_round_to_one_are_counted_as_often_as_they_are_drawn(
 
 
 def test_lots_have_their_scheduled_sizes() -> None:
-    lots = Lots(make_sampling("fixed_size", 2000, 20), 1, "step:5@0.5")
+    lots = PrivateBatchSampler(make_sampling("fixed_size", 2000, 20), 1, "step:5@0.5")
     lots.plan(4)
     assert [len(lots.lot(step)) for step in range(5)] == [20, 20, 100, 100, 100]
     lots.free()
@@ -253,7 +253,7 @@ def test_sizes_that_no_lot_can_have() -> None:
         ("poisson", 20, {"kind": "linear"}, "or a function, not {'kind'"),
     ):
         with pytest.raises(ConfigurationError, match=words):
-            Lots(make_sampling(kind, 300, size), 1, schedule).plan(10)
+            PrivateBatchSampler(make_sampling(kind, 300, size), 1, schedule).plan(10)
 
 
 # ------------------------------------------------------------------------------- an adaptation without statistics

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpbench.callback.lightning_training import LightningTraining
-from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
 from dpbench.errors import UnsupportedModuleError
 from dpbench.guards.engine_trial import EngineTrial
 from dpbench.privacy.accounting.ledger import read_ledger
@@ -170,6 +170,6 @@ def test_logs_and_states_of_the_trial(tmp_path: Path) -> None:
         def on_before_zero_grad(self, optimizer: Any) -> None:
             calls.append(str(self.seen))
 
-    loader = LotLoader(data(), Lots(make_sampling("full", 12, 12), None))
+    loader = PrivateDataLoader(data(), PrivateBatchSampler(make_sampling("full", 12, 12), None))
     trainer_for(tmp_path, ClipOnly(max_grad_norm=BOUND), 1).fit(Seen(plain(), cross_entropy), loader)
     assert [call for call in calls if call != "whole"] == ["0.5"]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import default_collate
 
-from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
 from dpbench.errors import UnsupportedModuleError
 from dpbench.guards.engine_trial import EngineTrial
 from dpbench.privacy.accounting.ledger import read_ledger
@@ -178,8 +178,8 @@ def test_several_rows_of_a_record_and_folded_rows(tmp_path: Path, method: str) -
     net = Flat()
     wanted = expected(net, lambda net, batch: step(net, doubled(batch)), data())
     before = [p.detach().clone() for p in net.parameters()]
-    everybody = Lots(make_sampling("full", 12, 12), None)
-    loader = LotLoader(data(), everybody, lambda items: doubled(default_collate(items)), record_of_row="record")
+    everybody = PrivateBatchSampler(make_sampling("full", 12, 12), None)
+    loader = PrivateDataLoader(data(), everybody, lambda items: doubled(default_collate(items)), record_of_row="record")
     options = {"max_grad_norm": BOUND, "loader": loader, "gradients": method, "seed": None}
     strategy, _, _ = fit(tmp_path, net, ClipOnly, 1, step, **options)
     assert used(strategy) == method

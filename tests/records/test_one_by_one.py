@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import read_ledger
@@ -304,7 +304,7 @@ def test_a_gradient_penalty_in_manual_optimization(tmp_path: Path) -> None:
     module = Adversarial()
     exact = copy.deepcopy(module)
     wanted = expected(exact.critic, critic_loss, records)
-    loader = LotLoader(records, Lots(make_sampling("full", 12, 12), None))
+    loader = PrivateDataLoader(records, PrivateBatchSampler(make_sampling("full", 12, 12), None))
     trainer = trainer_for(tmp_path, ClipOnly(max_grad_norm=BOUND, gradients="auto"), 1)
     trainer.fit(module, loader)
     for old, p, update in zip(exact.critic.parameters(), module.critic.parameters(), wanted, strict=True):

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, default_collate
 
 from dpbench.callback.lightning_training import LightningTraining
 from dpbench.callback.loop import PrivateLoop
-from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
 from dpbench.data.separate_records import SeparateRecords
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.composition import ledger_epsilon
@@ -128,11 +128,11 @@ WORLDS: dict[str, tuple[list[Any], Any, Any]] = {
 }
 
 
-def lots(items: list[Any], collate: Any, size: int | None = None, **options: Any) -> LotLoader:
-    drawn = Lots(make_sampling("full", len(items), len(items)), None)
+def lots(items: list[Any], collate: Any, size: int | None = None, **options: Any) -> PrivateDataLoader:
+    drawn = PrivateBatchSampler(make_sampling("full", len(items), len(items)), None)
     if size is not None:
-        drawn = Lots(make_sampling("poisson", len(items), size), seed=0)
-    return LotLoader(Items(items), drawn, collate_fn=collate, **options)
+        drawn = PrivateBatchSampler(make_sampling("poisson", len(items), size), seed=0)
+    return PrivateDataLoader(Items(items), drawn, collate_fn=collate, **options)
 
 
 def linear() -> nn.Linear:
@@ -158,7 +158,9 @@ def released(folder: Path, items: list[Any], collate: Any, step: Any, **options:
     return (weights_of(linear()) - weights_of(net)).double() * len(items)
 
 
-def private(folder: Path, module: Any, loader: LotLoader, steps: int, *more: pl.Callback, **trainer: Any) -> DPSGD:
+def private(
+    folder: Path, module: Any, loader: PrivateDataLoader, steps: int, *more: pl.Callback, **trainer: Any
+) -> DPSGD:
     start = trainer.pop("start", None)
     strategy = DPSGD(noise_multiplier=0.5, delta=1e-3, seed=1, ledger=str(folder / "ledger.jsonl"))
     fitted = trainer_for(folder, strategy, steps, more=more, **trainer)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from dpbench.data.lots import LotLoader
+from dpbench.data.lots import PrivateDataLoader
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import read_ledger
@@ -52,7 +52,7 @@ class TwoTensors:
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None: ...
 
-    def begin(self, loader: LotLoader) -> None: ...
+    def begin(self, loader: PrivateDataLoader) -> None: ...
 
     def open_lot(self, batch: Any) -> None: ...
 

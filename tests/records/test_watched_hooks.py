@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
-from dpbench.data.lots import LotLoader
+from dpbench.data.lots import PrivateDataLoader
 from dpbench.errors import CarriedRecordsError, UnsupportedModuleError
 from dpbench.strategies import DPSGD
 from tests.strategies.worlds import trainer_for
@@ -100,7 +100,7 @@ def records() -> TensorDataset:
 
 def fit(folder: Path, module: Net, collate: Any = None, **options: Any) -> DPSGD:
     strategy = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3, **options)
-    loader = LotLoader.poisson(records(), 16, seed=0, collate_fn=collate)
+    loader = PrivateDataLoader.poisson(records(), 16, seed=0, collate_fn=collate)
     trainer_for(folder, strategy, 2).fit(module, loader, DataLoader(records(), 8))
     return strategy
 

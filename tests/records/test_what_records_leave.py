@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset, default_collate
 from torchmetrics import MaxMetric
 
 from dpbench.callback.lightning_training import LightningTraining
-from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
 from dpbench.errors import CarriedRecordsError, ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.records.counters import Counters
@@ -68,7 +68,12 @@ def test_values_that_were_read_are_put_back(tmp_path: Path) -> None:
         torch.manual_seed(1)
         ordered = TensorDataset(*(x[order] for x in data().tensors))
         module = Keeping(numbers_of_records)
-        fit(tmp_path / name, module, LotLoader(ordered, Lots(make_sampling("full", 12, 12), None)), 2)
+        fit(
+            tmp_path / name,
+            module,
+            PrivateDataLoader(ordered, PrivateBatchSampler(make_sampling("full", 12, 12), None)),
+            2,
+        )
         assert (module.ema, module.count, module.largest, module.centers) == (1.0, 1, 10.0, {})
         weights.append(weights_of(module.net))
     torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=1e-5)

@@ -21,7 +21,7 @@ from torch.utils.data import TensorDataset
 from dpbench.callback.lightning_training import LightningTraining
 from dpbench.callback.strategy import PrivateStrategy
 from dpbench.capabilities.graphs.executor import Graphs, fuse
-from dpbench.data.lots import LotLoader
+from dpbench.data.lots import PrivateDataLoader
 from dpbench.errors import ConfigurationError
 from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.modules.reconstruction import Reconstruction
@@ -71,7 +71,7 @@ def classifier(kind: type[ImageClassifier] = ImageClassifier, dropout: float = 0
     return kind(network(dropout), optimizer, num_classes=3, **options)
 
 
-def loader(data: TensorDataset | None = None) -> LotLoader:
+def loader(data: TensorDataset | None = None) -> PrivateDataLoader:
     return loader_of(data or pictures(), EXPECTED, seed=5)
 
 
@@ -81,7 +81,7 @@ def fit(
     executor: Graphs | None,
     make: Callable[..., PrivateStrategy] = DPSGD,
     module: Callable[[], pl.LightningModule] = classifier,
-    lots: Callable[[], LotLoader] = loader,
+    lots: Callable[[], PrivateDataLoader] = loader,
     steps: int = STEPS,
     start: Path | None = None,
     trainer: dict[str, Any] | None = None,
@@ -103,7 +103,7 @@ def fit(
 
 
 def both(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, lots: Callable[[], LotLoader] = loader, **options: Any
+    folder: Path, monkeypatch: pytest.MonkeyPatch, lots: Callable[[], PrivateDataLoader] = loader, **options: Any
 ) -> Recorder:
     """Train eagerly and on padded lots: the same weights but for rounding, and the same ledger but for checksums."""
     recorder = Recorder()

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 from torchmetrics import MeanMetric
 
 from dpbench.callback.loop import PrivateLoop
-from dpbench.data.lots import LotLoader
+from dpbench.data.lots import PrivateDataLoader
 from dpbench.errors import ConfigurationError, OutOfMemory
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.gradients.engine import PerRecordEngine
@@ -76,8 +76,8 @@ def records() -> TensorDataset:
     return TensorDataset(torch.randn(SIZE, 1, 8, 8, generator=generator), torch.arange(SIZE) % 3)
 
 
-def loader_of(expected: float = EXPECTED) -> LotLoader:
-    return LotLoader.poisson(records(), expected, seed=2)
+def loader_of(expected: float = EXPECTED) -> PrivateDataLoader:
+    return PrivateDataLoader.poisson(records(), expected, seed=2)
 
 
 def dpsgd(folder: Path, rows: Any, **options: Any) -> DPSGD:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from dpbench.data.lots import LotLoader
+from dpbench.data.lots import PrivateDataLoader
 from dpbench.errors import ConfigurationError
 from dpbench.guards import EVERY_TRAINING
 from dpbench.privacy.accounting.ledger import read_ledger
@@ -52,7 +52,7 @@ def strategy(folder: Path) -> DPSGD:
     return DPSGD(noise_multiplier=1.0, delta=1e-3, seed=0, ledger=str(folder / "ledger.jsonl"))
 
 
-def begun(folder: Path, steps: int = 4) -> tuple[PrivateSession, Driver, LotLoader]:
+def begun(folder: Path, steps: int = 4) -> tuple[PrivateSession, Driver, PrivateDataLoader]:
     session = strategy(folder).session(EVERY_TRAINING)
     driver = Driver()
     loader = loader_of(pictures())

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from dpbench.data.lots import LotLoader
+from dpbench.data.lots import PrivateDataLoader
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import Ledger, read_ledger
@@ -74,7 +74,7 @@ def fit(
     change: pl.Callback,
     make: Any = DPSGD,
     module: pl.LightningModule | None = None,
-    loader: LotLoader | None = None,
+    loader: PrivateDataLoader | None = None,
     steps: int = 8,
     start: Path | None = None,
     **options: Any,

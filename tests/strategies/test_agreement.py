@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from dpbench.data.lots import LotLoader
+from dpbench.data.lots import PrivateDataLoader
 from dpbench.errors import ConfigurationError
 from dpbench.guards.agreement import are_alike, refuse_other_records
 from dpbench.privacy.randomness import noise_key
@@ -28,7 +28,9 @@ def compare(first: Dataset[Any], other: Dataset[Any]) -> list[str | None]:
 
     strategy = SimpleNamespace(broadcast=broadcast, reduce_boolean_decision=lambda decision, all=True: decision)
     for dataset in (first, other):
-        refuse_other_records(SimpleNamespace(world_size=2, strategy=strategy), LotLoader.poisson(dataset, 20, seed=0))
+        refuse_other_records(
+            SimpleNamespace(world_size=2, strategy=strategy), PrivateDataLoader.poisson(dataset, 20, seed=0)
+        )
     return said[0]
 
 

@@ -12,7 +12,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader
 
-from dpbench.data.lots import LotLoader, Lots
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader
 from dpbench.errors import ConfigurationError
 from dpbench.strategies import DPSGD, AdaptiveQuantileClipping, NonPrivate
 from tests.strategies.worlds import Classifier, fit, loader_of, pictures, trainer_for
@@ -35,7 +35,7 @@ def test_fabric_and_the_callback(fabric: Any) -> None:
 @FABRICS
 def test_fabric_and_the_loader(fabric: Any) -> None:
     loader = fabric(accelerator="cpu", devices=1).setup_dataloaders(loader_of(pictures()))
-    with pytest.raises(ConfigurationError, match="Fabric cannot train privately on a LotLoader"):
+    with pytest.raises(ConfigurationError, match="Fabric cannot train privately on a PrivateDataLoader"):
         next(iter(loader))
 
 
@@ -43,7 +43,7 @@ def test_a_loader_without_a_strategy(tmp_path: Path) -> None:
     loader = loader_of(pictures())
     assert len(list(loader)) == 5  # it may be looked at
     fit(tmp_path, Classifier(), 2, loader=loader)
-    with pytest.raises(ConfigurationError, match="this training on a LotLoader has no private strategy"):
+    with pytest.raises(ConfigurationError, match="this training on a PrivateDataLoader has no private strategy"):
         trainer_for(tmp_path, pl.Callback(), 2).fit(Classifier(), loader)  # a second time, forgotten
     trainer_for(tmp_path, NonPrivate(), 2).fit(Classifier(), loader)  # on purpose
 
@@ -103,23 +103,23 @@ def test_a_strategy_outside_of_a_list() -> None:
         list(private())  # type: ignore[call-overload]
 
 
-class EveryRecord(Lots):
+class EveryRecord(PrivateBatchSampler):
     """Lots that are not what they say."""
 
     def lot(self, step: int) -> Any:
         return super().lot(0)
 
 
-def replaced(loader: LotLoader) -> LotLoader:
+def replaced(loader: PrivateDataLoader) -> PrivateDataLoader:
     loader.lots.lot = EveryRecord(loader.lots.sampling, 0).lot  # type: ignore[method-assign]
     return loader
 
 
-def derived(loader: LotLoader) -> LotLoader:
-    return LotLoader(pictures(), EveryRecord(loader.lots.sampling, 0))
+def derived(loader: PrivateDataLoader) -> PrivateDataLoader:
+    return PrivateDataLoader(pictures(), EveryRecord(loader.lots.sampling, 0))
 
 
-def shrunk(loader: LotLoader) -> LotLoader:
+def shrunk(loader: PrivateDataLoader) -> PrivateDataLoader:
     loader.dataset.tensors = tuple(x[:30] for x in loader.dataset.tensors)  # type: ignore[attr-defined]
     return loader
 

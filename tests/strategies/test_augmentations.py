@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
 from dpbench.data.views import ImageOfView
 from tests.data.test_views import VIEWS, data_of
 from tests.strategies.worlds import Known, fit, weights_of
@@ -44,7 +44,7 @@ private = partial(fit, noise_multiplier=QUIET, max_grad_norm=0.5)
 @pytest.mark.parametrize("left_out", [False, True], ids=["same", "neighbor"])
 def test_a_record_moves_the_sum_by_its_bound(tmp_path: Path, left_out: bool) -> None:
     """One record leaves the lot, with all of its views: the sum moves by the bound, and by no multiple of it."""
-    lots = Lots(make_sampling("poisson", 40, 12), 0)
+    lots = PrivateBatchSampler(make_sampling("poisson", 40, 12), 0)
     members = np.ones(40, bool)
     members[lots.lot(0)[0]] = not left_out
     augmented = data_of().train_dataloader().dataset
@@ -52,7 +52,9 @@ def test_a_record_moves_the_sum_by_its_bound(tmp_path: Path, left_out: bool) -> 
     for present in (np.ones(40, bool), members):
         module = Linear()
         start = weights_of(module)
-        loader = LotLoader(augmented, Lots(lots.sampling, 0, members=present), None, ImageOfView(VIEWS))
+        loader = PrivateDataLoader(
+            augmented, PrivateBatchSampler(lots.sampling, 0, members=present), None, ImageOfView(VIEWS)
+        )
         private(tmp_path / str(len(ends)), module, 1, loader=loader)
         ends.append(12 * (start - weights_of(module)).double())
     moved = float((ends[0] - ends[1]).norm())

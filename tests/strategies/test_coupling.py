@@ -20,7 +20,7 @@ from torchmetrics import MeanMetric
 
 from dpbench.callback.lightning_training import LightningTraining
 from dpbench.callback.loop import PrivateLoop
-from dpbench.data.lots import LotLoader
+from dpbench.data.lots import PrivateDataLoader
 from dpbench.errors import CarriedRecordsError, UnsupportedModuleError
 from dpbench.guards._number_of_records import NumberOfRecords
 from dpbench.privacy.gradients import tf32
@@ -138,7 +138,7 @@ def test_a_loop_is_watched_alike(tmp_path: Path) -> None:
     strategy = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3, gradients="engine", ledger=ledger)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(UnsupportedModuleError, match=MIXED):
-        list(PrivateLoop(model, optimizer, LotLoader.poisson(records(), 16), strategy, loss, steps=3))
+        list(PrivateLoop(model, optimizer, PrivateDataLoader.poisson(records(), 16), strategy, loss, steps=3))
 
 
 def test_what_is_done_in_every_fifth_lot_is_found(tmp_path: Path) -> None:

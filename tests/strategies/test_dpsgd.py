@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
 from dpbench.data.records import Collated
 from dpbench.errors import BudgetExhausted, ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.accounting.composition import ledger_epsilon
@@ -54,7 +54,7 @@ def test_updates_equal_the_reference(tmp_path: Path, manual: bool, clipping: str
     module = without_dropout(manual)
     reference = copy.deepcopy(module).double()
     parameters = list(reference.parameters())
-    lots = Lots(make_sampling("poisson", 60, 12), 0)
+    lots = PrivateBatchSampler(make_sampling("poisson", 60, 12), 0)
     optimizer = torch.optim.SGD(parameters, lr=0.5, momentum=0.9)
     groups = 1 if clipping == "flat" else 3
     for step in range(4):
@@ -153,8 +153,10 @@ class Augmented(TensorDataset):
 def test_a_replay_that_differs_goes_on_with_new_noise(tmp_path: Path) -> None:
     """The same noise on another sum would reveal the difference of the two."""
 
-    def loader() -> LotLoader:
-        return LotLoader(Augmented(*pictures().tensors), Lots(make_sampling("poisson", 60, 12), 0))
+    def loader() -> PrivateDataLoader:
+        return PrivateDataLoader(
+            Augmented(*pictures().tensors), PrivateBatchSampler(make_sampling("poisson", 60, 12), 0)
+        )
 
     start = crashed(tmp_path, make_classifier(), 9, 3, loader=loader(), fingerprint="x")
     with pytest.warns(UserWarning, match="release 3 differs from its record.*new phase of the ledger, with new noise"):
@@ -267,7 +269,7 @@ def test_fp16_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("loader", "message"),
     [
-        pytest.param(DataLoader(pictures(), 12, shuffle=True), "LotLoader.from_dataloader", id="plain"),
+        pytest.param(DataLoader(pictures(), 12, shuffle=True), "PrivateDataLoader.from_dataloader", id="plain"),
         pytest.param([loader_of(pictures())] * 2, "several loaders .* adds the gradient of the public loss", id="two"),
         pytest.param(loader_of(pictures(), kind="shuffled"), "no accountant covers 'shuffled_epochs'", id="shuffled"),
     ],

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
 from dpbench.callback.lightning_training import LightningTraining
-from dpbench.data.lots import LotLoader
+from dpbench.data.lots import PrivateDataLoader
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.strategies import DPSGD, AdaptiveQuantileClipping
 from tests.strategies.worlds import fit, loader_of, update
@@ -29,7 +29,7 @@ class Manual(Module):
 
 
 def train(folder: Path, module: Any, collate: Any = None, gradients: str = "engine") -> None:
-    loader = LotLoader.poisson(data(40), 10, collate_fn=collate) if collate else loader_of(data(40), 10)
+    loader = PrivateDataLoader.poisson(data(40), 10, collate_fn=collate) if collate else loader_of(data(40), 10)
     fit(folder, module, 2, loader=loader, gradients=gradients)
 
 
@@ -145,7 +145,7 @@ def test_batches_that_cannot_be_looked_into(tmp_path: Path) -> None:
     [
         ("l2_norm_clip", "Did you mean max_grad_norm"),
         ("epochs", "The Trainer says how long: max_steps or max_epochs"),
-        ("poisson_sampling", r"LotLoader.poisson\(dataset, expected_batch_size=...\)"),
+        ("poisson_sampling", r"PrivateDataLoader.poisson\(dataset, expected_batch_size=...\)"),
         ("secure_mode", "operating system's entropy where no seed is given"),
     ],
 )

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset, default_collate
 
-from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.strategies import DPSGD, AdaptiveQuantileClipping
 from tests.strategies.worlds import Classifier, clipped_sum, fit, loader_of, pictures, update, weights_of
@@ -21,8 +21,8 @@ from tests.strategies.worlds import Classifier, clipped_sum, fit, loader_of, pic
 QUIET = 1e-9
 
 
-def lots_of(size: int, expected: float = 12) -> Lots:
-    return Lots(make_sampling("poisson", size, expected), 0)
+def lots_of(size: int, expected: float = 12) -> PrivateBatchSampler:
+    return PrivateBatchSampler(make_sampling("poisson", size, expected), 0)
 
 
 def two_views(images: Tensor, labels: Tensor) -> Any:
@@ -36,7 +36,7 @@ def drops_one(*records: Tensor) -> Any:
 @pytest.mark.parametrize(("collate", "manual", "size"), [(two_views, True, 1), (drops_one, False, 4)])
 def test_rows_that_are_not_the_lots(tmp_path: Path, collate: Callable[..., Any], manual: bool, size: int) -> None:
     """A record with two rows would be clipped twice, and move the sum by twice the bound."""
-    loader = LotLoader(pictures(), lots_of(60), lambda records: collate(*default_collate(records)))
+    loader = PrivateDataLoader(pictures(), lots_of(60), lambda records: collate(*default_collate(records)))
     with pytest.raises(ConfigurationError, match=r"rows but \d+ records: each row is clipped separately"):
         fit(tmp_path, Classifier(manual), loader=loader, microbatch_size=size, gradients="engine")
 
@@ -44,13 +44,13 @@ def test_rows_that_are_not_the_lots(tmp_path: Path, collate: Callable[..., Any],
 def test_a_lot_is_drawn_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """To be loaded; and it is there again when its rows are counted."""
     drawn: list[int] = []
-    lot = Lots.lot
+    lot = PrivateBatchSampler.lot
 
-    def counted(self: Lots, step: int) -> Any:
+    def counted(self: PrivateBatchSampler, step: int) -> Any:
         drawn.append(step)
         return lot(self, step)
 
-    monkeypatch.setattr(Lots, "lot", counted)
+    monkeypatch.setattr(PrivateBatchSampler, "lot", counted)
     fit(tmp_path, Classifier(), loader=loader_of(pictures()))
     assert drawn == list(range(len(drawn))) and len(drawn) in (4, 5)
 
@@ -101,8 +101,8 @@ class Reads(pl.LightningModule):
 
 def reading(
     collate: Any = windows, data: Any = None, expected: float = 12, of: Any = "overflow_to_sample_mapping"
-) -> LotLoader:
-    return LotLoader(data or texts(), lots_of(40, expected), collate, record_of_row=of)
+) -> PrivateDataLoader:
+    return PrivateDataLoader(data or texts(), lots_of(40, expected), collate, record_of_row=of)
 
 
 def by_hand(collate: Any, steps: int, bound: float) -> Tensor:

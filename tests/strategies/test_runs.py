@@ -13,7 +13,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader
 
-from dpbench import DPSGD, LotLoader
+from dpbench import DPSGD, PrivateDataLoader
 from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.privacy.accounting.composition import epsilon
 from dpbench.privacy.accounting.ledger import read_ledger
@@ -48,7 +48,7 @@ def test_a_new_run_in_another_folder(tmp_path: Path) -> None:
 
 
 def test_without_a_seed_nothing_is_drawn_twice(tmp_path: Path) -> None:
-    private, loader = DPSGD(noise_multiplier=1.0, delta=1e-3), LotLoader.poisson(pictures(), 12)
+    private, loader = DPSGD(noise_multiplier=1.0, delta=1e-3), PrivateDataLoader.poisson(pictures(), 12)
     ends, lots = [], []
     for number, strategy in enumerate((private, private, copy.deepcopy(private))):
         torch.manual_seed(3)
@@ -94,7 +94,9 @@ class LooksAtTrainingData(pl.Callback):
 def test_lots_that_a_callback_took_are_missed_at_once(tmp_path: Path) -> None:
     trainer = trainer_for(tmp_path, DPSGD(noise_multiplier=1.0, delta=1e-3), 8)
     trainer.callbacks.append(LooksAtTrainingData())
-    with pytest.raises(ConfigurationError, match=r"this LotLoader was iterated elsewhere.*on another DataLoader"):
+    with pytest.raises(
+        ConfigurationError, match=r"this PrivateDataLoader was iterated elsewhere.*on another DataLoader"
+    ):
         trainer.fit(Classifier(), loader_of(pictures()))
     assert releases(tmp_path) == 5  # an epoch
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dpbench.callback.non_private import NonPrivate
-from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.composition import epsilon
 from dpbench.privacy.accounting.ledger import read_ledger
@@ -26,8 +26,8 @@ SCHEDULES: dict[str, Any] = {
 }
 
 
-def loader(schedule: Any = "linear:2") -> LotLoader:
-    return LotLoader.poisson(pictures(), 12, seed=0, expected_batch_size_schedule=schedule)
+def loader(schedule: Any = "linear:2") -> PrivateDataLoader:
+    return PrivateDataLoader.poisson(pictures(), 12, seed=0, expected_batch_size_schedule=schedule)
 
 
 def network() -> Classifier:
@@ -103,6 +103,6 @@ def test_lots_move_without_privacy_too(tmp_path: Path) -> None:
 
     trainer_for(tmp_path, NonPrivate(), 40).fit(Counts(), loader("step:4@0.5"))
     assert sum(sizes[20:]) > 2.5 * sum(sizes[:20])
-    shuffled = Lots(make_sampling("shuffled", len(pictures()), 12), 0, "linear:2")
+    shuffled = PrivateBatchSampler(make_sampling("shuffled", len(pictures()), 12), 0, "linear:2")
     with pytest.raises(ConfigurationError, match="have one size"):
-        trainer_for(tmp_path, NonPrivate(), 4).fit(Classifier(), LotLoader(pictures(), shuffled))
+        trainer_for(tmp_path, NonPrivate(), 4).fit(Classifier(), PrivateDataLoader(pictures(), shuffled))

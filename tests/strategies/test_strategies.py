@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from dpbench.data.lots import Lots, make_sampling
+from dpbench.data.lots import PrivateBatchSampler, make_sampling
 from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.harness.runs.folder import RunFolder
 from dpbench.harness.runs.metrics_log import MetricsCSV
@@ -136,13 +136,13 @@ def test_lots_in_pieces_change_nothing(tmp_path: Path, name: str, size: int) -> 
     assert [release.sampling for _, release in one] == [release.sampling for _, release in other]
 
 
-def known(folder: Path, make: Make) -> tuple[Lots, Tensor, list[Tensor]]:
+def known(folder: Path, make: Make) -> tuple[PrivateBatchSampler, Tensor, list[Tensor]]:
     """Lots, records, and what three releases without noise were."""
     data = torch.randn(60, 5)
     module = Known(5)
     fit(folder, module, 3, make, loader_of(TensorDataset(data), 12), noise_multiplier=QUIET)
     weights = torch.stack([torch.zeros(5), *module.history])
-    return Lots(make_sampling("poisson", 60, 12), 0), data, list(-weights.diff(dim=0))
+    return PrivateBatchSampler(make_sampling("poisson", 60, 12), 0), data, list(-weights.diff(dim=0))
 
 
 def test_updates_of_automatic_clipping_by_hand(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_epsilon_of_a_microbatch_counts_metrics_of_all_its_examples(tmp_path: Pa
 
 def test_microbatch_of_a_record_is_independent_of_the_others() -> None:
     """Leave a record out of a lot: nobody else moves. (Drawn in the order of the lot, sorted afterwards.)"""
-    lots = Lots(make_sampling("fixed_size", 1000, 64), 0)
+    lots = PrivateBatchSampler(make_sampling("fixed_size", 1000, 64), 0)
     lots.microbatches = 16
     counts = np.zeros(16)
     pairs = 0
@@ -225,7 +225,7 @@ def test_mean_clipping_without_noise_data(tmp_path: Path) -> None:
 
 def test_references_are_what_they_say(tmp_path: Path) -> None:
     """No noise at an enormous bound, and no clipping at no noise, are both plain SGD; and neither has a ledger."""
-    lots = Lots(make_sampling("poisson", 60, 12), 0)
+    lots = PrivateBatchSampler(make_sampling("poisson", 60, 12), 0)
     plain = classifier(dropout=False)
     optimizer = plain.configure_optimizers()
     for step in range(4):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
 from dpbench.privacy.mechanism.noise import grid_spacing
 from dpbench.privacy.sampling import PoissonSampling
 from dpbench.strategies import DPSGD
@@ -83,10 +83,12 @@ def pictures(size: int = 60) -> TensorDataset:
     return TensorDataset(images, labels)
 
 
-def loader_of(data: TensorDataset, expected: float = 12, seed: int | None = 0, kind: str = "poisson") -> LotLoader:
+def loader_of(
+    data: TensorDataset, expected: float = 12, seed: int | None = 0, kind: str = "poisson"
+) -> PrivateDataLoader:
     rare = kind == "poisson" and expected < 1  # which a user is asked about
     sampling = PoissonSampling(len(data), expected / len(data)) if rare else make_sampling(kind, len(data), expected)
-    return LotLoader(data, Lots(sampling, seed))
+    return PrivateDataLoader(data, PrivateBatchSampler(sampling, seed))
 
 
 def trainer_for(folder: Path, callback: pl.Callback, steps: int, **options: Any) -> pl.Trainer:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch.utils.data import TensorDataset
 
-from dpbench.data.lots import Lots
+from dpbench.data.lots import PrivateBatchSampler
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.strategies import DPSGD
 from tests.strategies.worlds import Known, loader_of, trainer_for
@@ -40,7 +40,7 @@ def audit(folder: Path, strategy: DPSGD, width: int = 2000, steps: int = 30, exp
     module = Known(width)
     trainer_for(folder, strategy, steps).fit(module, loader)
     history = [torch.zeros(width), *module.history]
-    lots = Lots(loader.lots.sampling, seed=0)
+    lots = PrivateBatchSampler(loader.lots.sampling, seed=0)
     sizes = [len(lots.lot(step)) for step in range(steps)]
     assert 0 in sizes, "this world needs an empty lot"
     problems, residuals = [], []

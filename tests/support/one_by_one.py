@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset, default_collate
 
 from dpbench.callback.loop import PrivateLoop
-from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
 from dpbench.records.examples import Examples
 from dpbench.strategies import (
     DPSGD,
@@ -180,7 +180,7 @@ def assert_releases_autograd(folder: Path, net: nn.Module, step: Step, strategy:
     """One lot of all records, without noise: the update is the mean of the records' clipped gradients."""
     wanted = expected(net, step, data())
     before = [p.detach().clone() for p in net.parameters()]
-    loader = LotLoader(data(), Lots(make_sampling("full", 12, 12), None))
+    loader = PrivateDataLoader(data(), PrivateBatchSampler(make_sampling("full", 12, 12), None))
     trainer_for(folder, strategy, 1).fit(Module(net, step), loader)
     for old, p, update in zip(before, net.parameters(), wanted, strict=True):
         torch.testing.assert_close((old - p).double(), update, rtol=1e-4, atol=1e-6)

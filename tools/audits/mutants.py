@@ -20,7 +20,7 @@ from torch import Tensor
 from dpbench.capabilities.canaries.canaries import SparseGradients
 from dpbench.capabilities.correlated.banded import Banded, BandedNoise
 from dpbench.capabilities.users.cohorts import Users
-from dpbench.data.lots import Lots
+from dpbench.data.lots import PrivateBatchSampler
 from dpbench.privacy import releases
 from dpbench.privacy.accounting.accountants import RenyiAccountant
 from dpbench.privacy.mechanism import mechanism
@@ -36,8 +36,8 @@ Mutant = Callable[[], AbstractContextManager[Any]]
 
 # As they are before any of them is broken: what is broken calls them.
 _add_noise = Noise.add_
-_draw_all = Lots._lot
-_draw = Lots.lot
+_draw_all = PrivateBatchSampler._lot
+_draw = PrivateBatchSampler.lot
 _add_banded = BandedNoise.add_
 
 # ------------------------------------------------------------------------------------- noise
@@ -266,11 +266,11 @@ def _users_weighted_by_examples() -> Iterator[None]:
 # ------------------------------------------------------------------------------------- lots
 
 
-def _with_lots(draw: Callable[[Lots, Any], Any], method: str = "_lot") -> Mutant:
-    return lambda: mock.patch.object(Lots, method, draw)
+def _with_lots(draw: Callable[[PrivateBatchSampler, Any], Any], method: str = "_lot") -> Mutant:
+    return lambda: mock.patch.object(PrivateBatchSampler, method, draw)
 
 
-def _double_rate(self: Lots, step: int) -> Any:
+def _double_rate(self: PrivateBatchSampler, step: int) -> Any:
     """Lots hold twice as many records as declared."""
     sampling = self.sampling
     rng = self.generator(step)
@@ -278,24 +278,24 @@ def _double_rate(self: Lots, step: int) -> Any:
     return rng.choice(sampling.population, size, replace=False)
 
 
-def _shuffled(self: Lots, step: int) -> Any:
+def _shuffled(self: PrivateBatchSampler, step: int) -> Any:
     """Lots are pieces of a shuffled data set, as data loaders make them, and are accounted for as Poisson lots."""
     pieces = max(1, round(1 / self.sampling.rate))
     order = self.generator(step // pieces).permutation(self.sampling.population)
     return np.array_split(order, pieces)[step % pieces]
 
 
-def _each_lot_twice(self: Lots, step: int) -> Any:
+def _each_lot_twice(self: PrivateBatchSampler, step: int) -> Any:
     return _draw_all(self, step // 2)
 
 
-def _fixed_size(self: Lots, step: int) -> Any:
+def _fixed_size(self: PrivateBatchSampler, step: int) -> Any:
     """Lots have a fixed size, and are accounted for as Poisson lots."""
     size = round(self.sampling.expected_batch_size)
     return self.generator(step).choice(self.sampling.population, size, replace=False)
 
 
-def _with_replacement(self: Lots, step: int) -> Any:
+def _with_replacement(self: PrivateBatchSampler, step: int) -> Any:
     """Records are drawn with replacement, so that one may be twice in a lot; canaries are not."""
     records = max(1, self.sampling.population - self.added)
     drawn = np.random.default_rng(step).integers(0, records, len(_draw(self, step)))
@@ -340,7 +340,7 @@ def _empty_cache() -> AbstractContextManager[Any]:
 _RESUMED = 41  # the step from which it is
 
 
-def _poisson_lots(self: Lots, step: int) -> Any:
+def _poisson_lots(self: PrivateBatchSampler, step: int) -> Any:
     """Poisson lots of the same size from all records: one may come twice in a band."""
     is_drawn = self.generator(step).random(self.sampling.population) < self.sampling.rate
     return np.flatnonzero(is_drawn)
@@ -366,12 +366,12 @@ def _rate_of_all() -> Iterator[None]:
     RenyiAccountant.divergences.cache_clear()
 
 
-def _dealt_groups(self: Lots, sampling: Any) -> Any:
+def _dealt_groups(self: PrivateBatchSampler, sampling: Any) -> Any:
     """Records are dealt to groups in turn: one that comes or goes moves all that follow to other groups."""
     return np.arange(sampling.population) % sampling.cycle
 
 
-def _sorted_groups(self: Lots, sampling: Any) -> Any:
+def _sorted_groups(self: PrivateBatchSampler, sampling: Any) -> Any:
     """Groups are pieces of the data set in its order."""
     return np.arange(sampling.population) * sampling.cycle // sampling.population
 

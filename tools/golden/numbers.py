@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dpbench import PrivateLoop
-from dpbench.data.lots import LotLoader, Lots
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader
 from dpbench.data.records import Rows
 from dpbench.privacy import native
 from dpbench.privacy.randomness import RANDOM_NUMBERS
@@ -92,7 +92,7 @@ def _lots(key: int) -> list[Any]:
     record = []
     for scheme in (*schemes, ShuffledEpochs(40, 8)):
         record += _lots_of(scheme, key)
-    lots = Lots(schemes[0], key)
+    lots = PrivateBatchSampler(schemes[0], key)
     lots.start_at(0)
     lots.microbatches = 3
     for rank in (0, 1):
@@ -117,7 +117,7 @@ def _schemes() -> list[Sampling]:
 
 def _lots_of(scheme: Sampling, key: int) -> list[Any]:
     record: list[Any] = []
-    lots = Lots(scheme, key)
+    lots = PrivateBatchSampler(scheme, key)
     for phase in (0, 1):
         lots.start_at(0)
         lots.phase = phase
@@ -148,7 +148,9 @@ def _noise(key: int, tier: str) -> list[list[float]]:
     rows = [np.zeros(_WIDTH)]
     with tempfile.TemporaryDirectory() as folder:
         strategy = _plain.make_strategy(Path(folder) / "ledger.jsonl", key, max_grad_norm=0.5)
-        loader = LotLoader(Rows(torch.zeros(8, _WIDTH)), Lots(worlds.SAMPLINGS["full"](8, "example"), key))
+        loader = PrivateDataLoader(
+            Rows(torch.zeros(8, _WIDTH)), PrivateBatchSampler(worlds.SAMPLINGS["full"](8, "example"), key)
+        )
         for _ in PrivateLoop(model, torch.optim.SGD(model.parameters(), lr=1.0), loader, strategy, _mean, _STEPS):
             rows.append(model.w.detach().double().numpy().copy())
     updates = -np.diff(np.array(rows), axis=0)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpbench.capabilities.users.dataset import UserDataset
-from dpbench.data.lots import LotLoader, Lots
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader
 from dpbench.data.records import Rows
 from dpbench.privacy.sampling import (
     CyclicPoissonSampling,
@@ -58,11 +58,11 @@ def users(dtype: torch.dtype = torch.float32) -> UserDataset:
     return UserDataset(examples(dtype), owners, names=range(len(SIZES)))
 
 
-def lots_of(sampling: str, by_user: bool, seed: int | None, dtype: torch.dtype = torch.float32) -> LotLoader:
+def lots_of(sampling: str, by_user: bool, seed: int | None, dtype: torch.dtype = torch.float32) -> PrivateDataLoader:
     """The data set, drawn by the sampling of a name."""
     dataset: Any = users(dtype) if by_user else examples(dtype)
     scheme = SAMPLINGS[sampling](len(dataset), "user" if by_user else "example")
-    return LotLoader(dataset, Lots(scheme, seed))
+    return PrivateDataLoader(dataset, PrivateBatchSampler(scheme, seed))
 
 
 class _Words(nn.Module):

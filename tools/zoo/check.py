@@ -20,7 +20,7 @@ from torch.utils.data import default_collate
 
 from dpbench import fix
 from dpbench.callback.lightning_training import LightningTraining
-from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
 from dpbench.errors import DPBenchError
 from dpbench.strategies import ClipOnly
 from tools.trainers import trainer_for
@@ -182,7 +182,8 @@ def train(network: Network, bound: float) -> list[Tensor]:
         For each trainable parameter, of the first lot: the mean of the clipped gradients.
     """
     size = len(network.records)
-    loader = LotLoader(network.records, Lots(make_sampling("full", size, size), None), collate_fn=network.collate)  # type: ignore[arg-type]
+    sampler = PrivateBatchSampler(make_sampling("full", size, size), None)
+    loader = PrivateDataLoader(network.records, sampler, collate_fn=network.collate)  # type: ignore[arg-type]
     module = _Module(network)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")

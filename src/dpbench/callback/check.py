@@ -24,7 +24,7 @@ from torch import Tensor
 
 from dpbench.callback.lightning_training import LightningTraining
 from dpbench.data.collation import RecordOfRow
-from dpbench.data.lots import LotLoader
+from dpbench.data.lots import PrivateDataLoader
 from dpbench.data.records import require_examples
 from dpbench.data.separate_records import SeparateRecords
 from dpbench.errors import ConfigurationError, UnsupportedModuleError, brief
@@ -113,7 +113,7 @@ def check(
 
     Args:
         module: The module, as it would be trained.
-        loader: A `LotLoader`, another data loader with records in dimension 0 of its batches, or a data module.
+        loader: A `PrivateDataLoader`, another data loader with records in dimension 0 of its batches, or a data module.
         records: The source of records of the strategy; None: each item that the loader draws is a record.
         loss_reduction: The way in which the step combines records: "mean" or "sum".
         trainer: A Trainer for this check alone, with the device and precision of the training; it loses its callbacks
@@ -240,9 +240,9 @@ class _OneCheck(pl.Callback):
         if not rows:
             return None
         record_of = None
-        if isinstance(loader, LotLoader):
+        if isinstance(loader, PrivateDataLoader):
             record_of = rows_of_lot(loader, loader.lots.position - 1, training, batch, rows)
-        index = loader.record_of_row if isinstance(loader, LotLoader) else None
+        index = loader.record_of_row if isinstance(loader, PrivateDataLoader) else None
         rows_of_record = even_rows(record_of, rows)
         # The first records, from the beginning again where there are fewer.
         places = [] if index is None else places_of_index(batch, rows, index)
@@ -286,7 +286,7 @@ def _drawing(loader: Any, may_separate: bool) -> Iterator[Iterable[Any]]:
         loader: The loader.
         may_separate: True if training takes records that make no rows of one batch one by one.
     """
-    if not isinstance(loader, LotLoader):
+    if not isinstance(loader, PrivateDataLoader):
         yield _first_batches(loader)
         return
     require_examples(loader.dataset)

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from dpbench.callback import run_key
 from dpbench.callback.lines import log_line
 from dpbench.callback.strategy import PrivateStrategy
-from dpbench.data.lots import LotLoader
+from dpbench.data.lots import PrivateDataLoader
 from dpbench.errors import ConfigurationError
 from dpbench.guards import EVERY_TRAINING, earlier_fits
 from dpbench.guards.divergence import EVERY, refuse_diverged
@@ -65,7 +65,7 @@ class PrivateLoop:
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        loader: LotLoader,
+        loader: PrivateDataLoader,
         strategy: PrivateStrategy,
         loss: Loss,
         steps: int,

@@ -7,7 +7,7 @@ from typing import Any
 import pytorch_lightning as pl
 
 from dpbench.callback.lightning_training import count_batches
-from dpbench.data.lots import LotLoader, Lots
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader
 from dpbench.data.records import require_examples
 from dpbench.errors import ConfigurationError
 
@@ -23,7 +23,7 @@ class NonPrivate(pl.Callback):
 
     def __init__(self, *values: Any, **options: Any) -> None:
         super().__init__()
-        self._lots: Lots | None = None
+        self._lots: PrivateBatchSampler | None = None
         if values or options:
             raise ConfigurationError(
                 f"NonPrivate takes no options, such as {', '.join(options) or repr(values[0])}: leave them out; "
@@ -46,7 +46,7 @@ class NonPrivate(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take lots over, if the data come in lots."""
-        if isinstance(trainer.train_dataloader, LotLoader):
+        if isinstance(trainer.train_dataloader, PrivateDataLoader):
             require_examples(trainer.train_dataloader.dataset)
             lots = trainer.train_dataloader.lots
             lots.acquire()

@@ -35,7 +35,7 @@ from dpbench.callback.strategy_options import StrategyOptions
 from dpbench.canonical import Canonical, digest_of, is_foreign, package_of
 from dpbench.code import sources_of, versions
 from dpbench.data.contents import contents_of
-from dpbench.data.lots import LotLoader
+from dpbench.data.lots import PrivateDataLoader
 from dpbench.privacy.randomness import RANDOM_NUMBERS
 from dpbench.records.training import Training
 
@@ -64,7 +64,7 @@ _NO_BYTES = (
     "the noise of this training has a random key beside its seed, since {gap} cannot be hashed: with other contents it "
     "would get the same noise. Resumed, the training repeats its noise (until it ends, the key is kept beside the "
     "ledger); started anew, it draws other noise. To repeat it on records in files, name them and their version: "
-    "LotLoader(..., data_id='clinic 2026-11')."
+    "PrivateDataLoader(..., data_id='clinic 2026-11')."
 )
 Settings = tuple[bytes, Canonical]
 """Hash of a training's parts, without its seed and its data; and the hasher, with gaps and packages."""
@@ -129,7 +129,9 @@ def weights_digest(module: nn.Module) -> str:
     return digest_of(dict(module.state_dict()))
 
 
-def keys_of(training: Training, strategy: StrategyOptions, settings: Settings, weights: str, loader: LotLoader) -> Keys:
+def keys_of(
+    training: Training, strategy: StrategyOptions, settings: Settings, weights: str, loader: PrivateDataLoader
+) -> Keys:
     """Make the key of a training with a seed, or with a kept key, and say once where the seed alone does not do.
 
     Args:

@@ -3,14 +3,14 @@
 from functools import partial
 
 from dpbench.data.images import ImageDataModule, InMemoryImages
-from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
 from dpbench.names import from_capability
 
 __all__ = [
     "ImageDataModule",
     "InMemoryImages",
-    "LotLoader",
-    "Lots",
+    "PrivateBatchSampler",
+    "PrivateDataLoader",
     "make_sampling",
 ]
 

@@ -37,7 +37,7 @@ class Collation:
     Args:
         dataset: Data set of the records; one of them shows the shapes.
         collate_fn: Function as for `torch.utils.data.DataLoader`; None takes torch's.
-        record_of_row: Name or function as for `LotLoader`.
+        record_of_row: Name or function as for `PrivateDataLoader`.
         is_private: True if rows must be made of one record each.
 
     Attributes:

@@ -19,7 +19,7 @@ from dpbench.data.collation import RecordOfRow
 from dpbench.data.held_out import Split as HeldOutBy
 from dpbench.data.held_out import image_bytes
 from dpbench.data.inserted import Inserted, inserted_of
-from dpbench.data.module import Folder, LotDataModule, Membership, Splits
+from dpbench.data.module import Folder, Membership, PrivateDataModule, Splits
 from dpbench.data.noise import Split, labeled_noise
 from dpbench.data.records import Collated, InBatches
 from dpbench.data.scattering import color_scattering, mirrored_scattering, scattering
@@ -173,7 +173,7 @@ def image_options(
     }
 
 
-class ImageDataModule(LotDataModule[InMemoryImages]):
+class ImageDataModule(PrivateDataModule[InMemoryImages]):
     """Training lots, an optional validation split and the test set of an image data set.
 
     Args:

@@ -1,8 +1,8 @@
 """How the records of each training step are drawn.
 
 Lot t is a function of (key, t) alone, and the key one of the seed and of the private training that the lots are for:
-every rank draws the same lot and takes its share of it (`Lots.share`), and a resumed run draws the lots of the
-uninterrupted one. With `seed=None` the key comes from the operating system's entropy, for models that will be
+every rank draws the same lot and takes its share of it (`PrivateBatchSampler.share`), and a resumed run draws the lots
+of the uninterrupted one. With `seed=None` the key comes from the operating system's entropy, for models that will be
 published.
 """
 
@@ -52,7 +52,7 @@ _FABRIC = ("lightning_fabric.wrappers", "lightning.fabric.wrappers")
 RankShare = tuple[Positions, Positions | None]
 
 
-class Lots(TorchSampler[list[int]]):
+class PrivateBatchSampler(TorchSampler[list[int]]):
     """A batch sampler that yields the lots of one epoch, from where it stands.
 
     Args:
@@ -91,8 +91,9 @@ class Lots(TorchSampler[list[int]]):
             raise ConfigurationError(f"the seed of batches must be a whole number from 0 on, or None, not {seed!r}.")
         if not isinstance(sampling, Sampling):
             raise ConfigurationError(
-                f"Lots takes a Sampling, not {sampling!r}: make_sampling('poisson', len(dataset), expected_batch_size) "
-                "makes one, and LotLoader.poisson(dataset, expected_batch_size) does all of it."
+                f"PrivateBatchSampler takes a Sampling, not {sampling!r}: make_sampling('poisson', len(dataset), "
+                f"expected_batch_size) "
+                "makes one, and PrivateDataLoader.poisson(dataset, expected_batch_size) does all of it."
             )
         if not isinstance(sampling.unit, str) or not sampling.unit.strip():
             raise ConfigurationError(f"unit must be a word for an item of the data set, not {sampling.unit!r}.")
@@ -143,7 +144,7 @@ class Lots(TorchSampler[list[int]]):
         return f"{KEPT}{source}" if self._has_kept_key else None
 
     def __repr__(self) -> str:
-        return f"Lots({self.sampling}, seed={self.seed}, position={self.position})"
+        return f"PrivateBatchSampler({self.sampling}, seed={self.seed}, position={self.position})"
 
     def __len__(self) -> int:
         return self.sampling.steps_per_epoch
@@ -163,7 +164,9 @@ class Lots(TorchSampler[list[int]]):
             ConfigurationError: Another training does: both would share lots, and composition would say too little.
         """
         if self.in_use:
-            raise ConfigurationError("this LotLoader is in use by another training: make a separate one for each.")
+            raise ConfigurationError(
+                "this PrivateDataLoader is in use by another training: make a separate one for each."
+            )
         self.in_use = True
 
     def plan(self, steps: float) -> Factors:
@@ -313,7 +316,7 @@ class Lots(TorchSampler[list[int]]):
         return np.random.Generator(np.random.PCG64DXSM(keyed_sequence(self.key_of(stream, number))))
 
 
-class LotLoader(DataLoader[Any]):
+class PrivateDataLoader(DataLoader[Any]):
     """A data loader with a sampling that the ledger knows; the only kind that private strategies accept.
 
     It hands out empty lots (with `(0, …)` tensors), and resumes in mid-epoch from its state.
@@ -346,16 +349,17 @@ class LotLoader(DataLoader[Any]):
     def __init__(
         self,
         dataset: Dataset[Any],
-        lots: Lots,
+        lots: PrivateBatchSampler,
         collate_fn: Callable[[Any], Any] | None = None,
         record_of_row: RecordOfRow | None = None,
         data_id: str | None = None,
         **options: Any,
     ) -> None:
         size = count_of(dataset)
-        if not isinstance(lots, Lots):
+        if not isinstance(lots, PrivateBatchSampler):
             raise ConfigurationError(
-                f"LotLoader takes Lots, not {lots!r}: LotLoader.poisson(dataset, expected_batch_size) makes both."
+                f"PrivateDataLoader takes a PrivateBatchSampler, not {lots!r}: PrivateDataLoader.poisson(dataset, "
+                f"expected_batch_size) makes both."
             )
         if size != lots.sampling.population:
             raise ConfigurationError(
@@ -374,7 +378,8 @@ class LotLoader(DataLoader[Any]):
         for name in _FIXED_BY_LOTS:
             if name in options:
                 raise ConfigurationError(
-                    f"LotLoader takes no {name}: its lots say how records are drawn, and the ledger records it. Remove "
+                    f"PrivateDataLoader takes no {name}: its lots say how records are drawn, and the ledger records "
+                    f"it. Remove "
                     "it; expected_batch_size is the mean size of a batch."
                 )
         if hasattr(dataset, "begin_lot") and options.get("num_workers"):
@@ -392,7 +397,7 @@ class LotLoader(DataLoader[Any]):
                 **options,
             )
         except (TypeError, ValueError) as error:  # torch's, of an option that it does not have or take
-            raise ConfigurationError(f"LotLoader cannot be made: {brief(error)}") from error
+            raise ConfigurationError(f"PrivateDataLoader cannot be made: {brief(error)}") from error
         self.lots = lots
         self.record_of_row = record_of_row
         self.data_id = data_id
@@ -404,7 +409,9 @@ class LotLoader(DataLoader[Any]):
 
     def __repr__(self) -> str:
         sampling = self.lots.sampling
-        return f"LotLoader({type(self.dataset).__name__} of {sampling.population} {sampling.unit}s, {self.lots})"
+        return (
+            f"PrivateDataLoader({type(self.dataset).__name__} of {sampling.population} {sampling.unit}s, {self.lots})"
+        )
 
     @property
     def expected_batch_size(self) -> float:
@@ -414,7 +421,8 @@ class LotLoader(DataLoader[Any]):
     @expected_batch_size.setter
     def expected_batch_size(self, size: float) -> None:
         raise ConfigurationError(
-            "expected_batch_size cannot change once the LotLoader is made, because epsilon depends on it: let it move "
+            "expected_batch_size cannot change once the PrivateDataLoader is made, because epsilon depends on it: let "
+            "it move "
             f"over the steps by expected_batch_size_schedule, or make a new loader with expected_batch_size={size!r}."
         )
 
@@ -427,7 +435,7 @@ class LotLoader(DataLoader[Any]):
         unit: str | None = None,
         expected_batch_size_schedule: Schedule | None = None,
         **options: Any,
-    ) -> LotLoader:
+    ) -> PrivateDataLoader:
         """Poisson sampling: each record is in each lot with probability `expected_batch_size` / len(dataset).
 
         Args:
@@ -442,7 +450,7 @@ class LotLoader(DataLoader[Any]):
         """
         unit = unit or str(getattr(dataset, "unit", "example"))
         sampling = make_sampling("poisson", count_of(dataset), expected_batch_size, unit)
-        return cls(dataset, Lots(sampling, seed, expected_batch_size_schedule), **options)
+        return cls(dataset, PrivateBatchSampler(sampling, seed, expected_batch_size_schedule), **options)
 
     @classmethod
     def cyclic_poisson(
@@ -453,7 +461,7 @@ class LotLoader(DataLoader[Any]):
         unit: str | None = None,
         cycle_length: int | None = None,
         **options: Any,
-    ) -> LotLoader:
+    ) -> PrivateDataLoader:
         """Cyclic Poisson sampling: records are in groups that take turns, for noise that is correlated among steps.
 
         Args:
@@ -468,7 +476,7 @@ class LotLoader(DataLoader[Any]):
         sampling = make_sampling("cyclic_poisson", count_of(dataset), expected_batch_size, unit)
         if cycle_length is not None:
             sampling = sampling.in_groups(cycle_length)
-        return cls(dataset, Lots(sampling, seed), **options)
+        return cls(dataset, PrivateBatchSampler(sampling, seed), **options)
 
     @classmethod
     def min_separation(
@@ -479,7 +487,7 @@ class LotLoader(DataLoader[Any]):
         seed: int | None = None,
         unit: str | None = None,
         **options: Any,
-    ) -> LotLoader:
+    ) -> PrivateDataLoader:
         """Batches in which a record takes part once in `min_separation` steps, for good: nothing is amplified.
 
         Args:
@@ -492,7 +500,7 @@ class LotLoader(DataLoader[Any]):
         """
         unit = unit or str(getattr(dataset, "unit", "example"))
         sampling = SeparatedSampling(count_of(dataset), min_separation, max_participations, unit=unit)
-        return cls(dataset, Lots(sampling, seed), **options)
+        return cls(dataset, PrivateBatchSampler(sampling, seed), **options)
 
     @classmethod
     def from_dataloader(
@@ -500,7 +508,7 @@ class LotLoader(DataLoader[Any]):
         loader: DataLoader[Any],
         seed: int | None = None,
         data_id: str | None = None,
-    ) -> LotLoader:
+    ) -> PrivateDataLoader:
         """Make Poisson lots of `loader.batch_size` records on average, with a loader's data, collation and workers.
 
         Args:
@@ -513,13 +521,14 @@ class LotLoader(DataLoader[Any]):
         """
         if not isinstance(loader, DataLoader):
             raise ConfigurationError(
-                f"LotLoader.from_dataloader takes a torch.utils.data.DataLoader, not a {type(loader).__name__}; of a "
-                "data set LotLoader.poisson(dataset, expected_batch_size) makes lots."
+                f"PrivateDataLoader.from_dataloader takes a torch.utils.data.DataLoader, not a "
+                f"{type(loader).__name__}; of a "
+                "data set PrivateDataLoader.poisson(dataset, expected_batch_size) makes lots."
             )
         count_of(loader.dataset)
         _refuse_other_draws(loader)
         if loader.batch_size is None:
-            raise ConfigurationError("the data loader has no batch_size to expect; use LotLoader.poisson.")
+            raise ConfigurationError("the data loader has no batch_size to expect; use PrivateDataLoader.poisson.")
         # Torch refuses options of workers where there are none.
         names = _COPIED + _COPIED_WITH_WORKERS if loader.num_workers else _COPIED
         options = {name: getattr(loader, name) for name in names}
@@ -571,8 +580,9 @@ class LotLoader(DataLoader[Any]):
         """
         if not isinstance(self.collate_fn, Collation):
             raise ConfigurationError(
-                "the collate_fn of the LotLoader was replaced, and might mix records: pass it to the constructor, "
-                "LotLoader(..., collate_fn=...)."
+                "the collate_fn of the PrivateDataLoader was replaced, and might mix records: pass it to the "
+                "constructor, "
+                "PrivateDataLoader(..., collate_fn=...)."
             )
         self.collate_fn.may_separate = may_separate
 
@@ -639,10 +649,10 @@ def check_scheme_of_members(scheme: type[Sampling]) -> None:
 def _refuse_unattended(in_use: bool) -> None:
     """Refuse lots to a caller that would train on them without a strategy.
 
-    The call stack tells the caller, since nothing else does. Without an owner (`Lots.in_use`), lots are rightly
-    iterated by hand, by a Trainer that validates, tests or predicts on them, and by a plain loop without privacy.
-    Lightning calls nothing of a loader that would tell these from a Trainer that fits without a strategy, and Fabric
-    has no moment at which a strategy could become the owner. So ownership alone would either let those two train
+    The call stack tells the caller, since nothing else does. Without an owner (`PrivateBatchSampler.in_use`), lots are
+    rightly iterated by hand, by a Trainer that validates, tests or predicts on them, and by a plain loop without
+    privacy. Lightning calls nothing of a loader that would tell these from a Trainer that fits without a strategy, and
+    Fabric has no moment at which a strategy could become the owner. So ownership alone would either let those two train
     without privacy, or refuse all others.
 
     Args:
@@ -656,14 +666,15 @@ def _refuse_unattended(in_use: bool) -> None:
         module = frame.f_globals.get("__name__")
         if module in _FABRIC:
             raise ConfigurationError(
-                "Lightning Fabric cannot train privately on a LotLoader: use a Lightning Trainer with a private "
+                "Lightning Fabric cannot train privately on a PrivateDataLoader: use a Lightning Trainer with a "
+                "private "
                 "strategy among its callbacks, or a DataLoader for training without privacy."
             )
         if module in _EVALUATION_LOOPS or (module in _TRAINING_LOOPS and in_use):
             return
         if module in _TRAINING_LOOPS:
             raise ConfigurationError(
-                "this training on a LotLoader has no private strategy: add callbacks=[strategy] to the trainer "
+                "this training on a PrivateDataLoader has no private strategy: add callbacks=[strategy] to the trainer "
                 "(dpbench.DPSGD, ...; dpbench.strategies.NonPrivate() where privacy is not wanted). If there is one, "
                 "the training loader was replaced during the run (reload_dataloaders_every_n_epochs?), or hooks of "
                 "the strategy did not run (a subclass that overrides one must call super()'s)."
@@ -706,18 +717,19 @@ def _refuse_other_draws(loader: DataLoader[Any]) -> None:
     if type(sampler) not in (RandomSampler, SequentialSampler):
         raise ConfigurationError(
             f"the data loader draws by a {type(sampler).__name__}; wrap the records that it may draw in a "
-            "torch.utils.data.Subset, and use LotLoader.poisson."
+            "torch.utils.data.Subset, and use PrivateDataLoader.poisson."
         )
     if sampler.data_source is not loader.dataset:
         raise ConfigurationError(
             f"the sampler of the data loader ({type(sampler).__name__}) does not draw from its data set but from "
             f"something else of length {len(sampler.data_source)}, so that batches would hold other records: wrap the "
-            "records that it may draw in a torch.utils.data.Subset, and use LotLoader.poisson."
+            "records that it may draw in a torch.utils.data.Subset, and use PrivateDataLoader.poisson."
         )
     if getattr(sampler, "replacement", False) or len(sampler) != count_of(loader.dataset):
         raise ConfigurationError(
             "the data loader's RandomSampler draws with replacement, or another number of records (num_samples) than "
-            "the data set has; Poisson sampling does neither: use LotLoader.poisson(dataset, expected_batch_size)."
+            "the data set has; Poisson sampling does neither: use PrivateDataLoader.poisson(dataset, "
+            "expected_batch_size)."
         )
 
 

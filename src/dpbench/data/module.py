@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from dpbench.data.collation import Collation, RecordOfRow
 from dpbench.data.held_out import Split, membership_coins, parted
-from dpbench.data.lots import LotLoader, Lots, check_scheme_of_members, make_sampling
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, check_scheme_of_members, make_sampling
 from dpbench.data.records import count_of
 from dpbench.data.sources import data_root
 from dpbench.errors import ConfigurationError
@@ -44,7 +44,7 @@ class Splits(NamedTuple, Generic[ExamplesT]):
     members: NDArray[np.bool_] | None = None
 
 
-class LotDataModule(pl.LightningDataModule, Generic[ExamplesT]):
+class PrivateDataModule(pl.LightningDataModule, Generic[ExamplesT]):
     """Base of data modules with lots that a private strategy accepts; a subclass loads the data.
 
     Args:
@@ -229,12 +229,12 @@ class LotDataModule(pl.LightningDataModule, Generic[ExamplesT]):
         """How training lots are drawn."""
         return make_sampling(self._sampling_kind, count_of(self.train_set), self._expected_batch_size, self.unit)
 
-    def train_dataloader(self) -> LotLoader:
+    def train_dataloader(self) -> PrivateDataLoader:
         """Lots of one epoch after the other."""
-        lots = Lots(self.sampling, self._seed, self._size_schedule, self.members)
+        lots = PrivateBatchSampler(self.sampling, self._seed, self._size_schedule, self.members)
         # A lot of users holds their positions: examples are collated by the data set, user by user.
         collate_fn = self._collate_fn if self.unit == "example" else None
-        return LotLoader(self._lot_set, lots, collate_fn, self._record_of_lot_row)
+        return PrivateDataLoader(self._lot_set, lots, collate_fn, self._record_of_lot_row)
 
     @property
     def _lot_set(self) -> Dataset[Any]:

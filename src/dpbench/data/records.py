@@ -21,7 +21,7 @@ class Collated(Sequence[Any]):
     """Return value of a data set's `__getitems__(positions)` that indexes whole batches faster than samples.
 
     For torch (its `DataLoader`, `Subset`, `random_split`) it is the sequence of samples that the protocol asks for;
-    `LotLoader` takes the batch as it is.
+    `PrivateDataLoader` takes the batch as it is.
 
     Args:
         batch: Tensors with records in dimension 0, in lists, tuples and dictionaries.

@@ -43,7 +43,7 @@ class AugmentedImages(Dataset[tuple[Tensor, Tensor]]):
         return records
 
     def begin_lot(self, rng: np.random.Generator) -> None:
-        """Take the random numbers of the coming lot; `LotLoader` calls it before it reads one.
+        """Take the random numbers of the coming lot; `PrivateDataLoader` calls it before it reads one.
 
         Args:
             rng: A function of the lot's key, the same in all processes.
@@ -60,7 +60,7 @@ class AugmentedImages(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitems__(self, positions: Sequence[int]) -> Collated:
         """Views (K·R, C, H, W), those of an image one after the other, and labels (K·R,)."""
-        assert self._rng is not None, "LotLoader says which lot is read"
+        assert self._rng is not None, "PrivateDataLoader says which lot is read"
         index = np.asarray(positions, dtype=np.int64)
         # One number for each view of all images, so that an image's are the same whatever the lot holds beside it.
         choices = self._rng.integers(_CHOICES, size=(len(self), self.views), dtype=np.uint8)[index].ravel()

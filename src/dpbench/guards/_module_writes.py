@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dpbench.data.lots import LotLoader
+from dpbench.data.lots import PrivateDataLoader
 from dpbench.data.octaves import is_checked
 from dpbench.errors import UnsupportedModuleError
 from dpbench.guards._saved import Saved
@@ -64,7 +64,7 @@ class Writes(Guard):
         self._lots = 0
         self._before: Saved | None = None  # as of when the lot was drawn
         self._updated: Saved | None = None  # as of its update
-        self._loader: LotLoader | None = None
+        self._loader: PrivateDataLoader | None = None
 
     # ------------------------------------------------------------------------------------- moments
 

@@ -38,7 +38,7 @@ class TrainerSettings(LightningGuard):
         if self.trainer.train_dataloader is not self.session.loader:
             raise ConfigurationError(
                 "the training loader was replaced in mid-run (reload_dataloaders_every_n_epochs?): its batches are not "
-                "those that the ledger counts on; use one LotLoader throughout."
+                "those that the ledger counts on; use one PrivateDataLoader throughout."
             )
         if isinstance(self.trainer.strategy, ddp_strategies()):
             assert self.trainer.strategy.model is not None

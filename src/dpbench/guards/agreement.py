@@ -11,7 +11,7 @@ from pytorch_lightning.utilities.seed import isolate_rng
 from torch import nn
 
 from dpbench.canonical import digest_of
-from dpbench.data.lots import LotLoader
+from dpbench.data.lots import PrivateDataLoader
 from dpbench.errors import ConfigurationError
 
 _COMPARED = 64  # records, evenly over the data set
@@ -19,7 +19,7 @@ _COMPARED = 64  # records, evenly over the data set
 
 def refuse_other_records(
     trainer: pl.Trainer,
-    loader: LotLoader,
+    loader: PrivateDataLoader,
     contents: str | None = None,
 ) -> None:
     """Refuse processes that have other training records, or the same in another order.
@@ -48,7 +48,7 @@ def refuse_other_records(
         raise ConfigurationError(
             "the processes of this training have other training records, or the same in another order, so that one "
             "record may enter a batch twice: read the same files in the same order (sorted) on every node (or, where "
-            "only something else of the data set differs, name its records: LotLoader(..., data_id=...))."
+            "only something else of the data set differs, name its records: PrivateDataLoader(..., data_id=...))."
         )
 
 

@@ -45,7 +45,7 @@ _CHANGED = "it changes what the network computes"
 _SEPARATE = (
     "the records cannot be rows of one batch (graphs, lists, constants beside the records, varying numbers of "
     "rows), so each was collated alone. To use the engine, let the collate_fn make one row of each record, or "
-    "declare several with LotLoader(..., record_of_row=...)"
+    "declare several with PrivateDataLoader(..., record_of_row=...)"
 )
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpbench.data.lots import LotLoader, Lots
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader
 from dpbench.data.records import count_of
 from dpbench.errors import ConfigurationError
 from dpbench.guards.guard import Guard
 from dpbench.privacy.sampling import Sampling
 
 OTHERS_TOOK_LOTS = (
-    "this LotLoader was iterated elsewhere during training: evaluate on another DataLoader of the data set (for "
+    "this PrivateDataLoader was iterated elsewhere during training: evaluate on another DataLoader of the data set "
+    "(for "
     "example for training accuracy), since batches that are drawn but not trained on invalidate the accounting."
 )
 
@@ -33,7 +34,7 @@ class DrawnLots(Guard):
             raise ConfigurationError(OTHERS_TOOK_LOTS)
 
 
-def require_lot_loader(loader: object) -> LotLoader:
+def require_lot_loader(loader: object) -> PrivateDataLoader:
     """A training loader, if its sampling is one that the ledger knows.
 
     Raises:
@@ -42,22 +43,25 @@ def require_lot_loader(loader: object) -> LotLoader:
     if isinstance(loader, dict | list | tuple):
         raise ConfigurationError(
             f"the training data consist of several loaders ({type(loader).__name__}), but a batch comes from one: "
-            "train on the LotLoader alone. Read a public loader in the optimizer, in its own step() that adds the "
+            "train on the PrivateDataLoader alone. Read a public loader in the optimizer, in its own step() that adds "
+            "the "
             "gradient of the public loss to the released one (docs/module.md, Public data beside the private batches)."
         )
-    if not isinstance(loader, LotLoader) or loader.batch_sampler is not loader.lots:
+    if not isinstance(loader, PrivateDataLoader) or loader.batch_sampler is not loader.lots:
         raise ConfigurationError(
             f"the sampling of the training data loader ({type(loader).__name__}) is unknown, so no epsilon holds for "
-            "it: wrap it with dpbench.LotLoader.from_dataloader(loader) for Poisson sampling, and with several "
+            "it: wrap it with dpbench.PrivateDataLoader.from_dataloader(loader) for Poisson sampling, and with several "
             "processes pass use_distributed_sampler=False to the trainer."
         )
-    replaced = set(vars(loader.lots)) & set(dir(Lots))
-    if type(loader.lots) is not Lots or replaced:
+    replaced = set(vars(loader.lots)) & set(dir(PrivateBatchSampler))
+    if type(loader.lots) is not PrivateBatchSampler or replaced:
         raise ConfigurationError(
-            "the batches of the training data loader are drawn by code that is not dpbench's (a subclass of Lots, or a "
-            "replaced method), so no epsilon holds for them: use LotLoader.poisson or LotLoader.from_dataloader."
+            "the batches of the training data loader are drawn by code that is not dpbench's (a subclass of "
+            "PrivateBatchSampler, or a "
+            "replaced method), so no epsilon holds for them: use PrivateDataLoader.poisson or "
+            "PrivateDataLoader.from_dataloader."
         )
-    if type(loader).__iter__ is not LotLoader.__iter__:
+    if type(loader).__iter__ is not PrivateDataLoader.__iter__:
         raise ConfigurationError(
             f"{type(loader).__name__} overrides __iter__, which cannot be checked: a batch must reach the training as "
             "it was drawn. Transform records in the data set or in a collate_fn."
@@ -65,7 +69,7 @@ def require_lot_loader(loader: object) -> LotLoader:
     if count_of(loader.dataset) != loader.lots.sampling.population:
         raise ConfigurationError(
             f"the data set has {count_of(loader.dataset)} records, but had {loader.lots.sampling.population} when its "
-            "LotLoader was made: make a new one."
+            "PrivateDataLoader was made: make a new one."
         )
     refuse_uncovered(loader.lots.sampling)
     return loader

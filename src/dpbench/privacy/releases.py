@@ -58,7 +58,8 @@ class ReleaseHook(Protocol):
     """Takes part in each release of a training: adds records to the sums, and looks at the released sums.
 
     Guarantee: that of the releases without it. It adds nothing but records, by `Mechanism.accumulate`, which clips them
-    as it does all others; the lots draw them (`Lots.added`), and the population of the ledger counts them.
+    as it does all others; the lots draw them (`PrivateBatchSampler.added`), and the population of the ledger counts
+    them.
     """
 
     def insert(self, mechanism: Mechanism, release: int) -> None:

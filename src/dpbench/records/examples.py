@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from dpbench.data.collation import RecordOfRow
-from dpbench.data.lots import LotLoader
+from dpbench.data.lots import PrivateDataLoader
 from dpbench.data.octaves import is_checked
 from dpbench.data.records import require_examples
 from dpbench.data.separate_records import SeparateRecords
@@ -96,7 +96,7 @@ _ON_NOISE = 64  # records of the step that first bounds are found by
 
 
 class Examples:
-    """Each row of a batch is a record; or the rows that `LotLoader(record_of_row=...)` says; or a microbatch is one.
+    """Records of one row each; or of the rows that `record_of_row` of the loader gives them; or microbatches.
 
     Guarantee: the unit of privacy is that of the sampling, an example. A microbatch is a record to which each of its
     examples may do anything within the bound, so that an example moves the sum by two bounds.
@@ -131,7 +131,7 @@ class Examples:
         self.summands = Summands(MICROBATCH, microbatch_size) if microbatch_size > 1 else UNITS
         self.engine: GradientMethod | None = None
         self.method: str | None = None
-        self._loader: LotLoader | None = None
+        self._loader: PrivateDataLoader | None = None
         self._record_of_row: RowsOfLot | None = None
         self._next_row = 0
         self._rows = 0
@@ -229,7 +229,7 @@ class Examples:
         after_records: TrainingStep = self._after_records(own)
         return after_records
 
-    def begin(self, loader: LotLoader) -> None:
+    def begin(self, loader: PrivateDataLoader) -> None:
         """Have microbatches drawn where they are the records."""
         assert self.engine is not None
         require_examples(loader.dataset)
@@ -239,7 +239,7 @@ class Examples:
         self.engine.recording = False  # until a lot is opened
         self._rows = 0
 
-    def _may_separate(self, loader: LotLoader) -> bool:
+    def _may_separate(self, loader: PrivateDataLoader) -> bool:
         """Return whether records that make no rows of one batch may come alone: each is one item of the data set."""
         is_one_item = self._microbatch_size == 1 and loader.record_of_row is None
         return is_one_item and self.gradients != "engine" and self._training.automatic_optimization

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dpbench.data.collation import RecordOfRow
-from dpbench.data.lots import LotLoader
+from dpbench.data.lots import PrivateDataLoader
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.mechanism.mechanism import Merge
 from dpbench.records.training import Training
@@ -22,7 +22,7 @@ RowsOfLot = NDArray[np.int64]
 """Record (or microbatch) of each row of this process's share of a lot, ascending."""
 
 
-def grouped_lots(loader: LotLoader, microbatch_size: int) -> tuple[int, int | None]:
+def grouped_lots(loader: PrivateDataLoader, microbatch_size: int) -> tuple[int, int | None]:
     """Say how the rows of a lot make up its records, by one row each, an index of the loader, or microbatches.
 
     Returns:
@@ -55,7 +55,7 @@ def grouped_lots(loader: LotLoader, microbatch_size: int) -> tuple[int, int | No
 
 
 def rows_of_lot(
-    loader: LotLoader,
+    loader: PrivateDataLoader,
     step: int,
     training: Training,
     batch: Any,
@@ -74,7 +74,7 @@ def rows_of_lot(
             f"the batch has {rows} rows but {len(positions)} records: each row is clipped separately, so a record "
             "with several rows (augmented views, windows of a text) would count several times, and missing rows "
             "cannot be attributed. Let the collate_fn make one row for each record, or declare which rows belong "
-            "together: LotLoader(..., record_of_row=...)."
+            "together: PrivateDataLoader(..., record_of_row=...)."
         )
     return microbatch_of
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpbench.data.collation import RecordOfRow
-from dpbench.data.lots import LotLoader
+from dpbench.data.lots import PrivateDataLoader
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.events import Summands
 from dpbench.privacy.gradients.engine import LossReduction
@@ -115,7 +115,7 @@ class RecordSource(Protocol):
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Run in place of the module's own backward pass."""
 
-    def begin(self, loader: LotLoader) -> None:
+    def begin(self, loader: PrivateDataLoader) -> None:
         """Take note of how lots are drawn, before the first one is."""
 
     def open_lot(self, batch: Any) -> None:

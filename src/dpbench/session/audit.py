@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from dpbench.data.lots import Lots
+from dpbench.data.lots import PrivateBatchSampler
 from dpbench.privacy.releases import ReleaseEngine, ReleaseHook, TrainableParameters
 
 
@@ -12,12 +12,12 @@ class Audit(ABC):
     """Options of an audit; its public attributes are part of the key of a seeded training."""
 
     @abstractmethod
-    def hook(self, releases: ReleaseEngine, lots: Lots, trained: TrainableParameters) -> ReleaseHook:
+    def hook(self, releases: ReleaseEngine, lots: PrivateBatchSampler, trained: TrainableParameters) -> ReleaseHook:
         """Make the hook of a training that begins or goes on from `releases.memory`, and let its records join the lots.
 
         Args:
             releases: The training's release engine, after `ReleaseEngine.join`.
-            lots: Lots of the training data alone; `Lots.added` says how many records join.
+            lots: Lots of the training data alone; `PrivateBatchSampler.added` says how many records join.
             trained: Parameters that are updated.
 
         Raises:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dpbench.data.lots import LotLoader
+from dpbench.data.lots import PrivateDataLoader
 from dpbench.data.separate_records import SeparateRecords
 from dpbench.errors import ConfigurationError, OutOfMemory, UnsupportedModuleError
 from dpbench.guards.engine_trial import EngineTrial
@@ -98,7 +98,7 @@ class PrivateSession:
     part: nn.Module
     trained: TrainableParameters
     optimizer: Optimizer
-    loader: LotLoader
+    loader: PrivateDataLoader
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class PrivateSession:
         self._notify("on_attach")
         self._trainable = self._trainable_now()
 
-    def acquire(self, loader: object) -> LotLoader:
+    def acquire(self, loader: object) -> PrivateDataLoader:
         """Take the lots of a loader, which no other training may draw meanwhile.
 
         Raises:

@@ -65,7 +65,13 @@ def test_json_tells_the_same(run: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert (facts["verdict"], facts["confidence"], facts["stored"]) == ("CONSISTENT", 0.9, None)
     bounds = {bound["name"]: bound["epsilon"] for bound in facts["bounds"]}
     assert bounds["family"] == facts["audited"] < facts["sound"] < facts["claimed"]
-    probed = {"lot sizes", "noise of statistics", "record over bound", "sum apart from records", "more than the lot"}
+    probed = {
+        "batch sizes",
+        "noise of statistics",
+        "record over bound",
+        "sum apart from records",
+        "more than the batch",
+    }
     for check in facts["checks"]:  # of a run that measured nothing
         assert check["passed"] is (None if check["name"] in probed else True), check["name"]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dpbench.capabilities.correlated.banded import Banded, BandedNoise
 from dpbench.cli import main
-from dpbench.data.lots import Lots
+from dpbench.data.lots import PrivateBatchSampler
 from dpbench.errors import ConfigurationError, LedgerError, UnknownNoise
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS, DEFAULT_ORDERS
 from dpbench.privacy.accounting.calibration import TrainingSetting, solved
@@ -191,7 +191,7 @@ def test_one_band_is_dp_sgd_to_the_bit(tmp_path: Path) -> None:
         releases = made(tmp_path / name, sampling=sampling, make_noise=banded)
         ends.append([release(releases, rows(step)) for step in range(4)])
         assert releases.lot_key is not None
-        lots = Lots(releases.mechanism.training_plan.sampling, 0)
+        lots = PrivateBatchSampler(releases.mechanism.training_plan.sampling, 0)
         lots.start_at(0, releases.lot_key)
         ends[-1] += [torch.from_numpy(lots.lot(step)) for step in range(4)]
         releases.budget.close()
@@ -205,7 +205,7 @@ def test_one_band_is_dp_sgd_to_the_bit(tmp_path: Path) -> None:
 
 def test_groups_take_turns_and_stay() -> None:
     sampling = CyclicPoissonSampling(2000, 0.05).in_groups(BANDS)
-    lots = Lots(sampling, 0)
+    lots = PrivateBatchSampler(sampling, 0)
     seen: dict[int, int] = {}
     for step in range(40):
         for position in lots.lot(step).tolist():
@@ -216,7 +216,7 @@ def test_groups_take_turns_and_stay() -> None:
 
 def test_a_records_group_is_its_own() -> None:
     """One record more moves no other one: their draws do not depend on it."""
-    fewer, more = (Lots(CyclicPoissonSampling(size, 0.05).in_groups(BANDS), 0) for size in (2000, 2001))
+    fewer, more = (PrivateBatchSampler(CyclicPoissonSampling(size, 0.05).in_groups(BANDS), 0) for size in (2000, 2001))
     first = fewer._group_of(fewer.sampling)
     second = more._group_of(more.sampling)
     assert (first == second[:2000]).all()
@@ -225,7 +225,7 @@ def test_a_records_group_is_its_own() -> None:
 def test_draws_within_a_group_are_poisson() -> None:
     """Each record of the group at rate b·q, independently: its number of lots is binomial, and so is a lot's size."""
     sampling = CyclicPoissonSampling(4000, 0.1).in_groups(BANDS)
-    lots = Lots(sampling, 0)
+    lots = PrivateBatchSampler(sampling, 0)
     group = lots._group_of(sampling) == 0
     rounds = 100
     counts = np.zeros(4000)
@@ -313,7 +313,7 @@ def test_separated_participations_are_one_gaussian(tmp_path: Path, bands: int) -
 
 def test_participations_are_as_far_apart_as_was_promised(tmp_path: Path) -> None:
     sampling = SeparatedSampling(500, min_separation=5, max_participations=3)
-    lots = Lots(sampling, 0)
+    lots = PrivateBatchSampler(sampling, 0)
     participations: dict[int, list[int]] = {position: [] for position in range(500)}
     for step in range(15):
         for position in lots.lot(step).tolist():

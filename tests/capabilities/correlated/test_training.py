@@ -13,7 +13,7 @@ import pytorch_lightning as pl
 import torch
 from dp_accounting import rdp
 
-from dpbench import DPSGD, LotLoader, PrivateLoop
+from dpbench import DPSGD, PrivateDataLoader, PrivateLoop
 from dpbench.errors import ConfigurationError
 from dpbench.guards import EVERY_TRAINING
 from dpbench.privacy.accounting.accountants import DEFAULT_ORDERS
@@ -30,8 +30,8 @@ BANDS = 4
 BANDED: dict[str, Any] = {"noise": "banded", "bands": BANDS}
 
 
-def loader(cycle_length: int | None = None) -> LotLoader:
-    return LotLoader.cyclic_poisson(pictures(), 12, seed=0, cycle_length=cycle_length)
+def loader(cycle_length: int | None = None) -> PrivateDataLoader:
+    return PrivateDataLoader.cyclic_poisson(pictures(), 12, seed=0, cycle_length=cycle_length)
 
 
 def strategy_of(kind: type[Any] = DPSGD, **options: Any) -> Any:
@@ -40,7 +40,9 @@ def strategy_of(kind: type[Any] = DPSGD, **options: Any) -> Any:
     return kind(**{"seed": 0, "delta": 1e-3, "fingerprint": "x", **options})
 
 
-def fit(folder: Path, strategy: Any, steps: int = 9, lots: LotLoader | None = None, **options: Any) -> Classifier:
+def fit(
+    folder: Path, strategy: Any, steps: int = 9, lots: PrivateDataLoader | None = None, **options: Any
+) -> Classifier:
     torch.manual_seed(3)
     module = Classifier()
     module.net[4] = torch.nn.Identity()  # dropout masks belong to a position in a process
@@ -120,8 +122,8 @@ def test_groups_without_a_seed_are_not_drawn_again_within_a_round(tmp_path: Path
         def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
             trainer.save_checkpoint(tmp_path / f"{trainer.global_step}.ckpt")
 
-    def lots() -> LotLoader:
-        return LotLoader.cyclic_poisson(pictures(), 12, cycle_length=4)
+    def lots() -> PrivateDataLoader:
+        return PrivateDataLoader.cyclic_poisson(pictures(), 12, cycle_length=4)
 
     fit(tmp_path, strategy_of(seed=1), steps=6, lots=lots(), trainer={"more": [Save()]})
     resume: dict[str, Any] = {"ckpt_path": tmp_path / "6.ckpt", "weights_only": False}
@@ -143,8 +145,8 @@ def test_without_a_seed_it_is_resumed_by_its_keys(tmp_path: Path, seed: int | No
             if trainer.global_step == 8 and not (tmp_path / "again").exists():
                 raise RuntimeError("crash")
 
-    def lots() -> LotLoader:
-        return LotLoader.cyclic_poisson(pictures(), 12, seed=lot_seed)
+    def lots() -> PrivateDataLoader:
+        return PrivateDataLoader.cyclic_poisson(pictures(), 12, seed=lot_seed)
 
     keys = tmp_path / "noise_keys.json"
     options: dict[str, Any] = {"seed": seed, **BANDED}
@@ -216,7 +218,7 @@ def test_in_a_copied_folder_a_kept_key_is_good_for_the_same_training_only(tmp_pa
         module = kind()
         own = strategy_of(seed=None, fingerprint=None, **{**BANDED, **strategy})
         more = [] if resume else [Save()]
-        lots = LotLoader.cyclic_poisson(pictures() if data is None else data, 12)
+        lots = PrivateDataLoader.cyclic_poisson(pictures() if data is None else data, 12)
         start = tmp_path / folder / "mid.ckpt" if resume else None
         trainer_for(tmp_path / folder, own, 9, more=more).fit(module, lots, ckpt_path=start, weights_only=False)
         return module, read_ledger(tmp_path / folder / "ledger.jsonl")
@@ -244,7 +246,11 @@ def test_records_in_files_have_a_kept_key(tmp_path: Path) -> None:
     """With correlated noise there is one without a seed, and beside a seed one is added."""
     dataset = Files(tmp_path / "records.pt")
     for name, seed in (("kept", None), ("seeded", 3)):
-        fit(tmp_path / name, strategy_of(seed=seed, **BANDED), lots=LotLoader.cyclic_poisson(dataset, 12, seed=seed))
+        fit(
+            tmp_path / name,
+            strategy_of(seed=seed, **BANDED),
+            lots=PrivateDataLoader.cyclic_poisson(dataset, 12, seed=seed),
+        )
         assert str(read_ledger(tmp_path / name / "ledger.jsonl").header.noise_source).startswith("kept:")
 
 
@@ -257,7 +263,11 @@ def test_a_plain_loop_that_is_started_again_on_other_data_draws_other_noise(tmp_
         optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
         strategy = strategy_of(seed=None, ledger=str(tmp_path / "ledger.jsonl"), **BANDED)
         with pytest.warns(UserWarning, match="holds the keys of its noise"):
-            next(iter(PrivateLoop(module, optimizer, LotLoader.cyclic_poisson(data, 12), strategy, loss, steps=5)))
+            next(
+                iter(
+                    PrivateLoop(module, optimizer, PrivateDataLoader.cyclic_poisson(data, 12), strategy, loss, steps=5)
+                )
+            )
         sources.append(read_ledger(tmp_path / "ledger.jsonl").header.noise_source)
     assert sources[0] == sources[1] != sources[2]
 
@@ -292,7 +302,7 @@ def test_what_would_void_it_is_refused_before_a_ledger_is_there(tmp_path: Path) 
 
 def test_other_lots_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="data.sampling=cyclic_poisson"):
-        fit(tmp_path, strategy_of(**BANDED), lots=LotLoader.poisson(pictures(), 12, seed=0))
+        fit(tmp_path, strategy_of(**BANDED), lots=PrivateDataLoader.poisson(pictures(), 12, seed=0))
     with pytest.raises(ConfigurationError, match="among 3 groups of examples, and the noise has 4 bands"):
         fit(tmp_path, strategy_of(**BANDED), lots=loader(3))
 
@@ -309,7 +319,7 @@ def test_a_key_that_is_kept_for_a_driver_of_ones_own(tmp_path: Path) -> None:
         ).session(EVERY_TRAINING)
         torch.manual_seed(3)
         driver = Driver()
-        loader = LotLoader.cyclic_poisson(pictures(), 12)
+        loader = PrivateDataLoader.cyclic_poisson(pictures(), 12)
         session.check(driver)
         session.attach()
         session.acquire(loader)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import Subset
 
 from dpbench.capabilities.users.dataset import UserDataset
-from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
 from dpbench.data.records import Rows
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import read_ledger
@@ -42,8 +42,8 @@ def test_fedsgd_of_one_example_each_is_dpsgd(tmp_path: Path, name: str) -> None:
     users = make_users([1] * 12)
     examples: Any = Subset(users.examples, [int(users.rows(user)[0]) for user in range(12)])
     examples.unit = "user"
-    lots = Lots(make_sampling("poisson", 12, 4, "user"), 0)
-    loader = LotLoader(examples, lots, record_of_row=lambda batch: torch.arange(len(batch[0])))
+    lots = PrivateBatchSampler(make_sampling("poisson", 12, 4, "user"), 0)
+    loader = PrivateDataLoader(examples, lots, record_of_row=lambda batch: torch.arange(len(batch[0])))
     by_user, by_example = Toy(linear()), Toy(linear())
     options = {"steps": 3, "make": STRATEGIES[name], "noise_multiplier": 0.3}
     fit(tmp_path / "a", by_user, users, local=LocalTraining(lr=1.0, batch_size=None), **options)

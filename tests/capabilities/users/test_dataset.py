@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset, Subset
 
 from dpbench.capabilities.users.dataset import UserDataset
-from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
 from dpbench.data.records import Rows, shared_records
 from dpbench.errors import ConfigurationError, DataError
 from tests.capabilities.users.worlds import make_users
@@ -94,13 +94,13 @@ def test_items_are_users_and_lots_are_cohorts(users: UserDataset) -> None:
     assert int(users[-1].positions) == 2
     with pytest.raises(IndexError):
         users[3]
-    loader = LotLoader.poisson(users, 2)
+    loader = PrivateDataLoader.poisson(users, 2)
     assert loader.lots.sampling.unit == "user" and "of 3 users" in repr(loader)
     assert loader.collate_fn([]).positions.shape == (0,)
     with pytest.raises(ConfigurationError, match="is a user, but the loader's unit is example"):
-        LotLoader(users, Lots(make_sampling("poisson", 3, 2), seed=0))
+        PrivateDataLoader(users, PrivateBatchSampler(make_sampling("poisson", 3, 2), seed=0))
     with pytest.raises(ConfigurationError, match="must lie between 1 and the 3 training users, not 4"):
-        LotLoader.poisson(users, 4)
+        PrivateDataLoader.poisson(users, 4)
 
 
 def test_examples_of_an_own_data_set() -> None:

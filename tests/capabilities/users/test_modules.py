@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import dpbench
-from dpbench.data.lots import LotLoader
+from dpbench.data.lots import PrivateDataLoader
 from dpbench.errors import ConfigurationError
 from dpbench.records import LocalTraining, Users
 from dpbench.strategies import DPSGD, AdaptiveMeanClipping, ClipOnly, FederatedAveraging
@@ -155,7 +155,7 @@ def test_one_strategy_fits_twice(tmp_path: Path, plain: Tensor) -> None:
 
 
 def test_loaders_of_torch_become_lots(tmp_path: Path, plain: Tensor) -> None:
-    loader = LotLoader.from_dataloader(DataLoader(make_users(), batch_size=4, num_workers=1), seed=0)
+    loader = PrivateDataLoader.from_dataloader(DataLoader(make_users(), batch_size=4, num_workers=1), seed=0)
     torch.testing.assert_close(trained(tmp_path, Toy(linear()), loader=loader), plain)
 
 

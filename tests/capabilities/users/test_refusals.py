@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset, random_split
 
 from dpbench.callback.non_private import NonPrivate
-from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
 from dpbench.errors import ConfigurationError, DPBenchError, LedgerError
 from dpbench.records import LocalTraining, Users
 from dpbench.strategies import DPSGD, ClipOnly
@@ -63,13 +63,13 @@ def test_a_metric_that_is_never_returned_is_no_zero(tmp_path: Path) -> None:
         fit(tmp_path, module, metrics={"accuracy": 1.0})
 
 
-class Halves(LotLoader):
+class Halves(PrivateDataLoader):
     def __iter__(self) -> Any:
         return (type(cohort)(cohort.positions[::2]) for cohort in super().__iter__())
 
 
-def lots(unit: str = "user") -> Lots:
-    return Lots(make_sampling("poisson", 12, 4, unit), 0)
+def lots(unit: str = "user") -> PrivateBatchSampler:
+    return PrivateBatchSampler(make_sampling("poisson", 12, 4, unit), 0)
 
 
 def examples(**attributes: Any) -> Any:
@@ -79,19 +79,22 @@ def examples(**attributes: Any) -> Any:
 
 
 LOADERS: dict[str, tuple[Callable[[], Any], str]] = {
-    "collate_fn": (lambda: LotLoader(make_users(), lots(), list), "collate_fn and record_of_row are for examples"),
+    "collate_fn": (
+        lambda: PrivateDataLoader(make_users(), lots(), list),
+        "collate_fn and record_of_row are for examples",
+    ),
     "record_of_row": (
-        lambda: LotLoader(make_users(), lots(), record_of_row=lambda batch: batch[0]),
+        lambda: PrivateDataLoader(make_users(), lots(), record_of_row=lambda batch: batch[0]),
         "collate_fn and record_of_row are for examples",
     ),
     "halved": (lambda: Halves(make_users(), lots()), "overrides __iter__"),
-    "subset": (lambda: LotLoader(Subset(make_users(), range(12)), lots()), "Subset of users .* has lost"),
+    "subset": (lambda: PrivateDataLoader(Subset(make_users(), range(12)), lots()), "Subset of users .* has lost"),
     "random split": (
-        lambda: LotLoader.poisson(random_split(make_users(), [8, 4])[0], 4),
+        lambda: PrivateDataLoader.poisson(random_split(make_users(), [8, 4])[0], 4),
         r"use UserDataset.subset\(positions\)",
     ),
-    "examples": (lambda: LotLoader(examples(), lots("example")), "a record is a user, but batches"),
-    "called users": (lambda: LotLoader(examples(unit="user"), lots()), "has no users"),
+    "examples": (lambda: PrivateDataLoader(examples(), lots("example")), "a record is a user, but batches"),
+    "called users": (lambda: PrivateDataLoader(examples(unit="user"), lots()), "has no users"),
     "no lots": (lambda: DataLoader(make_users(), batch_size=4), "the sampling of the training data loader"),
     "no examples": (lambda: loader_of(make_users([0] * 12)), "none of the 12 users has an example"),
 }

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dpbench.capabilities.users.dataset import UserDataset
-from dpbench.data.lots import LotLoader, Lots
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader
 from dpbench.data.records import Rows
 from dpbench.harness.runs.folder import RunFolder
 from dpbench.harness.runs.metrics_log import MetricsCSV
@@ -132,7 +132,7 @@ def test_nothing_is_left_of_the_random_numbers_of_a_lot(tmp_path: Path) -> None:
 @pytest.mark.parametrize("expected", [0.3, len(SIZES)])
 def test_empty_cohorts_and_cohorts_of_everybody(tmp_path: Path, expected: float) -> None:
     sampling = PoissonSampling(len(SIZES), expected / len(SIZES), unit="user")
-    loader = LotLoader(make_users(), Lots(sampling, 0))
+    loader = PrivateDataLoader(make_users(), PrivateBatchSampler(sampling, 0))
     sizes = {len(loader.lots.lot(step)) for step in range(5)}
     assert 0 in sizes if expected < 1 else sizes == {len(SIZES)}
     module = Toy(linear())

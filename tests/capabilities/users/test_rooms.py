@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import dpbench
 from dpbench import LocalTraining, PrivateLoop, UserDataset, Users
 from dpbench.capabilities.users.module import UserDataModule
-from dpbench.data.lots import LotLoader
+from dpbench.data.lots import PrivateDataLoader
 from dpbench.errors import ConfigurationError, Diverged
 from dpbench.strategies import DPSGD
 from tests.capabilities.users.worlds import WIDTH, Toy, fit, linear, loader_of, make_users
@@ -72,7 +72,7 @@ def test_released_weights_stop_a_run(tmp_path: Path) -> None:
 def test_examples_of_users_are_watched_in_private_training() -> None:
     users = UserDataset(First(), np.arange(SIZE) % 8)
     users.batch(1, [0, 1, 2, 3, 4])  # as long as nothing is private
-    LotLoader.poisson(users, 4)
+    PrivateDataLoader.poisson(users, 4)
     with pytest.raises(ConfigurationError, match="at other indices"):
         [users.batch(user, range(5)) for user in range(8)]
 

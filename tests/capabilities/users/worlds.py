@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from dpbench.callback.strategy import PrivateStrategy
 from dpbench.capabilities.users.dataset import UserDataset
-from dpbench.data.lots import LotLoader, Lots, make_sampling
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
 from dpbench.data.records import Rows
 from dpbench.privacy.randomness import Stream, keyed_generator
 from dpbench.records import LocalTraining, Users
@@ -67,8 +67,8 @@ def make_users(
     return UserDataset(Rows(inputs, targets), owners(sizes), names=range(len(sizes)), **options)
 
 
-def loader_of(users: UserDataset, expected: float = 4, kind: str = "poisson", seed: int = SEED) -> LotLoader:
-    return LotLoader(users, Lots(make_sampling(kind, len(users), expected, "user"), seed))
+def loader_of(users: UserDataset, expected: float = 4, kind: str = "poisson", seed: int = SEED) -> PrivateDataLoader:
+    return PrivateDataLoader(users, PrivateBatchSampler(make_sampling(kind, len(users), expected, "user"), seed))
 
 
 def fit(
@@ -78,7 +78,7 @@ def fit(
     steps: int = 2,
     local: LocalTraining | None = None,
     make: Callable[..., PrivateStrategy] = DPSGD,
-    loader: LotLoader | None = None,
+    loader: PrivateDataLoader | None = None,
     trainer: dict[str, Any] | None = None,
     start: Path | None = None,
     **options: Any,
@@ -123,7 +123,7 @@ def naive_update(server: Toy, users: UserDataset, user: int, local: LocalTrainin
 
 
 def naive_round(
-    server: Toy, loader: LotLoader, local: LocalTraining, release: int, bound: float = 1.0
+    server: Toy, loader: PrivateDataLoader, local: LocalTraining, release: int, bound: float = 1.0
 ) -> tuple[list[Tensor], list[float]]:
     """The mean of the clipped updates of a cohort over its expected size; and their norms."""
     users: Any = loader.dataset
@@ -137,7 +137,9 @@ def naive_round(
     return [t / loader.lots.sampling.expected_batch_size for t in total], norms
 
 
-def naive_training(module: Toy, loader: LotLoader, local: LocalTraining, rounds: int, bound: float = 1.0) -> Toy:
+def naive_training(
+    module: Toy, loader: PrivateDataLoader, local: LocalTraining, rounds: int, bound: float = 1.0
+) -> Toy:
     """Rounds of plain server steps with lr 1."""
     server = copy.deepcopy(module).double()
     for release in range(rounds):

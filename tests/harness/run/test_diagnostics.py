@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import TensorDataset
 
-from dpbench.data.lots import Lots, make_sampling
+from dpbench.data.lots import PrivateBatchSampler, make_sampling
 from dpbench.harness.reports.plots import plot_diagnostics
 from dpbench.harness.run._diagnostics import GradientDiagnostics
 from dpbench.harness.runs.folder import RunFolder
@@ -37,7 +37,7 @@ def test_values_where_everything_is_known(tmp_path: Path) -> None:
     strategy = DPSGD(max_grad_norm=2.0, noise_multiplier=1.5, seed=0, delta=1e-3, max_physical_batch_size=7)
     run(tmp_path, strategy, Known(5), 5, TensorDataset(rows))
     table = pd.read_csv(tmp_path / "metrics.csv", index_col="step")
-    lot = rows[Lots(make_sampling("poisson", 60, 12), 0).lot(0)]
+    lot = rows[PrivateBatchSampler(make_sampling("poisson", 60, 12), 0).lot(0)]
     norms = lot.norm(dim=1)
     pieces = norms.split(7)
     total = (lot / (norms[:, None] / 2).clamp(min=1)).sum(0)

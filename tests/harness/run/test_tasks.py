@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from dpbench.data.lots import LotLoader
+from dpbench.data.lots import PrivateDataLoader
 from dpbench.errors import ConfigurationError
 from tests.support.cli import dpbench
 
@@ -26,7 +26,7 @@ class Points(pl.LightningDataModule):
         self.size, self.seed = size, seed
 
     def train_dataloader(self) -> Any:
-        return LotLoader.poisson(POINTS, self.size, seed=self.seed)
+        return PrivateDataLoader.poisson(POINTS, self.size, seed=self.seed)
 
 
 class Shuffled(Points):
@@ -36,7 +36,7 @@ class Shuffled(Points):
 
 class OtherSeed(Points):
     def train_dataloader(self) -> Any:
-        return LotLoader.poisson(POINTS, self.size, seed=5)
+        return PrivateDataLoader.poisson(POINTS, self.size, seed=5)
 
 
 class NoSeed(Points):
@@ -98,7 +98,7 @@ def test_a_task_that_is_none_of_ours(words: list[str], tmp_path: Path) -> None:
     ("more", "message"),
     [
         ("data=shuffled", "Shuffled.train_dataloader gives a DataLoader, whose sampling no ledger knows"),
-        ("data=otherseed", "OtherSeed does not pass its seed to its LotLoader"),
+        ("data=otherseed", "OtherSeed does not pass its seed to its PrivateDataLoader"),
         ("data=noseed", "takes no seed, and its lots could not be repeated"),
         ("data.size=101", "a line needs lots of at most 100 points"),
         ("model=mlp", "Line takes no model: choose model=none"),

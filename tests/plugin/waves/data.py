@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from dpbench import LotLoader
+from dpbench import PrivateDataLoader
 
 
 def waves(number: int, length: int, key: int) -> TensorDataset:
@@ -45,9 +45,9 @@ class Waves(pl.LightningDataModule):
         """Which data the validation loop sees: the test data, where none are held out."""
         return "val" if self.val_size else "test"
 
-    def train_dataloader(self) -> LotLoader:
+    def train_dataloader(self) -> PrivateDataLoader:
         """Poisson lots."""
-        return LotLoader.poisson(waves(1024, self.length, 0), self.expected_batch_size, seed=self.seed)
+        return PrivateDataLoader.poisson(waves(1024, self.length, 0), self.expected_batch_size, seed=self.seed)
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Waves that were held out, or the test data."""

@@ -36,7 +36,7 @@ from dpbench.capabilities.attack.results import (
 from dpbench.capabilities.attack.signals import SIGNALS, candidates_of, has_probabilities, members_of, signals_of
 from dpbench.capabilities.auditing.audit import Verdict
 from dpbench.capabilities.auditing.family import Family
-from dpbench.data.module import LotDataModule
+from dpbench.data.module import PrivateDataModule
 from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.files import write_atomically, write_json
 from dpbench.harness.reports.figures import write_figure
@@ -67,7 +67,7 @@ class AttackedSetting:
     """
 
     summary: AttackSummary
-    candidates: LotDataModule[Any]
+    candidates: PrivateDataModule[Any]
     rows: tuple[RunRow, ...]
     members: Flags
 
@@ -107,7 +107,7 @@ def attack_runs(
         _refuse_group(rows)
     labels = RunTable(tuple(rows[0] for rows in groups)).labels() if len(groups) > 1 else [""]
     settings = []
-    candidates: dict[str, LotDataModule[Any]] = {}
+    candidates: dict[str, PrivateDataModule[Any]] = {}
     for label, rows in zip(labels, groups, strict=True):
         # Settings that differ elsewhere share the data, which take the longest to load.
         config = rows[0].record["config"]
@@ -137,7 +137,7 @@ def _refuse_group(rows: Sequence[RunRow]) -> None:
 def _attack_setting(
     label: str,
     rows: Sequence[RunRow],
-    candidates: LotDataModule[Any],
+    candidates: PrivateDataModule[Any],
     signals: Sequence[str],
     trust: bool,
 ) -> AttackedSetting:
@@ -162,7 +162,7 @@ def _games(
     label: str,
     rows: Sequence[RunRow],
     members: Flags,
-    candidates: LotDataModule[Any],
+    candidates: PrivateDataModule[Any],
     signals: Sequence[str],
     trust: bool,
 ) -> dict[str, MembershipGame]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from dpbench.canonical import digest_of
 from dpbench.capabilities.attack.membership import log_odds
 from dpbench.capabilities.auditing.label_scores import margins
-from dpbench.data.module import LotDataModule
+from dpbench.data.module import PrivateDataModule
 from dpbench.errors import ConfigurationError
 from dpbench.harness.run.build import instantiate
 from dpbench.harness.run.config import class_of
@@ -51,7 +51,7 @@ def has_probabilities(config: Mapping[str, Any]) -> bool:
     return issubclass(class_of(config["module"], "module"), _OF_PROBABILITIES)
 
 
-def candidates_of(config: Mapping[str, Any]) -> LotDataModule[Any]:
+def candidates_of(config: Mapping[str, Any]) -> PrivateDataModule[Any]:
     """Load the data of some runs: the records among which they had their members, and others that none was trained on.
 
     Args:
@@ -64,12 +64,12 @@ def candidates_of(config: Mapping[str, Any]) -> LotDataModule[Any]:
         ConfigurationError: The data are of a class that has no such experiment, or there are fewer than two candidates.
     """
     cls = class_of(config["data"], "data")
-    if not issubclass(cls, LotDataModule):
+    if not issubclass(cls, PrivateDataModule):
         raise ConfigurationError(
             f"data: {cls.__name__} says nothing of members, as ImageDataModule does (data.membership=half)."
         )
     options = {**config["data"], "seed": 0, "membership": "half", "sampling": "shuffled"}  # no lot is drawn
-    data: LotDataModule[Any] = instantiate(cls, options, "data")
+    data: PrivateDataModule[Any] = instantiate(cls, options, "data")
     data.prepare_data()
     data.setup("fit")
     if len(data.train_set) < 2:
@@ -79,7 +79,7 @@ def candidates_of(config: Mapping[str, Any]) -> LotDataModule[Any]:
     return data
 
 
-def members_of(run: RunFolder, record: Mapping[str, Any], candidates: LotDataModule[Any]) -> NDArray[np.bool_]:
+def members_of(run: RunFolder, record: Mapping[str, Any], candidates: PrivateDataModule[Any]) -> NDArray[np.bool_]:
     """Mask of the candidates that a run was trained on, (N,).
 
     Args:
@@ -102,7 +102,7 @@ def members_of(run: RunFolder, record: Mapping[str, Any], candidates: LotDataMod
 
 def signals_of(
     run: RunFolder,
-    candidates: LotDataModule[Any],
+    candidates: PrivateDataModule[Any],
     signal: str,
     trust: bool = False,
 ) -> tuple[Floats, Floats]:

@@ -310,7 +310,7 @@ def bound_by_area(name: str, assumes: str, scores: Floats, member: Flags, family
 def _game_bound(sums: GameSums, family: Family, levels: Levels) -> Bound:
     """The bound of a lower limit of sensitivity over noise: releases of as much compose to an ε."""
     name = "release game"
-    assumes = "the family, lots as declared, independent noise"
+    assumes = "the family, batches as declared, independent noise"
     if not sums.ins or not sums.outs:
         return Bound(name, assumes, why_not="nobody was drawn, or everybody")
     if family.uncovered is not None:
@@ -353,11 +353,11 @@ def _checks(scores: Scores, ledger: Ledger, game: ReleaseGame | None, level: flo
     probes = scores.probes
     if scores.rounds is not None:
         tests["sizes of groups"] = group_sizes(scores.rounds)
-    tests["lot sizes"] = lot_sizes(probes)
+    tests["batch sizes"] = lot_sizes(probes)
     tests["noise of statistics"] = statistics_noise(probes)
     # These are no statistics, and never fail by chance.
     most = {"record over bound": (probes.largest, 1.0), "sum apart from records": (probes.difference, 0.0)}
-    most["more than the lot"] = (float(probes.surplus), 0.0)
+    most["more than the batch"] = (float(probes.surplus), 0.0)
     for name, (value, expected) in most.items():
         tests[name] = Check(value, expected) if probes.records else None
     return tuple((check or Check()).judged(name, level, TOLERANCE) for name, check in tests.items())

@@ -22,7 +22,7 @@ from dpbench.capabilities.canaries.file import FILE_NAME, write_scores
 from dpbench.capabilities.canaries.run_probe import RunProbe
 from dpbench.capabilities.canaries.scores import ScoreSums
 from dpbench.capabilities.canaries.whitening import Rounds
-from dpbench.data.lots import Lots
+from dpbench.data.lots import PrivateBatchSampler
 from dpbench.errors import ConfigurationError
 from dpbench.options import Count, check_options
 from dpbench.privacy.gradients.parameter import ParameterGradients
@@ -66,7 +66,7 @@ class GradientCanaries(Audit):
     def __post_init__(self) -> None:
         check_options(GradientCanaries, vars(self))
 
-    def hook(self, releases: ReleaseEngine, lots: Lots, trained: TrainableParameters) -> Canaries:
+    def hook(self, releases: ReleaseEngine, lots: PrivateBatchSampler, trained: TrainableParameters) -> Canaries:
         """Make the canaries of a training; a resumed one has those that it began with.
 
         Raises:
@@ -167,7 +167,7 @@ class Canaries:
         requested: int | None,
         key: int,
         releases: ReleaseEngine,
-        lots: Lots,
+        lots: PrivateBatchSampler,
         trained: TrainableParameters,
     ) -> None:
         recipe = releases.recipe

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dpbench.capabilities.canaries.scores import ScoreSums
-from dpbench.data.lots import Lots
+from dpbench.data.lots import PrivateBatchSampler
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.mechanism.mechanism import Mechanism
 from dpbench.privacy.processes import Processes
@@ -45,7 +45,7 @@ class RunProbe:
         self,
         key: int,
         sums: ScoreSums,
-        lots: Lots,
+        lots: PrivateBatchSampler,
         processes: Processes,
     ) -> None:
         self._key = key

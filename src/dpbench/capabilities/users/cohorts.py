@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dpbench.capabilities.users.dataset import UserDataset
 from dpbench.capabilities.users.local_training import Client, LocalStep, LocalTraining, kept_randomness
 from dpbench.capabilities.users.state import UserState
-from dpbench.data.lots import LotLoader
+from dpbench.data.lots import PrivateDataLoader
 from dpbench.data.records import Cohort
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.events import UNITS
@@ -111,7 +111,7 @@ class Users:
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Nothing is left to do: the updates were accumulated in the step."""
 
-    def begin(self, loader: LotLoader) -> None:
+    def begin(self, loader: PrivateDataLoader) -> None:
         """Find the users' examples, and have the users of a lot dealt to the processes by their work."""
         self._dataset = users_of(loader)
         self._lots = loader.lots
@@ -241,7 +241,7 @@ class Users:
             yield self._on_device(self._dataset.batch(user, positions))
 
 
-def users_of(loader: LotLoader) -> UserDataset:
+def users_of(loader: PrivateDataLoader) -> UserDataset:
     """The users that a loader draws.
 
     Raises:
@@ -251,7 +251,8 @@ def users_of(loader: LotLoader) -> UserDataset:
     if isinstance(dataset, UserDataset):
         if loader.record_of_row is not None or loader.collate_fn.is_custom:  # type: ignore[union-attr]
             raise ConfigurationError(
-                "LotLoader's collate_fn and record_of_row are for examples; how a user's examples become a batch says "
+                "PrivateDataLoader's collate_fn and record_of_row are for examples; how a user's examples become a "
+                "batch says "
                 "UserDataset(examples, users, collate_fn=...)."
             )
         if not dataset.sizes.any():
@@ -262,5 +263,6 @@ def users_of(loader: LotLoader) -> UserDataset:
         return dataset
     raise ConfigurationError(
         f"a record is a user, but {type(dataset).__name__} has no users: "
-        "LotLoader.poisson(UserDataset(examples, users), expected_batch_size), with the user of each example in users."
+        "PrivateDataLoader.poisson(UserDataset(examples, users), expected_batch_size), with the user of each example "
+        "in users."
     )

@@ -14,14 +14,14 @@ from torch.utils.data import Dataset, Subset
 from dpbench.capabilities.users.dataset import UserDataset
 from dpbench.capabilities.users.sources import UserData, user_source
 from dpbench.data.held_out import Split, name_bytes
-from dpbench.data.module import Folder, LotDataModule, Membership, Splits
+from dpbench.data.module import Folder, Membership, PrivateDataModule, Splits
 from dpbench.data.sources import data_root
 from dpbench.errors import ConfigurationError
 from dpbench.options import Count, PositiveInt
 from dpbench.privacy.sampling import Positions
 
 
-class UserDataModule(LotDataModule[Dataset[Any]]):
+class UserDataModule(PrivateDataModule[Dataset[Any]]):
     """Training lots of users, an optional validation split by users, and the test examples of a data set by users.
 
     Args:

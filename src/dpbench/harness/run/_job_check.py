@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from dpbench.data.images import ImageDataModule
-from dpbench.data.module import LotDataModule
+from dpbench.data.module import PrivateDataModule
 from dpbench.errors import ConfigurationError
 from dpbench.harness.run._earlier_stage import with_earlier_stage
 from dpbench.harness.run.build import build_strategy, make_data, module_for
@@ -30,10 +30,10 @@ def check_job(config: dict[str, Any], folder: RunFolder) -> None:
         ConfigurationError: The job would be refused when it is run.
     """
     strategy = build_strategy(with_earlier_stage(config), folder)
-    if not issubclass(class_of(config["data"], "data"), LotDataModule):  # others may load what they are made of
+    if not issubclass(class_of(config["data"], "data"), PrivateDataModule):  # others may load what they are made of
         return
     data = make_data(config, strategy)
-    assert isinstance(data, LotDataModule)
+    assert isinstance(data, PrivateDataModule)
     data.check_membership()
     if config["data"].get("membership") is not None and is_audited(config):
         raise ConfigurationError(

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor, nn
 
-from dpbench.data.lots import LotLoader, Lots
+from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader
 from dpbench.errors import ConfigurationError, DPBenchError, brief
 from dpbench.guards.lots import refuse_uncovered
 from dpbench.guards.precision import refuse_precision
@@ -149,20 +149,21 @@ def build_data(config: dict[str, Any], strategy: pl.Callback) -> pl.LightningDat
     lots = _lots_of(data)
     if lots.seed != _seed_of_lots(config):
         raise ConfigurationError(
-            f"data: {type(data).__name__} does not pass its seed to its LotLoader, so batches would differ at each "
-            "start (or be predictable): LotLoader.poisson(dataset, expected_batch_size, seed=seed)."
+            f"data: {type(data).__name__} does not pass its seed to its PrivateDataLoader, so batches would differ at "
+            f"each "
+            "start (or be predictable): PrivateDataLoader.poisson(dataset, expected_batch_size, seed=seed)."
         )
     if isinstance(strategy, PrivateStrategy):
         refuse_uncovered(lots.sampling)
     return data
 
 
-def _lots_of(data: pl.LightningDataModule) -> Lots:
+def _lots_of(data: pl.LightningDataModule) -> PrivateBatchSampler:
     loader = data.train_dataloader()
-    if not isinstance(loader, LotLoader):
+    if not isinstance(loader, PrivateDataLoader):
         raise ConfigurationError(
             f"data: {type(data).__name__}.train_dataloader gives a {type(loader).__name__}, whose sampling no ledger "
-            "knows: return dpbench.LotLoader.poisson(dataset, expected_batch_size, seed=seed), say."
+            "knows: return dpbench.PrivateDataLoader.poisson(dataset, expected_batch_size, seed=seed), say."
         )
     return loader.lots
 

@@ -36,7 +36,7 @@ WITH_ROUNDS = 3  # the schema of phases whose steps depend on one another
 WITH_PLANS = 2
 KEPT = "kept:"  # begins replay key and sources of a run without a seed, whose keys were in a file until it ended
 WITHOUT_PLANS = 1  # the schema of phases that state no plan
-_SEEDED = {"noise": "that of the strategy", "lots": "that of the LotLoader"}
+_SEEDED = {"noise": "that of the strategy", "lots": "that of the PrivateDataLoader"}
 _SMALLEST = 1e-100  # ratio of noise and sensitivity whose square is still a number
 _NOT_A_LINE = (
     ValueError,  # ConfigurationError is one

@@ -173,7 +173,7 @@ def _refuse_other_rows(use: Use, x: Tensor, rows: int, dimension: int) -> None:
         raise UnsupportedModuleError(
             f"{use} saw a tensor of shape {tuple(x.shape)} for a batch of {rows} records: every layer must carry the "
             "records in dimension 0, one row each (recurrent layers and transformers: batch_first=True; several rows "
-            "of a record: LotLoader(..., record_of_row=...))."
+            "of a record: PrivateDataLoader(..., record_of_row=...))."
         )
 
 

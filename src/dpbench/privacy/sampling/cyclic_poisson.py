@@ -14,9 +14,9 @@ from dpbench.privacy.sampling.scheme import Sampling, TakingTurns
 class CyclicPoissonSampling(TakingTurns, Sampling):
     """Each record is in one of b groups; lot t is a Poisson sample at rate b·q of group t mod b.
 
-    A record's group is drawn uniformly and independently of all others, once for the whole training (`Lots` does it),
-    so that a record takes part at most once in any b consecutive steps, which noise that is correlated over b steps
-    needs. Neighbors differ in the presence of one record.
+    A record's group is drawn uniformly and independently of all others, once for the whole training
+    (`PrivateBatchSampler` does it), so that a record takes part at most once in any b consecutive steps, which noise
+    that is correlated over b steps needs. Neighbors differ in the presence of one record.
 
     Guarantee: a round of b steps costs as much as one Poisson lot at rate b·q, as each record is in one of its lots at
     most, so n steps cost ⌈n/b⌉ of them (Choquette-Choo et al. 2023). The first step of a round states that cost, the

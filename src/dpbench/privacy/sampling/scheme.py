@@ -196,7 +196,8 @@ class Sampling(ABC):
             return self
         raise ConfigurationError(
             f"banded noise needs batches that hold a record at most once in {groups} steps, which {self.kind!r} "
-            "batches do not promise: data.sampling=cyclic_poisson (LotLoader.cyclic_poisson), or min_separation."
+            "batches do not promise: data.sampling=cyclic_poisson (PrivateDataLoader.cyclic_poisson), or "
+            "min_separation."
         )
 
     @property

@@ -16,8 +16,8 @@ class SeparatedSampling(TakingTurns, Sampling):
     """Each record takes part in each step of its group, at least `min_separation` steps apart.
 
     As in federated rounds with cohorts that are no secret: nothing is amplified. A record's group is drawn uniformly
-    and independently of all others, once for the whole training (`Lots` does it). Neighbors differ in the presence of
-    one record.
+    and independently of all others, once for the whole training (`PrivateBatchSampler` does it). Neighbors differ in
+    the presence of one record.
 
     Guarantee: with noise that is independent, or correlated over at most `min_separation` steps, k participations are
     one Gaussian mechanism of μ = √k / z (Choquette-Choo et al. 2023), and n steps have k = ⌈n / min_separation⌉. The
