@@ -57,9 +57,8 @@ def require_lot_loader(loader: object) -> PrivateDataLoader:
     if type(loader.lots) is not PrivateBatchSampler or replaced:
         raise ConfigurationError(
             "the batches of the training data loader are drawn by code that is not dpbench's (a subclass of "
-            "PrivateBatchSampler, or a "
-            "replaced method), so no epsilon holds for them: use PrivateDataLoader.poisson or "
-            "PrivateDataLoader.from_dataloader."
+            "PrivateBatchSampler, or a replaced method), so no epsilon holds for them: use PrivateDataLoader.poisson "
+            "or PrivateDataLoader.from_dataloader."
         )
     if type(loader).__iter__ is not PrivateDataLoader.__iter__:
         raise ConfigurationError(
