@@ -9,8 +9,10 @@ if TYPE_CHECKING:
     from dpbench.callback.check import check
     from dpbench.callback.loop import PrivateLoop
     from dpbench.data.lots import PrivateDataLoader
+    from dpbench.harness.reports.accounting import calibrate, epsilon
     from dpbench.models.fixing import fix
     from dpbench.models.trainable import train_only
+    from dpbench.privacy.accounting.ledger import read_ledger
     from dpbench.records.step_state import independent
     from dpbench.strategies import (
         DPSGD,
@@ -42,18 +44,24 @@ __all__ = [
     "PrivateStrategy",
     "VectorGroups",
     "__version__",
+    "calibrate",
     "check",
+    "epsilon",
     "fix",
     "independent",
+    "read_ledger",
     "train_only",
 ]
 
 _ELSEWHERE = {
     "PrivateDataLoader": "dpbench.data.lots",
     "PrivateLoop": "dpbench.callback.loop",
+    "calibrate": "dpbench.harness.reports.accounting",
     "check": "dpbench.callback.check",
+    "epsilon": "dpbench.harness.reports.accounting",
     "fix": "dpbench.models.fixing",
     "independent": "dpbench.records.step_state",
+    "read_ledger": "dpbench.privacy.accounting.ledger",
     "train_only": "dpbench.models.trainable",
 }
 
@@ -75,4 +83,4 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     from importlib.metadata import entry_points
 
-    return sorted({*globals(), *__all__, *entry_points(group="dpbench").names})
+    return sorted({*__all__, *entry_points(group="dpbench").names})

@@ -11,6 +11,7 @@ import collections.abc
 import inspect
 import json
 import numbers
+import re
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
@@ -30,8 +31,10 @@ NonNegative = Annotated[float, Field(ge=0), "a number from 0 on"]
 PositiveInt = Annotated[int, Field(ge=1), "a whole number from 1 on"]
 Count = Annotated[int, Field(ge=0), "a whole number from 0 on"]
 Decay = Annotated[float, Field(ge=0, lt=1), "a number from 0 to below 1"]
+Share = Annotated[float, Field(gt=0, lt=1), "a number strictly between 0 and 1"]
 Seed = Annotated[int, Field(ge=0, lt=2**32), "a whole number from 0 on (below 2^32)"]
 
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 # PyTorch's annotations name what only type checkers import.
 _NAMES = {**vars(typing), **vars(collections.abc)}
@@ -156,7 +159,10 @@ def checked_value(annotation: Any, value: Any, name: str) -> Any:
 
 
 def _refusal(annotation: Any, value: Any, name: str) -> ConfigurationError:
-    return ConfigurationError(f"{name} must be {described(annotation)}, not {shown(value)}.")
+    remedy = ""
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
+        remedy = f""" That is text; from the environment, write '{name}="${{oc.decode:${{oc.env:NAME}}}}"'."""
+    return ConfigurationError(f"{name} must be {described(annotation)}, not {shown(value)}.{remedy}")
 
 
 def _validated(adapter: TypeAdapter[Any], value: Any, name: str) -> Any:

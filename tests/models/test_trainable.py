@@ -165,8 +165,18 @@ def test_biases_of_recurrent_layers_and_of_attention() -> None:
     assert train_only(attention, "bias") == ["in_proj_bias", "out_proj.bias"]
 
 
+def test_norms_and_patterns_of_names() -> None:
+    def model() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.Linear(3, 2))
+
+    assert train_only(model(), "norm") == ["1.weight", "1.bias"]
+    assert train_only(model(), "norm+2.*") == ["1.weight", "1.bias", "2.weight", "2.bias"]
+    with pytest.raises(ValueError, match="no parameter has a name like"):
+        train_only(model(), "*head*")
+
+
 def test_what_cannot_be_trained() -> None:
-    with pytest.raises(ValueError, match=r"'head' names no part .* last_layer, bias, lora:RANK"):
+    with pytest.raises(ValueError, match=r"'head' names no part .* last_layer, bias, norm, lora:RANK"):
         train_only(network(), "head")
     with pytest.raises(ValueError, match="'lora:0' has no rank from 1 on"):
         train_only(network(), "lora:0")

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, dataclass_transform
 from pydantic import AfterValidator, Field
 
 from dpbench.errors import ConfigurationError
-from dpbench.options import Count, PositiveInt, check_options, options_of
+from dpbench.options import Count, PositiveInt, Share, check_options, options_of
 from dpbench.privacy.gradients.discretization import Discretization, Values
 from dpbench.privacy.gradients.engine import LossReduction
 from dpbench.privacy.gradients.method import GradientsName
@@ -107,7 +107,6 @@ Records = Annotated[
 
 NoiseMultiplier = Annotated[float, "a positive number (strategy=none trains without privacy)"]
 FactorSchedule = Annotated[Schedule, f"{FORMS}, or a list with a factor for each step, or a function"]
-Share = Annotated[float, Field(gt=0, lt=1), "a number strictly between 0 and 1"]
 LedgerFile = Annotated[str, Field(pattern=r"\S"), "the name of a file"]
 
 

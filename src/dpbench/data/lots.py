@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, SequentialSampler
 from torch.utils.data import Sampler as TorchSampler
 
 from dpbench.data.collation import Collation, RecordOfRow
@@ -714,6 +714,11 @@ def dealt(
 
 def _refuse_other_draws(loader: DataLoader[Any]) -> None:
     sampler: Any = loader.sampler
+    if isinstance(sampler, DistributedSampler):
+        raise ConfigurationError(
+            "leave out the DistributedSampler: a PrivateDataLoader draws from the whole data set and shares each batch "
+            "among the processes."
+        )
     if type(sampler) not in (RandomSampler, SequentialSampler):
         raise ConfigurationError(
             f"the data loader draws by a {type(sampler).__name__}; wrap the records that it may draw in a "

@@ -1,13 +1,15 @@
-"""Training of a part of a network: its last layer, its biases, or low-rank adapters of its linear layers (LoRA)."""
+"""Training of a part of a network: a layer, biases, norms, or low-rank adapters of its linear layers (LoRA)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
 
-_KNOWN = "last_layer, bias, lora:RANK (such as lora:8), or several of them joined by +"
+_KNOWN = "last_layer, bias, norm, lora:RANK (such as lora:8), a pattern of names ('*head*'), or several joined by +"
+_WILDCARDS = frozenset("*?[")
 
 
 class LoRA(nn.Module):
@@ -59,6 +61,8 @@ def train_only(model: nn.Module, parts: str) -> list[str]:
 
     * `last_layer`: the module that was registered last of those with parameters, such as a classifier's output.
     * `bias`: all biases (Bu et al. 2022, bu_bias_2022).
+    * `norm`: weights and biases of layers whose class has "norm" in its name, such as `nn.LayerNorm`.
+    * A pattern with `*`, `?` or `[]`: parameters whose full names match, such as `*.attention.*`.
     * `lora:RANK`: an adapter (`LoRA`) for each `nn.Linear`, except the last layer if that is trained itself
       (Yu et al. 2022).
 
@@ -84,14 +88,10 @@ def train_only(model: nn.Module, parts: str) -> list[str]:
     chosen: set[nn.Parameter] = set()
     last = _last_layer(model)
     for part in parts.split("+"):
-        if part == "last_layer":
-            chosen.update(last.parameters(recurse=False))
-        elif part == "bias":
-            chosen.update(p for name, p in model.named_parameters() if _is_bias(name))
-        elif part.startswith("lora:"):
+        if part.startswith("lora:"):
             ranks.append(_rank(part, parts))
         else:
-            raise ValueError(f"{parts!r} names no part of a network to be trained: it is {_KNOWN}.")
+            chosen.update(_parameters_of(part, model, last))
     # Frozen before adapters are added, whose parameters are trained; nothing is unfrozen that the caller froze.
     for parameter in model.parameters():
         if parameter not in chosen:
@@ -102,6 +102,24 @@ def train_only(model: nn.Module, parts: str) -> list[str]:
     if not trained:
         raise ValueError(f"{parts!r} leaves nothing to be trained: the model has no such parameters, or froze them.")
     return trained
+
+
+def _parameters_of(part: str, model: nn.Module, last: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that a part names, adapters apart."""
+    named = list(model.named_parameters())
+    if part == "last_layer":
+        return list(last.parameters(recurse=False))
+    if part == "bias":
+        return [parameter for name, parameter in named if _is_bias(name)]
+    if part == "norm":
+        norms = [layer for layer in model.modules() if "norm" in type(layer).__name__.lower()]
+        return [parameter for layer in norms for parameter in layer.parameters(recurse=False)]
+    if not _WILDCARDS & set(part):
+        raise ValueError(f"{part!r} names no part of a network to be trained: it is {_KNOWN}.")
+    matching = [parameter for name, parameter in named if fnmatchcase(name, part)]
+    if not matching:
+        raise ValueError(f"no parameter has a name like {part!r}: model.named_parameters() lists them.")
+    return matching
 
 
 def merge_adapters(model: nn.Module) -> None:

@@ -343,9 +343,12 @@ class Budget:
         # Replays of recorded releases cost nothing.
         self.remaining = replays + self._allowed(start + replays, most)
         if not self.remaining:
+            spent = self.epsilon()
+            remedy = "raise it"
+            if spent == 0:  # otherwise the noise may have been calibrated, and its share is used up
+                remedy += ", raise noise_multiplier, or set noise_multiplier=null to have it calibrated"
             raise BudgetExhausted(
-                f"target_epsilon={self.target_epsilon} allows no further step (spent: {self.epsilon():.4g}): raise it, "
-                "raise noise_multiplier, or set noise_multiplier=null to have it calibrated."
+                f"target_epsilon={self.target_epsilon} allows no further step (spent: {spent:.4g}): {remedy}."
             )
 
     def refuse_overdraft(self) -> None:

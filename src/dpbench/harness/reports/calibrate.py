@@ -132,6 +132,13 @@ def calibrate(options: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         DPBenchError: See `request` and `solved`.
     """
     setting, microbatch_size, target = request(options)
+    missing = missing_in(setting)
+    if target is None and len(missing) != 1:
+        names = ", ".join(map(_flag, missing)) or "none"
+        raise ConfigurationError(
+            "give all but one of --noise-multiplier, --sample-rate (or --batch-size), --steps (or --epochs), --epsilon "
+            f"and --delta: missing are {names}."
+        )
     accountant = options["accountant"]
     answer = solved(setting, accountant, target)
     z = answer.noise_multiplier
@@ -141,7 +148,7 @@ def calibrate(options: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     sampling = answer.event.sampling
     events = answer.events
     facts: dict[str, Any] = {
-        "solved_for": missing_in(setting)[0],
+        "solved_for": missing[0],
         "target": None if target is None else str(target),
         "epsilon": answer.epsilon,
         "epsilon_reached": answer.epsilon_by(accountant),

@@ -35,13 +35,17 @@ from dpbench.harness.run.search_path import code_folder, imports_from
 from dpbench.harness.runs.command import key_of
 from dpbench.harness.runs.folder import RunFolder, finished_runs_below
 from dpbench.harness.runs.sweep import Sweep
+from dpbench.options import Positive, Seed, Share, checked_value
 
 Task: TypeAlias = Callable[[DictConfig], Any]
 """Function called with the configuration of each job."""
 T = TypeVar("T")
 
+_NUMBERS = {"seed": Seed, "strategy.delta": Share, "strategy.target_epsilon": Positive | None}
+"""Settings that are checked first, before PyTorch is imported, which takes seconds."""
 _FIXED_IN_RESUME = ("hydra.", "run.resume", "run.schema")
 _RESUMED = "resumed_run"
+_ABSENT = object()
 
 
 def launch(
@@ -188,6 +192,10 @@ def _check(command: Command) -> list[list[str]]:
     Returns:
         The words of each job of a sweep.
     """
+    for name, annotation in _NUMBERS.items():
+        value = OmegaConf.select(command.cfg, name, default=_ABSENT)
+        if value is not _ABSENT:
+            checked_value(annotation, value, name)
     from dpbench.harness.run._job_check import check_job
     from dpbench.harness.run._objective import refuse_choice
 

@@ -244,7 +244,8 @@ def _train_and_record(config: dict[str, Any], job: _Job) -> dict[str, Any]:
             write_atomically(folder.diverged, f"{error}\n")
         raise
     except MisconfigurationException as error:  # Lightning's, of settings that do not fit the data
-        raise ConfigurationError(f"trainer: {brief(error)}") from error
+        remedy = " Choose trainer=cpu." if "gpu backend" in str(error) else ""
+        raise ConfigurationError(f"trainer: {brief(error)}{remedy}") from error
     finally:
         if uses_wandb(config) and is_first():
             logs.finish_wandb(run, failed)

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as validated
@@ -29,6 +29,9 @@ from dpbench.errors import LedgerError
 from dpbench.privacy.accounting.stated_plan import STRICT, Count, StatedPlan, problem_of
 from dpbench.privacy.events import METRIC, MICROBATCH, Event, Queries, SumQuery, equivalent_queries
 from dpbench.privacy.sampling import Sampling, sampling_from_dict
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FILE_NAME = "ledger.jsonl"  # in the folder of a run
 SCHEMA = 3
@@ -210,6 +213,24 @@ class Ledger:
     def header(self) -> Header:
         """The newest header."""
         return self.headers[-1]
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return one row for each released sum: number, phase, sampling, rate, query, sensitivity, noise_std, unit."""
+        import pandas as pd
+
+        rows = []
+        for phase, release in self.releases:
+            for query in release.queries:
+                rows.append(
+                    {
+                        "number": release.number,
+                        "phase": phase,
+                        "sampling": release.sampling.kind,
+                        "rate": release.sampling.rate,
+                        **query._asdict(),
+                    }
+                )
+        return pd.DataFrame(rows)
 
     def prefix(self, releases: int) -> Ledger:
         """The ledger as it was after so many releases, in the order of writing, with its damage and doubt."""

@@ -29,7 +29,7 @@ MOST_STAIRS = 20
 accountants a tenth of a second."""
 _LARGEST = 1e6
 _SMALLEST = 1 / _LARGEST
-FORMS = "constant, linear:END, exponential:END, cosine:END or step:FACTOR@SHARE/FACTOR@SHARE"
+FORMS = "constant, linear:END, exponential:END, cosine:END or step:FACTOR@SHARE/FACTOR@SHARE (positive factors)"
 
 
 @dataclass(frozen=True)

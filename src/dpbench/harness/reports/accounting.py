@@ -1,0 +1,94 @@
+"""Accounting from Python: `dpbench.calibrate` and `dpbench.epsilon`, like the commands `calibrate` and `account`."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from os import PathLike
+from pathlib import Path
+
+from dpbench.errors import ConfigurationError, LedgerError
+from dpbench.harness.reports.account import AccountingRequest, account
+from dpbench.privacy.accounting.calibration import TrainingSetting, solved
+
+
+def calibrate(
+    *,
+    noise_multiplier: float | None = None,
+    sample_rate: float | None = None,
+    batch_size: float | None = None,
+    steps: int | None = None,
+    epochs: float | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    population: int | None = None,
+    sampling: str = "poisson",
+    accountant: str = "rdp",
+) -> TrainingSetting:
+    """Solve for whichever of noise, rate, duration, ε and δ is left out.
+
+    Args:
+        noise_multiplier: Standard deviation of the noise over the sensitivity of the sum.
+        sample_rate: Probability that a record is in a batch.
+        batch_size: Expected number of records in a batch, in place of the rate; requires `population`.
+        steps: Number of batches.
+        epochs: Number of steps in epochs, in place of `steps`.
+        epsilon: ε.
+        delta: δ.
+        population: Number of records.
+        sampling: "poisson" or "fixed_size".
+        accountant: Name of the accountant, such as "rdp" or "pld".
+
+    Returns:
+        The complete setting.
+
+    Raises:
+        ConfigurationError: Not exactly one value is missing, or none is within reach.
+
+    >>> setting = calibrate(epsilon=3.0, delta=1e-5, population=60_000, batch_size=256, epochs=60)
+    >>> round(setting.noise_multiplier, 4), setting.steps
+    (1.0135, 14040)
+    """
+    if batch_size is not None:
+        if population is None or sample_rate is not None:
+            raise ConfigurationError("batch_size requires population, and stands in place of sample_rate.")
+        sample_rate = batch_size / population
+    setting = TrainingSetting(
+        noise_multiplier=noise_multiplier,
+        sample_rate=sample_rate,
+        steps=steps,
+        epochs=epochs,
+        epsilon=epsilon,
+        delta=delta,
+        sampling=sampling,
+        population=population,
+    )
+    return solved(setting, accountant)
+
+
+def epsilon(
+    *sources: str | PathLike[str],
+    delta: float | None = None,
+    accountant: str = "rdp",
+) -> float:
+    """Compute the ε of everything that the ledgers record, together.
+
+    Args:
+        sources: Ledgers, or folders of runs or sweeps, on the same data.
+        delta: δ; None takes the runs' own.
+        accountant: Name of the accountant, such as "rdp" or "pld".
+
+    Returns:
+        ε; infinity where a run without privacy is among them.
+
+    Raises:
+        LedgerError: A ledger is missing or damaged.
+        ConfigurationError: The accountant does not cover the sampling, or the ledgers do not compose.
+    """
+    report = account([Path(source) for source in sources], AccountingRequest(accountant, delta))
+    for name, damage in report.damage.items():
+        raise LedgerError(f"{name}: {damage}; the epsilon of the rest is no guarantee.")
+    for doubt in report.doubts:
+        warnings.warn(doubt, stacklevel=2)
+    value = report.facts["epsilon"]
+    return math.inf if value is None else float(value)
