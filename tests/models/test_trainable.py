@@ -206,4 +206,5 @@ def test_on_the_command_line_and_exported(tmp_path: Path) -> None:
     built = json.loads((tmp_path / "model" / "config.json").read_text())
     model = MLP(**built["arguments"])
     model.load_state_dict(load_file(tmp_path / "model" / "model.safetensors"))
-    assert "Only a part of it was trained: lora:2+last_layer." in (tmp_path / "model" / "README.md").read_text()
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "Only a part of it was trained: lora:2+last_layer (330 numbers; the network has 1,210)." in card

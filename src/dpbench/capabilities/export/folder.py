@@ -87,8 +87,7 @@ def export(run: Path, out: Path, insecure: bool = False, trust: bool = False) ->
         (new / "README.md").write_text(_card(network, facts), encoding="utf-8")
         if ledger is not None:
             shutil.copyfile(folder.ledger, new / RunFolder.ledger)
-    count = sum(value.numel() for value in network.weights.values())
-    summary = f"{count:,} numbers in {out}: {guarantee_text(facts)}"
+    summary = f"{facts['numbers']:,} numbers in {out}: {guarantee_text(facts)}"
     if facts["sweep"] is not None:
         summary += f"\n{facts['sweep']}"
     return summary
@@ -147,9 +146,11 @@ def _facts_of(run: RunFolder, network: Network, ledger: Ledger | None) -> dict[s
         "learned_from_canaries": is_audited(config),
         "doubt": doubt(record["privacy"]) if record else None,
         "sweep": _sweep_of(run),
-        "training_data": (config.get("data") or {}).get("name"),
+        "training_data": _data_of(config.get("data") or {}),
         "strategy": str(config["strategy"].get("_target_", "")).rpartition(".")[2],
         "trainable": config.get("trainable"),
+        "trained_numbers": _trained_numbers(ledger),
+        "numbers": sum(value.numel() for value in network.weights.values()),
         "moving_average_of_weights": config.get("ema_decay"),
         "metrics": _test_metrics(record),
         "run": config["run"]["name"],
@@ -159,6 +160,20 @@ def _facts_of(run: RunFolder, network: Network, ledger: Ledger | None) -> dict[s
         "versions": record.get("versions"),
         "exported_by": f"dpbench {__version__}",
     }
+
+
+def _data_of(options: Mapping[str, Any]) -> str:
+    """Name the training data, with the file or folder of a user's own."""
+    name = str(options.get("name") or options.get("_target_"))
+    path = (options.get("options") or {}).get("path")
+    return name if path is None else f"{name} ({Path(path).name})"
+
+
+def _trained_numbers(ledger: Ledger | None) -> int | None:
+    """Return how many numbers each release summed over; None where no ledger tells."""
+    if ledger is None or ledger.header.plan is None:
+        return None
+    return sum(group.coordinates for group in ledger.header.plan.groups)
 
 
 def _test_metrics(record: Mapping[str, Any]) -> dict[str, float]:
