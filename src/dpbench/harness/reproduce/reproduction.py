@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +27,8 @@ from dpbench.harness.reproduce._results import (
     with_choices,
 )
 from dpbench.harness.reproduce._summary import cells
-from dpbench.harness.reproduce.jobs import require_launcher, status, sweep, table_jobs
-from dpbench.harness.reproduce.tables import read_table
+from dpbench.harness.reproduce.jobs import Job, require_launcher, status, sweep, table_jobs
+from dpbench.harness.reproduce.tables import Table, read_table
 from dpbench.harness.run.search_path import conf_dir
 from dpbench.harness.runs.provenance import commit
 
@@ -105,6 +106,8 @@ def reproduce_table(
     with full_disk_explained(runs, out):
         if not only_status:
             refuse_changed_code(out)
+            if missing:
+                print(_announced(table, selected, missing), file=sys.stderr)
             sweep(missing, part.sweep)
         finished = joined(earlier, finished_runs(table, all_jobs))
         text = [markdown_rows(cells(table, finished)), "", status(missing)]
@@ -128,6 +131,13 @@ def reproduce_table(
                 logged[series] = joined(old, logged.get(series, pd.DataFrame()))
         write_outputs(table, finished, logged, folder)
     return "\n".join([*text, f"written to {folder}"]), succeeded
+
+
+def _announced(table: Table, selected: Table, missing: Sequence[Job]) -> str:
+    """Say what will be run, and for how long."""
+    hours = table.hours * len(missing) / (len(table.cells) * len(table.trials) * len(table.seeds))
+    seeds = ", ".join(map(str, selected.seeds))
+    return f"{table.name}: {len(missing)} runs with seeds {seeds}, about {hours:.2g} hours on two cores"
 
 
 def refuse_changed_code(out: Path) -> None:

@@ -504,7 +504,7 @@ def _known_definition(name: str, config_dir: Path | None) -> Path:
 
 
 def listed_tables(config_dir: Path | None = None) -> list[dict[str, Any]]:
-    """Name, title and hours on two cores of each table; None for those that are computed without training.
+    """Name, title, hours on two cores, rows and columns of each table; None for those computed without training.
 
     Args:
         config_dir: A further folder of configuration.
@@ -516,7 +516,9 @@ def listed_tables(config_dir: Path | None = None) -> list[dict[str, Any]]:
     for name in computed_tables():
         listed.append({"name": name, "title": "computed without training", "hours": None})
     for name, path in sorted(_definitions(config_dir).items()):
-        listed.append({"name": name, **_read(path, name, name).model_dump(include={"title", "hours"})})
+        table = _read(path, name, name)
+        parts = {"rows": [row.name for row in table.rows], "columns": [column.name for column in table.columns]}
+        listed.append({"name": name, "title": table.title, "hours": table.hours, **parts})
     return listed
 
 
@@ -531,4 +533,7 @@ def listing(listed: Sequence[Mapping[str, Any]]) -> str:
     for table in listed:
         hours = "" if table["hours"] is None else f" (about {table['hours']:g} hours on two cores)"
         lines.append(f"{table['name']:<{width}}  {table['title']}{hours}")
+        for part in ("rows", "columns"):
+            if len(table.get(part, [])) > 1:
+                lines.append(f"  {part}={','.join(table[part])}")
     return "\n".join(lines)
