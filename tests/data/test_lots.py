@@ -6,11 +6,20 @@ import math
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torch.distributed as dist
 from scipy import stats
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subset, SubsetRandomSampler, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
 from dpbench.errors import ConfigurationError
@@ -162,6 +171,7 @@ def test_from_dataloader_keeps_its_parts() -> None:
         (RandomSampler(range(20)), "from something else of length 20"),
         (RandomSampler(DATA, replacement=True), "with replacement"),
         (RandomSampler(DATA, num_samples=5), "num_samples"),
+        (DistributedSampler(DATA, 2, 0), "leave out the DistributedSampler"),
         (type("Mine", (SequentialSampler,), {"__iter__": lambda self: iter([0, 0])})(DATA), "draws by a Mine"),
     ],
 )
@@ -230,6 +240,10 @@ def test_clear_errors(kind: str, size: float, message: str) -> None:
         (
             lambda data: PrivateDataLoader(data, None),
             "PrivateDataLoader takes a PrivateBatchSampler, not None: PrivateDataLoader.poisson",
+        ),
+        (
+            lambda data: PrivateDataLoader.poisson(pd.DataFrame({"a": [1.0, 2.0]}), 1),
+            "a DataFrame is indexed by column",
         ),
         (lambda data: PrivateBatchSampler("poisson", 0), "PrivateBatchSampler takes a Sampling, not 'poisson'"),
         (

@@ -205,6 +205,8 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
         if isinstance(self._source, InPieces):
             self._source.keep_sizes(ledger.parent, processes, self._restored or records_a_run(ledger))
         self._session.begin(processes, key, ledger, horizon, sizes, key_of)
+        if self.private and self.ledger_path is None:
+            self._session.training.inform(f"The ledger of this training is {ledger}.")
         self.take_solution()
 
     def _ledger_beside_the_log(self, trainer: pl.Trainer) -> Path:

@@ -355,6 +355,11 @@ class PrivateDataLoader(DataLoader[Any]):
         data_id: str | None = None,
         **options: Any,
     ) -> None:
+        if hasattr(dataset, "iloc"):
+            raise ConfigurationError(
+                f"a {type(dataset).__name__} is indexed by column: make a TensorDataset of its values, or train on its "
+                "file with data=table."
+            )
         size = count_of(dataset)
         if not isinstance(lots, PrivateBatchSampler):
             raise ConfigurationError(

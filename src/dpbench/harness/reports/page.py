@@ -69,7 +69,7 @@ def _facts(sources: Sequence[Path]) -> dict[str, Any]:
         "runs": runs,
         "notes": table.notes,
         "alone": alone,
-        "any_seeded": any(run.private and not run.record["config"]["strategy"].get("secure") for run in runs),
+        "seeded": [run for run in runs if run.private and not run.record["config"]["strategy"].get("secure")],
         "cost_of_choosing": [] if cost is None else cost.lines(held_out),
         "any_nonprivate_curve": any(name.startswith("nonprivate/") for name in curve_names(runs)),
         "any_mean": any(row.n > 1 and not row.curves.empty for row in groups.rows),
