@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -63,4 +62,5 @@ def test_fine_tuning_on_the_command_line(photos: Path) -> None:
         out, err = process.communicate(HANGS)
         assert process.returncode == 0, out + err
     assert (photos / "models" / "photos" / "model.safetensors").is_file()
-    assert "Only a part of it was trained: last_layer." in (photos / "models" / "photos" / "README.md").read_text(encoding="utf-8")
+    card = (photos / "models" / "photos" / "README.md").read_text(encoding="utf-8")
+    assert "Only a part of it was trained: last_layer." in card
