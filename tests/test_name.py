@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -53,3 +55,25 @@ def test_our_version_is_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpbench.code.version", version)
     assert versions()["dpbench"] == dpbench.__version__
     assert list(versions())[:2] == ["python", "dpbench"]
+
+
+def test_the_other_project_in_the_environment_is_named(tmp_path: Path) -> None:
+    """One line at import, where its distribution is installed, too; none elsewhere."""
+    folder = tmp_path / "dpbench-0.2.1.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: dpbench\nVersion: 0.2.1\n", encoding="utf-8")
+    places = {"without": "", "with": str(tmp_path)}
+    said = {}
+    for name, place in places.items():
+        path = os.pathsep.join([place, *sys.path]).strip(os.pathsep)
+        done = subprocess.run(
+            [sys.executable, "-c", "import dpbench"],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        said[name] = done.stderr
+    assert said["without"] == ""
+    assert "the distribution dpbench 0.2.1 is another project" in said["with"]
+    assert "pip uninstall -y dpbench, then install ours" in said["with"]

@@ -17,7 +17,10 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/loop.md", pytest.param("docs/users.md", marks=pytest.mark.slow)])
+SLOW = [pytest.param(page, marks=pytest.mark.slow) for page in ("docs/users.md", "docs/howto/from_opacus.md")]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/loop.md", *SLOW])
 def test_python_snippet_runs(tmp_path: Path, page: str) -> None:
     snippets = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.S)
     assert snippets

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+import warnings
+from contextlib import suppress
+from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -71,8 +73,6 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         return getattr(import_module(_ELSEWHERE.get(name, "dpbench.strategies")), name)
     if name == "LotLoader":  # until 0.3
-        import warnings
-
         warnings.warn("LotLoader is now PrivateDataLoader.", FutureWarning, stacklevel=2)
         return __getattr__("PrivateDataLoader")
     from dpbench.names import from_capability
@@ -81,6 +81,14 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    from importlib.metadata import entry_points
+    return sorted({*__all__, *metadata.entry_points(group="dpbench").names})
 
-    return sorted({*__all__, *entry_points(group="dpbench").names})
+
+# By name: packages_distributions() would read the files of every distribution.
+with suppress(metadata.PackageNotFoundError):
+    warnings.warn(
+        f"the distribution dpbench {metadata.version('dpbench')} is another project with an import package of this "
+        "name, and files of both overwrite each other: pip uninstall -y dpbench, then install ours "
+        "(dpbench-lightning) again.",
+        stacklevel=2,
+    )
