@@ -101,6 +101,7 @@ tracking: $(VENV)/.ready ## Bounds that track quantiles of known data: results/a
 results: $(VENV)/.ready ## Tables, figures and pages again from the committed runs
 	$(BIN)/python -m tools.results.refresh
 	$(BIN)/python -m tools.correlated_gain results
+	$(BIN)/python -m tools.correlated_gain --idea docs/images/correlated_noise.png
 
 queue: $(VENV)/.ready ## Make the tables of results/queue.txt, one run after another at low priority (days; in a clone that nobody edits)
 	grep -v '^#' results/queue.txt | while read -r table; do \

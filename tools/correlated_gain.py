@@ -1,5 +1,7 @@
 """`python -m tools.correlated_gain RESULTS`: banded noise, predicted and measured, as a page with pictures.
 
+`python -m tools.correlated_gain --idea PNG` draws the noise that is left in a weight: docs/images/correlated_noise.png.
+
 Predicted for each row of the tables of correlated noise: the expected root mean square error of the iterates of SGD
 with b bands and cyclic Poisson batches, over that with independent noise and Poisson batches of the same expected size,
 at equal ε. It knows nothing of a network: gradients are taken not to follow the noise.
@@ -21,6 +23,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy.signal import lfilter
 
+from dpbench.capabilities.correlated.banded import Banded
 from dpbench.files import write_atomically
 from dpbench.harness.reports.figures import new_figure, write_figure
 from dpbench.harness.reports.markdown import markdown_rows
@@ -300,5 +303,44 @@ def measured_figure(compared: Sequence[Comparison]) -> Figure:
     return figure
 
 
+def idea_figure(bands: int = 8, steps: int = 293, population: int = 60_000, batch_size: float = 1024) -> Figure:
+    """Noise in one weight of SGD, independent and banded, at ε = 3: that of one step, and of all.
+
+    Args:
+        bands: Number of bands.
+        steps: Number of steps.
+        population: Number of records.
+        batch_size: Expected records in a batch.
+    """
+    predicted = predictions(Setting(3.0, 1e-5, steps, population, batch_size), bands)
+    figure = new_figure(8, 3.2)
+    one_step, all_steps = figure.subplots(1, 2)
+    impulse = np.zeros(steps)
+    impulse[0] = 1.0
+    number = np.arange(1, steps + 1)
+    for color, width in ((_COLORS[2], 1), (_COLORS[0], bands)):
+        z = float(predicted["noise_multiplier"][width])
+        label = f"{'independent' if width == 1 else f'{width} bands'}, noise multiplier {z:.2f}"
+        # The noise of the steps is C⁻¹w, and a weight holds its running sum: one draw of w, so many steps later.
+        remains = z * np.cumsum(lfilter([1.0], Banded(width).coefficients, impulse))
+        one_step.plot(number[: 3 * bands] - 1, remains[: 3 * bands], "o-", markersize=3, color=color, label=label)
+        all_steps.plot(number, np.sqrt(np.cumsum(remains**2)), color=color)
+    one_step.set_title("noise of one step that is left in a weight", fontsize=10)
+    one_step.set_ylabel("standard deviation, in clipping norms")
+    one_step.set_xlabel("steps later")
+    one_step.set_ylim(bottom=0)
+    all_steps.set_title("noise of all steps in a weight", fontsize=10)
+    all_steps.set_xlabel("step")
+    all_steps.set_ylim(bottom=0)
+    for axes in (one_step, all_steps):
+        axes.grid(axis="y", alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(handles=one_step.get_lines(), loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    return figure
+
+
 if __name__ == "__main__":
-    write_page(Path(sys.argv[1]))
+    if sys.argv[1] == "--idea":
+        write_figure(Path(sys.argv[2]), idea_figure())
+    else:
+        write_page(Path(sys.argv[1]))

@@ -275,3 +275,26 @@ def test_what_an_attack_cannot_be_measured_by_is_refused() -> None:
             attack(replace(game, references=None))
     with pytest.raises(ConfigurationError, match="cross-entropies"):
         log_odds(np.array([-1.0]))
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"delta": -1e-5}, "delta must be at least 0 and below 1, not -1e-05"),
+        ({"delta": 1.0}, "delta must be at least 0 and below 1, not 1.0"),
+        ({"delta": math.nan}, "delta must be at least 0 and below 1, not nan"),
+        ({"delta": 1e-5, "level": 0.0}, "level must lie strictly between 0 and 1, not 0.0"),
+        ({"delta": 1e-5, "level": 95.0}, "level must lie strictly between 0 and 1, not 95.0"),
+    ],
+)
+def test_a_delta_or_level_of_no_claim_is_refused(given: dict[str, float], line: str) -> None:
+    scores = np.arange(40.0).reshape(4, 10)
+    with pytest.raises(ConfigurationError, match=line):
+        claim_test(scores, scores >= 20, np.arange(4), **given)
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0, math.nan])
+def test_rates_at_no_confidence_are_refused(confidence: float) -> None:
+    scores = np.arange(40.0).reshape(4, 10)
+    with pytest.raises(ConfigurationError, match=f"confidence must lie strictly between 0 and 1, not {confidence}"):
+        measure_attack("loss", "LiRA", scores, scores % 2 == 0, confidence)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import dp_accounting
@@ -11,6 +12,7 @@ import pytest
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
+from dpbench.capabilities.auditing.declared import least_ratio, release_game
 from dpbench.capabilities.auditing.family import Family, reached
 from dpbench.capabilities.auditing.independent import auc, auc_lower, clopper_pearson_lower, clopper_pearson_upper
 from dpbench.capabilities.auditing.one_run import (
@@ -22,6 +24,7 @@ from dpbench.capabilities.auditing.one_run import (
     one_run_fdp,
     one_run_p_value,
 )
+from dpbench.capabilities.canaries.scores import GameSums
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.composition import epsilon
 from dpbench.privacy.accounting.ledger import Header, Ledger, Release
@@ -164,3 +167,40 @@ def test_statistics_of_fixed_lots_count_as_ignored() -> None:
     poisson = book(PoissonSampling(1000, 0.5), *queries)
     own = Family(poisson.events, 1e-3)
     assert reached(poisson, own) is own
+
+
+SCORES = np.arange(40.0)
+MEMBER = np.arange(40) >= 20
+SUMS = GameSums()
+BY_LEVEL: dict[str, Callable[[float], object]] = {
+    "clopper_pearson_upper": lambda level: clopper_pearson_upper(40, 40, level),
+    "clopper_pearson_lower": lambda level: clopper_pearson_lower(0, 40, level),
+    "auc_lower": lambda level: auc_lower(SCORES, MEMBER, level),
+    "one_run": lambda level: one_run(40, 20, 20, 1e-5, level),
+    "one_run_fdp": lambda level: one_run_fdp(40, 20, 20, partial(gaussian, 1.0), level),
+    "release_game": lambda level: release_game(SUMS, level),
+    "least_ratio": lambda level: least_ratio(SUMS, level),
+}
+BY_DELTA: dict[str, Callable[[float], object]] = {
+    "one_run_p_value": lambda delta: one_run_p_value(40, 20, 20, 1.0, delta),
+    "one_run": lambda delta: one_run(40, 20, 20, delta, 0.05),
+}
+
+
+@pytest.mark.parametrize("level", [-0.1, 0.0, 1.0, 95.0, math.nan])
+@pytest.mark.parametrize("function", BY_LEVEL)
+def test_a_level_that_is_no_probability_of_an_error_is_refused(function: str, level: float) -> None:
+    with pytest.raises(ConfigurationError, match=f"level must lie strictly between 0 and 1, not {level}"):
+        BY_LEVEL[function](level)
+
+
+@pytest.mark.parametrize("delta", [-1e-5, 1.0, 2.0, math.nan])
+@pytest.mark.parametrize("function", BY_DELTA)
+def test_a_delta_of_no_claim_is_refused(function: str, delta: float) -> None:
+    with pytest.raises(ConfigurationError, match=f"delta must be at least 0 and below 1, not {delta}"):
+        BY_DELTA[function](delta)
+
+
+def test_a_claim_may_have_no_delta_and_a_level_may_be_near_its_ends() -> None:
+    assert one_run(1000, 100, 90, delta=0.0, level=0.05) > one_run(1000, 100, 90, delta=1e-5, level=0.05)
+    assert clopper_pearson_upper(0, 100, 1e-9) > clopper_pearson_upper(0, 100, 1 - 1e-9)

@@ -18,6 +18,7 @@ from dpbench.capabilities.workflow import run as workflow_run
 from dpbench.capabilities.workflow.plan import AUDITED, Plan, make_plan
 from dpbench.capabilities.workflow.run import Row, chosen, page, upper_limit, write_page
 from dpbench.cli import main
+from dpbench.errors import ConfigurationError
 from dpbench.harness.reproduce.jobs import Job
 from dpbench.harness.runs.folder import RunFolder
 from tests.support.cli import dpbench
@@ -224,3 +225,9 @@ def test_the_whole(tmp_path: Path) -> None:
     for place in audited:  # at 95 % some noise of a right run is accused
         assert audit_run(place, 0.999999).result.verdict == Verdict.CONSISTENT
     assert len(audited) == 1
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0, math.nan])
+def test_a_limit_at_no_confidence_is_refused(confidence: float) -> None:
+    with pytest.raises(ConfigurationError, match=f"confidence must lie strictly between 0 and 1, not {confidence}"):
+        upper_limit(0.2, 100, 0.1, 100, confidence)

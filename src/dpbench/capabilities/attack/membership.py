@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from dpbench.capabilities.attack.results import FALSE_POSITIVE_RATES, Estimate, MeasuredAttack, rounded
+from dpbench.capabilities.auditing.levels import check_delta, check_level
 from dpbench.capabilities.auditing.one_run import choose_guesses, count_right, one_run, one_run_fdp
 from dpbench.capabilities.canaries.scores import Flags, Floats
 from dpbench.errors import ConfigurationError
@@ -358,8 +359,9 @@ def measure_attack(
         seed: Seed of the resampling.
 
     Raises:
-        ConfigurationError: Shapes differ, or there is no member or no other.
+        ConfigurationError: Shapes differ, there is no member or no other, or the confidence is out of range.
     """
+    check_level(confidence, "confidence")
     curve = roc(scores, members)
     runs, records = scores.shape
     rng = np.random.default_rng(seed)
@@ -475,7 +477,12 @@ def claim_test(
         groups: (M,) as of the `MembershipGame` that gave the scores.
         delta: δ of the claim.
         level: Probability of an error of any group.
+
+    Raises:
+        ConfigurationError: δ or the level is out of range.
     """
+    check_delta(delta)
+    check_level(level)
     tested = []
     for group in range(int(groups.max()) + 1):
         of_group = scores[groups == group].ravel()

@@ -23,6 +23,7 @@ from dpbench.capabilities.auditing.declared import (
 from dpbench.capabilities.auditing.family import Family, reached
 from dpbench.capabilities.auditing.fresh import fresh_noise
 from dpbench.capabilities.auditing.independent import auc_lower
+from dpbench.capabilities.auditing.levels import check_level
 from dpbench.capabilities.auditing.one_run import choose_guesses, count_right, one_run, one_run_fdp, one_run_p_value
 from dpbench.capabilities.canaries.scores import Flags, Floats, GameSums, Scores
 from dpbench.capabilities.canaries.whitening import RoundSums
@@ -197,8 +198,7 @@ class Levels(NamedTuple):
         Raises:
             ConfigurationError: The confidence is out of range.
         """
-        if not 0 < confidence < 1:
-            raise ConfigurationError(f"confidence must lie strictly between 0 and 1, not {confidence}.")
+        check_level(confidence, "confidence")
         return cls(1 - confidence, (1 - confidence) / tests)
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from dpbench.capabilities.auditing.independent import clopper_pearson_upper
+from dpbench.capabilities.auditing.levels import check_level
 from dpbench.capabilities.canaries.probes import Probes
 from dpbench.capabilities.canaries.scores import GameSums, Scores
 from dpbench.capabilities.canaries.whitening import RoundSums
@@ -88,7 +89,11 @@ def release_game(sums: GameSums, level: float) -> ReleaseGame | None:
 
     Returns:
         None if no canary was drawn, or all were always, so that there is nothing to compare.
+
+    Raises:
+        ConfigurationError: The level is out of range.
     """
+    check_level(level)
     n = sums.count
     freedom = n - 2  # a constant and a slope are fitted
     if n < _FEWEST_OBSERVATIONS or not sums.ins or not sums.outs:
@@ -124,7 +129,11 @@ def least_ratio(sums: GameSums, level: float) -> float:
     Args:
         sums: The observations of drawn and of other canaries.
         level: Probability of a limit above the truth.
+
+    Raises:
+        ConfigurationError: The level is out of range.
     """
+    check_level(level)
     fpr = clopper_pearson_upper(sums.alarms, sums.outs, level / 2)
     fnr = clopper_pearson_upper(sums.misses, sums.ins, level / 2)
     if fpr >= 1 or fnr >= 1:

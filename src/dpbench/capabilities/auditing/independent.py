@@ -6,6 +6,7 @@ import math
 
 from scipy import special, stats
 
+from dpbench.capabilities.auditing.levels import check_level
 from dpbench.capabilities.canaries.scores import Flags, Floats
 
 _FEW = 10  # errors below which the normal approximation of an AUC is not trusted
@@ -14,9 +15,13 @@ _FEW = 10  # errors below which the normal approximation of an AUC is not truste
 def clopper_pearson_upper(count: float, trials: int, level: float) -> float:
     """Upper limit of a probability from `count` events in `trials` independent trials (Clopper & Pearson 1934).
 
+    Raises:
+        ConfigurationError: The level is out of range.
+
     >>> round(clopper_pearson_upper(0, 100, 0.05), 4)
     0.0295
     """
+    check_level(level)
     if count >= trials:
         return 1.0
     return float(stats.beta.ppf(1 - level, count + 1, trials - count))
@@ -28,6 +33,7 @@ def clopper_pearson_lower(count: float, trials: int, level: float) -> float:
     >>> round(clopper_pearson_lower(100, 100, 0.05), 4)
     0.9705
     """
+    check_level(level)
     if count <= 0:
         return 0.0
     return float(stats.beta.ppf(level, count, trials - count + 1))
@@ -68,10 +74,14 @@ def auc_lower(scores: Floats, member: Flags, level: float) -> float:
         member: (m,) the truth.
         level: Probability of a limit above the truth.
 
+    Raises:
+        ConfigurationError: The level is out of range.
+
     >>> import numpy as np
     >>> auc_lower(np.arange(200.0), np.arange(200) >= 100, level=0.05) < 0.975  # perfect, but of 100 pairs only
     True
     """
+    check_level(level)
     pairs = int(min(member.sum(), (~member).sum()))
     if pairs < 2:
         return 0.0

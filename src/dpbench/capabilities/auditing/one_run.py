@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special, stats
 
+from dpbench.capabilities.auditing.levels import check_delta, check_level
 from dpbench.capabilities.canaries.scores import Flags, Floats
 
 MOST_EPSILON = 256.0  # up to which bounds are looked for
@@ -79,9 +80,13 @@ def one_run_p_value(canaries: int, guesses: int, right: int, epsilon: float, del
         epsilon: ε.
         delta: δ.
 
+    Raises:
+        ConfigurationError: δ is out of range.
+
     >>> round(one_run_p_value(1000, 100, 90, epsilon=1.0, delta=1e-5), 4)
     0.0008
     """
+    check_delta(delta)
     p = special.expit(epsilon)
     beta = float(stats.binom.sf(right - 1, guesses, p))
     if delta == 0 or right == 0:
@@ -104,9 +109,13 @@ def one_run(canaries: int, guesses: int, right: int, delta: float, level: float)
     Returns:
         The largest ε that is refuted, to three digits after the point; 0 if none is.
 
+    Raises:
+        ConfigurationError: δ or the level is out of range.
+
     >>> round(one_run(canaries=1000, guesses=100, right=90, delta=1e-5, level=0.05), 2)
     1.63
     """
+    check_level(level)
     return largest_refuted(lambda epsilon: one_run_p_value(canaries, guesses, right, epsilon, delta) < level)
 
 
@@ -137,7 +146,11 @@ def one_run_fdp(canaries: int, guesses: int, right: int, trade_off: Callable[[fl
         right: v.
         trade_off: Symmetric f: least error of the second kind at an error of the first kind.
         level: Probability of refuting a true claim.
+
+    Raises:
+        ConfigurationError: The level is out of range.
     """
+    check_level(level)
     r = guesses
     hits = level * right / canaries
     errors = level * (r - right) / canaries

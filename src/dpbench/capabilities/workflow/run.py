@@ -12,6 +12,7 @@ import pandas as pd
 from scipy import stats
 
 from dpbench.capabilities.auditing.label_scores import label_scores
+from dpbench.capabilities.auditing.levels import check_level
 from dpbench.capabilities.auditing.report import audit_by_labels, audit_run
 from dpbench.capabilities.workflow.plan import AUDITED, NO_PRIVACY, Plan, make_plan
 from dpbench.files import write_atomically
@@ -110,9 +111,13 @@ def upper_limit(recalled: float, records: int, guessed: float, others: int, conf
         others: Number of other records.
         confidence: Probability that the limit is high enough.
 
+    Raises:
+        ConfigurationError: The confidence is out of range.
+
     >>> round(upper_limit(0.167, 2000, 0.10, 2000), 3)
     0.085
     """
+    check_level(confidence, "confidence")
     variance = recalled * (1 - recalled) / records + guessed * (1 - guessed) / others
     return recalled - guessed + float(stats.norm.ppf(confidence)) * math.sqrt(variance)
 
