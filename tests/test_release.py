@@ -80,7 +80,7 @@ def _works(python: str) -> bool:
     "python",  # another one than this gets all dependencies: six gigabytes and minutes
     [pytest.param(name, marks=[pytest.mark.slow] if name == _RUNNING else [pytest.mark.long]) for name in _PYTHONS],
 )
-def test_the_wheel_runs_in_a_clean_environment(python: str, built: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_first_hour_from_the_wheel(python: str, built: tuple[Path, Path], tmp_path: Path) -> None:
     if python != _RUNNING and not _works(python):
         pytest.skip(f"there is no {python} here")
     subprocess.run([sys.executable if python == _RUNNING else python, "-m", "venv", str(tmp_path / "env")], check=True)
@@ -94,18 +94,23 @@ def test_the_wheel_runs_in_a_clean_environment(python: str, built: tuple[Path, P
         words += ["--constraint", str(ROOT / "constraints.txt")]
     subprocess.run(words, check=True, env=env)
 
-    def run(*command: str) -> str:
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    def run(*words: str) -> str:
+        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     where = run(str(own / "python"), "-c", "import dpbench; print(dpbench.__file__)")
     assert where.startswith(str(tmp_path / "env"))
     assert dpbench.__version__ in run(str(own / "dpbench"), "--version")
-    run(str(own / "dpbench"), "train", "model=mlp", "trainer.max_steps=5", "logger=none", "hydra.run.dir=run")
-    assert json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8"))["steps"] == 5
-    assert "epsilon" in run(str(own / "dpbench"), "account", "run")
-    run(str(own / "dpbench"), "report", "run", "--out", "report.html")
+    command = str(own / "dpbench")
+    short = ["trainer.max_steps=5", "logger=none"]
+    run(command, "train", "experiment=demo", *short, "hydra.run.dir=demo")
+    assert json.loads((tmp_path / "demo" / "result.json").read_text(encoding="utf-8"))["steps"] == 5
+    run(command, "new", "mine")
+    run(command, "train", "--config-dir", "mine/mine/conf", "experiment=mine/demo", *short, "hydra.run.dir=own")
+    run(command, "train", "-m", "model=mlp", "optimizer.lr=0.1,0.2", *short, "hydra.sweep.dir=sweep")
+    assert run(command, "account", "sweep").count("| sweep/") == 2
+    run(command, "report", "demo", "own", "sweep", "--out", "report.html")
     assert "</html>" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
