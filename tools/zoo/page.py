@@ -155,8 +155,8 @@ Versions: {versions}.
 _TOTALS = """\
 **{trained} of {private} networks train ({share:.0%})**: {engine} with the engine, {alone} record by record.
 Refused: {refused}. Failed with another library's error or a timeout: {failed}. Not trainable without dpbench: {broken}.
-Different from autograd: {wrong}; the largest relative error of the {compared} compared is {largest:.1e}. Refused of the networks whose
-step mixes records: {mixing_refused} of {mixing}.
+Different from autograd: {wrong}; the largest relative error of the {compared} compared is {largest:.1e}.
+Refused of the networks whose step mixes records: {mixing_refused} of {mixing}.
 """
 
 _LEGEND = """\
