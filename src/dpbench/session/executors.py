@@ -1,7 +1,7 @@
 """Executors by name, and the keys of their runs.
 
 Executors may round differently, and the same noise on two roundings of a sum would reveal their difference. So the
-name of the executor is part of the keys of noise, lots and replays (`keyed_by`).
+name of the executor is part of the keys of noise, batches and replays (`keyed_by`).
 """
 
 from __future__ import annotations

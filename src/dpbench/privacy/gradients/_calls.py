@@ -102,7 +102,7 @@ def backward(
 
     Raises:
         ConfigurationError: The loss is not one number, or depends on nothing.
-        UnsupportedModuleError: The network has layers whose gradients come about in another way.
+        UnsupportedModuleError: The network has layers with gradients of another origin.
     """
     refuse_other_losses(loss)
     before = [parameter.grad for parameter in parameters]

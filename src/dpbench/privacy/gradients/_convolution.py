@@ -16,7 +16,7 @@ _ORDER = (3, 2, 0, 1)
 """From a kernel's (height, width, inputs, outputs) to the parameter's (outputs, inputs, height, width)."""
 
 
-@lru_cache(256)  # lots differ in size
+@lru_cache(256)  # batches differ in size
 def _each_alone(rows: int) -> tuple[Tensor, Tensor]:
     """Order and starts of records that are one row each."""
     starts = torch.arange(rows + 1, device="cpu")

@@ -38,7 +38,7 @@ def keep_large(gradients: Tensor, threshold: float) -> Tensor:
     """Coordinates from about τ times the root mean square of their record's gradient (R, ...) on stay, others become 0.
 
     Those of a record with NaN or infinity all become 0. "About": gradients of equal sizes, (a, −a) of two classes, lie
-    at τ = 1 exactly, and what rounding made of them, which depends on the other records of a lot, must not decide.
+    at τ = 1 exactly, and their rounding errors, which depend on the other records of a batch, must not decide.
     """
     rows = flat_rows(gradients)
     size = max(rows.shape[1], 1)
@@ -192,11 +192,11 @@ class Discretization:
     * "kept": no signs; coordinates from about τ times the root mean square of the record's gradient by that parameter
       on keep their values.
 
-    Signs of rounding errors depend on what else is in a lot: hence no τ = 0 where signs are taken.
+    Signs of rounding errors depend on the other records of a batch: hence no τ = 0 where signs are taken.
 
     Attributes:
         threshold: τ > 0, in units of gradients; of root mean squares where values are kept, also 0.
-        values: As above.
+        values: One of the four variants above.
 
     Raises:
         ConfigurationError: τ is out of range, or there are no such values.

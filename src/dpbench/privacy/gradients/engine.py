@@ -60,7 +60,7 @@ class PerRecordEngine:
 
     Args:
         model: Its layers must treat records independently and carry them in dimension 0.
-        loss_reduction: How the loss combines the records of a lot: their "mean" or their "sum".
+        loss_reduction: How the loss combines the records of a batch: their "mean" or their "sum".
 
     Attributes:
         loss_reduction: How the loss combines the records.
@@ -328,7 +328,7 @@ class PerRecordEngine:
         Args:
             loss: Scalar, the mean or the sum (see `loss_reduction`) of the losses of `records` records.
             records: R, the number of records in the forward passes since the last call.
-            verify: Compare the sum over records with an ordinary backward pass (costs one); do so on a first lot.
+            verify: Compare the sum over records with an ordinary backward pass (costs one); do so on a first batch.
 
         Returns:
             One `ParameterGradients` over R records for each of `parameters`.
@@ -356,7 +356,7 @@ class PerRecordEngine:
         compared: list[int] = []  # positions of the parameters whose sums are checked
         if verify:
             refuse_reentrant(loss)
-            # A hook may have frozen some since the lot was opened.
+            # A hook may have frozen some since the batch was opened.
             compared += [position for position, parameter in enumerate(self.parameters) if parameter.requires_grad]
         # In one pass, what the sums are compared with included: a compiled network can go back only once.
         targets = [*edges, *(self.parameters[position] for position in compared)]
@@ -368,7 +368,7 @@ class PerRecordEngine:
             shared = self._shared_gradients(shared_calls, results[of_layers:count], records)
             if verify:
                 # On gradients of its own, which keep what they compute: the release must come about as in every other
-                # lot, to the last bit, or a run that goes on here would make another one.
+                # batch, to the last bit, or a run that goes on here would make another one.
                 computed = self._gradients(uses, grads, shared, records)
                 named = {self.names[position]: self.parameters[position] for position in compared}
                 coarse = any(is_coarse(grad) for grad in grads if grad is not None)

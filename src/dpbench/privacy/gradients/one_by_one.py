@@ -38,7 +38,7 @@ class OneByOne:
         has_gradients: True once the loss of a record had a gradient.
 
     Raises:
-        UnsupportedModuleError: A layer keeps statistics of records, or makes them of a lot; a parameter is complex.
+        UnsupportedModuleError: A layer keeps statistics of records, or makes them of a batch; a parameter is complex.
         ConfigurationError: There is nothing to train, or `loss_reduction` is unknown.
     """
 

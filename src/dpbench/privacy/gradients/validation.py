@@ -40,7 +40,7 @@ def refuse_unsupported(model: nn.Module) -> None:
 
 
 def refuse_statistics(model: nn.Module) -> None:
-    """Check that no layer keeps statistics of records, or computes with those of a lot.
+    """Check that no layer keeps statistics of records, or computes with those of a batch.
 
     Raises:
         UnsupportedModuleError: Names every offending module, the reason and the remedy.
@@ -85,7 +85,7 @@ def trainable_of(model: nn.Module, loss_reduction: str) -> dict[str, nn.Paramete
 
 
 def guard_training_mode(model: nn.Module, recording: Callable[[], bool]) -> list[RemovableHandle]:
-    """Refuse layers that are in evaluation mode now, and would keep or use statistics of a lot in training mode.
+    """Refuse layers that are in evaluation mode now, and would keep or use statistics of a batch in training mode.
 
     Args:
         model: Passed `refuse_unsupported`.
@@ -191,7 +191,7 @@ def check_sums(
     records: int,
     tolerance: float,
 ) -> bool:
-    """Compare the sums of per-record gradients with the ordinary gradients of the same lot.
+    """Compare the sums of per-record gradients with the ordinary gradients of the same batch.
 
     Args:
         parameters: The parameters, by name.
@@ -201,7 +201,8 @@ def check_sums(
         tolerance: Largest difference, relative to the gradient of a parameter in float32 or float64.
 
     Returns:
-        False where nothing can be compared: non-finite records contribute zero to our sums, and a later lot has to do.
+        False where nothing can be compared: non-finite records contribute zero to our sums, and a later batch has to
+        do.
 
     Raises:
         UnsupportedModuleError: They differ: a parameter is used where no hook sees it, or its layer mixes records.

@@ -261,7 +261,7 @@ def arrangement(t: Tensor, rows: Rows) -> Axis | None:
     """Read off strides where a tensor has its records.
 
     Args:
-        t: A tensor whose storage has the tag `rows`.
+        t: A tensor on storage with the tag `rows`.
         rows: The tag.
 
     Returns:
