@@ -19,8 +19,8 @@ class CyclicPoissonSampling(TakingTurns, Sampling):
     that is correlated over b steps needs. Neighbors differ in the presence of one record.
 
     Guarantee: a round of b steps costs as much as one Poisson batch at rate b·q, as each record is in at most one
-    of its batches, so n steps cost ⌈n/b⌉ of them (Choquette-Choo et al. 2023). The first step of a round states that cost, the
-    others none.
+    of its batches, so n steps cost ⌈n/b⌉ of them (Choquette-Choo et al. 2023). The first step of a round states that
+    cost, the others none.
 
     Attributes:
         sample_rate: q, the mean over all steps of the probability that a record is in a batch.
