@@ -51,7 +51,7 @@ class Budget:
         target_epsilon: ε that may be spent, or None for no limit.
         delta: δ.
         accountant: A name in `privacy.accounting.accountants.ACCOUNTANTS` that gives a bound; calibrates and stops.
-        after: Ledger of an earlier training, with which the ledger of this one begins; None: there is none.
+        after: Ledger of an earlier training, copied to the start of this ledger; None: no earlier training.
 
     Attributes:
         after: The given ledger.
@@ -157,7 +157,7 @@ class Budget:
             BudgetExhausted: The training before has spent it.
         """
         spent = epsilon(self._earlier, self.delta, self.accountant) if self._earlier else 0.0
-        # A training that was calibrated for its target leaves what rounding left: a second one would be noise alone.
+        # A calibrated training leaves only a rounding error of its budget: a second one would be pure noise.
         if self.target_epsilon is not None and spent >= self.target_epsilon * (1 - _REMAINDER):
             raise BudgetExhausted(
                 f"target_epsilon={self.target_epsilon} is for both trainings, and {self.after} has spent {spent:.4g}: "

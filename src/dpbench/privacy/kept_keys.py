@@ -27,7 +27,7 @@ class KeptKeys(NamedTuple):
 
 
 def read_keys(path: Path) -> KeptKeys | None:
-    """The keys in a file; None where there is none.
+    """The keys in a file; None if there is no file.
 
     Raises:
         ConfigurationError: The file holds something else.

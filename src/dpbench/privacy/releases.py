@@ -167,8 +167,8 @@ class ReleaseEngine:
         """
         if self._mechanism is None:
             raise ConfigurationError(
-                "nothing was trained yet: call trainer.fit first. (A training that ran in processes of its own is told "
-                "by its ledger: `dpbench account FOLDER`.)"
+                "nothing was trained yet: call trainer.fit first. (For a training in other processes, read its "
+                "ledger: `dpbench account FOLDER`.)"
             )
         return self._mechanism
 
@@ -255,7 +255,7 @@ class ReleaseEngine:
         path = ledger.with_name(KEYS_FILE)
         keys = None
         if self.processes.rank == 0:
-            # Started again without a checkpoint, it repeats what the ledger holds.
+            # Started again without a checkpoint, it repeats the releases of the ledger.
             if self.num_releases or (self.fingerprint is not None and records_a_run(ledger)):
                 keys = read_keys(path)
             elif not records_a_run(ledger):
@@ -270,7 +270,7 @@ class ReleaseEngine:
         return kept.lots
 
     def forget_keys(self, is_over: bool) -> Path | None:
-        """Delete the file of `keep_keys` where the training is over, or nothing was released.
+        """Delete the file of `keep_keys` if the training has ended, or nothing was released.
 
         Args:
             is_over: True if the training has made all of its steps.
@@ -335,7 +335,7 @@ class ReleaseEngine:
         self.budget.read_earlier(self.processes)
         if self.noise_multiplier is None:
             self.noise_multiplier = self.budget.calibrated(plan, horizon)
-        # At a multiplier of 1 first, since what solves for it asks the plan how the cost moves with it.
+        # At a multiplier of 1 first, since the solver needs the plan to compute the cost of other multipliers.
         plan = replace(plan, noise=self._make_noise(self.noise_multiplier, noise_factors))
         if plan.sampling.cycle > 1 and (size_factors or not plan.noise.constant):
             raise ConfigurationError(
@@ -441,7 +441,7 @@ class ReleaseEngine:
         self.budget.limit(plan, self.num_releases, horizon)
 
     def _refuse_new_round(self, plan: TrainingPlan, phase: int) -> None:
-        """Refuse a training that goes on within a round of batches, or of noise, that cannot be drawn again.
+        """Refuse to resume a training within a round of batches or noise that cannot be drawn again.
 
         Args:
             plan: Plan of the training.
@@ -646,7 +646,7 @@ class ReleaseEngine:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """State of a checkpoint, from which a resumed run goes on with the same releases."""
+        """State of a checkpoint, from which a resumed run makes the same releases."""
         state: dict[str, Any] = {
             "private": self.recipe.private,
             "releases": self.num_releases,

@@ -32,7 +32,7 @@ def executor_of(name: str, device: torch.device) -> Executor:
         device: The module's device.
 
     Raises:
-        ConfigurationError: There is none, or the plug-in returns something else.
+        ConfigurationError: The executor is unknown, or its plug-in returns another type.
     """
     plugins = entry_points(group=_PLUGINS)
     if name == _AUTO:

@@ -127,7 +127,7 @@ class PrivateSession:
         self._uses_lots = False
         self.is_admitted = False
 
-    # ------------------------------------------------------------------------------------- what is trained
+    # ------------------------------------------------------------------------------------- trained parameters
 
     if not TYPE_CHECKING:
 
@@ -338,7 +338,7 @@ class PrivateSession:
         self._executor.attach(SessionParts(self.training, self.releases, self.source, self.optimizer))
 
     def _begin_anew(self) -> None:
-        """Have executor and guards take note that the source computes otherwise from this batch on."""
+        """Notify executor and guards that the source computes differently from this batch on."""
         self._executor.detach()
         self._attach_executor()
         self._notify("on_change")
@@ -452,10 +452,10 @@ class PrivateSession:
 
     @contextmanager
     def _out_of_memory_explained(self) -> Iterator[None]:
-        """Within, an error that memory is over is replaced by one line with the remedy, up to the release.
+        """Replace an out-of-memory error before the release by one line with the remedy.
 
         Raises:
-            OutOfMemory: Memory is over.
+            OutOfMemory: The memory is exhausted.
         """
         try:
             yield

@@ -295,7 +295,7 @@ class RenyiAccountant(Accountant):
 
 @dataclass(frozen=True)
 class AnalyticalRenyiAccountant(RenyiAccountant):
-    """The general bound for batches of a fixed size, whatever is made of them: see `theorem5_curve`."""
+    """General bound for batches of a fixed size and any mechanism: see `theorem5_curve`."""
 
     orders: tuple[float, ...] = WHOLE_ORDERS
     nominal: ClassVar[type[Sampling]] = FixedSizeSampling

@@ -111,7 +111,7 @@ def _near_guess(
     high: float,
     guess_at: Cost,
 ) -> tuple[float, float]:
-    """Find the narrowest bracket around the solution by a guess; the given one where the guess says nothing."""
+    """Narrow the bracket around the solution by a guess; the given bracket if the guess does not help."""
     if (guess_at(low) > limit) == (guess_at(high) > limit):
         return low, high
     guess = _meeting(guess_at, limit, low, high)

@@ -144,7 +144,7 @@ def composable(events: Mapping[Event, int], accountant: str) -> dict[Event, int]
     """
     # A batch that is free has its cost stated by the first batch of its round.
     counts = {event: count for event, count in events.items() if count and not event.sampling.is_free}
-    # First of all: a sampling that no accountant covers refuses to say its relation, and says what to do instead.
+    # First: a sampling that no accountant covers raises here, with the remedy.
     relations = {sampling.relation for sampling, _ in counts}
     _require_coverage(counts, accountant)
     if len(relations) > 1:

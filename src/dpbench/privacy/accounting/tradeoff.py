@@ -146,7 +146,7 @@ def reconstruction_bound(curve: TradeOff, candidates: int, copies: int = 1) -> R
     Args:
         curve: Trade-off curve of everything released, for one record added or removed (or replaced).
         candidates: N.
-        copies: Records of the data set that are copies of the one looked for; none of the others may depend on it.
+        copies: Number of copies of the target record in the data set; no other record may depend on it.
 
     Raises:
         ConfigurationError: There are fewer than two candidates, or no copy.

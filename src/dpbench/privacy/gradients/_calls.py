@@ -108,7 +108,7 @@ def backward(
     before = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
-    # Hooks such as those that log gradients: a sum over private records is none of theirs. They see what is released.
+    # Hooks, such as those that log gradients, must not see sums over private records, only released gradients.
     hooks = [x._backward_hooks for x in inputs if isinstance(x, Tensor) and x._backward_hooks]
     copies_of_hooks = [dict(tensor_hooks) for tensor_hooks in hooks]
     for tensor_hooks in hooks:

@@ -253,7 +253,7 @@ class SharedCalls(TorchFunctionMode):
             kept[0] = kept[0].clone()
         output = function(*args, **kwargs)
         if not written and (not isinstance(output, Tensor) or output._is_view()):
-            # One output may be computed from another; and what is written to a view changes how autograd comes to it.
+            # One output may be computed from another, and writing to a view changes its path in autograd.
             output = tree_map(partial(_copy, axis), output)
         try:
             call = _call_of(axis, _out_of_place(function), kept, spec, places, shared, leaves, output)

@@ -25,8 +25,8 @@ from dpbench.privacy.kernels import Kernels, suited
 Values = Literal["signs", "threshold", "rescaled", "kept"]
 
 _LARGEST = 1e30  # threshold; its square is still a floating-point number
-_SLACK = 1e-4  # of the threshold for values that are kept: above what rounding does
-_CACHED = 2**21  # numbers; what is larger is computed again, in blocks of records of this size
+_SLACK = 1e-4  # of the threshold for values that are kept: larger than rounding errors
+_CACHED = 2**21  # numbers; larger gradients are recomputed in blocks of records of this size
 
 
 def discretize(gradients: Tensor, threshold: float) -> Tensor:

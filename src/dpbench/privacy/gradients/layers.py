@@ -89,7 +89,7 @@ def _convolution_weights(layer: Any, a: Tensor, g: Tensor) -> ParameterGradients
         return zero_gradients(layer.weight, 0)
     padding = layer.padding
     if layer.padding_mode != "zeros" or isinstance(padding, str):
-        # Padded here as the layer does it, so that what follows knows zeros on both sides only.
+        # Padded here as in the layer, so that the code below handles only zeros on both sides.
         mode = layer.padding_mode
         if mode == "zeros":
             mode = "constant"

@@ -84,7 +84,7 @@ class OneByOne:
         if loss.requires_grad:  # not of a record of which nothing is predicted
             self.has_gradients = True
             if not self._is_looked_at:
-                refuse_reentrant(loss)  # autograd would not come to what is inside
+                refuse_reentrant(loss)  # autograd would not reach its inputs
                 self._is_looked_at = True
             gradients = list(backward(loss, trainable, torch.full_like(loss, factor), trainable))
         of_parameter = dict(zip(trainable, gradients, strict=True))

@@ -19,8 +19,8 @@ _OF_RECORDS = re.compile(r" \(off by [^)]*\)")
 """Part of an error that tells of the records: the training goes on, and this would stay in its log."""
 _SHOWN = 3
 _LOW = 5e-2  # relative, of sums with the mantissa of bfloat16
-_UNSEEN = 4  # roundings of the whole gradient, beside which what autograd gives is more than noise
-_ROUNDING = 2**-5  # of each record, where they are added up with that mantissa: twice what AVX2 was seen to leave
+_UNSEEN = 4  # roundings of the whole gradient; a larger gradient by autograd is not noise
+_ROUNDING = 2**-5  # of each record, where they are added up with that mantissa: twice the error observed with AVX2
 _BatchNorm = nn.modules.batchnorm._BatchNorm
 _InstanceNorm = nn.modules.instancenorm._InstanceNorm
 _STATISTICS = (_BatchNorm, _InstanceNorm)
@@ -67,7 +67,7 @@ def trainable_of(model: nn.Module, loss_reduction: str) -> dict[str, nn.Paramete
     """The trainable parameters of a model by name, tied ones once.
 
     Raises:
-        ConfigurationError: There are none, or `loss_reduction` is unknown.
+        ConfigurationError: No parameter is trainable, or `loss_reduction` is unknown.
         UnsupportedModuleError: One is complex, where clipping and noise are real.
     """
     if loss_reduction not in ("mean", "sum"):
@@ -228,7 +228,7 @@ def check_sums(
         difference = float((ours - theirs).norm())
         scale = max(float(theirs.norm()), 1e-2 * total_norm)
         if parameter.dtype.itemsize < 4 or tolerance >= _LOW:
-            # Some processors add records up in bfloat16: then what cancels leaves its rounding behind.
+            # Some processors sum records in bfloat16: terms that cancel leave their rounding errors.
             norms = gradients.squared_norms().double().sqrt()
             rounding = _ROUNDING * float(norms.sum())
             allowed = max(_LOW * scale, rounding)

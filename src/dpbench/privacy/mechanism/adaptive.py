@@ -19,7 +19,7 @@ from dpbench.errors import ConfigurationError, shown
 from dpbench.privacy.mechanism.clipping import LARGEST, SMALLEST, Bounds, Groups, VectorGroup, record_by_record
 from dpbench.privacy.mechanism.plan import Statistic
 
-_PAPERS_RATIO = 2.5 / 0.725  # three_tools_2018: σ_l2 = 2.5 beside σ = z√G = 0.725 on each layer
+_PAPERS_RATIO = 2.5 / 0.725  # three_tools_2018: σ_l2 = 2.5 with σ = z√G = 0.725 on each layer
 
 
 class Adaptation(ABC):
@@ -128,7 +128,7 @@ class QuantileBounds(Adaptation):
     def _next(self, bound: float, excess: float) -> float:
         """Move a bound against the excess of the share of records below it over the quantile."""
         if self.update == "geometric":
-            # Noise alone could move the exponent beyond what `exp` can hold.
+            # Noise alone could make `exp` overflow.
             exponent = max(min(-self.learning_rate * excess, 5.0), -5.0)
             return bound * math.exp(exponent)
         return max(bound - self.learning_rate * excess, bound / 2)

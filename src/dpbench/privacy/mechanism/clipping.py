@@ -142,7 +142,7 @@ class CappedFactors:
     """
 
     def __init__(self, rule: ClipFactors) -> None:
-        # An attribute `func` of another class says nothing about what a call of it does.
+        # An attribute `func` of another class need not be the function that it calls.
         function = rule.func if type(rule) is partial else rule
         self._rule = rule
         self._name = name_of(function)

@@ -99,7 +99,7 @@ class Mechanism:
         self._coordinates = sum(sizes)
         self._size = self._coordinates + sum(statistic.size for statistic in self.plan.statistics)
         self._views = _views_of(parameters)
-        # Half precision would lose records in a sum of thousands, and float64 is what a user asked for.
+        # Half precision would lose records in a sum of thousands, and a float64 model asks for float64.
         is_double = any(parameter.dtype == torch.float64 for parameter in parameters)
         self._dtype = torch.float64 if is_double else torch.float32
         self._device = parameters[0].device

@@ -149,7 +149,7 @@ class Exchangeable(NamedTuple):
     Attributes:
         batch: Number of the batch.
         is_random: True for draws.
-        is_part: True if they were made of one place of draws that may be one for each record.
+        is_part: True if they come from one position of draws that may be one for each record.
     """
 
     batch: int
@@ -158,7 +158,7 @@ class Exchangeable(NamedTuple):
 
 
 class Joint(NamedTuple):
-    """Public numbers each of which was made of draws for several records, such as noise minus its mean.
+    """Public numbers that each depend on draws for several records, such as noise minus its mean.
 
     Attributes:
         batch: Number of the batch.

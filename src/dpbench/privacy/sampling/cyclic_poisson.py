@@ -42,7 +42,7 @@ class CyclicPoissonSampling(TakingTurns, Sampling):
     whole_lots = False
 
     def __post_init__(self) -> None:
-        _ = PoissonSampling(self.population, self.sample_rate)  # refuses what is out of range
+        _ = PoissonSampling(self.population, self.sample_rate)  # refuses values out of range
         if type(self.cycle_length) is not int or self.cycle_length < 1:
             raise ConfigurationError(
                 f"cycle_length must be a whole number of steps from 1 on, not {self.cycle_length!r}."
@@ -74,7 +74,7 @@ class CyclicPoissonSampling(TakingTurns, Sampling):
             )
         if self.cycle_length > 1:
             return self
-        in_groups = replace(self, cycle_length=groups)  # refuses what is no number of groups
+        in_groups = replace(self, cycle_length=groups)  # refuses an invalid number of groups
         if groups == 1:
             return PoissonSampling(self.population, self.sample_rate, unit=self.unit)
         return in_groups

@@ -110,7 +110,7 @@ class TruncatedPoissonSampling(Sampling):
     whole_lots = False
 
     def __post_init__(self) -> None:
-        _ = PoissonSampling(self.population, self.sample_rate)  # refuses what is out of range
+        _ = PoissonSampling(self.population, self.sample_rate)  # refuses values out of range
         if type(self.max_batch_size) is not int or self.max_batch_size < 1:
             raise ConfigurationError(
                 f"max_batch_size must be a whole number of records from 1 on, not {self.max_batch_size!r}."

@@ -57,7 +57,7 @@ class Sampling(ABC):
         records_affected: Largest number of records of a batch that differ between neighbors.
         whole_lots: True if all batches have the same, whole size.
         known_by_rate: True if population and rate determine it, so that a rate can be solved for.
-        everybody: True if every batch holds all records, so that no other batch size can be asked for.
+        everybody: True if every batch holds all records, so that the batch size cannot be chosen.
         without_replacement: True if a batch is a uniform subset of fixed size, for which Theorem 5 of pyvacy_2019
             holds.
     """
@@ -117,9 +117,8 @@ class Sampling(ABC):
         rebuilt = type(self).at_rate(self.population, self.rate, self.unit)
         if not _alike(self, rebuilt):
             raise ConfigurationError(
-                f"{self.kind!r} batches have parameters that their rate does not determine, so nobody knows how they "
-                "are drawn among more records, such as those of an audit: state it, "
-                f"{type(self).__name__}.among()."
+                f"the rate does not determine all parameters of {self.kind!r} batches, so they cannot be drawn from "
+                f"more records, such as those of an audit: define {type(self).__name__}.among()."
             )
         rate = self.expected_batch_size / population
         return type(self).at_rate(population, rate, self.unit)
@@ -149,7 +148,7 @@ class Sampling(ABC):
 
     @property
     def cycle(self) -> int:
-        """Number of groups that take turns; 1: there are none.
+        """Number of groups that take turns; 1: no groups.
 
         Each record belongs to one of them for the whole training, by a uniform draw that is independent of all others,
         so that it takes part at most once in a round of so many steps; a training that begins anew must do so between
@@ -181,7 +180,7 @@ class Sampling(ABC):
 
     @property
     def most_steps(self) -> float:
-        """Number of steps after which a record would take part more often than was promised; infinite: never."""
+        """Largest number of steps in which no record takes part more often than promised; may be infinity."""
         return math.inf
 
     def in_groups(self, groups: int) -> Sampling:
@@ -191,7 +190,7 @@ class Sampling(ABC):
             groups: Number of groups, that of the noise's bands; with 1 each record may be in each batch.
 
         Raises:
-            ConfigurationError: The scheme knows no groups.
+            ConfigurationError: The scheme has no groups.
         """
         if groups == 1:
             return self
@@ -291,7 +290,8 @@ class Sampling(ABC):
     def second_order_divergence(self, noise_multiplier: float) -> float:
         """A lower bound of the Rényi divergence of order 2, where it is known without cancellation, else 0.
 
-        Divergences grow with the order: from 2 on none is smaller. It stands in where a moment near one was rounded.
+        Divergences grow with the order, so this bounds those above 2 from below. It is used where a moment near one was
+        rounded.
         """
         return 0.0
 

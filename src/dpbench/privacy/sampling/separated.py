@@ -87,7 +87,7 @@ class SeparatedSampling(TakingTurns, Sampling):
 
     @property
     def group_rate(self) -> float:
-        """All records of a group take part."""
+        """Every record of a group takes part."""
         return 1.0
 
     @property
