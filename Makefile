@@ -28,6 +28,7 @@ layers: $(VENV)/.ready-dev ## Try every layer and write docs/layers.md (half a m
 	$(PAGE)
 
 zoo: $(VENV)/.ready-zoo ## Train small networks of many kinds, compare with autograd, write docs/zoo.md (twenty minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.zoo
 	$(PAGE)
 
 audits: $(VENV)/.ready-dev ## Audit every strategy and every broken mechanism: results/audit (a quarter of an hour)

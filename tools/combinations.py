@@ -1,4 +1,4 @@
-"""Which pieces go together: every combination is trained for two steps, here and now: docs/combinations.md."""
+"""Every combination of pieces, trained for two steps: docs/combinations.md."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tools.trainers import quiet, trainer_for
 
 _DELTA = 1e-4
 _STEPS = 2
-_LOT = 32.0
+_BATCH = 32.0
 _COHORT = 10.0
 
 STRATEGIES: dict[str, Callable[..., strategies.PrivateStrategy]] = {
@@ -104,15 +104,15 @@ def cells() -> Iterator[Cell]:
 
 @cache
 def _digits(sampler: str, unit: str) -> ImageDataModule | UserDataModule:
-    full = sampler == "full"  # all records in each lot: as many are kept as a lot has elsewhere
+    full = sampler == "full"  # each batch has all records: as many as a batch has elsewhere
     if unit == "user":
         users = 100 - int(_COHORT) if full else 0
         return UserDataModule(
             "digits_users", expected_batch_size=_COHORT, sampling=sampler, val_users=users, split="permutation"
         )
-    held_out = 1437 - int(_LOT) if full else 0
+    held_out = 1437 - int(_BATCH) if full else 0
     return ImageDataModule(
-        "digits", expected_batch_size=_LOT, sampling=sampler, image_size=8, val_size=held_out, split="permutation"
+        "digits", expected_batch_size=_BATCH, sampling=sampler, image_size=8, val_size=held_out, split="permutation"
     )
 
 
@@ -120,8 +120,8 @@ def try_cell(cell: Cell, folder: Path) -> str:
     """Train two steps.
 
     Args:
-        cell: What to try.
-        folder: For the ledger; new for each call.
+        cell: The combination.
+        folder: New folder for the ledger.
 
     Returns:
         "", or the error that refuses this combination.
@@ -159,7 +159,7 @@ def outcomes(chosen: Iterable[Cell]) -> dict[Cell, str]:
     """Try combinations.
 
     Returns:
-        For each cell "" (it trains), or why it is refused.
+        For each cell "" (it trains), or the reason of its refusal.
 
     Raises:
         AssertionError: A combination is neither refused nor works.
@@ -175,21 +175,37 @@ def page() -> str:
 
 
 def page_of(outcomes: dict[Cell, str]) -> str:
-    """The page: a line for each way to release, a column for each way to draw; refusals as footnotes."""
-    columns = list(itertools.product(SAMPLERS, UNITS))
+    """The page: how many ways to release train for each way to draw, and a collapsed table by clipping."""
+    draws = list(itertools.product(SAMPLERS, UNITS))
+    releases = list(itertools.product(STRATEGIES, TRANSFORMS, DENOISERS))
     reasons = list(dict.fromkeys(reason for reason in outcomes.values() if reason))
-    rows = [["clipping", "transform", "denoiser", *map(", ".join, columns)]]
-    for release in itertools.product(STRATEGIES, TRANSFORMS, DENOISERS):
-        row = list(release)
-        for column in columns:
-            cells = [outcomes[Cell(*release, *column, optimizer)] for optimizer in OPTIMIZERS]
-            row.append(" ".join(sorted({f"[{reasons.index(reason) + 1}]" if reason else "✓" for reason in cells})))
-        rows.append(row)
+
+    def marks(release: tuple[str, str, str], draw: tuple[str, str]) -> list[str]:
+        cells = [outcomes[Cell(*release, *draw, optimizer)] for optimizer in OPTIMIZERS]
+        return sorted({f"[{reasons.index(reason) + 1}]" if reason else "✓" for reason in cells})
+
+    summary = [["sampling", *UNITS]]
+    for sampler in SAMPLERS:
+        summary.append([sampler, *(_counted([marks(one, (sampler, unit)) for one in releases]) for unit in UNITS)])
+    table = [["clipping", "transform", "denoiser", *map(", ".join, draws)]]
+    for clipping in STRATEGIES:
+        rows = []
+        for release in itertools.product([clipping], TRANSFORMS, DENOISERS):
+            rows.append([*release, *(" ".join(marks(release, draw)) for draw in draws)])
+        alike = all(row[3:] == rows[0][3:] for row in rows)
+        table += [[clipping, "any", "any", *rows[0][3:]]] if alike else rows
     return render(
         Path(__file__).with_suffix(".md.jinja"),
         optimizers=list(OPTIMIZERS),
-        table=markdown_rows(rows, text=range(len(rows[0]))),
+        summary=markdown_rows(summary, text=range(len(summary[0]))),
+        table=markdown_rows(table, text=range(len(table[0]))),
         trained=Counter(cell.optimizer for cell, reason in outcomes.items() if not reason),
         tried=len(outcomes) // len(OPTIMIZERS),
         reasons=reasons,
     )
+
+
+def _counted(marks: list[list[str]]) -> str:
+    refusals = sorted({mark for one in marks for mark in one if mark != "✓"})
+    trained = sum(one == ["✓"] for one in marks)
+    return " ".join([f"{trained} of {len(marks)}" if trained else "refused", *refusals])

@@ -1,4 +1,4 @@
-"""Which layers can be trained privately: each is tried, here and now, and the outcome tabulated in docs/layers.md."""
+"""Layers that can be trained privately, each tried: docs/layers.md."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _REFUSED = "refused"
 
 @dataclass(frozen=True)
 class Case:
-    """A layer, how to call it, and what else there is to say.
+    """A layer, its inputs, and remarks.
 
     Attributes:
-        name: As the page shows it, without its package.
+        name: Name on the page, without its package.
         make: Makes the layer.
-        shape: Of the input of one record.
-        remark: For the page.
+        shape: Shape of one record's input.
+        remark: Remark on the page.
         tokens: Whether the input is integers.
-        times: How often the layer takes its input: attention takes it as query, key and value.
+        times: Number of arguments that get the input: attention takes it as query, key and value.
     """
 
     name: str
@@ -140,10 +140,10 @@ def _others() -> list[Case]:
 
 
 def attempt(case: Case) -> tuple[str, str]:
-    """Compute per-record gradients of a lot, and compare their sum with the ordinary gradient.
+    """Compute per-record gradients of a batch, and compare their sum with the ordinary gradient.
 
     Returns:
-        By what the layer has per-record gradients, and ""; or "refused", and why.
+        The route to the layer's per-record gradients and "", or "refused" and the reason.
     """
     torch.manual_seed(0)
     x = torch.randn(_RECORDS, *case.shape)
@@ -181,9 +181,9 @@ def _route(layer: nn.Module) -> str:
 
 
 def page() -> str:
-    """The page: supported layers, then refused ones with the reason."""
-    supported = [["layer", "per-record gradients by", "remarks"]]
-    refused = [["layer", "why, and what to do"]]
+    """The page: how many layers have per-record gradients by what, then collapsed tables with remarks and refusals."""
+    supported: dict[tuple[str, str], list[str]] = {}
+    refused = [["layer", "reason and remedy"]]
     for case in cases():
         name = _shown_name(case)
         with warnings.catch_warnings():
@@ -193,41 +193,57 @@ def page() -> str:
             reason = reason.removeprefix("this model cannot be trained privately: ")
             refused.append([name, reason.replace("layer (", "(")])
         else:
-            supported.append([name, route, case.remark])
-    tables = markdown_rows(supported, text=range(3)), markdown_rows(refused, text=range(2))
-    return "\n".join([_HEAD, tables[0], "\nRefused:\n", tables[1], _TAIL])
+            supported.setdefault((route, case.remark), []).append(name)
+    rows = [["layers", "per-record gradients by", "remarks"]]
+    rows += [[", ".join(names), route, remark] for (route, remark), names in supported.items()]
+    return _PAGE.format(
+        supported=sum(map(len, supported.values())),
+        table=markdown_rows(rows, text=range(3)),
+        refused=len(refused) - 1,
+        refusals=markdown_rows(refused, text=range(2)),
+    )
 
 
 def _shown_name(case: Case) -> str:
-    is_of_torch = not case.name.islower()  # weight_norm is a function
-    return f"nn.{case.name}" if is_of_torch else case.name
+    name, _, options = case.name.partition(", ")
+    is_of_torch = not name.islower()  # weight_norm is a function
+    return (f"nn.{name}" if is_of_torch else name) + (f" ({options})" if options else "")
 
 
-_HEAD = """\
+_PAGE = """\
 # Layers
 
-Written by `make layers`, which tries each. What owns no parameters (activations, dropout, pooling, reshapes) needs
-nothing, as long as it treats records independently.
-How a layer gets its per-record gradients:
+`make layers` tries every layer of torch that has parameters: {supported} train with the engine, {refused} are refused.
+Modules without parameters (activations, dropout, pooling, reshapes) need nothing, as long as they treat records
+independently. Per-record gradients come from:
 
-* **rule**: exact formulas in `privacy/gradients/layers.py`; see [the engine](engine.md) for their cost.
-* **rule, computed from its parts**: torch computes the layer in one call; while it trains privately, we compute it from
-  linear maps and what is between them (`_recurrent.py` and `_attention.py` beside it).
-* **`vmap`**: any other layer, also of your own: `torch.func.vmap` of its backward pass, exact, but with a second
-  forward pass and memory for the gradients of all records. It must return one tensor and use no randomness.
-* **`vmap` of functions**: what a module does with its own parameters (ViT's class token, ConvNeXt's layer scale), and
-  cells that run step by step (LSTMCell): `torch.func.vmap` of each function that combines them with records.
-* **its layers**: those that it is made of.
+* **rule**: exact formulas ([cost](engine.md)). **Rule, computed from its parts**: the same, with the layer computed
+  from linear maps instead of one call of torch.
+* **`vmap`**: `torch.func.vmap` of the backward pass, for any other layer and your own: exact, but with a second forward
+  pass and memory for the gradients of all records. The layer must return one tensor and use no randomness.
+  **`vmap` of functions**: the same where a module combines its own parameters with records (ViT's class token,
+  ConvNeXt's layer scale, LSTMCell).
+* **its layers**: the layers that it consists of.
 
-Exact types count: a subclass may change `forward`, so it takes `vmap`. On the first batch of every run the sum over
-records is compared with the ordinary gradient; what cannot be exact is refused by name.
-"""
+A subclass may change `forward`, so it takes `vmap`. On the first batch of each run, the sum over records is compared
+with the ordinary gradient; layers that cannot be exact are refused by name.
 
-_TAIL = """
-Hugging Face's BERT, DistilBERT, GPT-2 and networks like them work as they are. Several learning rates (backbone and
-head) are one optimizer with parameter groups:
-`torch.optim.SGD([{"params": self.body.parameters(), "lr": 1e-3}, {"params": self.head.parameters(), "lr": 0.1}])`.
-`torch.compile` works on the network or the module, but a step on several records runs uncompiled, since
-[each of its operators](guards.md#whose-is-which-number-the-record-axis) is followed. Gradient checkpointing works with
-`use_reentrant=False`.\
+<details>
+<summary>Layers that train ({supported})</summary>
+
+{table}
+
+</details>
+
+<details>
+<summary>Refused layers ({refused})</summary>
+
+{refusals}
+
+</details>
+
+Hugging Face's BERT, DistilBERT and GPT-2 train unchanged. For several learning rates, use one optimizer with parameter
+groups. `torch.compile` works on the network or the module, but a step on several records runs uncompiled, since
+[each of its operators](guards.md#the-record-axis) is followed. Gradient checkpointing requires
+`use_reentrant=False`.
 """

@@ -35,7 +35,7 @@ PAGES = {
     "guards": Page("docs/guards.md", "tools.guards_table", is_part=True),
     "layers": Page("docs/layers.md", "tools.layer_table"),
     "combinations": Page("docs/combinations.md", "tools.combinations"),
-    "zoo": Page("docs/zoo.md", "tools.zoo.attempts"),
+    "zoo": Page("docs/zoo.md", "tools.zoo.page"),
     "audits": Page("results/audit/README.md", "tools.audits.page"),
 }
 

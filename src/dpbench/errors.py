@@ -29,7 +29,7 @@ _NAMES_HERE = {
 """Options of Opacus, TensorFlow Privacy and the papers → their names here."""
 _LENGTH = "The Trainer says how long: max_steps or max_epochs (on the command line trainer.max_steps)."
 _LOADER = (
-    "The loader draws the lots: PrivateDataLoader.poisson(dataset, expected_batch_size=...) (on the command line "
+    "The loader draws the batches: PrivateDataLoader.poisson(dataset, expected_batch_size=...) (on the command line "
     "data.expected_batch_size)."
 )
 _ENTROPY = (

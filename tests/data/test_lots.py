@@ -233,7 +233,7 @@ def test_clear_errors(kind: str, size: float, message: str) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda data: PrivateDataLoader.poisson(data, 30, sampler=1), "PrivateDataLoader takes no sampler: its lots"),
+        (lambda data: PrivateDataLoader.poisson(data, 30, sampler=1), "PrivateDataLoader takes no sampler, because"),
         (lambda data: PrivateDataLoader.poisson(data, 30, foo=1), "unexpected keyword argument 'foo'"),
         (lambda data: PrivateDataLoader.poisson(data, 30, num_workers=-1), "num_workers option should be non-negative"),
         (lambda data: PrivateDataLoader.from_dataloader(None), "takes a torch.utils.data.DataLoader, not a NoneType"),

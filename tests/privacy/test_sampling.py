@@ -261,7 +261,7 @@ def test_a_scheme_whose_parameters_are_not_known_by_its_rate_is_not_audited_as_a
     lots = PrivateBatchSampler(TwoCoins(1000, first=0.1, second=0.9), seed=0)
     assert lots.sampling.rate == pytest.approx(0.09)
     lots.added = 100
-    with pytest.raises(ConfigurationError, match=r"'two_coins' batches have parameters .* TwoCoins\.among\(\)"):
+    with pytest.raises(ConfigurationError, match=r"parameters of 'two_coins' batches.* define TwoCoins\.among\(\)"):
         _ = lots.sampling
     alike = PrivateBatchSampler(TwoCoins.at_rate(1000, 0.09), seed=0)
     alike.added = 100

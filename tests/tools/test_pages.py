@@ -15,6 +15,7 @@ from tools import pages
         "guards",
         "layers",
         "audits",
+        "zoo",
         pytest.param("combinations", marks=pytest.mark.long),  # trains 1,872 combinations
     ],
 )

@@ -28,7 +28,7 @@ DOZEN = {
     ("PINN", "residual of a differential equation"): RECORD_BY_RECORD,
     ("WassersteinCritic", "critic with gradient penalty"): RECORD_BY_RECORD,
     ("resnet18", "classification, BatchNorm as it is"): REFUSED,
-    ("SimCLR", "contrast of the views of a lot"): RECORD_BY_RECORD,
+    ("SimCLR", "contrast of the views of a batch"): RECORD_BY_RECORD,
 }
 
 
@@ -86,4 +86,4 @@ def test_the_page_has_all_of_the_list() -> None:
     text = PAGE.read_text(encoding="utf-8")
     for architecture in ARCHITECTURES:
         assert f"| {architecture.name} | {architecture.library} | {architecture.step} |" in text
-    assert f"builds {len(ARCHITECTURES)} small networks" in text
+    assert f"trains {len(ARCHITECTURES)} small networks" in text

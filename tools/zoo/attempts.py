@@ -16,10 +16,10 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from tools.zoo.architectures import ARCHITECTURES, Architecture
+from tools.zoo.architectures import Architecture
 from tools.zoo.check import FAILED, Outcome, check
 from tools.zoo.network import Network
-from tools.zoo.page import Result, page_of
+from tools.zoo.page import Result
 
 LIMIT = 120.0
 """Seconds of one network."""
@@ -32,11 +32,6 @@ _BUILDERS = {
     "own": "own_networks:build",
 }
 """Library → function of (name, step, whether to keep dropout), imported when it is called."""
-
-
-def page() -> str:
-    """Try all networks, and return the page."""
-    return page_of(try_all(ARCHITECTURES))
 
 
 def try_all(architectures: Iterable[Architecture]) -> list[Result]:

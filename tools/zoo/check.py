@@ -1,4 +1,4 @@
-"""One network of the zoo: trained privately for a few lots, and its first release compared with plain autograd."""
+"""One network of the zoo: trained privately for a few batches, and its first release compared with plain autograd."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BROKEN = "does not train by itself"
 PATHS = (ENGINE, RECORD_BY_RECORD, REFUSED, WRONG, FAILED, BROKEN)
 
 TOLERANCE = 1e-4
-_LOTS = 3
+_BATCHES = 3
 _SMALL = 1e-3
 """A parameter whose gradient is smaller than this share of the whole is compared with that share."""
 _NOTICE = "gradients=auto: record by record"
@@ -43,15 +43,15 @@ _NOTICE = "gradients=auto: record by record"
 
 
 class Outcome(NamedTuple):
-    """What became of a network.
+    """Outcome of one network.
 
     Attributes:
         path: One of `PATHS`.
-        reason: Why it is not the engine.
+        reason: Reason why the engine is not used.
         error: Largest relative error of a parameter's update; None: there is no reference.
-        precision: In which it was compared: 64 or 32 bits.
+        precision: Bits of the numbers compared: 64 or 32.
         parameters: Number of trainable ones.
-        fixes: What `dpbench.fix` did.
+        fixes: Number of layers that `dpbench.fix` replaced.
     """
 
     path: str
@@ -59,7 +59,7 @@ class Outcome(NamedTuple):
     error: float | None = None
     precision: int = 64
     parameters: int = 0
-    fixes: tuple[str, ...] = ()
+    fixes: int = 0
 
 
 class Reference(NamedTuple):
@@ -113,7 +113,7 @@ def _check_in(dtype: torch.dtype, build: Callable[[], Network], private: bool) -
             ENGINE,
             precision=torch.finfo(dtype).bits,
             parameters=sum(p.numel() for p in _trainable(network.model)),
-            fixes=tuple(network.fixes),
+            fixes=len(network.fixes),
         )
         bound = 1.0 if expected is None else expected.bound
         try:
@@ -176,10 +176,10 @@ def reference(network: Network) -> Reference:
 
 
 def train(network: Network, bound: float) -> list[Tensor]:
-    """Release the clipped sums of a few lots of all records; the weights stay as they are.
+    """Release the clipped sums of a few batches of all records; the weights stay as they are.
 
     Returns:
-        For each trainable parameter, of the first lot: the mean of the clipped gradients.
+        For each trainable parameter, of the first batch: the mean of the clipped gradients.
     """
     size = len(network.records)
     sampler = PrivateBatchSampler(make_sampling("full", size, size), None)
@@ -187,7 +187,7 @@ def train(network: Network, bound: float) -> list[Tensor]:
     module = _Module(network)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer = trainer_for(Path(folder), [ClipOnly(max_grad_norm=bound, seed=0)], _LOTS)
+        trainer = trainer_for(Path(folder), [ClipOnly(max_grad_norm=bound, seed=0)], _BATCHES)
         trainer.fit(module, loader)
     return module.released
 

@@ -1,4 +1,4 @@
-"""Networks on graphs, of PyTorch Geometric: a record is a graph, and a lot of them one large graph."""
+"""Networks on graphs, of PyTorch Geometric: a record is a graph, and a batch of them is one large graph."""
 
 from __future__ import annotations
 

@@ -1,116 +1,167 @@
-"""The page of the zoo."""
+"""The page of the zoo, written from the committed outcomes without training."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import json
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
+from pathlib import Path
 
+from dpbench.files import replacing
 from dpbench.harness.reports.markdown import markdown_rows
-from tools.zoo.architectures import Architecture
-from tools.zoo.check import BROKEN, ENGINE, FAILED, RECORD_BY_RECORD, REFUSED, TOLERANCE, WRONG, Outcome
+from tools.zoo.architectures import ARCHITECTURES, Architecture
+from tools.zoo.check import BROKEN, ENGINE, FAILED, PATHS, RECORD_BY_RECORD, REFUSED, TOLERANCE, WRONG, Outcome
 
+OUTCOMES = Path(__file__).with_name("outcomes.jsonl")
+"""Versions of the libraries, then an outcome for each network."""
 _LIBRARIES = ("torch", "pytorch-lightning", "torchvision", "transformers", "peft", "timm", "torch_geometric")
 _LONGEST_REASON = 240
 
 Result = tuple[Architecture, Outcome]
 
 
-def page_of(results: Sequence[Result]) -> str:
-    """The page: what is checked, how many are what, and a table for each family."""
-    parts = [_HEAD.format(count=len(results), tolerance=f"{TOLERANCE:g}"), _counts(results), "", _HOW, _versions()]
+def keep(results: Sequence[Result]) -> None:
+    """Write the outcomes of all networks, and the versions of their libraries, to `OUTCOMES`."""
+    lines: list[dict[str, object]] = [{"versions": _versions()}]
+    lines += [{**_named(architecture), **outcome._asdict()} for architecture, outcome in results]
+    with replacing(OUTCOMES) as new:
+        new.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+def page() -> str:
+    """The page, from `OUTCOMES`.
+
+    Raises:
+        ValueError: The list of networks has changed since `make zoo`.
+    """
+    first, *lines = map(json.loads, OUTCOMES.read_text(encoding="utf-8").splitlines())
+    results = []
+    for architecture, line in zip(ARCHITECTURES, lines, strict=True):
+        name = {key: line.pop(key) for key in _named(architecture)}
+        if name != _named(architecture):
+            raise ValueError(f"{OUTCOMES.name} has {name} in place of {architecture}: run make zoo.")
+        results.append((architecture, Outcome(**line)))
+    return page_of(results, first["versions"])
+
+
+def page_of(results: Sequence[Result], versions: dict[str, str]) -> str:
+    """The page: a summary, a collapsed table for each family, and the reasons."""
+    reasons = list(dict.fromkeys(outcome.reason for _, outcome in results if outcome.reason))
+    head = _HEAD.format(
+        count=len(results),
+        tolerance=f"{TOLERANCE:g}",
+        versions=", ".join(f"{library} {version}" for library, version in versions.items()),
+    )
+    parts = [head, _totals(results), _families(results), "", "## Networks", "", _LEGEND]
     for family, members in groupby(results, key=lambda result: result[0].family):
-        rows = [["network", "library", "step", "outcome", "remarks", "error", "parameters"]]
-        rows += [_row(architecture, outcome) for architecture, outcome in members]
-        parts += ["", f"## {family[0].upper()}{family[1:]}", "", markdown_rows(rows, text=range(5))]
-    return "\n".join(parts)
+        rows = [["network", "library", "step", "outcome", "error", "parameters"]]
+        rows += [_row(architecture, outcome, reasons) for architecture, outcome in members]
+        table = markdown_rows(rows, text=range(4))
+        parts += [*_collapsed(f"{_title(family)} ({len(rows) - 1})", table), ""]
+    numbered = [f"{number}. {_escaped(reason)}" for number, reason in enumerate(reasons, start=1)]
+    return "\n".join([*parts, "## Reasons", "", *_collapsed("Why not the engine", "\n".join(numbered))])
 
 
-def _counts(results: Sequence[Result]) -> str:
+def _named(architecture: Architecture) -> dict[str, object]:
+    named = architecture._asdict()
+    del named["private"]
+    return named
+
+
+def _totals(results: Sequence[Result]) -> str:
     private = [outcome for architecture, outcome in results if architecture.private]
     mixing = [outcome for architecture, outcome in results if not architecture.private]
     count = Counter(outcome.path for outcome in private)
     trained = count[ENGINE] + count[RECORD_BY_RECORD]
     errors = [outcome.error for outcome in private if outcome.error is not None and outcome.path != WRONG]
-    rows = [["", "networks"]]
-    rows += [[_WORDS[path], str(count[path])] for path in _WORDS]
-    rows += [
-        ["trained", f"{trained} of {len(private)} ({trained / len(private):.0%})"],
-        [
-            "of the family that mixes records, refused",
-            f"{sum(outcome.path == REFUSED for outcome in mixing)} of {len(mixing)}",
-        ],
-        ["compared with autograd, and equal", str(len(errors))],
-        ["largest error of those", f"{max(errors):.1e}"],
-    ]
+    return _TOTALS.format(
+        trained=trained,
+        private=len(private),
+        share=trained / len(private),
+        engine=count[ENGINE],
+        alone=count[RECORD_BY_RECORD],
+        refused=count[REFUSED],
+        failed=count[FAILED],
+        broken=count[BROKEN],
+        wrong=count[WRONG],
+        compared=len(errors),
+        largest=max(errors),
+        mixing=len(mixing),
+        mixing_refused=sum(outcome.path == REFUSED for outcome in mixing),
+    )
+
+
+def _families(results: Sequence[Result]) -> str:
+    counts = {family: Counter[str]() for family in dict.fromkeys(architecture.family for architecture, _ in results)}
+    for architecture, outcome in results:
+        counts[architecture.family][outcome.path] += 1
+    columns = [path for path in PATHS if any(count[path] for count in counts.values())]
+    rows = [["family", *columns]]
+    rows += [[_title(family), *(str(count[path] or "") for path in columns)] for family, count in counts.items()]
     return markdown_rows(rows)
 
 
-def _row(architecture: Architecture, outcome: Outcome) -> list[str]:
-    has_numbers = outcome.path not in (BROKEN,)
+def _row(architecture: Architecture, outcome: Outcome, reasons: list[str]) -> list[str]:
+    path = f"**{outcome.path}**" if outcome.path in (WRONG, FAILED, BROKEN) else outcome.path
+    if outcome.reason:
+        path += f" [{reasons.index(outcome.reason) + 1}]"
+    if outcome.fixes:
+        path += f", `fix`: {outcome.fixes}"
     error = "" if outcome.error is None else f"{outcome.error:.0e}"
     if outcome.error is not None and outcome.precision == 32:
         error += " (float32)"
-    return [
-        architecture.name,
-        architecture.library,
-        architecture.step,
-        f"**{outcome.path}**" if outcome.path in (WRONG, FAILED, BROKEN) else outcome.path,
-        _remarks(outcome),
-        error,
-        f"{outcome.parameters:,}" if has_numbers and outcome.parameters else "",
-    ]
+    parameters = f"{outcome.parameters:,}" if outcome.parameters else ""
+    return [architecture.name, architecture.library, architecture.step, path, error, parameters]
 
 
-def _remarks(outcome: Outcome) -> str:
-    reason = outcome.reason
+def _collapsed(summary: str, text: str) -> list[str]:
+    return ["<details>", f"<summary>{summary}</summary>", "", text, "", "</details>"]
+
+
+def _title(family: str) -> str:
+    return f"{family[0].upper()}{family[1:]}"
+
+
+def _escaped(reason: str) -> str:
     if len(reason) > _LONGEST_REASON:
         reason = reason[:_LONGEST_REASON].rsplit(" ", 1)[0] + " ..."
-    remarks = [f"`fix`: {len(outcome.fixes)} layers"] if outcome.fixes else []
-    if reason:
-        remarks.append(reason)
-    text = "; ".join(remarks)
     for sign in ("\\", "|", "<", ">", "*", "_", "$", "[", "]"):
-        text = text.replace(sign, f"\\{sign}")
-    return text
+        reason = reason.replace(sign, f"\\{sign}")
+    return reason
 
 
-def _versions() -> str:
-    versions = []
+def _versions() -> dict[str, str]:
+    versions = {}
     for library in _LIBRARIES:
         try:
-            versions.append(f"{library} {importlib.metadata.version(library).partition('+')[0]}")
+            versions[library] = importlib.metadata.version(library).partition("+")[0]
         except importlib.metadata.PackageNotFoundError:
             continue
-    return f"Versions: {', '.join(versions)}."
+    return versions
 
-
-_WORDS = {
-    ENGINE: "engine",
-    RECORD_BY_RECORD: "record by record",
-    REFUSED: "refused",
-    FAILED: "failed with an error of another library, or not done in time",
-    WRONG: "trained, and not equal to autograd",
-    BROKEN: "not trained without dpbench either",
-}
 
 _HEAD = """\
 # Zoo
 
-Written by `make zoo`, which builds {count} small networks with random weights from configurations of transformers,
-torchvision, timm, PyTorch Geometric and peft, and in plain torch, and trains each for a few batches with
-`ClipOnly(max_grad_norm=...)`, which releases the clipped sum without noise. The list (`tools/zoo/zoo.yaml`) was
-committed before any of it was tried. A release has to be the mean of the clipped gradients of each record's loss
-alone, by plain autograd, to {tolerance} of each parameter's gradient.
+`make zoo` trains {count} small networks with random weights for a few batches with `ClipOnly`, which adds no noise. The
+first release must equal the mean of the clipped per-record gradients of plain autograd, within {tolerance} of each
+parameter's gradient. The [list of networks](../tools/zoo/zoo.yaml) was committed before the first run.
+
+Versions: {versions}.
 """
 
-_HOW = """\
-* **outcome**: by the engine, in one backward pass; record by record, with the reason why the engine cannot be used
-  (`gradients=auto` says it in one line); or refused, with the reason.
-* **error**: largest relative error of a parameter's gradient, in float64, or in float32 where a network does not run
-  in float64. Where there is none, the step draws random numbers, or keeps its dropout; such a network has to train.
-* `fix`: BatchNorm mixes records; `dpbench.fix(model)` has first replaced this number of layers by GroupNorm.
+_TOTALS = """\
+**{trained} of {private} networks train ({share:.0%})**: {engine} with the engine, {alone} record by record.
+Refused: {refused}. Failed with another library's error or a timeout: {failed}. Not trainable without dpbench: {broken}.
+Different from autograd: {wrong}; the largest relative error of the {compared} compared is {largest:.1e}.
+Refused of the networks whose step mixes records: {mixing_refused} of {mixing}.
+"""
 
-Dropout and stochastic depth are set to 0 but in the family "With dropout". Reasons are cut after a few lines.
+_LEGEND = """\
+* **outcome**: `[1]` refers to the [reasons](#reasons), which are cut after a few lines. `fix` is the number of
+  BatchNorm layers that `dpbench.fix(model)` replaced by GroupNorm, since BatchNorm mixes records.
+* **error**: largest relative error of a parameter's gradient, in float64 where the network runs in it. Steps that draw
+  random numbers have no reference and need only train; dropout and stochastic depth are off except in "With dropout".
 """

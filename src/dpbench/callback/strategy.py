@@ -97,8 +97,8 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
             raise ConfigurationError(f"{type(self).__name__} is not private, and has no ledger: leave out after.")
         if self.audit is not None:
             raise ConfigurationError(
-                "an audit is of the epsilon of a whole ledger, and has not seen the earlier training (after=...): set "
-                "audit=None, or audit one of the stages separately."
+                "an audit cannot cover the earlier training (after=...): set audit=None, or audit the stages "
+                "separately."
             )
         path = Path(self.after)
         if not path.is_file():

@@ -383,14 +383,13 @@ class PrivateDataLoader(DataLoader[Any]):
         for name in _FIXED_BY_LOTS:
             if name in options:
                 raise ConfigurationError(
-                    f"PrivateDataLoader takes no {name}: its lots say how records are drawn, and the ledger records "
-                    f"it. Remove "
-                    "it; expected_batch_size is the mean size of a batch."
+                    f"PrivateDataLoader takes no {name}, because the ledger states how batches are drawn. Remove it; "
+                    "expected_batch_size is the mean size of a batch."
                 )
         if hasattr(dataset, "begin_lot") and options.get("num_workers"):
             raise ConfigurationError(
-                f"the {type(dataset).__name__} is told of each batch before it is read (begin_lot), which worker "
-                "processes are not: leave num_workers at 0."
+                f"the {type(dataset).__name__} has begin_lot, which worker processes do not call: leave "
+                "num_workers at 0."
             )
         self._items = _ItemRandomness(options.pop("worker_init_fn", None))
         options["worker_init_fn"] = self._items
@@ -527,8 +526,7 @@ class PrivateDataLoader(DataLoader[Any]):
         if not isinstance(loader, DataLoader):
             raise ConfigurationError(
                 f"PrivateDataLoader.from_dataloader takes a torch.utils.data.DataLoader, not a "
-                f"{type(loader).__name__}; of a "
-                "data set PrivateDataLoader.poisson(dataset, expected_batch_size) makes lots."
+                f"{type(loader).__name__}; for a data set, use PrivateDataLoader.poisson(dataset, expected_batch_size)."
             )
         count_of(loader.dataset)
         _refuse_other_draws(loader)

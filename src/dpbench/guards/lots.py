@@ -20,7 +20,7 @@ OTHERS_TOOK_LOTS = (
 class DrawnLots(Guard):
     """Each lot of the training is the one that the ledger counts on."""
 
-    name = "lots"
+    name = "batches"
     prevents = "batches differ from those in the ledger: drawn by other code, skipped, or consumed elsewhere"
 
     def on_begin(self) -> None:

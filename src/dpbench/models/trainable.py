@@ -157,7 +157,7 @@ def _last_layer(model: nn.Module) -> nn.Module:
     for layer in reversed(list(model.modules())):
         if next(layer.parameters(recurse=False), None) is not None:
             return layer
-    raise ValueError("the model has no parameters, so that nothing of it can be trained.")
+    raise ValueError("the model has no parameters to train.")
 
 
 def _is_bias(name: str) -> bool:

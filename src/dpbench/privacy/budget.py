@@ -51,14 +51,14 @@ class Budget:
         target_epsilon: ε that may be spent, or None for no limit.
         delta: δ.
         accountant: A name in `privacy.accounting.accountants.ACCOUNTANTS` that gives a bound; calibrates and stops.
-        after: Ledger of an earlier training, with which the ledger of this one begins; None: there is none.
+        after: Ledger of an earlier training, copied to the start of this ledger; None: no earlier training.
 
     Attributes:
         after: The given ledger.
         spent: How often each release was made, those of equal cost together.
         repeated: Those of them that this run has yet to repeat, because it resumes from an earlier checkpoint.
-        joint: Queries that were answered on the lots of this run before, by number; see `LedgerWriter`.
-        lot_phase: Phase of the ledger with the lots that are drawn.
+        joint: Queries that were answered on the batches of this run before, by number; see `LedgerWriter`.
+        lot_phase: Phase of the ledger with the batches that are drawn.
         path: Path of the ledger, once it was opened.
         remaining: Releases that may still be made, or None for no limit.
 
@@ -149,7 +149,7 @@ class Budget:
         """Solve for the noise that uses up the rest of the target in the planned steps: a multiple of the plan's.
 
         Args:
-            plan: Of the training, with noise of multiplier 1 where a multiplier is sought.
+            plan: Plan of the training, with noise multiplier 1 if the multiplier is to be solved for.
             horizon: Number of steps.
 
         Raises:
@@ -157,7 +157,7 @@ class Budget:
             BudgetExhausted: The training before has spent it.
         """
         spent = epsilon(self._earlier, self.delta, self.accountant) if self._earlier else 0.0
-        # A training that was calibrated for its target leaves what rounding left: a second one would be noise alone.
+        # A calibrated training leaves only a rounding error of its budget: a second one would be pure noise.
         if self.target_epsilon is not None and spent >= self.target_epsilon * (1 - _REMAINDER):
             raise BudgetExhausted(
                 f"target_epsilon={self.target_epsilon} is for both trainings, and {self.after} has spent {spent:.4g}: "
@@ -204,7 +204,7 @@ class Budget:
             start: Releases of the restored checkpoint.
             resumed: True to continue an existing ledger.
             processes: All of this training.
-            place: (phase, phase of the lots that it draws) of the checkpoint; None if unknown.
+            place: (phase, phase of the batches that it draws) of the checkpoint; None if unknown.
 
         Returns:
             The phase of the ledger.
@@ -287,7 +287,7 @@ class Budget:
         return phase
 
     def _allowed(self, number: int, most: int) -> int:
-        """How many releases the target allows from one on: first those on lots that were used before, then others.
+        """How many releases the target allows from one on: first those on batches that were used before, then others.
 
         Args:
             number: Number of the first one.
@@ -318,7 +318,7 @@ class Budget:
         """Find how many releases the target allows.
 
         Args:
-            plan: Of the training.
+            plan: Plan of the training.
             start: Releases of the restored checkpoint.
             horizon: Length of this training.
 

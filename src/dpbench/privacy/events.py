@@ -12,7 +12,7 @@ from dpbench.privacy.sampling import Sampling
 METRIC = "metric/"
 """Begins the names of private metrics."""
 EARLIER = "earlier/"
-"""Begins the names of queries that were answered on the same lot by an earlier phase of the run."""
+"""Begins the names of queries that were answered on the same batch by an earlier phase of the run."""
 MICROBATCH = "microbatch"
 """Unit of queries that sum over microbatches."""
 NOISE_END = 11.5
@@ -65,7 +65,7 @@ class Summands:
         return record_changes(sampling, self.per_summand)
 
     def expected(self, sampling: Sampling) -> float:
-        """Expected number of summands in a lot."""
+        """Expected number of summands in a batch."""
         return sampling.expected_batch_size / self.per_summand
 
     def denominator(self, sampling: Sampling) -> float:
@@ -81,7 +81,7 @@ UNITS = Summands()
 
 
 class SumQuery(NamedTuple):
-    """A noised sum over the records of a lot, as the ledger records it (a tuple: ledgers hold hundreds of thousands).
+    """A noised sum over the records of a batch, as the ledger records it (a tuple: ledgers hold hundreds of thousands).
 
     Attributes:
         name: Name of the vector.
@@ -97,15 +97,15 @@ class SumQuery(NamedTuple):
 
 
 Queries = tuple[SumQuery, ...]
-"""Queries of one release, which all read the same lot."""
+"""Queries of one release, which all read the same batch."""
 
 
 class Event(NamedTuple):
     """A release as accountants see it: two of equal events cost the same.
 
     Attributes:
-        sampling: How the lot was drawn.
-        queries: All read the same lot.
+        sampling: How the batch was drawn.
+        queries: All read the same batch.
     """
 
     sampling: Sampling

@@ -15,11 +15,11 @@ FILE_NAME = "noise_keys.json"
 
 
 class KeptKeys(NamedTuple):
-    """As secret as the training records: with them noise can be subtracted.
+    """Root keys, as secret as the training records: with them noise can be subtracted.
 
     Attributes:
         noise: Root key of noise and the model's randomness.
-        lots: Of lots and the groups of records.
+        lots: Root key of batches and the groups of records.
     """
 
     noise: int
@@ -27,7 +27,7 @@ class KeptKeys(NamedTuple):
 
 
 def read_keys(path: Path) -> KeptKeys | None:
-    """The keys in a file; None where there is none.
+    """The keys in a file; None if there is no file.
 
     Raises:
         ConfigurationError: The file holds something else.

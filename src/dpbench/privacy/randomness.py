@@ -42,7 +42,7 @@ class Stream(IntEnum):
     ITEMS = 8
     """Draws of a data set, its `collate_fn` and the hooks before a step, such as augmentation."""
     VIEWS = 9
-    """The augmented views of each record in a lot."""
+    """The augmented views of each record in a batch."""
     GROUPS = 10
     """The group of records to which each record belongs, where groups take turns."""
 
@@ -79,7 +79,7 @@ def digest_of(key: Sequence[int]) -> bytes:
 
 
 def keyed_seed(key: Sequence[int]) -> int:
-    """A number of 256 bits that is a function of `key`, for callers who pass on one number; itself a part of a key."""
+    """A number of 256 bits that is a function of `key`, for APIs that take a single number; can be part of a key."""
     return int.from_bytes(digest_of(key), "big")
 
 

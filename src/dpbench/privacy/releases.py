@@ -1,7 +1,7 @@
-"""The release: sums of a lot in, private gradients out; noise, ledger and budget in between.
+"""The release: sums of a batch in, private gradients out; noise, ledger and budget in between.
 
-Without Lightning and without a model. A source of records hands its per-record vectors to `accumulate`, lot by lot, and
-takes the result of `release`.
+Without Lightning and without a model. A source of records hands its per-record vectors to `accumulate`, batch by batch,
+and takes the result of `release`.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class ReleaseHook(Protocol):
     """Takes part in each release of a training: adds records to the sums, and looks at the released sums.
 
     Guarantee: that of the releases without it. It adds nothing but records, by `Mechanism.accumulate`, which clips them
-    as it does all others; the lots draw them (`PrivateBatchSampler.added`), and the population of the ledger counts
+    as it does all others; the sampler draws them (`PrivateBatchSampler.added`), and the population of the ledger counts
     them.
     """
 
     def insert(self, mechanism: Mechanism, release: int) -> None:
-        """Add records to this process's sums of a lot, before the sums of all processes and the noise.
+        """Add records to this process's sums of a batch, before the sums of all processes and the noise.
 
         Args:
             mechanism: The mechanism, with the sums.
@@ -113,10 +113,10 @@ class ReleaseEngine:
         make_noise: Makes the noise process.
 
     Attributes:
-        num_releases: So far.
+        num_releases: Number of releases so far.
         noise_multiplier: Given, or found once a training has begun.
         phase: Phase of the ledger: how often the run was taken up again with other settings.
-        observers: Called with every piece of a lot: private data, for diagnostics.
+        observers: Called with every piece of a batch: private data, for diagnostics.
         watchers: Called with the mechanism and this process's sums before noise; for references without privacy only.
         hook: Takes part in the releases of an audited training; else None.
         first_weights: Hash of the weights that a seeded run began with; part of its key.
@@ -154,21 +154,21 @@ class ReleaseEngine:
         self.processes = ALONE
         self._mechanism: Mechanism | None = None
         self._names: Sequence[str] = ()
-        self._lot_key: int | None = None  # of lots that were drawn under another plan first
+        self._lot_key: int | None = None  # of batches that were drawn under another plan first
         self._open = False
         self._empty = False
 
     @property
     def mechanism(self) -> Mechanism:
-        """The mechanism that turns lots into releases.
+        """The mechanism that turns batches into releases.
 
         Raises:
             ConfigurationError: No training has begun in this process.
         """
         if self._mechanism is None:
             raise ConfigurationError(
-                "nothing was trained yet: call trainer.fit first. (A training that ran in processes of its own is told "
-                "by its ledger: `dpbench account FOLDER`.)"
+                "nothing was trained yet: call trainer.fit first. (For a training in other processes, read its "
+                "ledger: `dpbench account FOLDER`.)"
             )
         return self._mechanism
 
@@ -215,7 +215,7 @@ class ReleaseEngine:
 
     @property
     def lot_key(self) -> int | None:
-        """Key that sets the lots of this run apart from those of others with their seed; None without a seed."""
+        """Key that sets the batches of this run apart from those of others with their seed; None without a seed."""
         if self.seed is None:
             return None
         if self._lot_key is not None:
@@ -238,11 +238,11 @@ class ReleaseEngine:
 
         Args:
             ledger: Ledger; the file lies in its folder until `forget_keys`.
-            are_lots_seeded: True if the lots have a seed of their own.
+            are_lots_seeded: True if the batches have a seed of their own.
             key_of: Kept key of the noise → key of the run.
 
         Returns:
-            Key of the lots; None if a seed gives it, or it need not be known.
+            Key of the batches; None if a seed gives it, or it need not be known.
 
         Raises:
             ConfigurationError: The file cannot be read or written.
@@ -255,7 +255,7 @@ class ReleaseEngine:
         path = ledger.with_name(KEYS_FILE)
         keys = None
         if self.processes.rank == 0:
-            # Started again without a checkpoint, it repeats what the ledger holds.
+            # Started again without a checkpoint, it repeats the releases of the ledger.
             if self.num_releases or (self.fingerprint is not None and records_a_run(ledger)):
                 keys = read_keys(path)
             elif not records_a_run(ledger):
@@ -270,7 +270,7 @@ class ReleaseEngine:
         return kept.lots
 
     def forget_keys(self, is_over: bool) -> Path | None:
-        """Delete the file of `keep_keys` where the training is over, or nothing was released.
+        """Delete the file of `keep_keys` if the training has ended, or nothing was released.
 
         Args:
             is_over: True if the training has made all of its steps.
@@ -300,13 +300,13 @@ class ReleaseEngine:
         """Fix the plan of the first release; `join` comes before.
 
         Args:
-            sampling: How lots are drawn.
+            sampling: How batches are drawn.
             summands: Units over which the sums go.
             trained: Parameters that are updated.
             groups: Partition of them with the first bounds.
             metric_sizes: Number of values of each metric that the module offers.
             horizon: Number of steps, for which the noise is found where it was not given.
-            size_factors: Factors of the expected lot size, by step.
+            size_factors: Factors of the expected batch size, by step.
 
         Raises:
             ConfigurationError: The plan has no solution, or no noise reaches the target.
@@ -335,7 +335,7 @@ class ReleaseEngine:
         self.budget.read_earlier(self.processes)
         if self.noise_multiplier is None:
             self.noise_multiplier = self.budget.calibrated(plan, horizon)
-        # At a multiplier of 1 first, since what solves for it asks the plan how the cost moves with it.
+        # At a multiplier of 1 first, since the solver needs the plan to compute the cost of other multipliers.
         plan = replace(plan, noise=self._make_noise(self.noise_multiplier, noise_factors))
         if plan.sampling.cycle > 1 and (size_factors or not plan.noise.constant):
             raise ConfigurationError(
@@ -343,7 +343,7 @@ class ReleaseEngine:
                 "have to be the same in each step: leave out noise_schedule and expected_batch_size_schedule."
             )
         self._names = trained.names
-        # Of a run whose parameters changed on the way: its lots stay those of the plan that it began with.
+        # Of a run whose parameters changed on the way: its batches stay those of the plan that it began with.
         self._lot_key = self.memory.get("lot_key")
         self._mechanism = Mechanism(plan, trained.parameters, self.memory, self.num_releases)
         if self._mechanism.total.device.type == "cpu" and self.processes.rank == 0:
@@ -357,7 +357,7 @@ class ReleaseEngine:
         horizon: TrainingLength,
         lot_source: str | None,
     ) -> None:
-        """Go on with other trainable parameters: in a new phase of the ledger, on the lots as they are drawn.
+        """Go on with other trainable parameters: in a new phase of the ledger, on the batches as they are drawn.
 
         Args:
             trained: Trainable parameters from the coming release on.
@@ -379,7 +379,7 @@ class ReleaseEngine:
                 "the trainable parameters have changed, and the audit is of those that the training began with: "
                 "audit=none, or freeze and unfreeze before the training."
             )
-        # The lots stay as they are drawn, though the plan, by which their key was made, is another one from here on.
+        # The batches stay as they are drawn, though the plan, by which their key was made, is another one from here on.
         self._lot_key = self.lot_key
         plan = replace(before.training_plan, groups=groups, sizes=tuple(trained.sizes))
         is_same_plan = plan.digest == before.training_plan.digest and list(trained.names) == list(self._names)
@@ -406,7 +406,7 @@ class ReleaseEngine:
             path: Path of the ledger.
             horizon: Length of the training, for which a target is checked.
             lot_source: See `Header`.
-            place: (phase, phase of the lots that it draws) of this run; None: those of the checkpoint.
+            place: (phase, phase of the batches that it draws) of this run; None: those of the checkpoint.
 
         Raises:
             BudgetExhausted: The target allows no further release.
@@ -432,7 +432,7 @@ class ReleaseEngine:
             plan=StatedPlan.from_dict(plan.to_dict()),
         )
         resumed = self.num_releases > 0 or self.fingerprint is not None
-        goes_on = place is not None  # on the lots that this process draws
+        goes_on = place is not None  # on the batches that this process draws
         if place is None and self.num_releases:
             place = self.memory.get("place")
         self.phase = self.budget.open(path, header, self.num_releases, resumed, self.processes, place)
@@ -441,7 +441,7 @@ class ReleaseEngine:
         self.budget.limit(plan, self.num_releases, horizon)
 
     def _refuse_new_round(self, plan: TrainingPlan, phase: int) -> None:
-        """Refuse a training that goes on within a round of lots, or of noise, that cannot be drawn again.
+        """Refuse to resume a training within a round of batches or noise that cannot be drawn again.
 
         Args:
             plan: Plan of the training.
@@ -494,7 +494,7 @@ class ReleaseEngine:
 
     @property
     def lot_phase(self) -> int:
-        """Phase of the ledger with the lots that are drawn."""
+        """Phase of the ledger with the batches that are drawn."""
         return self.budget.lot_phase if self.recipe.private else 0
 
     def key_of(self, stream: Stream, *parts: int) -> tuple[int, ...]:
@@ -502,7 +502,7 @@ class ReleaseEngine:
         return self.key, stream, self.num_releases, *parts
 
     def open_lot(self) -> None:
-        """Begin a lot, without a record so far; it is good for one release."""
+        """Begin a batch, without a record so far; it is good for one release."""
         self._open = True
         self._empty = True
 
@@ -519,7 +519,7 @@ class ReleaseEngine:
         merge: Merge | None = None,
         values: Mapping[str, Value] | None = None,
     ) -> None:
-        """Clip a piece of the lot and add it to the sums; see `Mechanism.accumulate`."""
+        """Clip a piece of the batch and add it to the sums; see `Mechanism.accumulate`."""
         mechanism = self.mechanism
         self._require_lot()
         with torch.no_grad(), torch.autocast(mechanism.total.device.type, enabled=False):  # in full precision
@@ -537,12 +537,12 @@ class ReleaseEngine:
         all_finite: Tensor,
         present: Tensor | None = None,
     ) -> Iterator[None]:
-        """Within, accumulated vectors are no part of the open lot: their sums are made in `total`.
+        """Within, accumulated vectors are no part of the open batch: their sums are made in `total`.
 
         Args:
             total: Flat, like the mechanism's; overwritten.
             all_finite: Cleared where a record is not finite; then the sums are of no use.
-            present: Mask of the lot's rows that are records, the others being padding; see `clip_and_sum`.
+            present: Mask of the batch's rows that are records, the others being padding; see `clip_and_sum`.
         """
         self._require_lot()
         was_empty = self._empty
@@ -555,7 +555,7 @@ class ReleaseEngine:
 
     @torch.no_grad()
     def add_sums(self, total: Tensor, records: tuple[int, int]) -> None:
-        """Add sums of records of the open lot that were made apart; observers see nothing of them.
+        """Add sums of records of the open batch that were made apart; observers see nothing of them.
 
         Args:
             total: Flat.
@@ -570,14 +570,14 @@ class ReleaseEngine:
 
     @torch.no_grad()
     def release(self) -> list[Tensor]:
-        """Make the sums of the lot private: noise, a line in the ledger, and only then the division.
+        """Make the sums of the batch private: noise, a line in the ledger, and only then the division.
 
         Returns:
             The private gradient of each parameter, in its shape.
 
         Raises:
             BudgetExhausted: Nothing of the target is left.
-            ConfigurationError: No lot was opened since the last release, or the ledger was not.
+            ConfigurationError: No batch was opened since the last release, or the ledger was not.
         """
         mechanism = self.mechanism
         self.budget.refuse_overdraft()
@@ -610,7 +610,7 @@ class ReleaseEngine:
         return mechanism.post_process()
 
     def _refuse_second_sum(self, plan: TrainingPlan) -> None:
-        """Refuse to release the sum of a lot once more, with new noise, where lots or noise depend on one another."""
+        """Refuse to release a batch again, with new noise, where batches or noise depend on one another."""
         if plan.sampling.cycle > 1 or not plan.noise.independent:
             raise ConfigurationError(
                 f"release {self.num_releases} differs from its record in {self.budget.path}, and with correlated "
@@ -633,7 +633,7 @@ class ReleaseEngine:
         self.processes.share(mechanism.total)
 
     def _released(self) -> Release:
-        """The release as the ledger records it, with earlier releases on its lot."""
+        """The release as the ledger records it, with earlier releases on its batch."""
         mechanism = self.mechanism
         queries = mechanism.queries
         if self.num_releases in self.budget.joint:
@@ -646,7 +646,7 @@ class ReleaseEngine:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """State of a checkpoint, from which a resumed run goes on with the same releases."""
+        """State of a checkpoint, from which a resumed run makes the same releases."""
         state: dict[str, Any] = {
             "private": self.recipe.private,
             "releases": self.num_releases,

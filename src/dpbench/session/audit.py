@@ -13,11 +13,11 @@ class Audit(ABC):
 
     @abstractmethod
     def hook(self, releases: ReleaseEngine, lots: PrivateBatchSampler, trained: TrainableParameters) -> ReleaseHook:
-        """Make the hook of a training that begins or goes on from `releases.memory`, and let its records join the lots.
+        """Make the hook of a training that begins or resumes from `releases.memory`, and add its records to batches.
 
         Args:
             releases: The training's release engine, after `ReleaseEngine.join`.
-            lots: Lots of the training data alone; `PrivateBatchSampler.added` says how many records join.
+            lots: Batch sampler of the training data alone; `PrivateBatchSampler.added` says how many records join.
             trained: Parameters that are updated.
 
         Raises:

@@ -22,7 +22,7 @@ class SessionParts:
 
     Attributes:
         training: The present one.
-        releases: Take the sums of a lot, and make them private.
+        releases: Take the sums of a batch, and make them private.
         source: Record source; its step and backward pass make the sums.
         optimizer: Optimizer of the private part.
     """
@@ -90,5 +90,5 @@ class Executor:
         return backward
 
     def release(self) -> list[Tensor]:
-        """Make the sums of a lot private; see `ReleaseEngine.release`."""
+        """Make the sums of a batch private; see `ReleaseEngine.release`."""
         return self.releases.release()

@@ -1,7 +1,7 @@
 """Executors by name, and the keys of their runs.
 
 Executors may round differently, and the same noise on two roundings of a sum would reveal their difference. So the
-name of the executor is part of the keys of noise, lots and replays (`keyed_by`).
+name of the executor is part of the keys of noise, batches and replays (`keyed_by`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def executor_of(name: str, device: torch.device) -> Executor:
         device: The module's device.
 
     Raises:
-        ConfigurationError: There is none, or the plug-in returns something else.
+        ConfigurationError: The executor is unknown, or its plug-in returns another type.
     """
     plugins = entry_points(group=_PLUGINS)
     if name == _AUTO:

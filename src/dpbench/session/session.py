@@ -1,10 +1,10 @@
-"""One private training from its first lot to its last: the order of a step, for every driver.
+"""One private training from its first batch to its last: the order of a step, for every driver.
 
 A Lightning Trainer (`callback.strategy`) and a plain loop (`callback.loop`) are two drivers. Both call
 
     check → attach → acquire → begin → (open → step → backward → release → close)* → end
 
-and know nothing of what must happen between: a lot is opened once, released once, and the ledger is on disk before
+and know nothing of the rules: a batch is opened once, released once, and the ledger is on disk before
 its sum is used. Guards (`guards`) look at each of these moments.
 """
 
@@ -70,28 +70,28 @@ _LIMITED = 2
 
 
 class PrivateSession:
-    """Lots in, private gradients in `p.grad` out, in the one order that is private.
+    """Batches in, private gradients in `p.grad` out, in the one order that is private.
 
     Args:
-        releases: Makes the sums of a lot private.
-        source: Turns lots into per-record gradients.
+        releases: Makes the sums of a batch private.
+        source: Turns batches into per-record gradients.
         guards: Guards, in the order in which they look.
         audit: Takes part in the releases, or None.
         delta: δ of the guarantee.
         executor: Name of the executor, see `executor_of`.
 
     Attributes:
-        releases: Makes the sums of a lot private.
-        source: Turns lots into per-record gradients.
+        releases: Makes the sums of a batch private.
+        source: Turns batches into per-record gradients.
         guards: Guards of the present training.
         training: The module and its driver; from `check` on, and before a ConfigurationError, as are the others.
         part: The module, or the part of it that sees private records; from `attach` to `end`.
         trained: Parameters to which gradients are released; from `attach` to `end`.
         optimizer: Updates them; from `attach` to `end`.
-        loader: Draws the lots; from `acquire` on.
+        loader: Draws the batches; from `acquire` on.
         is_admitted: True once a training was checked, and nothing of it refused.
-        is_open: True while a lot is open that is not released yet.
-        released: True once the present lot was released.
+        is_open: True while a batch is open that is not released yet.
+        released: True once the present batch was released.
     """
 
     training: Training
@@ -127,7 +127,7 @@ class PrivateSession:
         self._uses_lots = False
         self.is_admitted = False
 
-    # ------------------------------------------------------------------------------------- what is trained
+    # ------------------------------------------------------------------------------------- trained parameters
 
     if not TYPE_CHECKING:
 
@@ -184,7 +184,7 @@ class PrivateSession:
         self._trainable = self._trainable_now()
 
     def acquire(self, loader: object) -> PrivateDataLoader:
-        """Take the lots of a loader, which no other training may draw meanwhile.
+        """Take the batches of a loader, which no other training may draw meanwhile.
 
         Raises:
             ConfigurationError: Another training has them, or they draw something else than the source trains.
@@ -226,12 +226,12 @@ class PrivateSession:
         source = self.source
         trained = self.trained
         lots = self.loader.lots
-        # The sizes of all lots come first: the plan of the releases is made of them.
+        # The sizes of all batches come first: the plan of the releases is made of them.
         lot_sizes = lots.plan(horizon.total_steps)
         # One key for all processes, before anything is drawn by it.
         own_key = None if key is None else keyed_by(key, self._executor)
         releases.join(processes, own_key, keeps_key=key_of is not None)
-        # Noise that is correlated among steps wants lots that keep a record's participations apart.
+        # Noise that is correlated among steps wants batches that keep a record's participations apart.
         lots.bands = releases.unit_noise.bands
         rule = key_of or int
         lot_key = releases.keep_keys(
@@ -260,7 +260,7 @@ class PrivateSession:
         process = own_process(releases.mechanism.training_plan.noise.to_dict())
         if process is not None:
             self.training.warn(_OWN_NOISE.format(process=process))
-        # Lot t belongs to release t; the key of the lots is known with the plan only.
+        # Batch t belongs to release t; the key of the batches is known with the plan only.
         lots.start_at(releases.num_releases, releases.lot_key, lot_key)
         _follow_noise(self.optimizer, self._noise_of_gradients)
         # Last: the header that it writes says that the run has begun.
@@ -296,7 +296,7 @@ class PrivateSession:
         """Ids of the trainable parameters, and of those that the optimizer moves."""
         trainable = []
         parts = [self.part]
-        for part in parts:  # in each lot, so that it takes a tenth of the time of `part.parameters()`
+        for part in parts:  # in each batch, so that it takes a tenth of the time of `part.parameters()`
             parts += filter(None, part._modules.values())
             for parameter in part._parameters.values():
                 if parameter is not None and parameter.requires_grad:
@@ -306,7 +306,7 @@ class PrivateSession:
         return trainable
 
     def _follow_trainable(self) -> None:
-        """Train the parameters that are trainable by now: layers may be frozen, unfrozen and replaced between lots.
+        """Train the parameters that are trainable by now: layers may be frozen, unfrozen and replaced between batches.
 
         Raises:
             ConfigurationError: The optimizer does not move some of them.
@@ -338,13 +338,13 @@ class PrivateSession:
         self._executor.attach(SessionParts(self.training, self.releases, self.source, self.optimizer))
 
     def _begin_anew(self) -> None:
-        """Have executor and guards take note that the source computes otherwise from this lot on."""
+        """Notify executor and guards that the source computes differently from this batch on."""
         self._executor.detach()
         self._attach_executor()
         self._notify("on_change")
 
     def _choose_gradients(self, batch: Any) -> None:
-        """Find out, on the first lot with records, whether the engine knows the network.
+        """Find out, on the first batch with records, whether the engine knows the network.
 
         Raises:
             UnsupportedModuleError: It would change the network's results, and no other method may be used.
@@ -371,7 +371,7 @@ class PrivateSession:
         verdict = _UNKNOWN
         if limit is not None:
             verdict = _LIMITED
-        elif source.engine.verified:  # not where no record of the lot has a finite gradient
+        elif source.engine.verified:  # not where no record of the batch has a finite gradient
             verdict = _KNOWN
         if training.world_size > 1:  # all processes, or none
             is_agreed = trial.is_agreed()
@@ -387,14 +387,14 @@ class PrivateSession:
         source.use("one_by_one", reason)
         self._begin_anew()
 
-    # ------------------------------------------------------------------------------------- one lot
+    # ------------------------------------------------------------------------------------- one batch
 
     def open(self, batch: Any, rank: int) -> None:
-        """Begin a lot: its release, its records, and the random numbers of the model.
+        """Begin a batch: its release, its records, and the random numbers of the model.
 
         Args:
             batch: The batch, as the module sees it.
-            rank: Rank of the process whose random numbers the module takes.
+            rank: Rank that selects the random numbers of the module.
         """
         self.refuse_skipped_lot()
         self.released = False
@@ -452,10 +452,10 @@ class PrivateSession:
 
     @contextmanager
     def _out_of_memory_explained(self) -> Iterator[None]:
-        """Within, an error that memory is over is replaced by one line with the remedy, up to the release.
+        """Replace an out-of-memory error before the release by one line with the remedy.
 
         Raises:
-            OutOfMemory: Memory is over.
+            OutOfMemory: The memory is exhausted.
         """
         try:
             yield
@@ -465,10 +465,10 @@ class PrivateSession:
             raise OutOfMemory(_out_of_memory(self.training, self.source)) from error
 
     def release(self) -> None:
-        """Release the sums of the lot to `p.grad`.
+        """Release the sums of the batch to `p.grad`.
 
         Raises:
-            ConfigurationError: The lot was released already, or not all of it went through the module.
+            ConfigurationError: The batch was released already, or not all of it went through the module.
             BudgetExhausted: Nothing of the target is left.
         """
         if self.released:
@@ -492,7 +492,7 @@ class PrivateSession:
             axis.is_over = not looks
 
     def close(self) -> None:
-        """End a lot after its update."""
+        """End a batch after its update."""
         if self._chosen is not None:
             self._chosen.end_lot()
         self._notify("on_close")
@@ -507,7 +507,7 @@ class PrivateSession:
             vars(self).pop(name, None)
 
     def refuse_skipped_lot(self) -> None:
-        """Refuse another lot, or the end of an epoch, where the last lot was not released."""
+        """Refuse another batch, or the end of an epoch, where the last batch was not released."""
         if self.is_open:
             raise ConfigurationError(
                 "a batch was drawn but never released (on_train_batch_start returned -1?): whether a batch is trained "
@@ -518,7 +518,7 @@ class PrivateSession:
     # ------------------------------------------------------------------------------------- end
 
     def end(self) -> None:
-        """Give module and lots back as they were, also after an error."""
+        """Give module and batches back as they were, also after an error."""
         releases = self.releases
         for guard in reversed(self.guards):  # modes of torch end with the innermost
             guard.on_end()
@@ -547,7 +547,7 @@ class PrivateSession:
 
 
 def _out_of_memory(training: Training, source: RecordSource) -> str:
-    """Make the message of an exhausted memory. It says nothing of the lot, whose size is private."""
+    """Make the message for exhausted memory. It does not mention the size of the batch, which is private."""
     start = f"out of memory on {training.device} within a batch, of which nothing was released: "
     if not isinstance(source, InPieces) or not training.automatic_optimization:
         return start + "take a smaller batch (data.expected_batch_size) or a smaller network."

@@ -61,9 +61,9 @@ SPOILED = {
     "of another architecture": (RunFolder.config, r"hidden:\n  - 32", "hidden:\n  - 31"),
     "records and the data set holds 301": (RunFolder.config, "train_size: 300", "train_size: 301"),
     "ledger.jsonl: ": (RunFolder.ledger, '"number":39.*\n', ""),
-    "trained without canaries": (RunFolder.config, "name: random_noise", "name: digits"),
+    "has no canaries": (RunFolder.config, "name: random_noise", "name: digits"),
     "went on from 39 to 40 steps": (RunFolder.result, '"steps": 40', '"steps": 39'),
-    "has no ledger: without privacy": (RunFolder.ledger, "", None),
+    "has no ledger: a run without privacy": (RunFolder.ledger, "", None),
     "has not ended.*dpbench resume": (RunFolder.result, "", None),
 }
 

@@ -127,10 +127,10 @@ def without_scores(run: Path) -> None:
 
 
 BAD: dict[str, Callable[[Path], Any]] = {
-    "was trained without canaries.*audit=gradient_canaries": lambda run: (run / RunFolder.audit).unlink(),
-    "has lost the file.*restore a copy": without_scores,
+    "has no canaries.*audit=gradient_canaries": lambda run: (run / RunFolder.audit).unlink(),
+    "lost the file.*restore a copy": without_scores,
     "has not ended.*`dpbench resume": with_canaries,  # who reads an audit and goes on chooses what the next one shows
-    "it is no run.*train one": lambda run: [path.unlink() for path in run.iterdir()],
+    "it is not a run.*train with": lambda run: [path.unlink() for path in run.iterdir()],
     "holds several runs": of_a_sweep,
     "audit.json is damaged": lambda run: (run / RunFolder.audit).write_text("[1]"),
     "has schema 9, .* reads schemas up to 4": lambda run: change(run, lambda data: data.update(schema=9)),

@@ -56,7 +56,7 @@ def test_parameters_that_change_on_the_way_are_refused(tmp_path: Path) -> None:
 
 def test_a_second_stage_is_refused(tmp_path: Path) -> None:
     first_stage(tmp_path)
-    with pytest.raises(ConfigurationError, match="has not seen the earlier training"):
+    with pytest.raises(ConfigurationError, match="cannot cover the earlier training"):
         DPSGD(noise_multiplier=1.0, after=ledger_in(tmp_path / "first"), audit=AUDIT)
 
 

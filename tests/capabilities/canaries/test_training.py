@@ -207,10 +207,10 @@ def test_a_model_without_room_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_not_private_is_not_audited(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigurationError, match="this strategy makes none: audit=none"):
+    with pytest.raises(ConfigurationError, match="this strategy makes no private releases"):
         train(strategies.ClipOnly, tmp_path)
     assert main(["train", "audit=gradient_canaries", "strategy=none", f"hydra.run.dir={tmp_path / 'run'}"]) == 1
-    assert "choose a private strategy, or audit=none" in capsys.readouterr().err
+    assert "choose a private strategy, or set audit=none" in capsys.readouterr().err
 
 
 def test_groups_without_room_are_left_out(seen: Seen, tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_rows_of_a_table_are_records_wherever_they_stand(tmp_path: Path) -> None
         assert features.tolist() == [[min(a, 20) / 10 - 1, min(b, 10) / 10]] and labels.tolist() == [label]
     assert held_out[0] == held_out[1]
     assert data.model_options == {"input_shape": (2,), "num_classes": 3, "num_targets": 1}
-    with pytest.raises(ConfigurationError, match=r"data=table does not say whose a row is: set data\.unit=example"):
+    with pytest.raises(ConfigurationError, match=r"data=table has no users: set data\.unit=example"):
         UserDataModule("table", options={"path": str(tmp_path / "t.csv")})
 
 

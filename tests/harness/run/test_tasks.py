@@ -99,7 +99,7 @@ def test_a_task_that_is_none_of_ours(words: list[str], tmp_path: Path) -> None:
     [
         ("data=shuffled", "Shuffled.train_dataloader gives a DataLoader, whose sampling no ledger knows"),
         ("data=otherseed", "OtherSeed does not pass its seed to its PrivateDataLoader"),
-        ("data=noseed", "takes no seed, and its lots could not be repeated"),
+        ("data=noseed", "takes no seed, so its batches could not be repeated"),
         ("data.size=101", "a line needs lots of at most 100 points"),
         ("model=mlp", "Line takes no model: choose model=none"),
         ("+callbacks.notes={_target_:tests.harness.run.test_tasks.Notes}", "callbacks.notes.text is missing"),

@@ -45,7 +45,7 @@ def test_a_run_that_may_not_be_read_is_not_left_out(tmp_path: Path, monkeypatch:
         return scan(path)
 
     monkeypatch.setattr(os, "scandir", closed)
-    with pytest.raises(ConfigurationError, match="closed cannot be read .Permission denied.: what is in it would be"):
+    with pytest.raises(ConfigurationError, match="closed cannot be read .Permission denied.: make it readable"):
         finished_runs_below([tmp_path])
 
 

@@ -99,8 +99,8 @@ def attack_runs(
     for row in table.rows:
         if (row.record["config"].get("data") or {}).get("membership") is None:
             raise ConfigurationError(
-                f"{row.folder} was trained on all records, so that nobody is to be told from others: attack runs with "
-                "data.membership=half (dpbench attack --train 16 makes them)."
+                f"{row.folder} was trained on all records, so there are no non-members: attack runs with "
+                "data.membership=half (dpbench attack --train 16 trains them)."
             )
     groups = table.groups_of_seeds()
     for rows in groups:
@@ -125,12 +125,12 @@ def _refuse_group(rows: Sequence[RunRow]) -> None:
         # Coins and noise follow from the seed: the second run would tell the attacker what the first one hides.
         if seeds.count(seed) > 1:
             raise ConfigurationError(
-                f"two runs of a setting have seed {seed}, and so the same members and noise: name one of their sweeps."
+                f"two runs of a setting have seed {seed}, so the same members and noise: name only one of their sweeps."
             )
     if len(rows) < FEWEST_RUNS:
         raise ConfigurationError(
-            f"{rows[0].folder}: there are {len(rows)} runs of its setting, by the same code and with different seeds, "
-            f"and an attack compares {FEWEST_RUNS} or more: train more, seed=0,1,2,..."
+            f"{rows[0].folder}: an attack needs at least {FEWEST_RUNS} runs of a setting, with the same code and "
+            f"different seeds, not {len(rows)}: train more, seed=0,1,2,..."
         )
 
 

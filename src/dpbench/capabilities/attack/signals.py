@@ -65,17 +65,13 @@ def candidates_of(config: Mapping[str, Any]) -> PrivateDataModule[Any]:
     """
     cls = class_of(config["data"], "data")
     if not issubclass(cls, PrivateDataModule):
-        raise ConfigurationError(
-            f"data: {cls.__name__} says nothing of members, as ImageDataModule does (data.membership=half)."
-        )
+        raise ConfigurationError(f"data: {cls.__name__} does not define members: use ImageDataModule, for example.")
     options = {**config["data"], "seed": 0, "membership": "half", "sampling": "shuffled"}  # no lot is drawn
     data: PrivateDataModule[Any] = instantiate(cls, options, "data")
     data.prepare_data()
     data.setup("fit")
     if len(data.train_set) < 2:
-        raise ConfigurationError(
-            "an attack ranks candidates, and there is one record only: train on two or more (data.train_size)."
-        )
+        raise ConfigurationError("an attack needs at least two training records: raise data.train_size.")
     return data
 
 
@@ -159,7 +155,7 @@ def _score_of(module: Any, signal: str) -> Callable[[Any], Tensor]:
 def _near_samples(module: Any) -> Callable[[Any], Tensor]:
     """Minus the distance of each image to the nearest that the generator draws, (N,)."""
     if not isinstance(module, GAN):
-        raise ConfigurationError("signal=samples looks at what a GAN draws: attack a GAN, or by --signal loss.")
+        raise ConfigurationError("signal=samples requires a GAN: attack one, or use --signal loss.")
     drawn, _ = sample_images(module, _SAMPLES, seed=0)
     samples = drawn.float() / 255
     # A GAN's data are scaled to [−1, 1], and its samples to [0, 1].

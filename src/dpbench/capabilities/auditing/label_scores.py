@@ -55,7 +55,7 @@ def label_scores(run: RunFolder, trust: bool = False) -> LabelScores:
 
     scores = score_members(module, data.seen_dataloader(len(data.train_set)), data.test_dataloader(), score)
     if not all(np.isfinite(rows).all() for rows in scores):
-        raise ConfigurationError(f"{run} has diverged: its outputs are not finite, and tell nothing of labels.")
+        raise ConfigurationError(f"{run} has diverged: its outputs are not finite, so its labels cannot be audited.")
     inserted = inserted_of(config["data"].get("inserted"))
     return LabelScores(
         members=scores.members[:, 0],

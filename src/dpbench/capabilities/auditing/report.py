@@ -192,12 +192,12 @@ def audit_by_labels(run: RunFolder, scores: LabelScores, confidence: float = 0.9
         DPBenchError: It was not private, its unit is no example, or its ledger is damaged.
     """
     if not run.ledger.is_file():
-        raise ConfigurationError(f"{run} has no ledger: without privacy it claims no epsilon that could be audited.")
+        raise ConfigurationError(f"{run} has no ledger: a run without privacy has no epsilon to audit.")
     ledger = read_run_ledger(run.ledger)
     if ledger.wrong is not None:
         raise LedgerError(f"{run.ledger}: {ledger.wrong}; restore it, or train again.")
     if ledger.header.unit != "example":
-        raise ConfigurationError(f"{run} protects {ledger.header.unit}s, and labels are of examples: records=examples.")
+        raise ConfigurationError(f"{run} protects {ledger.header.unit}s; audit labels of a run with records=examples.")
     family = Family(ledger.events, ledger.header.delta)
     return AuditReport(run, audit_labels(ledger, scores, confidence, family), scores, family)
 
@@ -212,8 +212,8 @@ def read_scores(run: RunFolder) -> AuditFile:
         if any(run.path.rglob(f"*/{RunFolder.audit}")):
             raise ConfigurationError(f"{run} holds several runs: name one that has an {RunFolder.audit}.")
         raise ConfigurationError(
-            f"{run} has no {RunFolder.audit}: it is no run, was trained without canaries, or has lost the file: train "
-            f"one with them, `{_HOW}`, or restore a copy."
+            f"{run} has no {RunFolder.audit}: it is not a run, has no canaries, or lost the file: train with "
+            f"canaries, `{_HOW}`, or restore a copy."
         )
     again = f"train again, `{_HOW}`, or restore a copy of {{path}}"
     schema = read_json(run.audit, dict, again).get("schema")

@@ -174,13 +174,11 @@ class Canaries:
         processes = releases.processes
         sizes = trained.sizes
         if not recipe.private:
-            raise ConfigurationError(
-                "an audit asks what private releases show, and this strategy makes none: audit=none."
-            )
+            raise ConfigurationError("this strategy makes no private releases to audit: set audit=none.")
         if lots.members is not None:
             raise ConfigurationError(
-                "an audit counts on the sizes of batches, which an experiment on membership halves (data.membership): "
-                "audit a run without it, or attack one without canaries (audit=none)."
+                "an audit requires the full batch sizes, which data.membership halves: audit a run without it, or "
+                "attack one without canaries (audit=none)."
             )
         self.key = key
         self._releases = releases

@@ -73,8 +73,8 @@ def export(run: Path, out: Path, insecure: bool = False, trust: bool = False) ->
     network = load_network(folder, trust)
     if (network.config.get("data") or {}).get("membership") is not None:
         raise ConfigurationError(
-            f"{folder} was trained for an attack on membership (data.membership), and its seed tells who the members "
-            "are: export a run without that setting."
+            f"{folder} was trained with data.membership, and its seed reveals the members: export a run without that "
+            "setting."
         )
     ledger = complete_ledger(folder.ledger, network.checkpoint)
     facts = _facts_of(folder, network, ledger)

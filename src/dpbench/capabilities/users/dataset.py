@@ -155,8 +155,8 @@ class UserDataset(RecordsOfExamples):
         positions = np.arange(len(self))[np.asarray(users, dtype=np.int64)]
         if len(np.unique(positions)) < len(positions):
             raise ConfigurationError(
-                "a user stands twice among those of the subset: epsilon holds for an item of the data set, and a user "
-                "who is two of them is protected less. Name each user once."
+                "the subset contains a user twice: epsilon protects one item of the data set, and a user with two "
+                "items is protected less. Name each user once."
             )
         subset = copy.copy(self)
         subset.names = [self.names[position] for position in positions]

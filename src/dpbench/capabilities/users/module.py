@@ -89,13 +89,11 @@ class UserDataModule(PrivateDataModule[Dataset[Any]]):
         self._source = source = user_source(name)
         if unit == "user" and not source.has_users:
             raise ConfigurationError(
-                f"data={name} does not say whose a row is: set data.unit=example, or take a data set by users, such as "
-                "a table with a column that names the user (docs/data_by_users.md)."
+                f"data={name} has no users: set data.unit=example, or use a data set by users, such as a table with a "
+                "column of users (docs/data_by_users.md)."
             )
         if unit == "example" and membership is not None and source.has_users:
-            raise ConfigurationError(
-                "data.membership flips a coin for each user, whose examples are members together: set data.unit=user."
-            )
+            raise ConfigurationError("data.membership applies to whole users: set data.unit=user.")
         self.name = name
         self.unit = unit
         self.options: Mapping[str, Any] = source.check(options or {})

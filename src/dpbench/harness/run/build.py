@@ -58,7 +58,7 @@ def build_strategy(config: dict[str, Any], folder: RunFolder) -> pl.Callback:
     if not issubclass(cls, PrivateStrategy):
         if is_audited(config):
             raise ConfigurationError(
-                "an audit asks what private releases show: choose a private strategy, or audit=none."
+                "an audit requires private releases: choose a private strategy, or set audit=none."
             )
         if records is None:
             # The options are those of an experiment: the baseline of a private run is that run with strategy=none.

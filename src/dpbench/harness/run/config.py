@@ -280,7 +280,7 @@ def check_config(config: Mapping[str, Any]) -> None:
         target.check(chosen, group)
     if "seed" not in options_of(class_of(config["data"], "data")):
         raise ConfigurationError(
-            f"data._target_={config['data']['_target_']} takes no seed, and its lots could not be repeated: give it an "
+            f"data._target_={config['data']['_target_']} takes no seed, so its batches could not be repeated: add an "
             "option seed, for PrivateDataLoader.poisson(dataset, expected_batch_size, seed=seed)."
         )
     for name, options in other_loggers(config).items():

@@ -209,7 +209,7 @@ def places_of(name: str, folder: Path) -> list[Path]:
     def refuse(error: OSError) -> None:
         if isinstance(error, PermissionError):
             raise ConfigurationError(
-                f"{error.filename} cannot be read ({error.strerror}): what is in it would be left out."
+                f"{error.filename} cannot be read ({error.strerror}): make it readable, or move it away."
             ) from error
 
     seen: set[str] = set()

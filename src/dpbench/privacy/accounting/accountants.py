@@ -1,7 +1,7 @@
-"""The accountants, by name: what each computes, and for which sampling it is valid.
+"""Accountants by name, with their method and the sampling that they cover.
 
-The neighboring relation follows from the sampling: lots drawn by Poisson sampling are accounted for with one record
-added or removed, lots of a fixed size with one record replaced (see `privacy.sampling`).
+The neighboring relation follows from the sampling: batches drawn by Poisson sampling are accounted for with one record
+added or removed, batches of a fixed size with one record replaced (see `privacy.sampling`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _multiplier(event: Event) -> float:
 
 
 def dp_event(event: Event) -> dp_accounting.DpEvent:
-    """One release as dp_accounting's event; all queries of a release read the same lot.
+    """One release as dp_accounting's event; all queries of a release read the same batch.
 
     >>> from dpbench.privacy.events import SumQuery
     >>> dp_event(Event(PoissonSampling(1000, 0.05), (SumQuery("all", 2.0, 3.0),)))
@@ -71,7 +71,7 @@ def dp_event(event: Event) -> dp_accounting.DpEvent:
 
 @lru_cache(maxsize=1024)
 def _composes(accountant: type[dp_accounting.PrivacyAccountant], sampling: Sampling) -> bool:
-    """Whether an accountant of dp_accounting knows the event of a way of drawing lots."""
+    """Return whether an accountant of dp_accounting supports the event of a sampling scheme."""
     if sampling.neighboring_relation == "none":
         return False
     composition = accountant(neighboring_relation=sampling.relation)
@@ -84,9 +84,9 @@ class Accountant(ABC):
     """Turns counted releases into privacy parameters.
 
     Attributes:
-        title: What it computes, with its source.
+        title: Method, with its source.
         guarantee: False for an approximation, which may lie below the truth.
-        nominal: The scheme that it takes lots for which it does not cover, where a nominal figure is asked for.
+        nominal: Scheme assumed for batches that the accountant does not cover, if a nominal figure is requested.
         is_slow: Whether an ε takes up to seconds instead of milliseconds.
     """
 
@@ -97,7 +97,7 @@ class Accountant(ABC):
 
     @abstractmethod
     def covers(self, sampling: Sampling) -> bool:
-        """Whether the accountant is valid for lots that are drawn so."""
+        """Return whether the accountant is valid for a sampling scheme."""
 
     @property
     def samplings(self) -> tuple[str, ...]:
@@ -160,9 +160,9 @@ MIRONOV_2017 = Conversion(_mironov_epsilon, _mironov_log_delta)
 
 
 def release_curve(event: Event, orders: tuple[float, ...]) -> Array:
-    """Rényi divergence of one release at each order, by dp_accounting (for fixed-size lots: Wang et al., theorem 27).
+    """Rényi divergence of one release at each order, by dp_accounting (fixed size: Wang et al., theorem 27).
 
-    With what rounding can hide on top: a moment that rounds to one does not show that nothing was released. At
+    Includes a bound on rounding errors: a moment that rounds to one does not show that nothing was released. At
     fractional orders dp_accounting sums the terms of an alternating series without their signs, an upper bound too.
     """
     sampling = event.sampling
@@ -200,7 +200,7 @@ def _mixed_curve(parts: Sequence[Part], orders: tuple[float, ...]) -> Array:
 
 
 def theorem5_curve(event: Event, orders: tuple[float, ...]) -> Array:
-    """Rényi divergence of one release from lots of a fixed size, by the analytical moments accountant.
+    """Rényi divergence of one release from batches of a fixed size, by the analytical moments accountant.
 
     (pyvacy_2019, Theorem 5; Wang, Balle & Kasiviswanathan 2019, theorem 9. The paper prints the sum over j outside the
     logarithm; in the original it stands inside, as here.) With Gaussian noise ε(j) = j/(2z²) and ε(∞) = ∞, so both
@@ -249,7 +249,7 @@ class RenyiAccountant(Accountant):
 
     Attributes:
         orders: The grid.
-        conversion: To (ε, δ).
+        conversion: Conversion from Rényi divergences to (ε, δ).
     """
 
     orders: tuple[float, ...] = DEFAULT_ORDERS
@@ -295,7 +295,7 @@ class RenyiAccountant(Accountant):
 
 @dataclass(frozen=True)
 class AnalyticalRenyiAccountant(RenyiAccountant):
-    """The general bound for lots of a fixed size, whatever is made of them: see `theorem5_curve`."""
+    """General bound for batches of a fixed size and any mechanism: see `theorem5_curve`."""
 
     orders: tuple[float, ...] = WHOLE_ORDERS
     nominal: ClassVar[type[Sampling]] = FixedSizeSampling
@@ -357,7 +357,7 @@ class LossDistribution(PLDAccountant):
 
 
 def rounding_of(distribution: PrivacyLossDistribution) -> float:
-    """Bound of what Fourier transforms add to, or take from, a δ of a privacy loss distribution."""
+    """Bound on the error of Fourier transforms in a δ of a privacy loss distribution."""
     errors = []
     for direction in (distribution._pmf_remove, distribution._pmf_add):
         probabilities = direction.to_dense_pmf()._probs
@@ -384,7 +384,7 @@ class PldAccountant(Accountant):
         return _composes(PLDAccountant, sampling) and ACCOUNTANTS["rdp"].covers(sampling)
 
     def composed(self, events: Events) -> PLDAccountant:
-        """All releases, for those who ask for more than one ε or δ.
+        """Composition of all releases, to be reused for several values of ε or δ.
 
         Raises:
             ConfigurationError: ε or the number of releases is too large.
@@ -420,7 +420,7 @@ def _pld_epsilon(accountant: PldAccountant, counts: tuple[tuple[Event, int], ...
 class GaussianDpAccountant(Accountant):
     """Central limit theorem: the composition is taken for one Gaussian mechanism with parameter μ.
 
-    μ² is the sum over the releases of what the scheme that drew the lot states (`Sampling.squared_mu`).
+    μ² is the sum over the releases of `Sampling.squared_mu` of their sampling schemes.
     """
 
     guarantee: bool = False

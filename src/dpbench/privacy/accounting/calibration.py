@@ -111,7 +111,7 @@ def _near_guess(
     high: float,
     guess_at: Cost,
 ) -> tuple[float, float]:
-    """Find the narrowest bracket around the solution by a guess; the given one where the guess says nothing."""
+    """Narrow the bracket around the solution by a guess; the given bracket if the guess does not help."""
     if (guess_at(low) > limit) == (guess_at(high) > limit):
         return low, high
     guess = _meeting(guess_at, limit, low, high)
@@ -124,7 +124,7 @@ def _near_guess(
 
 
 def _least_noise(cost_at: Cost, limit: float, guess_at: Cost | None) -> float:
-    """Solve for the smallest noise whose cost stays within a limit, which the largest noise does."""
+    """Solve for the smallest noise that keeps the cost within a limit; the largest noise must."""
     if cost_at(SMALLEST_NOISE) > limit:
         return _meeting(cost_at, limit, SMALLEST_NOISE, LARGEST_NOISE, guess_at)
     if cost_at(_LEAST_NOISE) > limit:
@@ -144,7 +144,7 @@ def calibrate_scale(
     To 1e-7 of its value; by slow accountants, and where releases have several costs, to 1e-5 of the target.
 
     Args:
-        events_for: The releases of a training, whose noise may differ, for a scale of it.
+        events_for: Function from a scale of the noise to the releases of the training.
         target_epsilon: ε.
         delta: δ.
         accountant: A name in `ACCOUNTANTS`.
@@ -211,10 +211,10 @@ def affordable_releases(
 
 
 def largest_count(cost_at: Callable[[int], float], limit: float, most: int) -> int:
-    """Largest whole number up to `most` whose cost stays within a limit; 0 if there is none.
+    """Largest integer up to `most` with a cost within a limit; 0 if there is none.
 
     Args:
-        cost_at: The cost of a number, which grows with it.
+        cost_at: Increasing function from a number to its cost.
         limit: The largest cost.
         most: Largest number.
 
@@ -231,21 +231,21 @@ def largest_count(cost_at: Callable[[int], float], limit: float, most: int) -> i
 
 @dataclass(frozen=True)
 class TrainingSetting:
-    """Training as the accountants see it; one of noise, rate, duration, ε and δ may be None: what is sought.
+    """Setting of a training for the accountants; the value to solve for (noise, rate, duration, ε or δ) is None.
 
     Attributes:
         noise_multiplier: Standard deviation of the noise over the *sensitivity* of the sum: that is max_grad_norm for
-            Poisson lots (one record added or removed), and twice that for lots of a fixed size (one replaced).
-        sample_rate: Probability (Poisson) or share (fixed size) of a record in a lot.
-        steps: Number of lots; None where `epochs` is given or sought.
+            Poisson batches (one record added or removed), and twice that for batches of a fixed size (one replaced).
+        sample_rate: Probability (Poisson) or share (fixed size) of a record in a batch.
+        steps: Number of batches; None where `epochs` is given or sought.
         epochs: The number of steps in epochs, as a training counts them; see `Sampling.steps_of`.
         epsilon: ε.
         delta: δ.
         sampling: "poisson" or "fixed_size", or the kind of another scheme.
-        population: Number of records; needed for lots of a fixed size.
+        population: Number of records; needed for batches of a fixed size.
         spent: Releases of an earlier run on the same data, part of ε.
-        bands: Steps over which noise is correlated, on lots of as many groups of records that take turns: so many steps
-            are a round, which costs what one Poisson lot at as many times the rate does. 1: it is independent.
+        bands: Steps over which noise is correlated, with as many groups of records that take turns: this many steps
+            are a round, which costs as much as one Poisson batch at `bands` times the rate. 1: independent noise.
     """
 
     noise_multiplier: float | None = None
@@ -306,12 +306,12 @@ class TrainingSetting:
 
     @property
     def scheme(self) -> type[Sampling]:
-        """How lots are drawn."""
+        """How batches are drawn."""
         return find_scheme(self.sampling)
 
     @property
     def drawn(self) -> Sampling:
-        """How lots are drawn at the sample rate, whatever the number of bands."""
+        """How batches are drawn at the sample rate, whatever the number of bands."""
         assert self.sample_rate is not None
         return self.scheme.at_rate(self.population or 1, self.sample_rate)
 
@@ -373,7 +373,7 @@ def solved(
         target: The most that membership tests may reach, in place of ε.
 
     Returns:
-        All filled in, `steps` always. ε is the target where one was given: what is reached may lie below it where the
+        The complete setting, with `steps`. ε is the target if given; the ε reached may be lower where the
         solution is a whole number.
 
     Raises:

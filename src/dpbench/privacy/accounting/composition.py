@@ -99,7 +99,7 @@ def epsilon(
         ConfigurationError: Unknown accountant, δ outside (0, 1), a sampling that the accountant does not cover, or
             releases of several neighboring relations.
 
-    MNIST with noise multiplier 1.1 and lots of 256, for 8,000 steps:
+    MNIST with noise multiplier 1.1 and batches of 256, for 8,000 steps:
 
     >>> from dpbench.privacy.sampling import PoissonSampling
     >>> release = Event(PoissonSampling(60_000, 256 / 60_000), (SumQuery("all", 1.0, 1.1),))
@@ -142,9 +142,9 @@ def composable(events: Mapping[Event, int], accountant: str) -> dict[Event, int]
     Raises:
         ConfigurationError: The accountant does not cover the sampling, or the neighboring relations differ.
     """
-    # A lot that is free has its cost stated by the first lot of its round.
+    # A batch that is free has its cost stated by the first batch of its round.
     counts = {event: count for event, count in events.items() if count and not event.sampling.is_free}
-    # First of all: a sampling that no accountant covers refuses to say its relation, and says what to do instead.
+    # First: a sampling that no accountant covers raises here, with the remedy.
     relations = {sampling.relation for sampling, _ in counts}
     _require_coverage(counts, accountant)
     if len(relations) > 1:
@@ -238,8 +238,8 @@ def nominal_events(
 ) -> Counter[Event]:
     """Convert releases to sampling that an accountant covers: covered ones unchanged, others taken for covered ones.
 
-    An epsilon from these is *nominal*: it belongs to lots that were not drawn (as where shuffled epochs are accounted
-    for as Poisson sampling), with the neighboring relation of those lots and the same rate and noise.
+    An epsilon from these is *nominal*: it belongs to batches that were not drawn (as where shuffled epochs are
+    accounted for as Poisson sampling), with the neighboring relation of those batches and the same rate and noise.
 
     Args:
         events: Releases as drawn, with their counts.
@@ -349,7 +349,7 @@ class LedgerCost:
 
     @property
     def samplings(self) -> set[Sampling]:
-        """How lots were drawn."""
+        """How batches were drawn."""
         return {sampling for ledger in self.ledgers for sampling, _ in ledger.events}
 
     @property

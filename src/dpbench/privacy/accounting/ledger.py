@@ -6,8 +6,8 @@ run and without the training code (general_approach_2018, section 3).
 
 Schema 2 (`Ledger` has the format): the header of a phase states its plan, from which the cost of each of its releases
 follows, and a reader of the ledger compares each line with it. Schema 1 has no plans, and is read for ever; a run
-that was begun under it goes on in a new phase of schema 2, in the same file. Schema 3 is schema 2 for phases whose
-steps depend on one another (noise that is correlated among steps, lots of groups that take turns): older versions,
+that began under it continues with a phase of schema 2 in the same file. Schema 3 is schema 2 for phases whose
+steps depend on one another (noise that is correlated among steps, batches of groups that take turns): older versions,
 which would count them wrongly, refuse it.
 """
 
@@ -67,9 +67,9 @@ class Header:
         phase: Number of this phase in the ledger.
         microbatch_size: μ. The queries state the sensitivity for one example; above 1, that of a *fixed* microbatch
             is half of it where examples are added or removed, and the same where they are replaced.
-        noise_source: Hash of a seed or a kept key (with what else decides the noise); another ledger that has it in the
-            same phase has the same noise. None: the operating system's entropy (or an older ledger). A reader of a
-            seeded ledger can try seeds; kept keys have 128 random bits.
+        noise_source: Hash of a seed or a kept key (and of all else that determines the noise); a ledger with the same
+            hash in the same phase has the same noise. None: the operating system's entropy (or an older ledger). A
+            reader of a seeded ledger can try seeds; kept keys have 128 random bits.
         lot_source: The same of its batches; None also if every batch holds all records.
         noise_end: Standard deviations at which the noise ends at the earliest; None: an older version's, 5.77 at worst.
         plan: Plan of all releases of the phase; None: written under schema 1, or by a program without a plan.
@@ -120,7 +120,7 @@ class Release:
 
     Attributes:
         number: Number within the run.
-        sampling: How its lot was drawn.
+        sampling: How its batch was drawn.
         queries: The sums.
         checksum: Checksum of the *noised* sum, by which a replay is recognized; itself post-processing. None: unknown;
             the release counts, and can never be repeated.
@@ -312,15 +312,15 @@ _Checksums = dict[int, str | None]
 
 
 def check_own_randomness(ledgers: Mapping[str, Ledger]) -> None:
-    """Raise LedgerError where two ledgers drew the same noise or the same lots for different releases.
+    """Raise LedgerError where two ledgers drew the same noise or the same batches for different releases.
 
-    The difference of two sums with one noise is not private, and releases of the same lots are not amplified by
+    The difference of two sums with one noise is not private, and releases of the same batches are not amplified by
     sampling independently: composition would say too little. The same releases twice are merely counted twice.
 
     Args:
         ledgers: Ledgers by the name that the error shows.
     """
-    # (noise or lots, phase, source) → (name, checksums) of the ledgers that have it.
+    # (noise or batches, phase, source) → (name, checksums) of the ledgers that have it.
     drawn: dict[tuple[str, int, str], list[tuple[str, _Checksums]]] = {}
     for name, ledger in ledgers.items():
         for phase, mine in _checksums_by_phase(ledger).items():

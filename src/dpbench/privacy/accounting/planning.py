@@ -12,7 +12,7 @@ from dpbench.privacy.accounting.ledger import Ledger
 
 
 def at_population(ledger: Ledger, population: int, lot_size: float | None = None) -> Ledger:
-    """A ledger as it would be over another population, with lots and noise grown by one factor.
+    """A ledger as it would be over another population, with batches and noise grown by one factor.
 
     A sum over α times as many records with α times the noise is the same average with the same noise
     (adaptive_quantile_clipping_2021, section 4, step 3): so the training would learn the same, and each record is
@@ -21,10 +21,10 @@ def at_population(ledger: Ledger, population: int, lot_size: float | None = None
     Args:
         ledger: Ledger of a run.
         population: Number of records.
-        lot_size: Expected number of records in a lot; None: that of the run, so that α is 1.
+        lot_size: Expected number of records in a batch; None: that of the run, so that α is 1.
 
     Raises:
-        ConfigurationError: The lot does not fit the population, or the scheme is not described by a rate.
+        ConfigurationError: The batch does not fit the population, or the scheme is not described by a rate.
     """
     releases = []
     for phase, release in ledger.releases:
@@ -42,6 +42,6 @@ def at_population(ledger: Ledger, population: int, lot_size: float | None = None
             factor = sampling.expected_batch_size / drawn.expected_batch_size
         queries = [query._replace(noise_std=query.noise_std * factor) for query in release.queries]
         releases.append((phase, replace(release, sampling=sampling, queries=tuple(queries))))
-    # Plans describe the lots that were drawn, which these are not.
+    # Plans describe the batches that were drawn, which these are not.
     headers = [replace(header, population=population, plan=None) for header in ledger.headers]
     return Ledger(headers, releases, ledger.damage, ledger.doubt)

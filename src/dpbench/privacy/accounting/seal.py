@@ -27,7 +27,7 @@ class Seal(NamedTuple):
 
     @classmethod
     def read(cls, data: object) -> Seal | None:
-        """Read a seal from JSON or a checkpoint; None where there is none (older files) or it makes no sense."""
+        """Read a seal from JSON or a checkpoint; None if missing (older files) or malformed."""
         if not isinstance(data, Mapping):
             return None
         lines = data.get("lines")

@@ -1,8 +1,8 @@
-"""The plan in the header of a ledger, as those see it who have the ledger alone.
+"""The plan in the header of a ledger, readable without the training code.
 
 From it the cost of each release of a phase is computed without a single release's line, and so without trust in the
-arithmetic of whoever wrote them. `privacy.mechanism.training_plan` makes it, and knows what is trained; here is what
-costs privacy. `StatedPlan` has the format.
+arithmetic of the program that wrote them. `privacy.mechanism.training_plan` makes it and knows the network; this
+module knows only its privacy cost. `StatedPlan` has the format.
 """
 
 from __future__ import annotations
@@ -88,14 +88,15 @@ _FURTHER = "dpbench.stated_noises"
 
 
 class StatedNoise(BaseModel, strict=True, extra="forbid", frozen=True):
-    """What a plan says of its noise.
+    """Noise of a plan.
 
     Attributes:
-        process: "gaussian", "scheduled" or the name of a capability's; else the qualified name of somebody's own class.
+        process: "gaussian", "scheduled" or the name of a capability's process; else the qualified name of a custom
+            class.
         noise_multiplier: z, in units of the sensitivity of a release as of one added or removed record; None where only
             the class of the process knows it.
         factors: Factors of z, by step.
-        described: False of a process whose cost the plan does not state.
+        described: False if the plan does not state the cost of the process.
         parameters: Process → its keys.
     """
 
@@ -129,7 +130,7 @@ class StatedNoise(BaseModel, strict=True, extra="forbid", frozen=True):
 
 
 def _noise_from_dict(data: object) -> StatedNoise:
-    """What a plan says of its noise, by the class that knows the process.
+    """Read the noise of a plan, with the class of its process.
 
     Raises:
         UnknownNoise: Nothing that is installed knows it.
@@ -177,25 +178,25 @@ class _Statistic(BaseModel, strict=True, extra="allow", frozen=True):
 class StatedPlan(BaseModel, strict=True, extra="forbid", frozen=True):
     """The plan of a phase, as its header states it.
 
-    Guarantee: a release with number t that follows the plan is a Gaussian mechanism on sums over a lot of
-    `sampling_of(t)`, and costs what `event(t)` says: z_t over the number of bounds by which one unit moves a sum,
-    whatever the bounds are, because noise is allocated in proportion to them, and statistics beside the gradients take
+    Guarantee: a release with number t that follows the plan is a Gaussian mechanism on sums over a batch of
+    `sampling_of(t)` with the cost `event(t)`: z_t over the number of bounds by which one unit moves a sum,
+    for any bounds, because noise is allocated in proportion to them, and additional statistics take
     their share of z_t away from these (adaptive_quantile_clipping_2021, Theorem 1).
 
     In JSON::
 
         digest        32 hexadecimal digits: names the plan, part of the key of the noise
-        sampling      of a lot at size factor 1, as in a release's line
-        size_factors  of the expected lot size: [[factor, steps], ...]; [] always 1; after the last one it stays
-        summands      {"unit", "per_summand", "total_weight"}: what the sums are over
+        sampling      of a batch at size factor 1, as in a release's line
+        size_factors  of the expected batch size: [[factor, steps], ...]; [] always 1; after the last one it stays
+        summands      {"unit", "per_summand", "total_weight"}: terms of the sums
         noise         {"process": "gaussian", "noise_multiplier"}, or "scheduled" with "factors" like those of sizes, or
-                      what a capability states (schema 3), or
-                      {"process": qualified name, "described": false} of somebody's own class
+                      the statement of a capability (schema 3), or
+                      {"process": qualified name, "described": false} of a custom class
         groups        [{"name", "max_grad_norm", "coordinates"}]: clipped together, with the first bound of each
         bound_factors of all bounds, like those of sizes
         allocation    of noise among the groups: "equal", "proportional" or "dimension"
-        statistics    released beside the gradients, for release 0: [{"name", "size", "bound", "noise_std", ...}]
-        recipe        for people: names and options of what is done with the records; nothing here depends on it
+        statistics    other than gradients, for release 0: [{"name", "size", "bound", "noise_std", ...}]
+        recipe        for people: names and options of the treatment of records; nothing here depends on it
 
     Two plans that differ in `recipe` alone are equal.
     """
@@ -232,7 +233,7 @@ class StatedPlan(BaseModel, strict=True, extra="forbid", frozen=True):
         """Read the plan of a header.
 
         Raises:
-            LedgerError: It is none, or holds what this version does not know.
+            LedgerError: The plan is malformed, or has entries that this version does not know.
         """
         try:
             stated = cls.model_validate(data)
@@ -244,8 +245,8 @@ class StatedPlan(BaseModel, strict=True, extra="forbid", frozen=True):
     def _require_rounds(self) -> None:
         """Raise LedgerError where steps of a round differ, or noise is correlated over more steps than records rest.
 
-        The first step of a round states its cost, and each participation of a record costs what independent noise does
-        where no other one lies within the bands.
+        The first step of a round states its cost, and each participation of a record costs as much as with independent
+        noise where no other one lies within the bands.
         """
         separation = self.sampling.cycle
         if self.noise.bands > separation:
@@ -265,7 +266,7 @@ class StatedPlan(BaseModel, strict=True, extra="forbid", frozen=True):
 
     @property
     def has_rounds(self) -> bool:
-        """Whether steps depend on one another, by their noise or by the records in their batches."""
+        """True if steps depend on one another, by their noise or by the records in their batches."""
         return self.noise.bands > 1 or self.sampling.cycle > 1
 
     def to_dict(self) -> dict[str, Any]:
@@ -273,10 +274,10 @@ class StatedPlan(BaseModel, strict=True, extra="forbid", frozen=True):
         return self.model_dump(mode="json")
 
     def sampling_of(self, step: int) -> Sampling:
-        """How the lot of a step is drawn.
+        """How the batch of a step is drawn.
 
         Raises:
-            ConfigurationError: Lots cannot have that size.
+            ConfigurationError: Batches cannot have that size.
         """
         return self.sampling.resized(self.size_factors.at(step)).at(step)
 
@@ -284,7 +285,7 @@ class StatedPlan(BaseModel, strict=True, extra="forbid", frozen=True):
         """Noise over sensitivity of a whole release, statistics included.
 
         Raises:
-            LedgerError: The noise is of somebody's own class.
+            LedgerError: The noise is of a custom class.
         """
         multiplier = self.noise.noise_multiplier
         if multiplier is None:
@@ -298,20 +299,20 @@ class StatedPlan(BaseModel, strict=True, extra="forbid", frozen=True):
         return scaled / max(1, changes)
 
     def event(self, step: int) -> Event:
-        """What a release costs on a lot of its own, by the plan alone; errors as for `effective_multiplier`."""
+        """Cost of a release on its own batch, by the plan alone; errors as for `effective_multiplier`."""
         query = SumQuery("all", 1.0, self.effective_multiplier(step))
         return Event(self.sampling_of(step), equivalent_queries((query,)))
 
     def events(self, releases: int) -> Counter[Event]:
-        """What the first releases cost, by the plan alone: how often each cost occurs."""
+        """Costs of the first releases with their counts, by the plan alone."""
         return Counter(self.event(step) for step in range(releases))
 
     def contradiction(self, number: int, event: Event) -> str | None:
         """Say how a release does not follow the plan; None if it does.
 
-        Its sampling must be that of its step, and its own queries together cost what the plan says. Queries that an
-        earlier phase answered on the same lot stand beside them. Bounds may move. What a noise process of somebody's
-        own costs is not compared.
+        Its sampling must be that of its step, and its own queries must have the planned cost together. Queries that an
+        earlier phase answered on the same batch are listed with them. Bounds may move. The cost of a custom noise
+        process is not compared.
         """
         sampling = self.sampling_of(number)
         if number >= sampling.most_steps:
@@ -331,9 +332,9 @@ class StatedPlan(BaseModel, strict=True, extra="forbid", frozen=True):
 
 
 def own_process(noise: Mapping[str, Any]) -> str | None:
-    """Qualified name of a noise process that is somebody's own class; None: one of dpbench's.
+    """Qualified name of a custom noise process; None for one of dpbench's.
 
     Args:
-        noise: What a plan states of its noise.
+        noise: Noise of a plan.
     """
     return str(noise["process"]) if noise.get("described") is False else None

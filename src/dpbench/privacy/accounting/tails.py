@@ -63,7 +63,7 @@ def uncovered_mass(
     end: float,
     coordinates: int = MOST_COORDINATES,
 ) -> float:
-    """Delta that no ε covers, of all releases together: that one of them shows a record which was in its lot.
+    """Delta that no ε covers, of all releases together: that one of them shows a record which was in its batch.
 
     Args:
         events: How often each release was made.

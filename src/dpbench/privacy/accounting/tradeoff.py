@@ -119,11 +119,11 @@ class TradeOff:
 
 @dataclass(frozen=True)
 class ReconstructionBound:
-    """Bound of releases on an attacker who looks for one record among equally likely candidates.
+    """Bound on the success of an attacker that searches for one record among equally likely candidates.
 
     Attributes:
         candidates: Their number N, the record among them.
-        copies: How many records of the data set are copies of it.
+        copies: Number of copies of the record in the data set.
         probability: Largest probability that an attacker names the record.
         exposure: Largest mean exposure in bits, log2 N − log2 of the rank that an attacker gives the record.
     """
@@ -146,7 +146,7 @@ def reconstruction_bound(curve: TradeOff, candidates: int, copies: int = 1) -> R
     Args:
         curve: Trade-off curve of everything released, for one record added or removed (or replaced).
         candidates: N.
-        copies: Records of the data set that are copies of the one looked for; none of the others may depend on it.
+        copies: Number of copies of the target record in the data set; no other record may depend on it.
 
     Raises:
         ConfigurationError: There are fewer than two candidates, or no copy.
@@ -200,7 +200,7 @@ def trade_off(events: Mapping[Event, int], accountant: str | None = None) -> Tra
 
 
 def curve_accountant(events: Mapping[Event, int]) -> str:
-    """Name of the accountant that gives the curve: pld, or rdp for lots that it does not cover and ε above 100."""
+    """Name of the accountant that gives the curve: pld, or rdp for batches that it does not cover and ε above 100."""
     counts = {event: count for event, count in events.items() if count}
     covers = ACCOUNTANTS["pld"].covers
     if not all(covers(sampling) for sampling, _ in counts):

@@ -68,12 +68,12 @@ class LedgerWriter:
         start: Releases that the restored checkpoint had made; 0 for a fresh run.
         resume: True to continue an existing ledger.
         known: Seal of the ledger when the checkpoint was saved; None if unknown.
-        place: (phase, phase whose lots it draws) of the checkpoint; None if it does not say.
+        place: (phase, phase of its batches) of the checkpoint; None if unknown.
 
     Attributes:
         phase: Number of the phase that this writer writes; part of the key of the noise, so that a continuation with
             other settings never adds old noise to new sums.
-        lot_phase: Phase whose batches are drawn: this one, or an earlier one after a replay with another sum.
+        lot_phase: Phase of the batches that are drawn: this one, or an earlier one after a replay with another sum.
         joint: Queries that were answered on the batches of this run before, by the number of the release: a further
             release on such a batch is one release with them.
         events: How often each release was made, all phases together, those of equal cost counted as one.

@@ -102,13 +102,13 @@ def backward(
 
     Raises:
         ConfigurationError: The loss is not one number, or depends on nothing.
-        UnsupportedModuleError: The network has layers whose gradients come about in another way.
+        UnsupportedModuleError: The network has layers with gradients of another origin.
     """
     refuse_other_losses(loss)
     before = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
-    # Hooks such as those that log gradients: a sum over private records is none of theirs. They see what is released.
+    # Hooks, such as those that log gradients, must not see sums over private records, only released gradients.
     hooks = [x._backward_hooks for x in inputs if isinstance(x, Tensor) and x._backward_hooks]
     copies_of_hooks = [dict(tensor_hooks) for tensor_hooks in hooks]
     for tensor_hooks in hooks:

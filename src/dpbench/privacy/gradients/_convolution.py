@@ -16,7 +16,7 @@ _ORDER = (3, 2, 0, 1)
 """From a kernel's (height, width, inputs, outputs) to the parameter's (outputs, inputs, height, width)."""
 
 
-@lru_cache(256)  # lots differ in size
+@lru_cache(256)  # batches differ in size
 def _each_alone(rows: int) -> tuple[Tensor, Tensor]:
     """Order and starts of records that are one row each."""
     starts = torch.arange(rows + 1, device="cpu")
@@ -24,14 +24,14 @@ def _each_alone(rows: int) -> tuple[Tensor, Tensor]:
 
 
 def _grouped(rows: Tensor, record_of: Tensor, records: int) -> tuple[Tensor, Tensor]:
-    """Order and starts of records that are made of several rows.
+    """Order and starts of records with several rows.
 
     Args:
         rows: Their positions.
         record_of: Record of each of `rows`.
         records: Number of records.
     """
-    # Not by `bincount`, for whose size a GPU would be waited for.
+    # `bincount` would wait for the GPU to know its size.
     counts = record_of.new_zeros(records).index_add_(0, record_of, torch.ones_like(record_of))
     starts = F.pad(counts.cumsum(0), (1, 0))
     order = rows[torch.argsort(record_of, stable=True)]
@@ -104,7 +104,7 @@ class ConvolutionGradients(InstantiatedGradients):
         self._factor = factor
         self._threshold = threshold
         self._norms = inputs.new_empty(0)  # until the gradients are computed
-        self._bias: list[Tensor] = []  # empty until then; shared with what `discretize` returns
+        self._bias: list[Tensor] = []  # empty until then; shared with the result of `discretize`
 
     @staticmethod
     def _each_alone(inputs: Tensor) -> tuple[Tensor, Tensor]:

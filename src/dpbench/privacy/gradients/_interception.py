@@ -105,7 +105,7 @@ class Interception(TorchFunctionMode):
             outputs: Outputs of the part; without gradient if they depend on nothing trainable.
             inputs: Tensors that `gradients` will read.
             records: R.
-            gradients: Function of the gradients of `outputs`, which are None where there is none.
+            gradients: Function of the gradients of `outputs`, None for outputs without one.
         """
         edges = tuple(get_gradient_edge(output) if output.requires_grad else None for output in outputs)
         if all(edge is None for edge in edges):

@@ -1,4 +1,4 @@
-"""Layers whose weight is a function of other tensors (`torch.nn.utils.parametrize`), as in weight normalization.
+"""Layers with a weight that is a function of other tensors (`torch.nn.utils.parametrize`), as in weight normalization.
 
 The layer's own rule gives each record's gradient g with respect to the weight w that the layer computed with. With
 respect to v, where w = f(v), it is Jᵀg, with the Jacobian J of f at v, which is the same for all records.

@@ -34,7 +34,7 @@ _RARE = (
 class _Hidden(torch.autograd.Function):
     """Zeros, where W h is added to the gates inside of the scan: their gradient is that of W h.
 
-    Backward gives W's ordinary gradient; autograd calls it only if that gradient is asked for.
+    Backward gives W's ordinary gradient; autograd calls it only if that gradient is required.
     """
 
     @staticmethod
@@ -106,7 +106,7 @@ class _LSTMScan(torch.autograd.Function):
             torch.mul(o, tanh[t], out=hiddens[t + 1])
         states.append(hiddens[:-1])
         ctx.save_for_backward(weight, activated, tanh, cells[:-1])
-        # Clones: these are views of one memory, and autograd tracks writes to what a Function returns.
+        # Clones: these are views of one memory, and autograd tracks writes to outputs of a Function.
         return hiddens[1:].clone(), hiddens[-1].clone(), cells[-1].clone()
 
     @staticmethod

@@ -2,8 +2,8 @@
 
 A tensor that belongs to no record, and has a gradient, meets records in some call of a function. `torch.func.vmap` of
 that call gives each record's gradient with respect to it; one batched backward pass takes these on to the parameters
-that it was computed from, by the graph of the forward pass. Tags (`record_axis`) tell what is shared, and where all
-other tensors have their records.
+that it was computed from, by the graph of the forward pass. Tags (`record_axis`) tell which tensors are shared, and
+where all other tensors have their records.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NO_TAGS = "it combines what all records share with records where no tags tell t
 
 @dataclass(frozen=True)
 class SharedCall:
-    """A call of a function that combines records with what they share.
+    """Call of a function that combines records with tensors that they share.
 
     Attributes:
         function: The function, which writes to no argument.
@@ -253,7 +253,7 @@ class SharedCalls(TorchFunctionMode):
             kept[0] = kept[0].clone()
         output = function(*args, **kwargs)
         if not written and (not isinstance(output, Tensor) or output._is_view()):
-            # One output may be computed from another; and what is written to a view changes how autograd comes to it.
+            # One output may be computed from another, and writing to a view changes its path in autograd.
             output = tree_map(partial(_copy, axis), output)
         try:
             call = _call_of(axis, _out_of_place(function), kept, spec, places, shared, leaves, output)

@@ -62,7 +62,7 @@ class Use:
         """The layer's parameter of a name.
 
         Raises:
-            UnsupportedModuleError: It is none any more.
+            UnsupportedModuleError: It is no longer a parameter.
         """
         try:
             return self.layer.get_parameter(name)

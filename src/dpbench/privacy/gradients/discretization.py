@@ -25,8 +25,8 @@ from dpbench.privacy.kernels import Kernels, suited
 Values = Literal["signs", "threshold", "rescaled", "kept"]
 
 _LARGEST = 1e30  # threshold; its square is still a floating-point number
-_SLACK = 1e-4  # of the threshold for values that are kept: above what rounding does
-_CACHED = 2**21  # numbers; what is larger is computed again, in blocks of records of this size
+_SLACK = 1e-4  # of the threshold for values that are kept: larger than rounding errors
+_CACHED = 2**21  # numbers; larger gradients are recomputed in blocks of records of this size
 
 
 def discretize(gradients: Tensor, threshold: float) -> Tensor:
@@ -38,7 +38,7 @@ def keep_large(gradients: Tensor, threshold: float) -> Tensor:
     """Coordinates from about τ times the root mean square of their record's gradient (R, ...) on stay, others become 0.
 
     Those of a record with NaN or infinity all become 0. "About": gradients of equal sizes, (a, −a) of two classes, lie
-    at τ = 1 exactly, and what rounding made of them, which depends on the other records of a lot, must not decide.
+    at τ = 1 exactly, and their rounding errors, which depend on the other records of a batch, must not decide.
     """
     rows = flat_rows(gradients)
     size = max(rows.shape[1], 1)
@@ -192,11 +192,11 @@ class Discretization:
     * "kept": no signs; coordinates from about τ times the root mean square of the record's gradient by that parameter
       on keep their values.
 
-    Signs of rounding errors depend on what else is in a lot: hence no τ = 0 where signs are taken.
+    Signs of rounding errors depend on the other records of a batch: hence no τ = 0 where signs are taken.
 
     Attributes:
         threshold: τ > 0, in units of gradients; of root mean squares where values are kept, also 0.
-        values: As above.
+        values: One of the four variants above.
 
     Raises:
         ConfigurationError: τ is out of range, or there are no such values.

@@ -60,7 +60,7 @@ class PerRecordEngine:
 
     Args:
         model: Its layers must treat records independently and carry them in dimension 0.
-        loss_reduction: How the loss combines the records of a lot: their "mean" or their "sum".
+        loss_reduction: How the loss combines the records of a batch: their "mean" or their "sum".
 
     Attributes:
         loss_reduction: How the loss combines the records.
@@ -160,7 +160,7 @@ class PerRecordEngine:
         self._plain: dict[str, tuple[nn.Module, Any]] = {}
         self._others: list[str] = []
         apart: set[nn.Module] = set()
-        for layer in filter(is_parametrized, model.modules()):  # which answers for what its weight is computed from
+        for layer in filter(is_parametrized, model.modules()):  # includes the tensors behind its weight
             apart.update(layer.parametrizations.modules())  # type: ignore[union-attr]
         for name, module in model.named_modules():
             if module in apart or (self.needs_tags and not _is_known(module)):
@@ -328,7 +328,7 @@ class PerRecordEngine:
         Args:
             loss: Scalar, the mean or the sum (see `loss_reduction`) of the losses of `records` records.
             records: R, the number of records in the forward passes since the last call.
-            verify: Compare the sum over records with an ordinary backward pass (costs one); do so on a first lot.
+            verify: Compare the sum over records with an ordinary backward pass (costs one); do so on a first batch.
 
         Returns:
             One `ParameterGradients` over R records for each of `parameters`.
@@ -353,12 +353,12 @@ class PerRecordEngine:
         edges: list[Any] = [edge for use in uses for edge in use.edges]
         of_layers = len(edges)
         edges += [edge for call in shared_calls for edge in call.edges]
-        compared: list[int] = []  # positions of the parameters whose sums are checked
+        compared: list[int] = []  # positions of the parameters with checked sums
         if verify:
             refuse_reentrant(loss)
-            # A hook may have frozen some since the lot was opened.
+            # A hook may have frozen some since the batch was opened.
             compared += [position for position, parameter in enumerate(self.parameters) if parameter.requires_grad]
-        # In one pass, what the sums are compared with included: a compiled network can go back only once.
+        # One pass, with the reference for the sums: a compiled network has only one backward pass.
         targets = [*edges, *(self.parameters[position] for position in compared)]
         results = self._back_in_place(uses, shared_calls, loss, targets, scale) if targets else ()
         count = len(edges)
@@ -368,7 +368,7 @@ class PerRecordEngine:
             shared = self._shared_gradients(shared_calls, results[of_layers:count], records)
             if verify:
                 # On gradients of its own, which keep what they compute: the release must come about as in every other
-                # lot, to the last bit, or a run that goes on here would make another one.
+                # batch, to the last bit, or a run that goes on here would make another one.
                 computed = self._gradients(uses, grads, shared, records)
                 named = {self.names[position]: self.parameters[position] for position in compared}
                 coarse = any(is_coarse(grad) for grad in grads if grad is not None)
@@ -417,7 +417,7 @@ class PerRecordEngine:
             return self._back(loss, targets, scale, retain=bool(shared_calls))
         mode, rows_of_record = axis
         places = Places(mode, rows_of_record)
-        # Python may mix in the backward pass; and of a public input only the gradient tells whose rows are whose.
+        # Python may mix in the backward pass; and for a public input only the gradient shows the records of the rows.
         is_judged = places.are_public(uses) or mode.has_hooks or has_own_nodes(loss)
         with ExitStack() as looks:
             if is_judged:

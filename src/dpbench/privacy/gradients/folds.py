@@ -1,6 +1,6 @@
 """Several rows of each record: frames of a video, windows of an image, both inputs of twins.
 
-Which rows are a record's cannot be seen from one lot's numbers, and no sum over a lot shows whether it was taken
+Which rows are a record's cannot be seen from one batch's numbers, and no sum over a batch shows whether it was taken
 rightly: the tags of `record_axis` tell.
 """
 

@@ -89,7 +89,7 @@ def _convolution_weights(layer: Any, a: Tensor, g: Tensor) -> ParameterGradients
         return zero_gradients(layer.weight, 0)
     padding = layer.padding
     if layer.padding_mode != "zeros" or isinstance(padding, str):
-        # Padded here as the layer does it, so that what follows knows zeros on both sides only.
+        # Padded here as in the layer, so that the code below handles only zeros on both sides.
         mode = layer.padding_mode
         if mode == "zeros":
             mode = "constant"
@@ -363,12 +363,12 @@ def fallback(
         layer: A module that owns trainable parameters.
         inputs: Its positional arguments; tensors carry the records in dimension 0.
         grad_output: Gradient of its output.
-        output: Its output for the whole lot, to notice layers that mix records.
+        output: Its output for the whole batch, to notice layers that mix records.
         dimension: Dimension in which the layer itself expects the records.
 
     Raises:
-        UnsupportedModuleError: The layer cannot be mapped over records, or its outputs then differ from what it
-            gave for the whole lot (it mixes records).
+        UnsupportedModuleError: The layer cannot be mapped over records, or its outputs then differ from those that it
+            gave for the whole batch (it mixes records).
     """
     parameters = {}
     for name, parameter in layer.named_parameters(recurse=False):
@@ -405,7 +405,7 @@ def fallback(
 
 
 def refuse_other_values(values: Tensor, output: Tensor) -> None:
-    """Raise UnsupportedModuleError where a layer gave other values for each record than for the whole lot."""
+    """Raise UnsupportedModuleError where a layer gave other values for each record than for the whole batch."""
     looseness = 100 if output.dtype.itemsize < 4 else 1
     if values.shape != output.shape or not torch.allclose(
         values,

@@ -62,5 +62,5 @@ GRADIENTS: dict[str, Callable[[nn.Module, LossReduction], GradientMethod]] = {
     "engine": PerRecordEngine,
     "one_by_one": OneByOne,
 }
-"""Name → method: "engine" computes the gradients of all records of a lot in one backward pass, "one_by_one" each by an
-ordinary one."""
+"""Name → method: "engine" computes the gradients of all records of a batch in one backward pass, "one_by_one" each by
+an ordinary one."""

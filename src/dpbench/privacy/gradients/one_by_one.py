@@ -38,7 +38,7 @@ class OneByOne:
         has_gradients: True once the loss of a record had a gradient.
 
     Raises:
-        UnsupportedModuleError: A layer keeps statistics of records, or makes them of a lot; a parameter is complex.
+        UnsupportedModuleError: A layer keeps statistics of records, or makes them of a batch; a parameter is complex.
         ConfigurationError: There is nothing to train, or `loss_reduction` is unknown.
     """
 
@@ -84,7 +84,7 @@ class OneByOne:
         if loss.requires_grad:  # not of a record of which nothing is predicted
             self.has_gradients = True
             if not self._is_looked_at:
-                refuse_reentrant(loss)  # autograd would not come to what is inside
+                refuse_reentrant(loss)  # autograd would not reach its inputs
                 self._is_looked_at = True
             gradients = list(backward(loss, trainable, torch.full_like(loss, factor), trainable))
         of_parameter = dict(zip(trainable, gradients, strict=True))

@@ -493,7 +493,7 @@ def flat_rows(rows: Tensor) -> Tensor:
 
 
 def zero_gradients(parameter: Tensor, records: int) -> ParameterGradients:
-    """Gradients of a parameter that the loss of this lot does not depend on."""
+    """Gradients of a parameter that the loss of this batch does not depend on."""
 
     def compute() -> Tensor:
         return parameter.new_zeros(records, *parameter.shape)

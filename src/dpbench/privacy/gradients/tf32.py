@@ -49,14 +49,14 @@ def refused(device: str) -> Iterator[None]:
 
 @contextmanager
 def refused_in_matrix_products() -> Iterator[None]:
-    """Matrix products of float32 are made in float32: norms, and the sums of the gradients that these clip.
+    """Compute matrix products of float32 in float32: norms, and the sums of the gradients that these clip.
 
     A product in p bits (TF32 11, bfloat16 8) rounds each factor by a share of at most u = 2⁻ᵖ, to the nearest number.
     Σ_t (w g_t) a_tᵀ, a record's part of a sum with its clip factor w, is then wrong by up to
     (2u + u²) w Σ_t ‖g_t‖ ‖a_t‖. With one position that is a share of the bound, 2⁻¹⁰ in TF32 and 2⁻⁷ in bfloat16; with
-    several, whose parts may cancel, it is not, since clipping bounds w ‖Σ_t g_t a_tᵀ‖ only. So nothing is charged to
+    several it is not, since their parts may cancel and clipping bounds w ‖Σ_t g_t a_tᵀ‖ only. So nothing is charged to
     the bound, but these products are made in float32. Convolutions keep their precision: they give a record's
-    gradient, whose norm is taken of the very numbers that are added up.
+    gradient, and its norm is computed from the very numbers that are summed.
     """
     settings = _of_matrix_products()
     if not any(setting.fp32_precision in _COARSE for setting in settings):

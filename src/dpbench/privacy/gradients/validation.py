@@ -19,8 +19,8 @@ _OF_RECORDS = re.compile(r" \(off by [^)]*\)")
 """Part of an error that tells of the records: the training goes on, and this would stay in its log."""
 _SHOWN = 3
 _LOW = 5e-2  # relative, of sums with the mantissa of bfloat16
-_UNSEEN = 4  # roundings of the whole gradient, beside which what autograd gives is more than noise
-_ROUNDING = 2**-5  # of each record, where they are added up with that mantissa: twice what AVX2 was seen to leave
+_UNSEEN = 4  # roundings of the whole gradient; a larger gradient by autograd is not noise
+_ROUNDING = 2**-5  # of each record, where they are added up with that mantissa: twice the error observed with AVX2
 _BatchNorm = nn.modules.batchnorm._BatchNorm
 _InstanceNorm = nn.modules.instancenorm._InstanceNorm
 _STATISTICS = (_BatchNorm, _InstanceNorm)
@@ -40,7 +40,7 @@ def refuse_unsupported(model: nn.Module) -> None:
 
 
 def refuse_statistics(model: nn.Module) -> None:
-    """Check that no layer keeps statistics of records, or computes with those of a lot.
+    """Check that no layer keeps statistics of records, or computes with those of a batch.
 
     Raises:
         UnsupportedModuleError: Names every offending module, the reason and the remedy.
@@ -67,7 +67,7 @@ def trainable_of(model: nn.Module, loss_reduction: str) -> dict[str, nn.Paramete
     """The trainable parameters of a model by name, tied ones once.
 
     Raises:
-        ConfigurationError: There are none, or `loss_reduction` is unknown.
+        ConfigurationError: No parameter is trainable, or `loss_reduction` is unknown.
         UnsupportedModuleError: One is complex, where clipping and noise are real.
     """
     if loss_reduction not in ("mean", "sum"):
@@ -85,7 +85,7 @@ def trainable_of(model: nn.Module, loss_reduction: str) -> dict[str, nn.Paramete
 
 
 def guard_training_mode(model: nn.Module, recording: Callable[[], bool]) -> list[RemovableHandle]:
-    """Refuse layers that are in evaluation mode now, and would keep or use statistics of a lot in training mode.
+    """Refuse layers that are in evaluation mode now, and would keep or use statistics of a batch in training mode.
 
     Args:
         model: Passed `refuse_unsupported`.
@@ -191,7 +191,7 @@ def check_sums(
     records: int,
     tolerance: float,
 ) -> bool:
-    """Compare the sums of per-record gradients with the ordinary gradients of the same lot.
+    """Compare the sums of per-record gradients with the ordinary gradients of the same batch.
 
     Args:
         parameters: The parameters, by name.
@@ -201,7 +201,8 @@ def check_sums(
         tolerance: Largest difference, relative to the gradient of a parameter in float32 or float64.
 
     Returns:
-        False where nothing can be compared: non-finite records contribute zero to our sums, and a later lot has to do.
+        False where nothing can be compared: non-finite records contribute zero to our sums, and a later batch has to
+        do.
 
     Raises:
         UnsupportedModuleError: They differ: a parameter is used where no hook sees it, or its layer mixes records.
@@ -227,7 +228,7 @@ def check_sums(
         difference = float((ours - theirs).norm())
         scale = max(float(theirs.norm()), 1e-2 * total_norm)
         if parameter.dtype.itemsize < 4 or tolerance >= _LOW:
-            # Some processors add records up in bfloat16: then what cancels leaves its rounding behind.
+            # Some processors sum records in bfloat16: terms that cancel leave their rounding errors.
             norms = gradients.squared_norms().double().sqrt()
             rounding = _ROUNDING * float(norms.sum())
             allowed = max(_LOW * scale, rounding)

@@ -19,7 +19,7 @@ from dpbench.errors import ConfigurationError, shown
 from dpbench.privacy.mechanism.clipping import LARGEST, SMALLEST, Bounds, Groups, VectorGroup, record_by_record
 from dpbench.privacy.mechanism.plan import Statistic
 
-_PAPERS_RATIO = 2.5 / 0.725  # three_tools_2018: σ_l2 = 2.5 beside σ = z√G = 0.725 on each layer
+_PAPERS_RATIO = 2.5 / 0.725  # three_tools_2018: σ_l2 = 2.5 with σ = z√G = 0.725 on each layer
 
 
 class Adaptation(ABC):
@@ -36,13 +36,13 @@ class Adaptation(ABC):
 
     @abstractmethod
     def measure(self, squared_norms: Tensor, groups: Sequence[VectorGroup]) -> Tensor:
-        """Sums of the statistics over a lot.
+        """Sums of the statistics over a batch.
 
         A user's own rule gets one record at a time, and its values are clipped to the bounds of `statistics`.
 
         Args:
             squared_norms: The norms that are clipped, before that: after any transform, shape (groups, R).
-            groups: With the bounds of this lot.
+            groups: Groups with the bounds of this batch.
 
         Returns:
             Shape (groups,).
@@ -50,16 +50,16 @@ class Adaptation(ABC):
 
     @abstractmethod
     def next_bounds(self, groups: Sequence[VectorGroup], released: Sequence[float]) -> Bounds:
-        """Bounds of the next lot.
+        """Bounds of the next batch.
 
         Args:
-            groups: With the bounds of this lot.
+            groups: Groups with the bounds of this batch.
             released: Noised sums divided by the expected number of records, one for each group.
         """
 
 
 def with_bounds(groups: Sequence[VectorGroup], bounds: Sequence[float]) -> Groups:
-    """Replace the bounds of groups, kept within what float32 can clip and noise (a dead layer has norms of 0)."""
+    """Replace the bounds of groups, kept in the range that float32 can clip and noise (a dead layer has norms of 0)."""
     replaced = []
     for group, bound in zip(groups, bounds, strict=True):
         clamped = min(max(bound, SMALLEST), LARGEST)
@@ -128,7 +128,7 @@ class QuantileBounds(Adaptation):
     def _next(self, bound: float, excess: float) -> float:
         """Move a bound against the excess of the share of records below it over the quantile."""
         if self.update == "geometric":
-            # Noise alone could move the exponent beyond what `exp` can hold.
+            # Noise alone could make `exp` overflow.
             exponent = max(min(-self.learning_rate * excess, 5.0), -5.0)
             return bound * math.exp(exponent)
         return max(bound - self.learning_rate * excess, bound / 2)
@@ -136,7 +136,7 @@ class QuantileBounds(Adaptation):
 
 @dataclass(frozen=True)
 class MeanNormBounds(Adaptation):
-    r"""Follow a multiple of the private mean norm of the previous lot (three_tools_2018, 2.2).
+    r"""Follow a multiple of the private mean norm of the previous batch (three_tools_2018, 2.2).
 
     .. math::
         C_t = \frac{\alpha}{m} \Big( \sum_i \min(\|g_i\|, \beta C_{t-1})
@@ -200,7 +200,7 @@ class MeanNormBounds(Adaptation):
 
 
 class BoundedSums:
-    """Sums of an adaptation's statistics over a lot.
+    """Sums of an adaptation's statistics over a batch.
 
     Guarantee: adding or removing one record moves each sum by at most the bound that its statistic states, even if
     a subclass measures something else than its parent, with the statistics that it inherits.
@@ -223,8 +223,8 @@ class BoundedSums:
 
         Args:
             squared_norms: See `Adaptation.measure`.
-            groups: The groups with the bounds of this lot.
-            statistics: The statistics of this lot.
+            groups: The groups with the bounds of this batch.
+            statistics: The statistics of this batch.
 
         Raises:
             ConfigurationError: There is not one statistic and one sum for each group.

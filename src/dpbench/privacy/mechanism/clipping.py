@@ -39,7 +39,7 @@ Bounds = tuple[float, ...]
 
 @dataclass(frozen=True)
 class VectorGroup:
-    """Parameters whose gradients are clipped together (general_approach_2018, section 2).
+    """Parameters with gradients that are clipped together (general_approach_2018, section 2).
 
     Attributes:
         name: Shown in the ledger.
@@ -142,7 +142,7 @@ class CappedFactors:
     """
 
     def __init__(self, rule: ClipFactors) -> None:
-        # An attribute `func` of another class says nothing about what a call of it does.
+        # An attribute `func` of another class need not be the function that it calls.
         function = rule.func if type(rule) is partial else rule
         self._rule = rule
         self._name = name_of(function)
@@ -288,7 +288,7 @@ def clip_and_sum(
     and of matrix products). A record with a non-finite gradient anywhere contributes zero everywhere.
 
     Args:
-        gradients: Per-record gradients of each trainable parameter, for one lot of R records.
+        gradients: Per-record gradients of each trainable parameter, for one batch of R records.
         groups: A partition of the parameters.
         factors_of: The rule by which a squared norm becomes a factor.
         into: Running sums in the parameters' shapes, to which the result is added; None: new ones.

@@ -1,6 +1,6 @@
 """Independent error correction of a released gradient (gradient_compression_denoising_2020, Algorithm 3).
 
-Post-processing: it reads the noised sum and public numbers (noise, threshold, priors, expected lot size), so that it
+Post-processing: it reads the noised sum and public numbers (noise, threshold, priors, expected batch size), so that it
 costs no privacy and touches no ledger.
 """
 
@@ -82,7 +82,7 @@ class ErrorCorrection:
 
         Args:
             bound: Smallest bound of a coordinate of one record.
-            expected_records: Expected number of records in a lot.
+            expected_records: Expected number of records in a batch.
         """
         largest = bound
         if self.scale == "sum":
@@ -103,9 +103,9 @@ class ErrorCorrection:
         """The corrected gradient.
 
         Args:
-            total: Noisy sum over a lot, any shape.
+            total: Noisy sum over a batch, any shape.
             noise_std: σ of the noise on each coordinate of the sum.
-            expected_records: Expected number of records in a lot.
+            expected_records: Expected number of records in a batch.
             bound: Most that one record adds to a coordinate.
 
         Returns:

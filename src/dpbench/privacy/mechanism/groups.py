@@ -94,7 +94,7 @@ def joint_group(
 
     Args:
         partition: The k vectors.
-        scales: α_j, the norm that vector j is expected to have; one for each name of `partition`.
+        scales: α_j, the expected norm of vector j, for each name of `partition`.
         total: S ∈ [1, √k], the bound of the scaled vectors together; None takes √k, the conservative choice.
 
     Raises:

@@ -1,6 +1,6 @@
-"""The path of one lot: per-record gradients → discretize → clip → sum → noise → error correction → new bounds.
+"""The path of one batch: per-record gradients → discretize → clip → sum → noise → error correction → new bounds.
 
-Without Lightning and without a model: what comes in are the per-record gradients of a lot (or of a piece of it).
+It knows neither Lightning nor the model: its input is the per-record gradients of a batch, or of a piece of it.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ _View = tuple[torch.Size, tuple[int, ...], int]
 
 
 class Mechanism:
-    """Turns lots into releases, one after the other.
+    """Turns batches into releases, one after the other.
 
     Guarantee: each release is the Gaussian mechanism that `plan` describes. The bounds of the next plan depend on
     earlier releases only.
 
     Args:
-        plan: Of the training.
+        plan: Plan of the training.
         parameters: Trainable parameters.
         memory: The `state_dict` of a run that is resumed: its bounds take the place of those of `plan`.
         step: Number of the next release.
 
     Attributes:
-        training_plan: Of the training.
-        plan: Of the next release.
+        training_plan: Plan of the training.
+        plan: Plan of the next release.
         step: Number of the next release.
         total: Flat sums of all gradients, then the statistics; one all-reduce and one call of the noise for all. New
-            memory for each lot, so that gradients that somebody has kept never show the sums of a later lot.
+            memory for each batch, so that stored references to gradients never show the sums of a later batch.
         gradients: A view of `total` for each parameter, in its shape and memory layout.
         metrics: The last released values of the private metrics.
         gradient_stds: Noise on each coordinate of the last released gradient of each parameter, before any error
             correction.
-        records_of_lot: (records of this process's part of the lot, those of them with finite gradients): private.
+        records_of_lot: (records of this process's part of the batch, those of them with finite gradients): private.
 
     Raises:
         ConfigurationError: The plan has no solution, the error correction does not fit it, or the clipping rule does
@@ -90,7 +90,7 @@ class Mechanism:
         self.metrics: dict[str, float] = {}
         self.gradient_stds: tuple[float, ...] = (0.0,) * len(sizes)
         self._metrics: list[dict[str, float]] = [dict(values) for values in remembered.get("metrics", ())]
-        # Of the next lot where they have adapted, before any schedule; None: the first ones.
+        # Of the next batch where they have adapted, before any schedule; None: the first ones.
         self._bounds = present_bounds
         if self.recipe.denoiser is not None:
             least = min(self.plan.parameter_bounds)
@@ -99,7 +99,7 @@ class Mechanism:
         self._coordinates = sum(sizes)
         self._size = self._coordinates + sum(statistic.size for statistic in self.plan.statistics)
         self._views = _views_of(parameters)
-        # Half precision would lose records in a sum of thousands, and float64 is what a user asked for.
+        # Half precision would lose records in a sum of thousands, and a float64 model asks for float64.
         is_double = any(parameter.dtype == torch.float64 for parameter in parameters)
         self._dtype = torch.float64 if is_double else torch.float32
         self._device = parameters[0].device
@@ -120,7 +120,7 @@ class Mechanism:
 
     @property
     def recipe(self) -> Recipe:
-        """What is done with the records."""
+        """Treatment of the records."""
         return self.training_plan.recipe
 
     @property
@@ -130,14 +130,14 @@ class Mechanism:
 
     @property
     def bounds(self) -> tuple[Bounds, Bounds]:
-        """(first, present) bounds: what a resumed run has to know."""
+        """(first, present) bounds, which a resumed run needs."""
         first_plan = self.training_plan.release(0)
         first = _bounds_of(first_plan.groups)
         present = _bounds_of(self.plan.groups)
         return first, present
 
     def state_dict(self) -> dict[str, Any]:
-        """State of a checkpoint: bounds that have adapted, and metrics that nobody has taken yet."""
+        """State of a checkpoint: adapted bounds, and metrics not yet collected."""
         adapts = self.recipe.adaptation is not None
         return {
             "bounds": self.bounds if adapts else None,
@@ -145,10 +145,10 @@ class Mechanism:
         }
 
     def clear(self, total: Tensor | None = None) -> None:
-        """Begin the sums of a lot.
+        """Begin the sums of a batch.
 
         Args:
-            total: Where they are made, overwritten; None: in new memory.
+            total: Memory for the sums, overwritten; None allocates it.
         """
         self.records_of_lot = (0, 0)
         if total is None:
@@ -166,7 +166,7 @@ class Mechanism:
         merge: Merge | None = None,
         values: Mapping[str, Value] | None = None,
     ) -> tuple[Sequence[ParameterGradients], Tensor]:
-        """Add a piece of a lot to the running sums.
+        """Add a piece of a batch to the running sums.
 
         Args:
             gradients: Per-record gradients of each parameter.
@@ -231,12 +231,12 @@ class Mechanism:
         all_finite: Tensor | None = None,
         present: Tensor | None = None,
     ) -> Iterator[None]:
-        """Within, sums begin anew elsewhere; after it, those of the lot are as they were.
+        """Within, sums begin anew elsewhere; after it, those of the batch are as they were.
 
         Args:
-            total: Where they are made, overwritten; None: in new memory.
+            total: Memory for the sums, overwritten; None allocates it.
             all_finite: See `clip_and_sum`.
-            present: Which rows of the only piece are records; see `clip_and_sum`.
+            present: Mask of the rows that are records, in the only piece; see `clip_and_sum`.
         """
         total_of_lot = self.total
         gradients_of_lot = self.gradients
@@ -256,7 +256,7 @@ class Mechanism:
             self.records_of_lot = records_of_lot
 
     def add_sums(self, total: Tensor, records: tuple[int, int]) -> None:
-        """Add sums that were made apart to those of the lot.
+        """Add sums that were made apart to those of the batch.
 
         Args:
             total: Flat sums like those of this object.
@@ -273,10 +273,10 @@ class Mechanism:
         rows: int,
         merge: Merge | None = None,
     ) -> Tensor:
-        """What records would add to the sums, which stay as they are; private metrics count as zero.
+        """Contribution of records to the sums, which are not changed; private metrics count as zero.
 
         Args:
-            gradients: Of the records before discretization.
+            gradients: Per-record gradients before discretization.
             rows: Their number.
             merge: How rows become records.
 
@@ -292,7 +292,7 @@ class Mechanism:
         """Make the sums of all processes private, once; the noise is a function of keys, one for each step.
 
         Args:
-            keys: Of the random numbers.
+            keys: Keys of the random numbers.
         """
         self.training_plan.noise.add_(
             self.total,
@@ -341,7 +341,7 @@ class Mechanism:
         return self.gradients
 
     def _adapt(self, released: list[float]) -> None:
-        """Let what was released make the next bounds, and keep the metrics.
+        """Derive the next bounds from released statistics, and keep the metrics.
 
         Args:
             released: Noised statistics over their denominators: first those of the adaptation, then metrics.

@@ -1,4 +1,4 @@
-"""Private metrics: per-record values summed over the same lot as the gradients, with a share of the budget.
+"""Private metrics: per-record values summed over the same batch as the gradients, with a share of the budget.
 
 (general_approach_2018, section 1: "simultaneous collection of accuracy metrics and training data statistics".)
 """
@@ -62,7 +62,7 @@ class PrivateMetrics:
         Args:
             sizes: Number of values of each metric that the module offers.
             noise_multiplier: z of the whole release.
-            sampling: How lots are drawn.
+            sampling: How batches are drawn.
             summands: Units over which the gradients are summed. A metric is always a sum over units of the sampling:
                 one of them moves it by B if it is added or removed.
 
@@ -101,7 +101,7 @@ class PrivateMetrics:
         merge: tuple[Tensor, int, Any] | None = None,
         present: Tensor | None = None,
     ) -> Tensor:
-        """Sum of the bounded values over the examples of a lot.
+        """Sum of the bounded values over the examples of a batch.
 
         Args:
             values: Name → one row for each example, shape (R,) or (R, size), or a function that gives it.

@@ -1,7 +1,6 @@
-"""The noise of a training as a process: how much at each step, which, and what the ledger states of it.
+"""Noise of a training as a process: its scale at each step, its correlation, and its statement in the ledger.
 
-A release asks its noise for few things and knows nothing else of it, so that another process (noise that is
-correlated among steps, say) is another class.
+A release uses only this interface, so that another process (such as correlated noise) is another class.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class Noise(ABC):
             plan: Plan of the release; its `segments` are the standard deviations along the sum.
             step: Number of the release.
             keys: Keys of the random numbers; each step uses its own once.
-            state: What `init` returned.
+            state: State from `init`.
 
         Returns:
             `total`.
@@ -79,22 +78,22 @@ class Noise(ABC):
 
     @property
     def is_plain(self) -> bool:
-        """Whether `add_` is `add_gaussian_noise` with the key of the step."""
+        """True if `add_` is `add_gaussian_noise` with the key of the step."""
         return type(self).add_ is Noise.add_
 
     @property
     def constant(self) -> bool:
-        """Whether the multiplier is the same at each step: a process that does not say so is asked at each."""
+        """True if the multiplier is the same at each step; else it is requested at each."""
         return False
 
     @property
     def independent(self) -> bool:
-        """Whether the noise of a step says nothing of that of others: else no lot can be released once more."""
+        """True if the noise of steps is independent; else no batch can be released again."""
         return True
 
     @property
     def whitening(self) -> tuple[float, ...] | None:
-        """c_0 to c_{b−1}, of norm 1: Σ_k c_k n_{t−k} is independent from step to step; None: nobody states them."""
+        """c_0 to c_{b−1}, of norm 1, that make Σ_k c_k n_{t−k} independent from step to step; None if unknown."""
         return (1.0,) if self.independent else None
 
     @property
@@ -103,30 +102,30 @@ class Noise(ABC):
         return len(self.whitening or (1.0,))
 
     def begin(self, sampling: Sampling, steps: float) -> None:  # noqa: B027 (most processes begin with every training)
-        """Refuse a training that the process does not go with.
+        """Refuse a training that the process does not support.
 
         Args:
             sampling: How batches are drawn.
-            steps: Number of steps; infinite where nobody knows it.
+            steps: Number of steps; infinity if unknown.
 
         Raises:
-            ConfigurationError: Names what does not go with it, and the remedy.
+            ConfigurationError: The process does not support it; names cause and remedy.
         """
 
     def check(self, plan: Any) -> None:  # noqa: B027 (most processes go with every plan)
-        """Refuse a plan that the process does not go with.
+        """Refuse a plan that the process does not support.
 
         Args:
-            plan: Of the training, a `TrainingPlan`.
+            plan: `TrainingPlan` of the training.
 
         Raises:
-            ConfigurationError: Names what does not go with it, and the remedy.
+            ConfigurationError: The process does not support it; names cause and remedy.
         """
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data for the header of a ledger.
 
-        A class outside this module is stated by its qualified name: whoever reads the ledger takes the cost of each
+        A class outside this module is stated by its qualified name: a reader of the ledger takes the cost of each
         release from its line, and cannot compare it with the plan.
         """
         return {"process": name_of(type(self)), "described": False}
@@ -163,7 +162,7 @@ class Gaussian(Noise):
 
 @dataclass(frozen=True)
 class Scheduled(Noise):
-    """Independent Gaussian noise whose multiplier moves, by values that were fixed before training.
+    """Independent Gaussian noise with a multiplier that follows a schedule fixed before training.
 
     Guarantee: the composition of Gaussian mechanisms with multipliers z·f_t, each in the ledger.
 
@@ -181,7 +180,7 @@ class Scheduled(Noise):
 
     @property
     def constant(self) -> bool:
-        """Whether there are no factors."""
+        """True if there are no factors."""
         return not self.factors
 
     def to_dict(self) -> dict[str, Any]:

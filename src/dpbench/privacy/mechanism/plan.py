@@ -50,14 +50,14 @@ class Statistic:
 
 @dataclass(frozen=True)
 class ReleasePlan:
-    """Sums, bounds and noise by which the records of one lot become one private release.
+    """Sums, bounds and noise by which the records of one batch become one private release.
 
-    Guarantee: each release is one Gaussian mechanism on sums over the lot with the multiplier `noise_multiplier`,
+    Guarantee: each release is one Gaussian mechanism on sums over the batch with the multiplier `noise_multiplier`,
     statistics included; unit of privacy, neighboring relation and amplification are those of `sampling`, the
     sensitivities those of `queries`.
 
     Attributes:
-        sampling: How lots are drawn.
+        sampling: How batches are drawn.
         groups: Partition of the parameters, each with its bound S_g.
         noise_multiplier: z of the whole release, with sensitivities as of one added or removed record.
         sizes: Number of coordinates of each parameter.

@@ -29,7 +29,7 @@ ONE_GROUP: Grouping = partial(flat_groups, max_grad_norm=1.0)
 
 @dataclass(frozen=True)
 class Recipe:
-    """Parts that a strategy is made of; each can be exchanged alone.
+    """Parts of a strategy, each of which can be exchanged alone.
 
     Attributes:
         groups: Groups of parameters that are clipped together, and the first bounds.

@@ -39,7 +39,7 @@ class TrainingPlan:
 
     Attributes:
         recipe: Treatment of the records of a batch.
-        sampling: How lots are drawn, at a size factor of 1.
+        sampling: How batches are drawn, at a size factor of 1.
         noise: Noise of all releases.
         groups: Partition of the parameters with the first bounds.
         sizes: Number of coordinates of each parameter.
@@ -141,10 +141,10 @@ class TrainingPlan:
         return tuple(statistics)
 
     def sampling_of(self, step: int) -> Sampling:
-        """How the lot of a step is drawn.
+        """How the batch of a step is drawn.
 
         Raises:
-            ConfigurationError: Lots cannot have that size.
+            ConfigurationError: Batches cannot have that size.
         """
         return self.sampling.resized(self.size_factors.at(step)).at(step)
 

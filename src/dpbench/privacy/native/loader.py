@@ -82,7 +82,7 @@ def library() -> ctypes.CDLL | None:
 
 @cache
 def warn_if_missing() -> None:
-    """Say once, where kernels are wanted and there are none, that it will be slower, and why."""
+    """Warn once if kernels are requested but unavailable, with the reason."""
     built = None if mode() == "off" else _build()
     if isinstance(built, str) and is_first_process():
         warnings.warn(
@@ -117,7 +117,7 @@ def _processor() -> str:
 
 @cache
 def _build() -> ctypes.CDLL | str:
-    """Load the library, compiled first if it is not there; or return one line that says why there is none."""
+    """Load the library, after compiling it if missing; or return the reason of the failure in one line."""
     if sys.platform != "linux":
         return "they are made for Linux"
     try:
@@ -242,7 +242,7 @@ def _compiler() -> str:
     installed = filter(shutil.which, ("g++", "clang++", "c++"))
     compiler = os.environ.get("CXX") or next(installed, None)
     if compiler is None:
-        raise OSError("no C++ compiler was found (g++, clang++, c++, or what the variable CXX names)")
+        raise OSError("no C++ compiler was found (g++, clang++, c++, or the value of CXX)")
     return compiler
 
 

@@ -93,7 +93,7 @@ class _Replacements:
         self._places = places
         self._lock = threading.Lock()
         self._steps = 0
-        self._originals: list[tuple[Any, str, Any]] = []  # owner, name, what the owner itself had there
+        self._originals: list[tuple[Any, str, Any]] = []  # owner, name, the owner's own attribute
 
     def begin(self) -> None:
         """Replace them, unless another step has."""

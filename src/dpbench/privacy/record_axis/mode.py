@@ -119,7 +119,7 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
         has_hooks: True if the step has functions of its own in the backward pass.
         before_first_read: Called once, before Python gets to know a value of records; None: nothing is.
         refusal: Message of `{event}` for the use of records after the step is over; None: they may be used.
-        is_over: True once the loss was judged: a step in manual optimization goes on, and is no longer looked at.
+        is_over: True once the loss was judged; the rest of a step in manual optimization is not tracked.
         is_in_backward: True while the gradient of the loss is computed, in which 1/R is the mean's own.
     """
 

@@ -102,7 +102,7 @@ class Operator:
         reads: True if it hands values, or a shape that depends on values, to Python.
         draws: True if it draws random numbers.
         makes: "constant", "drawn" or "empty" where it fills memory by itself; or None.
-        is_like: True if it makes memory of a tensor's shape, and reads none of its numbers.
+        is_like: True if it allocates a tensor of the same shape without reading its numbers.
         rule: Its rule, or None.
     """
 
@@ -244,7 +244,7 @@ class Call:
                 return
             own_axis, own_records = own
             repeats = own_axis.inner and axis.inner % own_axis.inner == 0
-            # Exchanging records has to permute what is exchangeable.
+            # Exchanging records has to permute the exchangeable elements.
             aligned = (own_records * own_axis.inner) % (self.records * axis.inner) == 0
             if own_axis.dim == dim and repeats and aligned:
                 return

@@ -149,7 +149,7 @@ class Exchangeable(NamedTuple):
     Attributes:
         batch: Number of the batch.
         is_random: True for draws.
-        is_part: True if they were made of one place of draws that may be one for each record.
+        is_part: True if they come from one position of draws that may be one for each record.
     """
 
     batch: int
@@ -158,7 +158,7 @@ class Exchangeable(NamedTuple):
 
 
 class Joint(NamedTuple):
-    """Public numbers each of which was made of draws for several records, such as noise minus its mean.
+    """Public numbers that each depend on draws for several records, such as noise minus its mean.
 
     Attributes:
         batch: Number of the batch.
@@ -261,7 +261,7 @@ def arrangement(t: Tensor, rows: Rows) -> Axis | None:
     """Read off strides where a tensor has its records.
 
     Args:
-        t: A tensor whose storage has the tag `rows`.
+        t: A tensor on storage with the tag `rows`.
         rows: The tag.
 
     Returns:

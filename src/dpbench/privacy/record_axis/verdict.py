@@ -117,7 +117,7 @@ def _event(tag: Mixed) -> Event:
 
 
 def has_own_nodes(loss: Tensor) -> bool:
-    """Return whether Python functions differentiate part of a loss: they may mix what the forward pass does not."""
+    """Return whether Python functions differentiate part of a loss, and so may mix records in the backward pass."""
     seen = set()
     stack = [loss.grad_fn]
     while stack:

@@ -1,4 +1,4 @@
-"""Sampling schemes: the draws of a lot, and their accounting event."""
+"""Sampling schemes: the draws of a batch, and their accounting event."""
 
 from dpbench.privacy.sampling.poisson import PoissonSampling, TruncatedPoissonSampling
 

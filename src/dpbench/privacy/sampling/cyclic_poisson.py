@@ -12,23 +12,23 @@ from dpbench.privacy.sampling.scheme import Sampling, TakingTurns
 
 @dataclass(frozen=True)
 class CyclicPoissonSampling(TakingTurns, Sampling):
-    """Each record is in one of b groups; lot t is a Poisson sample at rate b·q of group t mod b.
+    """Each record is in one of b groups; batch t is a Poisson sample at rate b·q of group t mod b.
 
     A record's group is drawn uniformly and independently of all others, once for the whole training
     (`PrivateBatchSampler` does it), so that a record takes part at most once in any b consecutive steps, which noise
     that is correlated over b steps needs. Neighbors differ in the presence of one record.
 
-    Guarantee: a round of b steps costs as much as one Poisson lot at rate b·q, as each record is in one of its lots at
-    most, so n steps cost ⌈n/b⌉ of them (Choquette-Choo et al. 2023). The first step of a round states that cost, the
-    others none.
+    Guarantee: a round of b steps costs as much as one Poisson batch at rate b·q, as each record is in at most one
+    of its batches, so n steps cost ⌈n/b⌉ of them (Choquette-Choo et al. 2023). The first step of a round states that
+    cost, the others none.
 
     Attributes:
-        sample_rate: q, the mean over all steps of the probability that a record is in a lot.
+        sample_rate: q, the mean over all steps of the probability that a record is in a batch.
         cycle_length: b, the number of groups.
-        turn: Group whose turn it is: t mod b.
+        turn: Group of the step: t mod b.
 
-    >>> lots = CyclicPoissonSampling(60_000, 1024 / 60_000, cycle_length=8)
-    >>> lots.expected_batch_size, lots.at(13).turn
+    >>> sampling = CyclicPoissonSampling(60_000, 1024 / 60_000, cycle_length=8)
+    >>> sampling.expected_batch_size, sampling.at(13).turn
     (1024.0, 5)
     """
 
@@ -42,7 +42,7 @@ class CyclicPoissonSampling(TakingTurns, Sampling):
     whole_lots = False
 
     def __post_init__(self) -> None:
-        _ = PoissonSampling(self.population, self.sample_rate)  # refuses what is out of range
+        _ = PoissonSampling(self.population, self.sample_rate)  # refuses values out of range
         if type(self.cycle_length) is not int or self.cycle_length < 1:
             raise ConfigurationError(
                 f"cycle_length must be a whole number of steps from 1 on, not {self.cycle_length!r}."
@@ -66,7 +66,7 @@ class CyclicPoissonSampling(TakingTurns, Sampling):
         return replace(self, population=population, sample_rate=rate)
 
     def in_groups(self, groups: int) -> Sampling:
-        """One group is all records: then lots are Poisson's."""
+        """One group is all records: then batches are Poisson's."""
         if 1 < self.cycle_length < groups:
             raise ConfigurationError(
                 f"the batches take turns among {self.cycle_length} groups of {self.unit}s, and the noise has {groups} "
@@ -74,7 +74,7 @@ class CyclicPoissonSampling(TakingTurns, Sampling):
             )
         if self.cycle_length > 1:
             return self
-        in_groups = replace(self, cycle_length=groups)  # refuses what is no number of groups
+        in_groups = replace(self, cycle_length=groups)  # refuses an invalid number of groups
         if groups == 1:
             return PoissonSampling(self.population, self.sample_rate, unit=self.unit)
         return in_groups
@@ -85,7 +85,7 @@ class CyclicPoissonSampling(TakingTurns, Sampling):
 
     @property
     def group_rate(self) -> float:
-        """b·q: probability of a record to be in a lot of its group."""
+        """b·q: probability of a record to be in a batch of its group."""
         return min(1.0, self.cycle_length * self.sample_rate)
 
     @property

@@ -1,4 +1,4 @@
-"""Lots of a fixed size, each drawn afresh."""
+"""Batches of a fixed size, each drawn afresh."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FixedSizeSampling(Sampling):
-    """A uniformly random subset of exactly `batch_size` records, drawn afresh for each lot.
+    """A uniformly random subset of exactly `batch_size` records, drawn afresh for each batch.
 
     Neighbors differ in the *value* of one record (the size is fixed, so none can be added), hence a clipped
     sum moves by up to twice the clipping bound.
@@ -52,7 +52,7 @@ class FixedSizeSampling(Sampling):
 
     @property
     def lot_size_cumulants(self) -> tuple[float, float]:
-        """A lot has no other size."""
+        """A batch has no other size."""
         return 0.0, 0.0
 
     def draw(self, rng: np.random.Generator) -> Sequence[Positions]:

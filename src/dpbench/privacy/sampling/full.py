@@ -1,4 +1,4 @@
-"""All records in every lot."""
+"""All records in every batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FullParticipation(Sampling):
-    """Each lot holds all records, such as all hospitals of a study in every round: nothing is amplified.
+    """Each batch holds all records, such as all hospitals of a study in every round: nothing is amplified.
 
     Neighbors differ in the presence of one record, hence a clipped sum moves by up to one bound. (The number of all
     records is treated as public, as every population is.)
@@ -41,7 +41,7 @@ class FullParticipation(Sampling):
 
     @property
     def lot_size_cumulants(self) -> tuple[float, float]:
-        """A lot has no other size."""
+        """A batch has no other size."""
         return 0.0, 0.0
 
     def draw(self, rng: np.random.Generator) -> Sequence[Positions]:

@@ -1,4 +1,4 @@
-"""Poisson sampling, and with a largest lot."""
+"""Poisson sampling, and with a largest batch."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PoissonSampling(Sampling):
-    """Each record is in a lot with probability `sample_rate`, independently of everything else.
+    """Each record is in a batch with probability `sample_rate`, independently of everything else.
 
-    Neighbors differ in the presence of one record; lot sizes are binomial and may be zero.
+    Neighbors differ in the presence of one record; batch sizes are binomial and may be zero.
 
     >>> PoissonSampling(60_000, 256 / 60_000).expected_batch_size
     256.0
@@ -90,10 +90,10 @@ class PoissonSampling(Sampling):
 
 @dataclass(frozen=True)
 class TruncatedPoissonSampling(Sampling):
-    """Poisson sampling, and a uniform subset of `max_batch_size` records where a lot would hold more.
+    """Poisson sampling, and a uniform subset of `max_batch_size` records where a batch would hold more.
 
-    Neighbors differ in the presence of one record, and the population is that of the larger one. Where lots are cut, a
-    record takes the place of another one: a clipped sum moves by up to twice the bound (Ganesh 2025, "Tighter Privacy
+    Neighbors differ in the presence of one record, and the population is that of the larger one. Where batches are cut,
+    a record takes the place of another one: a clipped sum moves by up to twice the bound (Ganesh 2025, "Tighter Privacy
     Analysis for Truncated Poisson Sampling").
 
     >>> TruncatedPoissonSampling(1000, 0.05, max_batch_size=50).expected_batch_size < 50
@@ -110,7 +110,7 @@ class TruncatedPoissonSampling(Sampling):
     whole_lots = False
 
     def __post_init__(self) -> None:
-        _ = PoissonSampling(self.population, self.sample_rate)  # refuses what is out of range
+        _ = PoissonSampling(self.population, self.sample_rate)  # refuses values out of range
         if type(self.max_batch_size) is not int or self.max_batch_size < 1:
             raise ConfigurationError(
                 f"max_batch_size must be a whole number of records from 1 on, not {self.max_batch_size!r}."
@@ -118,13 +118,13 @@ class TruncatedPoissonSampling(Sampling):
 
     @classmethod
     def at_rate(cls, population: int, rate: float, unit: str = "example") -> Self:
-        """Make a scheme of lots of at most six standard deviations above the mean, which costs next to nothing."""
+        """Make a scheme of batches of at most six standard deviations above the mean, which costs next to nothing."""
         mean = population * rate
         deviation = math.sqrt(mean * (1 - rate))
         return cls(population, rate, math.ceil(mean + 6 * deviation), unit=unit)
 
     def among(self, population: int) -> Self:
-        """The same largest lot, and the same number of records that are drawn before a lot is cut."""
+        """The same largest batch, and the same number of records that are drawn before a batch is cut."""
         rate = min(1.0, self.sample_rate * self.population / population)
         return replace(self, population=population, sample_rate=rate)
 
@@ -153,16 +153,16 @@ class TruncatedPoissonSampling(Sampling):
         )
 
     def mixture(self, noise_multiplier: float) -> Sequence[Part]:
-        """Mixture of full and other lots: whether the others fill the lot does not depend on the record.
+        """Mixture of full and other batches: whether the others fill the batch does not depend on the record.
 
         Where they do not, it joins with probability q and moves the sum by one bound. Where they do, their part of the
-        lot is a uniform subset of m, in which it takes the place of one, by two bounds, with the probability r that it
-        is drawn and kept: r = P(X > m)·m/n / P(X' ≥ m).
+        batch is a uniform subset of m, in which it takes the place of one, by two bounds, with the probability r that
+        it is drawn and kept: r = P(X > m)·m/n / P(X' ≥ m).
         """
         n = self.population
         q = self.sample_rate
         m = self.max_batch_size
-        full = _more(m - 1, n - 1, q)  # probability that the others fill the lot
+        full = _more(m - 1, n - 1, q)  # probability that the others fill the batch
         uncut_lot = Part(1 - full, PoissonSampling(n, q), self.record_changes * noise_multiplier)
         if not full:
             return (uncut_lot,)

@@ -28,8 +28,8 @@ class Part(NamedTuple):
 
     Attributes:
         probability: Probability of the part.
-        sampling: How its lot is drawn.
-        noise_multiplier: Noise over the sensitivity for these lots.
+        sampling: How its batch is drawn.
+        noise_multiplier: Noise over the sensitivity for these batches.
     """
 
     probability: float
@@ -42,7 +42,7 @@ _SCHEMES: dict[str, type[Sampling]] = {}
 
 @dataclass(frozen=True)
 class Sampling(ABC):
-    """Description of how the records of one lot are drawn from the training data.
+    """Description of how the records of one batch are drawn from the training data.
 
     A subclass is one scheme: a frozen dataclass with a `kind` of its own. Schemes are not derived from one another, so
     that none draws in its own way and is accounted for, or read from a ledger, as another one.
@@ -53,12 +53,13 @@ class Sampling(ABC):
         kind: Name of the scheme in ledgers.
         words: Words that users type for it, the usual one first; the kind is understood, too.
         neighboring_relation: "add_or_remove_one", "replace_one", or "none" where no accountant covers the scheme.
-        record_changes: Largest number of bounds by which a clipped sum over a lot moves between neighbors.
-        records_affected: Largest number of records of a lot that differ between neighbors.
-        whole_lots: True if all lots have the same, whole size.
+        record_changes: Largest number of bounds by which a clipped sum over a batch moves between neighbors.
+        records_affected: Largest number of records of a batch that differ between neighbors.
+        whole_lots: True if all batches have the same, whole size.
         known_by_rate: True if population and rate determine it, so that a rate can be solved for.
-        everybody: True if every lot holds all records, so that no other lot size can be asked for.
-        without_replacement: True if a lot is a uniform subset of fixed size, for which Theorem 5 of pyvacy_2019 holds.
+        everybody: True if every batch holds all records, so that the batch size cannot be chosen.
+        without_replacement: True if a batch is a uniform subset of fixed size, for which Theorem 5 of pyvacy_2019
+            holds.
     """
 
     population: int
@@ -85,7 +86,7 @@ class Sampling(ABC):
         cls.words = cls.words or (cls.kind,)
         for other in _SCHEMES.values():
             common = {cls.kind, *cls.words} & {other.kind, *other.words}
-            # `find_scheme` would give the first that was defined, whose lots and ε are not those that are meant.
+            # `find_scheme` would give the first that was defined, whose batches and ε are not those that are meant.
             if common and other is not registered:
                 raise TypeError(f"{cls.__name__} and {other.__name__} are both called {min(common)!r}.")
         _SCHEMES[cls.kind] = cls
@@ -93,16 +94,16 @@ class Sampling(ABC):
     @classmethod
     @abstractmethod
     def at_rate(cls, population: int, rate: float, unit: str = "example") -> Self:
-        """Make the scheme with lots of a share of the records on average, in whole numbers if lots are whole.
+        """Make the scheme with batches of a share of the records on average, in whole numbers if batches are whole.
 
         Args:
             population: Number of records.
-            rate: Expected lot size over the population, in (0, 1].
+            rate: Expected batch size over the population, in (0, 1].
             unit: Unit of privacy.
         """
 
     def among(self, population: int) -> Self:
-        """The same scheme among another number of records, with lots of the size that they have.
+        """The same scheme among another number of records, with batches of the size that they have.
 
         A scheme with parameters that its rate does not determine chooses them here.
 
@@ -110,28 +111,27 @@ class Sampling(ABC):
             population: Number of records.
 
         Raises:
-            ConfigurationError: `at_rate` does not know all parameters, so that other lots would be drawn.
+            ConfigurationError: `at_rate` does not know all parameters, so that other batches would be drawn.
         """
         # A scheme with more parameters than its rate would silently be drawn with their defaults.
         rebuilt = type(self).at_rate(self.population, self.rate, self.unit)
         if not _alike(self, rebuilt):
             raise ConfigurationError(
-                f"{self.kind!r} batches have parameters that their rate does not determine, so nobody knows how they "
-                "are drawn among more records, such as those of an audit: state it, "
-                f"{type(self).__name__}.among()."
+                f"the rate does not determine all parameters of {self.kind!r} batches, so they cannot be drawn from "
+                f"more records, such as those of an audit: define {type(self).__name__}.among()."
             )
         rate = self.expected_batch_size / population
         return type(self).at_rate(population, rate, self.unit)
 
     def resized(self, factor: float) -> Self:
-        """The same scheme with lots of another expected size, in whole numbers where lots are whole.
+        """The same scheme with batches of another expected size, in whole numbers where batches are whole.
 
         Args:
             factor: Factor of the expected size; 1 gives the scheme itself.
 
         Raises:
-            ConfigurationError: Lots would be larger than the population or empty, hold all records, or have parameters
-                that their rate does not determine.
+            ConfigurationError: Batches would be larger than the population or empty, hold all records, or have
+                parameters that their rate does not determine.
         """
         if factor == 1:
             return self
@@ -148,7 +148,7 @@ class Sampling(ABC):
 
     @property
     def cycle(self) -> int:
-        """Number of groups that take turns; 1: there are none.
+        """Number of groups that take turns; 1: no groups.
 
         Each record belongs to one of them for the whole training, by a uniform draw that is independent of all others,
         so that it takes part at most once in a round of so many steps; a training that begins anew must do so between
@@ -158,11 +158,11 @@ class Sampling(ABC):
 
     @property
     def turn(self) -> int:
-        """Group of the records in the lot."""
+        """Group of the records in the batch."""
         return 0
 
     def at(self, step: int) -> Sampling:
-        """Sampling of a step's lot, with the group whose turn it is."""
+        """Sampling of a step's batch, with the group of the step."""
         if self.cycle == 1:
             return self
         changes: dict[str, Any] = {"turn": step % self.cycle}
@@ -170,27 +170,27 @@ class Sampling(ABC):
 
     @property
     def group_rate(self) -> float:
-        """Probability of a record to be in a lot of its group; without groups, in any."""
+        """Probability of a record to be in a batch of its group; without groups, in any."""
         return self.rate
 
     @property
     def is_free(self) -> bool:
-        """Return whether the lot costs nothing, since the first step of its round states the cost of the round."""
+        """Return whether the batch costs nothing, since the first step of its round states the cost of the round."""
         return self.turn > 0
 
     @property
     def most_steps(self) -> float:
-        """Number of steps after which a record would take part more often than was promised; infinite: never."""
+        """Largest number of steps in which no record takes part more often than promised; may be infinity."""
         return math.inf
 
     def in_groups(self, groups: int) -> Sampling:
         """The same scheme with records in a number of groups that take turns.
 
         Args:
-            groups: Number of groups, that of the noise's bands; with 1 each record may be in each lot.
+            groups: Number of groups, that of the noise's bands; with 1 each record may be in each batch.
 
         Raises:
-            ConfigurationError: The scheme knows no groups.
+            ConfigurationError: The scheme has no groups.
         """
         if groups == 1:
             return self
@@ -203,21 +203,21 @@ class Sampling(ABC):
     @property
     @abstractmethod
     def expected_batch_size(self) -> float:
-        """Expected number of records in a lot, the only lot size a mechanism may divide by."""
+        """Expected number of records in a batch, the only batch size a mechanism may divide by."""
 
     @property
     def rate(self) -> float:
-        """Expected lot size over the population."""
+        """Expected batch size over the population."""
         return self.expected_batch_size / self.population
 
     @property
     def lot_size_cumulants(self) -> tuple[float, float] | None:
-        """Variance and fourth cumulant of the number of records in a lot; None if unknown."""
+        """Variance and fourth cumulant of the number of records in a batch; None if unknown."""
         return None
 
     @property
     def steps_per_epoch(self) -> int:
-        """Lots that draw each record once on average; bookkeeping, without meaning for privacy."""
+        """Batches that draw each record once on average; bookkeeping, without meaning for privacy."""
         return max(1, round(self.population / self.expected_batch_size))
 
     def steps_of(self, epochs: float) -> int:
@@ -233,18 +233,18 @@ class Sampling(ABC):
 
     @property
     def lots_per_draw(self) -> int:
-        """Number of consecutive lots that are drawn together: 1 unless they depend on one another."""
+        """Number of consecutive batches that are drawn together: 1 unless they depend on one another."""
         return 1
 
     @abstractmethod
     def draw(self, rng: np.random.Generator) -> Sequence[Positions]:
-        """Draw `lots_per_draw` lots, independently of all that other generators draw.
+        """Draw `lots_per_draw` batches, independently of all that other generators draw.
 
         Args:
-            rng: Fresh for these lots.
+            rng: Fresh for these batches.
 
         Returns:
-            For each lot the positions of its records, each at most once, from 0 to population − 1; may be empty.
+            For each batch the positions of its records, each at most once, from 0 to population − 1; may be empty.
         """
 
     @property
@@ -261,7 +261,7 @@ class Sampling(ABC):
         return NeighboringRelation[self.neighboring_relation.upper()]
 
     def dp_event(self, noise_multiplier: float) -> DpEvent:
-        """Event that dp_accounting composes for one Gaussian sum over a lot.
+        """Event that dp_accounting composes for one Gaussian sum over a batch.
 
         Args:
             noise_multiplier: Noise over the most that the sum moves between neighbors (`record_changes` bounds).
@@ -279,7 +279,7 @@ class Sampling(ABC):
     def mixture(self, noise_multiplier: float) -> Sequence[Part]:
         """Simpler releases of which each release is one, where dp_accounting has no Rényi divergences of `dp_event`.
 
-        Which of them it is must not depend on the record in which neighbors differ, and each lot of either neighbor
+        Which of them it is must not depend on the record in which neighbors differ, and each batch of either neighbor
         must be covered by one of them; the exponentials of the divergences then mix by the probabilities.
 
         Args:
@@ -290,7 +290,8 @@ class Sampling(ABC):
     def second_order_divergence(self, noise_multiplier: float) -> float:
         """A lower bound of the Rényi divergence of order 2, where it is known without cancellation, else 0.
 
-        Divergences grow with the order: from 2 on none is smaller. It stands in where a moment near one was rounded.
+        Divergences grow with the order, so this bounds those above 2 from below. It is used where a moment near one was
+        rounded.
         """
         return 0.0
 
@@ -316,7 +317,7 @@ class TakingTurns(ABC):
     @property
     @abstractmethod
     def round(self) -> Sampling:
-        """Sampling of all groups at once, with a lot that costs as much as a round."""
+        """Sampling of all groups at once, with a batch that costs as much as a round."""
 
     def draw(self, rng: np.random.Generator) -> Sequence[Positions]:
         """See `Sampling.draw`."""

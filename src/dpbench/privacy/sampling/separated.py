@@ -15,7 +15,7 @@ from dpbench.privacy.sampling.scheme import Sampling, TakingTurns
 class SeparatedSampling(TakingTurns, Sampling):
     """Each record takes part in each step of its group, at least `min_separation` steps apart.
 
-    As in federated rounds with cohorts that are no secret: nothing is amplified. A record's group is drawn uniformly
+    As in federated rounds with public cohorts: there is no amplification. A record's group is drawn uniformly
     and independently of all others, once for the whole training (`PrivateBatchSampler` does it). Neighbors differ in
     the presence of one record.
 
@@ -25,8 +25,9 @@ class SeparatedSampling(TakingTurns, Sampling):
 
     Attributes:
         min_separation: Steps from one participation of a record to the next; the number of groups.
-        max_participations: Most of a record; None: as many as the training is long.
-        turn: Group whose turn it is: t mod min_separation.
+        max_participations: Largest number of participations of a record; None: limited only by the length of the
+            training.
+        turn: Group of the step: t mod min_separation.
 
     >>> cohorts = SeparatedSampling(440, min_separation=10, max_participations=5)
     >>> cohorts.expected_batch_size, cohorts.most_steps
@@ -86,7 +87,7 @@ class SeparatedSampling(TakingTurns, Sampling):
 
     @property
     def group_rate(self) -> float:
-        """All records of a group take part."""
+        """Every record of a group takes part."""
         return 1.0
 
     @property
