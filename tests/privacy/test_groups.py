@@ -27,11 +27,6 @@ NAMES = ["conv1.weight", "conv1.bias", "conv2.weight", "fc.weight", "fc.bias"]
 SIZES = [90, 10, 200, 600, 100]
 
 
-def test_patterns() -> None:
-    groups = by_pattern(NAMES, {"conv": "conv*", "dense": ["fc.weight", "*c.b*"]})
-    assert groups == {"conv": (0, 1, 2), "dense": (3, 4)}
-
-
 def test_overlaps_and_gaps_are_named() -> None:
     with pytest.raises(ConfigurationError, match=r"groups overlap: conv1.bias \(weights and biases\)"):
         by_pattern(NAMES, {"weights": ["*.weight", "conv1.*"], "biases": "*.bias"})
@@ -100,5 +95,8 @@ def test_names_of_bounds_and_scales() -> None:
     with pytest.raises(ConfigurationError, match="max_grad_norms must name the groups a, b; it names a, c"):
         bounded_groups(partition, {"a": 1.0, "c": 1.0})
     assert [g.max_grad_norm for g in bounded_groups(partition, {"b": 2.0, "a": 1.0})] == [1.0, 2.0]
+    for bad in (0.0, math.nan, 1e-11, 1e11):
+        with pytest.raises(ConfigurationError, match="max_grad_norm .* from 1e-10 to 1e\\+10"):
+            bounded_groups(partition, {"a": bad, "b": 1.0})
     with pytest.raises(ConfigurationError, match="scales of group joint must be positive"):
         joint_group(partition, {"a": 1.0, "b": 0.0}, 1.0)

@@ -56,17 +56,6 @@ class Pretrained(nn.Module):
         return self.head(self.body(x).mean((2, 3)))
 
 
-class Named(nn.Module):
-    """Layers that are called by the names of their arguments."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.prelu = nn.Linear(3, 3), nn.PReLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.prelu(input=self.linear(input=x))
-
-
 NETWORKS: Networks = {
     "LSTM of Opacus": (lambda: Sequences(DPLSTM(3, 4, num_layers=2, bidirectional=True)), (6, 3)),
     "attention of Opacus": (lambda: Sequences(DPMultiheadAttention(4, 2, add_bias_kv=True)), (3, 4)),
@@ -75,7 +64,6 @@ NETWORKS: Networks = {
     "bag of means": (lambda: nn.EmbeddingBag(6, 3, mode="mean", padding_idx=0), (7,)),
     "batch norm in evaluation mode": (lambda: Pretrained(frozen=False), (1, 6, 6)),
     "frozen batch norm": (lambda: Pretrained(frozen=True), (1, 6, 6)),
-    "by name": (Named, (3,)),
 }
 
 
@@ -89,13 +77,12 @@ class Offsets(nn.EmbeddingBag):
         return super().forward(x, torch.arange(4))
 
 
-@pytest.mark.parametrize("tokens", [[1, 4, 2, 5], [1, 4, 2, 5, 3, 0]])
-def test_embedding_bags_with_offsets_are_left_to_autograd(tokens: list[int]) -> None:
+def test_embedding_bags_with_offsets_are_left_to_autograd() -> None:
     """Also where there are as many tokens as bags."""
     bag = Offsets(6, 3)
     engine = PerRecordEngine(bag)
     with pytest.raises(UnsupportedModuleError, match="offsets|one row each|failed"):
-        engine.backward(mean_square(bag, torch.tensor(tokens)), 4, verify=True)
+        engine.backward(mean_square(bag, torch.tensor([1, 4, 2, 5])), 4, verify=True)
 
 
 def test_batch_norm_that_is_put_into_training_mode_is_refused() -> None:
@@ -106,16 +93,6 @@ def test_batch_norm_that_is_put_into_training_mode_is_refused() -> None:
         model(torch.randn(5, 1, 6, 6))
     engine.close()
     model(torch.randn(5, 1, 6, 6))
-
-
-def test_a_network_of_many_batch_norms_is_refused_in_a_short_line() -> None:
-    import torchvision
-
-    with pytest.raises(UnsupportedModuleError) as error:
-        PerRecordEngine(torchvision.models.resnet18())
-    message = str(error.value)
-    assert "(20 in all)" in message and "eval()" in message and "GroupNorm" in message
-    assert len(message) < 400 and "\n" not in message
 
 
 class Positions(nn.Module):
