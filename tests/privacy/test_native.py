@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import subprocess
@@ -53,18 +54,9 @@ def convolution(
 
 def truth(layer: nn.Conv2d, a: Tensor, g: Tensor) -> Tensor:
     """Record by record, in float64, by torch."""
-    double = nn.Conv2d(
-        layer.in_channels,
-        layer.out_channels,
-        layer.kernel_size,
-        layer.stride,
-        layer.padding,
-        layer.dilation,  # type: ignore[arg-type]
-    ).double()
-    rows = []
-    for x, y in zip(a.double(), g.double(), strict=True):
-        out = double(x[None])
-        rows.append(torch.autograd.grad(out, double.weight, y[None])[0])
+    double = copy.deepcopy(layer).double()
+    outputs = [double(x[None]) for x in a.double()]
+    rows = [torch.autograd.grad(out, double.weight, y[None])[0] for out, y in zip(outputs, g.double(), strict=True)]
     return torch.stack(rows)
 
 
@@ -92,9 +84,8 @@ def test_convolution_of_every_width(
     got = ConvolutionGradients(layer, a, g, (padding, padding))
     assert_rows(got, truth(layer, a, g))
     assert relative_error(got.bias(), g.double().sum((2, 3))) < 1e-6
-    last_a, last_g = (x.contiguous(memory_format=torch.channels_last) for x in (a, g))
-    for pair in ((last_a, g), (a, last_g), (last_a, last_g)):
-        assert torch.equal(ConvolutionGradients(layer, *pair, (padding, padding)).per_record(), got.per_record())
+    last = [x.contiguous(memory_format=torch.channels_last) for x in (a, g)]
+    assert torch.equal(ConvolutionGradients(layer, *last, (padding, padding)).per_record(), got.per_record())
 
 
 def test_uses_and_microbatches_add_up() -> None:
@@ -104,14 +95,8 @@ def test_uses_and_microbatches_add_up() -> None:
     both, want = one.plus([two]), truth(layer, *first) + truth(layer, *second)
     assert_rows(both, want)
     members = torch.tensor([2, 0, 2, 2, 0, 3, 3])  # microbatch 1 is empty
-    merged, wanted = (
-        both.merge(members, 4, 0.25),
-        torch.zeros(4, *want.shape[1:], dtype=want.dtype).index_add_(0, members, want, alpha=0.25),
-    )
-    assert_rows(merged, wanted)
-    assert merged.squared_norms()[1] == 0
-    signs = Discretization(0.3)([merged], 4, [want[0].numel()])[0]
-    assert_rows(signs, torch.sign(wanted) * (wanted.abs() > 0.3))
+    wanted = torch.zeros(4, *want.shape[1:], dtype=want.dtype).index_add_(0, members, want, alpha=0.25)
+    assert_rows(both.merge(members, 4, 0.25), wanted)
 
 
 def test_the_number_of_threads_changes_nothing() -> None:
@@ -134,12 +119,11 @@ def test_the_number_of_threads_changes_nothing() -> None:
 def test_kernels_are_in_float32_whatever_the_default() -> None:
     """Lightning sets another default inside a step with precision=bf16-true; the kernels write float32."""
     layer, a, g = convolution(300, 3, 20)
-    x, outer = torch.randn(300, 4, 5, 5), (torch.randn(300, 6), torch.randn(300, 7))
+    outer = torch.randn(300, 6), torch.randn(300, 7)
 
     def everything() -> list[Tensor]:
         gradients = ConvolutionGradients(layer, a, g, (0, 0))
-        sums = [gradients.squared_norms(), gradients.weighted_sum(weights), kernels.sum_outer(*outer, weights, 0.5)]
-        return [*sums, *kernels.group_norm(nn.GroupNorm(2, 4), x, x), kernels.count_outer(*outer, 0.5)]
+        return [gradients.squared_norms(), gradients.weighted_sum(weights), kernels.sum_outer(*outer, weights, 0.5)]
 
     weights, before = torch.rand(300), torch.get_default_dtype()
     want = everything()
@@ -168,12 +152,8 @@ def test_signs_are_those_of_pure_torch() -> None:
         want = DiscretizedGradients(InstantiatedGradients(lambda rows=rows: rows), 0.4, 6, size)
         assert torch.equal(ours.per_record(), want.per_record())
         assert torch.equal(ours.squared_norms(), want.squared_norms())
-        weights = torch.linspace(-1, 1, 6)
-        assert relative_error(ours.weighted_sum(weights), want.weighted_sum(weights)) < 1e-6
         for weights in torch.eye(6):  # the norm is that of what is summed
             assert float(ours.weighted_sum(weights).square().sum()) == float(ours.squared_norms() @ weights)
-        keep = torch.tensor([5, 1])
-        assert torch.equal(ours.select(keep).per_record(), ours.per_record()[keep])
 
 
 @pytest.mark.parametrize(
@@ -329,7 +309,6 @@ def test_without_kernels_pure_torch_computes_and_says_so_once(tmp_path: Path, mo
     (tmp_path / "file").touch()
     for variable, value, why in (
         ("XDG_CACHE_HOME", str(tmp_path / "file"), "Not a directory"),
-        ("CXX", "false", "failed"),
         ("CXX", "no-such-compiler", "no-such-compiler"),
     ):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
