@@ -300,6 +300,13 @@ def test_kernels_that_compute_wrongly_are_not_used(planted: Path) -> None:
     assert str(loader._build.__wrapped__()).endswith("compute wrongly (noise): delete this folder")
 
 
+def test_a_new_cache_is_for_this_user_alone(compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", compiler)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new"))
+    assert wrong_answers(loader._from_cache()) is None
+    assert loader.cache_folder().stat().st_mode & 0o777 == 0o700
+
+
 def test_damaged_kernels_are_compiled_again(planted: Path) -> None:
     planted.write_text("damaged")
     assert wrong_answers(loader._from_cache()) is None
