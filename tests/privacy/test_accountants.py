@@ -18,9 +18,6 @@ from scipy.stats import norm
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.accountants import (
     ACCOUNTANTS,
-    MIRONOV_2017,
-    TENSORFLOW_PRIVACY_ORDERS,
-    ContinuousRenyiAccountant,
     LossDistribution,
     release_curve,
     theorem5_curve,
@@ -71,16 +68,6 @@ def test_gaussian_without_sampling(z: float, steps: int) -> None:
         assert exact <= epsilon(run, DELTA, name) <= exact * 1.5 + 0.1
     assert delta_of(run, exact, "gdp") == pytest.approx(DELTA, rel=1e-6)
     assert delta_of(run, exact, "pld") >= DELTA * 0.99
-
-
-def test_zero_concentrated_dp() -> None:
-    """ρ = T/(2z²); the best order of the papers' conversion gives ρ + 2√(ρ log(1/δ)) (Bun & Steinke 2016)."""
-    z, steps = 2.0, 30
-    rho = steps / (2 * z**2)
-    closed = rho + 2 * math.sqrt(rho * math.log(1 / DELTA))
-    accountant = ContinuousRenyiAccountant("", orders=TENSORFLOW_PRIVACY_ORDERS, conversion=MIRONOV_2017)
-    assert accountant.epsilon({poisson(z): steps}, DELTA) == pytest.approx(closed, rel=1e-5)
-    assert closed <= epsilon({poisson(z): steps}, DELTA, "rdp-classic") <= 1.1 * closed
 
 
 # ------------------------------------------------------------------------------------------------- many digits

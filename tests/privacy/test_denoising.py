@@ -65,17 +65,6 @@ def test_signs_of_rounding_errors_are_refused() -> None:
         Discretization(0.0, "signs")
 
 
-def test_signs_at_the_norm_of_the_gradient() -> None:
-    """Over all parameters together; a record without a coordinate beyond the threshold, or with NaN, is gone."""
-    parts = torch.tensor([[3.0, 0.1], [0.1, 0.1], [9.0, math.nan]]), torch.tensor([[4.0], [0.2], [1.0]])
-    found = Discretization(1.0, "rescaled")([InstantiatedGradients(lambda p=p: p) for p in parts], 3, [2, 1])  # type: ignore[misc]
-    size = math.sqrt(25.01 / 2)
-    torch.testing.assert_close(found[0].per_record(), torch.tensor([[size, 0], [0, 0], [0, 0]]))
-    torch.testing.assert_close(found[1].per_record(), torch.tensor([[size], [0], [0]]))
-    norms = sum(each.squared_norms() for each in found)
-    torch.testing.assert_close(norms, torch.tensor([25.01, 0, 0]))
-
-
 def scores_by_integration(y: float, hypotheses: str, priors: tuple[float, float, float], bound: float) -> list[float]:
     def density(x: float) -> float:
         return math.exp(-(((y - x) / STD) ** 2) / 2) / (STD * math.sqrt(2 * math.pi))

@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
-import torch
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.events import effective_noise_multiplier
-from dpbench.privacy.gradients.parameter import InstantiatedGradients
-from dpbench.privacy.mechanism.clipping import clip_and_sum
 from dpbench.privacy.mechanism.groups import (
     GROUPINGS,
     bounded_groups,
@@ -60,21 +57,6 @@ def test_all_allocations_return_the_same_multiplier() -> None:
             plan = ReleasePlan(PoissonSampling(1000, 0.1), groups, 1.3, tuple(SIZES), allocation=allocation)  # type: ignore[arg-type]
             assert effective_noise_multiplier(plan.queries) == pytest.approx(1.3, rel=1e-12)
             assert plan.noise_stds == pytest.approx(stds)
-
-
-def test_worked_example_of_section_2() -> None:
-    """‖v1‖ ≤ 1, ‖v2‖ ≤ 100, one of them always zero; α = (1, 100), σ = 0.01, S = 1: noise 0.01 and 1 on the *means*."""
-    (group,) = joint_group({"v1": (0,), "v2": (1,)}, {"v1": 1.0, "v2": 100.0}, 1.0)
-    qn = 50.0
-    z = 0.01 * qn  # σ̃ = qn·σ = z·S
-    plan = ReleasePlan(PoissonSampling(1000, qn / 1000), (group,), z, (3, 4))
-    assert [std / qn for std in plan.parameter_stds] == pytest.approx([0.01, 1.0])
-    assert plan.queries[0].sensitivity == 1.0
-    v1, v2 = torch.zeros(2, 3), torch.zeros(2, 4)
-    v1[0, 0], v2[1, 2] = 1.0, 100.0  # as large as allowed, and one always zero: nothing is clipped
-    sums, _ = clip_and_sum([InstantiatedGradients(lambda: v1), InstantiatedGradients(lambda: v2)], (group,))
-    assert sums[0].tolist() == [1.0, 0.0, 0.0]
-    assert sums[1].tolist() == [0.0, 0.0, 100.0, 0.0]
 
 
 def test_a_joint_total_lies_between_one_and_the_conservative_default() -> None:

@@ -38,22 +38,18 @@ class Pretrained(nn.Module):
 
     def __init__(self, frozen: bool) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
-        self.head = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
-        for norm in (self.body[1], self.head[1]):
-            norm.running_mean.normal_()
-            norm.running_var.uniform_(0.5, 2)
-            norm.requires_grad_(not frozen)
-            norm.eval()
+        self.conv, self.norm, self.head = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 3)
+        self.norm.running_mean.normal_()
+        self.norm.running_var.uniform_(0.5, 2)
+        self.norm.requires_grad_(not frozen).eval()
 
     def train(self, mode: bool = True) -> Pretrained:
         super().train(mode)
-        self.body[1].eval()
-        self.head[1].eval()
+        self.norm.eval()
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(x).mean((2, 3)))
+        return self.head(self.norm(self.conv(x)).relu().mean((2, 3)))
 
 
 NETWORKS: Networks = {
@@ -88,7 +84,7 @@ def test_embedding_bags_with_offsets_are_left_to_autograd() -> None:
 def test_batch_norm_that_is_put_into_training_mode_is_refused() -> None:
     model = Pretrained(False)
     engine = PerRecordEngine(model)
-    model.body[1].train()
+    model.norm.train()
     with pytest.raises(UnsupportedModuleError, match=r"BatchNorm2d was put into training mode.*eval\(\)"):
         model(torch.randn(5, 1, 6, 6))
     engine.close()

@@ -40,7 +40,6 @@ class Net(nn.Module):
         self.shift = nn.Parameter(torch.randn(C))
         self.table = nn.Embedding(CLASSES, C)
         self.batch_norm = nn.BatchNorm1d(C)
-        self.running_norm = nn.InstanceNorm1d(C, track_running_stats=True)
         self.frozen_norm = nn.BatchNorm1d(C).eval()
         self.along_records = nn.GRU(C, C)
         self.conv = nn.Conv1d(C, C, 3, padding=1)
@@ -344,8 +343,6 @@ def a_net(name: str = "") -> Net:
     net = Net()
     if name != "a_batch_norm":
         del net.batch_norm
-    if name != "running_numbers_of_an_instance_norm":
-        del net.running_norm
     return net
 
 
