@@ -65,6 +65,13 @@ def test_signs_of_rounding_errors_are_refused() -> None:
         Discretization(0.0, "signs")
 
 
+def test_signs_of_the_size_of_the_threshold() -> None:
+    """No gradient gains norm by them: ±τ is at most the coordinate that it stands for."""
+    gradient = torch.tensor([[3.0, 0.1, -0.6]])
+    (part,) = Discretization(0.5, "threshold")([InstantiatedGradients(lambda: gradient)], 1, [3])
+    assert part.per_record().tolist() == [[0.5, 0.0, -0.5]] and part.squared_norms().tolist() == [0.5]
+
+
 def scores_by_integration(y: float, hypotheses: str, priors: tuple[float, float, float], bound: float) -> list[float]:
     def density(x: float) -> float:
         return math.exp(-(((y - x) / STD) ** 2) / 2) / (STD * math.sqrt(2 * math.pi))
@@ -101,6 +108,12 @@ def test_scales() -> None:
     assert ErrorCorrection(NU, scale="sum").correct(y, STD, M, BOUND).item() == NU
     assert ErrorCorrection(NU, scale="mean").correct(y, STD, M, BOUND).item() == NU  # 0.375 > 0.25
     assert ErrorCorrection(NU, scale="mean").correct(y / 2, STD, M, BOUND).item() == 0.0
+
+
+def test_far_tails_and_float32() -> None:
+    y = torch.tensor([-1e6, -300.0, 300.0, 1e6])
+    corrected = ErrorCorrection(0.01, "intervals", "mean").correct(y, 1.1, 256.0, 1.0)
+    assert corrected.tolist() == pytest.approx([-0.01, -0.01, 0.01, 0.01])
 
 
 def test_estimated_priors() -> None:
