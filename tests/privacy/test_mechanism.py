@@ -261,7 +261,10 @@ def test_a_rule_is_refused_before_it_sees_records() -> None:
     wide, narrow = (tuple(replace(group, max_grad_norm=bound) for group in LAYERS) for bound in (2.0, 0.5))
     one = Recipe(clip_factors=at_one)
     Case(wide, one).build()
-    for case in (Case((wide[0], narrow[1]), one), Case(wide, replace(one, adaptation=QuantileBounds()))):
+    for case in (
+        Case((wide[0], narrow[1]), one),
+        Case(wide, replace(one, adaptation=QuantileBounds(count_noise_std=2.0))),
+    ):
         with pytest.raises(ConfigurationError, match=r"at_one returns the factor"):
             case.build()
 
