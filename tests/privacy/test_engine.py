@@ -25,7 +25,7 @@ from tests.privacy.exact import (
 )
 from tests.support.reference import mean_square, reference_gradients, relative_error
 
-few = settings(max_examples=40, deadline=None)
+few = settings(max_examples=20, deadline=None)
 
 
 class Bounded(nn.Module):
@@ -103,8 +103,7 @@ def test_every_way_to_compute_a_convolution(
     monkeypatch.setattr(layers, "_LOOP_LIMIT", loop)
     for groups, memory in ((1, torch.channels_last), (1, torch.contiguous_format), (2, torch.contiguous_format)):
         conv = nn.Conv2d(4, 6, (3, 2), (2, 1), (1, 2), (2, 1), groups).to(memory_format=memory)
-        for records in LOTS:
-            assert_exact(Bounded(conv), torch.randn(records, 4, 9, 7).contiguous(memory_format=memory))
+        assert_exact(Bounded(conv), torch.randn(7, 4, 9, 7).contiguous(memory_format=memory))
 
 
 @few
@@ -160,13 +159,6 @@ class Temperature(nn.Module):
         return self.inner(x) / self.temperature.exp()
 
 
-class Both(nn.Bilinear):
-    """A layer of two inputs."""
-
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(x, x.flip(1))
-
-
 class Again(nn.Module):
     """One layer, several times: also on what it made itself."""
 
@@ -176,24 +168,20 @@ class Again(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         once = self.layer(x.flip(self.flipped))
-        return (self.layer(x) if isinstance(self.layer, nn.Embedding) else self.layer(once.tanh())) + once.square()
+        return self.layer(once.tanh()) + once.square()
 
 
 class Tied(nn.Module):
     """A table that is an embedding, used twice, and the weight of the output layer, used twice, too."""
 
-    def __init__(self, padding: int | None = None, again: bool = True) -> None:
+    def __init__(self, padding: int | None = None) -> None:
         super().__init__()
         self.embed, self.out = nn.Embedding(5, 3, padding_idx=padding), nn.Linear(3, 5, bias=False)
         self.out.weight = self.embed.weight
-        self.again = again
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.embed(x).tanh()
-        if self.again:
-            hidden = hidden + self.embed(x.flip(1)[:, :2]).mean(1, keepdim=True)
-            return self.out(hidden) + self.out(hidden.square().mean(1, keepdim=True))
-        return self.out(hidden)
+        hidden = self.embed(x).tanh() + self.embed(x.flip(1)[:, :2]).mean(1, keepdim=True)
+        return self.out(hidden) + self.out(hidden.square().mean(1, keepdim=True))
 
 
 def tied_linear() -> nn.Module:
@@ -202,32 +190,25 @@ def tied_linear() -> nn.Module:
     return nn.Sequential(Again(first, 1), nn.Tanh(), second)
 
 
-def frozen(name: str) -> nn.Module:
+def frozen() -> nn.Module:
+    """The bias of one layer, and all of another."""
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-    for parameter, p in model.named_parameters():
-        p.requires_grad = not parameter.startswith(name)
+    model[0].bias.requires_grad = False
+    model[2].requires_grad_(False)
     return model
 
 
 NETWORKS: Networks = {
-    "standardized": (lambda: computed(nn.Conv2d(2, 4, 3, 2, 1), WeightStandardization(4)), (2, 6, 6)),
-    "computed in two steps": (lambda: computed(standardized(), Softplus()), (2, 6, 6)),
     "computed weight and bias": (lambda: computed(standardized(), Softplus(), "bias"), (2, 6, 6)),
     "computed norm": (lambda: nn.Sequential(computed(nn.GroupNorm(2, 2), Softplus()), nn.Conv2d(2, 3, 1)), (2, 6, 6)),
     "standardized and used twice": (lambda: Again(standardized(), 3), (2, 5, 5)),
     "gain alone": (lambda: standardized(frozen=True), (2, 5, 5)),
     "no rule": (lambda: nn.PReLU(4), (4, 3)),
-    "no rule, two inputs": (lambda: Both(3, 3, 2), (3,)),
-    "transposed convolution": (lambda: nn.ConvTranspose2d(2, 3, 3, stride=2), (2, 4, 4)),
     "own number": (Temperature, (3,)),
     "convolution twice": (lambda: Again(nn.Conv2d(2, 2, 3, padding=1), 3), (2, 5, 4)),
     "linear tied": (tied_linear, (4,)),
-    "embedding tied": (lambda: Tied(again=False), (4,)),
-    "embedding tied, again": (lambda: Tied(0), (4,)),
-    "embedding twice": (lambda: Again(nn.Embedding(5, 3), 1), (4,)),
-    "weight frozen": (lambda: frozen("0.weight"), (3,)),
-    "bias frozen": (lambda: frozen("0.bias"), (3,)),
-    "layer frozen": (lambda: frozen("2"), (3,)),
+    "embedding tied": (lambda: Tied(0), (4,)),
+    "frozen": (frozen, (3,)),
     "in place": (lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(True), nn.Flatten(), nn.Linear(48, 2)), (2, 6, 6)),
 }
 
@@ -282,7 +263,6 @@ def test_uses_of_a_tied_embedding_that_cancel_are_not_hidden() -> None:
     ("model", "message"),
     [
         (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), r"1 \(BatchNorm1d\) mixes the records.*GroupNorm"),
-        (nn.BatchNorm1d(3, track_running_stats=False).eval(), "mixes the records"),
         (nn.InstanceNorm1d(3, track_running_stats=True), "track_running_stats=False"),
         (nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)), "parametrization|spectral"),
         (nn.Embedding(3, 3, max_norm=1.0), "max_norm"),
@@ -365,15 +345,3 @@ def test_sum_reduction() -> None:
 def test_automatic_bfloat16() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.PReLU(), nn.Linear(8, 2))
     assert_exact_in_its_pass(model, torch.randn(16, 8), rtol=0.03, half=True)
-
-
-def test_hooks_of_parameters_see_no_sum_of_records() -> None:
-    """Such as those of `wandb.watch`: the ordinary backward pass of the first lot is nobody's."""
-    model, seen = nn.Linear(3, 2), []
-    model.weight.register_hook(seen.append)
-    engine, x = PerRecordEngine(model), torch.randn(5, 3)
-    engine.backward(model(x).square().mean(), 5, verify=True)
-    assert engine.verified and not seen
-    engine.close()
-    model(x).sum().backward()
-    assert len(seen) == 1

@@ -19,13 +19,11 @@ from dpbench.privacy.events import Event
 from dpbench.privacy.gradients import discretization
 from dpbench.privacy.gradients.discretization import Discretization
 from dpbench.privacy.gradients.engine import PerRecordEngine
-from dpbench.privacy.gradients.parameter import ScaledGradients
 from dpbench.privacy.mechanism import mechanism as mechanism_module
 from dpbench.privacy.mechanism.adaptive import MeanNormBounds, QuantileBounds
 from dpbench.privacy.mechanism.clipping import (
     VectorGroup,
     _made_up_squared_norms,
-    unclipped_factors,
 )
 from dpbench.privacy.mechanism.mechanism import Mechanism
 from dpbench.privacy.mechanism.plan import ReleasePlan, Statistic
@@ -124,12 +122,6 @@ def test_statistics_against_the_definition() -> None:
     torch.testing.assert_close(metrics, torch.stack(wanted))
 
 
-def test_pieces_of_a_lot_add_up() -> None:
-    mechanism, rows = CASES["everything"].build(), torch.randn(10, sum(SIZES))
-    whole = sums_of(mechanism, rows, [0] * 5 + [1] * 5)
-    torch.testing.assert_close(sums_of(mechanism, rows[:5], [0] * 5) + sums_of(mechanism, rows[5:], [1] * 5), whole)
-
-
 @pytest.mark.parametrize("name", ["unequal", "joint", "mean", "fixed_size_microbatches", "everything"])
 def test_an_independent_accountant_agrees(name: str) -> None:
     """The queries of one release, composed as separate Gaussian mechanisms on one lot, by dp_accounting alone."""
@@ -177,13 +169,6 @@ def bound_from_the_norms_themselves(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-def signs_at_the_mean_norm_of_the_lot(patch: pytest.MonkeyPatch) -> None:
-    def together(gradients: Any, scales: Tensor) -> ScaledGradients:
-        return ScaledGradients(gradients, scales.mean().expand_as(scales))
-
-    patch.setattr(discretization, "ScaledGradients", together)
-
-
 def values_above_those_of_the_lot(patch: pytest.MonkeyPatch) -> None:
     def keep_large(gradients: Tensor, threshold: float) -> Tensor:
         return torch.where(gradients.abs() > threshold * gradients.square().mean().sqrt(), gradients, 0)
@@ -224,13 +209,11 @@ def noise_of_one_group_on_all(patch: pytest.MonkeyPatch) -> None:
 MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
     (wrong_side_of_theorem_1, "quantile"),
     (bound_from_the_norms_themselves, "mean"),
-    (signs_at_the_mean_norm_of_the_lot, "rescaled"),
     (values_above_those_of_the_lot, "kept"),
     (example_sensitivity_for_microbatches, "microbatches"),
     (dependent_microbatches, "microbatches"),
     (metrics_unbounded, "metrics"),
     (noise_of_one_group_on_all, "joint"),
-    (noise_of_one_group_on_all, "unequal"),
 ]
 
 
@@ -258,20 +241,12 @@ def smooth(squared_norms: Tensor, bound: float) -> Tensor:
     return bound / (squared_norms.sqrt() + 0.01)
 
 
-def sound_where_it_is_tried(squared_norms: Tensor, bound: float) -> Tensor:
-    is_tried = torch.isin(squared_norms, _made_up_squared_norms(bound))
-    return torch.where(is_tried, smooth(squared_norms, bound), 1e6)
+def test_neighbors_by_a_rule_that_is_sound_where_it_is_tried() -> None:
+    def rule(squared_norms: Tensor, bound: float) -> Tensor:
+        is_tried = torch.isin(squared_norms, _made_up_squared_norms(bound))
+        return torch.where(is_tried, smooth(squared_norms, bound), 1e6)
 
-
-def sees_small_batches(squared_norms: Tensor, bound: float) -> Tensor:
-    """As sound as `smooth` where it is tried, on hundreds of norms and on one."""
-    factors = smooth(squared_norms, bound)
-    return factors / len(squared_norms) if 1 < len(squared_norms) < 20 else factors
-
-
-@pytest.mark.parametrize("rule", [sound_where_it_is_tried, sees_small_batches])
-def test_neighbors_by_a_rule_of_ones_own(rule: Any) -> None:
-    assert list(mechanisms._sensitivity(Case(LAYERS, Recipe(clip_factors=rule)), 150)) == []
+    assert list(mechanisms._sensitivity(Case(LAYERS, Recipe(clip_factors=rule)), 60)) == []
 
 
 def test_a_rule_is_refused_before_it_sees_records() -> None:
@@ -284,16 +259,14 @@ def test_a_rule_is_refused_before_it_sees_records() -> None:
     with pytest.raises(ConfigurationError, match=r"<locals>\.squares returns the factor"):
         Case(FLAT, Recipe(clip_factors=squares)).build()
     wide, narrow = (tuple(replace(group, max_grad_norm=bound) for group in LAYERS) for bound in (2.0, 0.5))
-    Case(wide, Recipe(clip_factors=at_one)).build()
-    moving = Recipe(clip_factors=at_one, adaptation=QuantileBounds(count_noise_std=2.0))
-    for case in (Case((wide[0], narrow[1]), Recipe(clip_factors=at_one)), Case(wide, moving)):
+    one = Recipe(clip_factors=at_one)
+    Case(wide, one).build()
+    for case in (
+        Case((wide[0], narrow[1]), one),
+        Case(wide, replace(one, adaptation=QuantileBounds(count_noise_std=2.0))),
+    ):
         with pytest.raises(ConfigurationError, match=r"at_one returns the factor"):
             case.build()
-
-
-def test_references_without_privacy_are_neither_tried_nor_capped() -> None:
-    recipe = Recipe(clip_factors=unclipped_factors, noise=False, private=False)
-    assert sums_of(Case(FLAT, recipe).build(), torch.ones(1, sum(SIZES))).tolist() == [1.0] * sum(SIZES)
 
 
 @dataclass(frozen=True)
@@ -313,17 +286,9 @@ class Share(MeanNormBounds):
         return tuple(replace(statistic, bound=statistic.bound / 8) for statistic in wide)
 
 
-class OfTheInstance(QuantileBounds):
-    """Measures something else by an attribute."""
-
-    def __init__(self) -> None:
-        super().__init__(count_noise_std=2.0)
-        object.__setattr__(self, "measure", lambda squared_norms, groups: squared_norms.sqrt().sum(1))
-
-
 @pytest.mark.parametrize(
     "adaptation",
-    [Norms(count_noise_std=2.0), Share(norm_noise_multiplier=2.5), OfTheInstance()],
+    [Norms(count_noise_std=2.0), Share(norm_noise_multiplier=2.5)],
     ids=lambda x: type(x).__name__,
 )
 def test_a_record_moves_statistics_of_ones_own_by_their_bound(adaptation: Any) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
-import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
 
 from dpbench.cli import main
@@ -18,14 +15,12 @@ from dpbench.privacy.accounting.composition import LedgerCost
 from dpbench.privacy.accounting.ledger import Header, Ledger, read_ledger
 from dpbench.privacy.accounting.stated_plan import StatedPlan
 from dpbench.privacy.budget import Budget, TrainingLength
-from dpbench.privacy.events import Event, SumQuery
+from dpbench.privacy.mechanism.adaptive import QuantileBounds
 from dpbench.privacy.mechanism.noise_process import Gaussian, Noise, Scheduled
 from dpbench.privacy.mechanism.recipe import Recipe
 from dpbench.privacy.mechanism.schedules import Factors
 from dpbench.privacy.mechanism.training_plan import TrainingPlan
-from dpbench.privacy.sampling import CyclicPoissonSampling, PoissonSampling, Positions, Sampling
-from dpbench.strategies import DPSGD, AdaptiveQuantileClipping
-from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for
+from dpbench.privacy.sampling import CyclicPoissonSampling, PoissonSampling, Sampling
 from tests.support.releases import SAMPLING, WIDTH, made, release, rows
 
 
@@ -38,13 +33,6 @@ class Rising(Noise):
 
     def multiplier(self, step: int) -> float:
         return self.noise_multiplier * (1 + self.slope * step)
-
-
-class Rises(DPSGD):
-    """A strategy with it."""
-
-    def noise_process(self, noise_multiplier: float, factors: Factors) -> Noise:
-        return Rising(noise_multiplier)
 
 
 @dataclass(frozen=True)
@@ -60,27 +48,6 @@ class Falling(Gaussian):
 
     def multiplier(self, step: int) -> float:
         return self.noise_multiplier * (1 if step < 2 else 0.3)
-
-
-class Falls(AdaptiveQuantileClipping):
-    """A strategy with it, whose bounds adapt."""
-
-    def noise_process(self, noise_multiplier: float, factors: Factors) -> Noise:
-        return Falling(noise_multiplier)
-
-
-class Mixin:
-    """Changes what it is mixed into."""
-
-    def multiplier(self, step: int) -> float:
-        return 1.0 / (step + 1)
-
-    def add_(self, total: torch.Tensor, *_: Any) -> torch.Tensor:
-        return total
-
-
-class Mixed(Mixin, Gaussian):
-    """Overrides by its bases."""
 
 
 class Restated(Gaussian):
@@ -112,70 +79,12 @@ class Fixed(Gaussian):
             raise ConfigurationError("fixed noise takes small lots: lower the rate.")
 
 
-@dataclass(frozen=True)
-class Alternating(Sampling):
-    """Even and odd records in turn; a round of two steps costs what one lot at twice the rate does."""
-
-    sample_rate: float
-    turn: int = 0
-
-    kind = "alternating_for_a_test"
-    neighboring_relation = "add_or_remove_one"
-    record_changes = 1
-
-    @classmethod
-    def at_rate(cls, population: int, rate: float, unit: str = "example") -> Self:
-        return cls(population=population, unit=unit, sample_rate=rate)
-
-    def at(self, step: int) -> Sampling:
-        return replace(self, turn=step % 2)
-
-    @property
-    def cycle(self) -> int:
-        return 2
-
-    @property
-    def expected_batch_size(self) -> float:
-        return self.sample_rate * self.population
-
-    def draw(self, rng: np.random.Generator) -> Sequence[Positions]:
-        members = np.arange(self.turn, self.population, 2)
-        return (members[rng.random(len(members)) < 2 * self.sample_rate],)
-
-    def dp_event(self, noise_multiplier: float) -> Any:
-        from dp_accounting import dp_event
-
-        if self.turn:
-            return dp_event.NoOpDpEvent()
-        return PoissonSampling(self.population, 2 * self.sample_rate).dp_event(noise_multiplier)
+TURNS = CyclicPoissonSampling(100, 0.1, cycle_length=2)
 
 
 def plan_of(noise: Noise, sampling: Sampling = SAMPLING) -> TrainingPlan:
     recipe = Recipe()
     return TrainingPlan(recipe, sampling, noise, recipe.groups(["w"], [WIDTH]), (WIDTH,))
-
-
-def test_noise_that_does_not_say_that_it_moves_is_asked_at_each_step(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    strategy = Rises(noise_multiplier=1.0, delta=1e-3, seed=0, ledger=str(tmp_path / "ledger.jsonl"))
-    with pytest.warns(UserWarning, match=r"Rising, which is not dpbench's"):
-        trainer_for(tmp_path, strategy, 4).fit(Classifier(), loader_of(pictures()))
-    assert main(["account", str(tmp_path / "ledger.jsonl")]) == 0
-    assert "test_noise_process.Rising, not dpbench's" in capsys.readouterr().out
-    ledger = read_ledger(tmp_path / "ledger.jsonl")
-    assert ledger.damage is None
-    assert [release.queries[0].noise_std for _, release in ledger.releases] == [1.0, 2.0, 3.0, 4.0]
-    plan = ledger.header.plan
-    assert plan is not None and plan.noise.process.endswith("test_noise_process.Rising")
-
-
-def test_a_target_is_kept_where_noise_moves_and_bounds_adapt(tmp_path: Path) -> None:
-    """The budget counted each release as it did the first."""
-    strategy = Falls(target_epsilon=4.0, delta=1e-3, seed=0, ledger=str(tmp_path / "l.jsonl"), count_noise_std=50.0)
-    with pytest.warns(UserWarning, match=r"Falling, which is not dpbench's"):
-        trainer_for(tmp_path, strategy, 6).fit(Classifier(), loader_of(pictures()))
-    assert strategy.releases == 6 and 3.9 < strategy.epsilon() <= 4.0
 
 
 class Lowered(Gaussian):
@@ -187,32 +96,39 @@ class Lowered(Gaussian):
         return self.noise_multiplier * self.factor
 
 
-class Lowers(DPSGD):
-    """A strategy with it."""
+def test_noise_that_does_not_say_that_it_moves_is_asked_at_each_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    releases = made(tmp_path, make_noise=lambda z, factors: Rising(z))
+    for step in range(4):
+        release(releases, rows(step))
+    ledger = read_ledger(tmp_path / "ledger.jsonl")
+    assert ledger.damage is None
+    assert [release.queries[0].noise_std for _, release in ledger.releases] == [1.0, 2.0, 3.0, 4.0]
+    assert main(["account", str(tmp_path / "ledger.jsonl")]) == 0
+    assert "test_noise_process.Rising, not dpbench's" in capsys.readouterr().out
 
-    def noise_process(self, noise_multiplier: float, factors: Factors) -> Noise:
-        return Lowered(noise_multiplier)
 
-
-class LowerNoise(pl.Callback):
-    """A plateau was seen."""
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        if trainer.global_step == 3:
-            Lowered.factor = 0.3
+def test_a_target_is_kept_where_noise_moves_and_bounds_adapt(tmp_path: Path) -> None:
+    """The budget counted each release as it did the first."""
+    adaptive = Recipe(adaptation=QuantileBounds(count_noise_std=50.0))
+    releases = made(tmp_path, None, 4.0, adaptive, horizon=TrainingLength(6), make_noise=lambda z, factors: Falling(z))
+    while not releases.budget.exhausted:
+        release(releases, rows(0))
+    assert releases.num_releases == 6 and 3.9 < releases.epsilon() <= 4.0
 
 
 def test_noise_that_is_lowered_while_it_is_used_does_not_exceed_the_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Lowered, "factor", 1.0)
-    strategy = Lowers(target_epsilon=4.0, delta=1e-3, seed=0, ledger=str(tmp_path / "l.jsonl"))
-    trainer = trainer_for(tmp_path, strategy, 6)
-    trainer.callbacks.append(LowerNoise())
-    with pytest.warns(UserWarning, match="not dpbench's"), pytest.raises(BudgetExhausted, match="less noise than"):
-        trainer.fit(Classifier(), loader_of(pictures()))
-    assert 3 <= strategy.releases < 6 and strategy.epsilon() <= 4.0
-    assert len(read_ledger(tmp_path / "l.jsonl").releases) == strategy.releases
+    releases = made(tmp_path, None, 4.0, horizon=TrainingLength(6), make_noise=lambda z, factors: Lowered(z))
+    for step in range(3):
+        release(releases, rows(step))
+    monkeypatch.setattr(Lowered, "factor", 0.3)
+    release(releases, rows(3))  # planned before
+    with pytest.raises(BudgetExhausted, match="less noise than"):
+        release(releases, rows(4))
+    assert releases.epsilon() <= 4.0 and len(read_ledger(tmp_path / "ledger.jsonl").releases) == releases.num_releases
 
 
 @pytest.mark.parametrize(
@@ -223,7 +139,6 @@ def test_noise_that_is_lowered_while_it_is_used_does_not_exceed_the_target(
         (Fixed(1.0), True, True),
         (Rising(1.0), False, True),
         (Chained(1.0), True, False),
-        (Mixed(1.0), False, False),
         (Restated(1.0), True, True),
         (FallingAgain(1.0), False, True),
     ],
@@ -260,13 +175,6 @@ class Whitened(Chained):
 
 
 @dataclass(frozen=True)
-class Longer(Chained):
-    """It is correlated over three steps."""
-
-    whitening: ClassVar[tuple[float, ...]] = (0.6, 0.6, 0.5)  # type: ignore[assignment]
-
-
-@dataclass(frozen=True)
 class Louder(Chained):
     """It says coefficients by which a record moves the whitened releases by more than the bound."""
 
@@ -275,16 +183,13 @@ class Louder(Chained):
 
 def test_noise_that_depends_on_earlier_steps_says_how() -> None:
     """Otherwise the difference of two releases may have any cost."""
-    turns = CyclicPoissonSampling(100, 0.1, cycle_length=2)
     for noise in (Chained(1.0), Louder(1.0)):
         with pytest.raises(ConfigurationError, match="does not say how: its cost is unknown"):
-            plan_of(noise, turns)
+            plan_of(noise, TURNS)
     with pytest.raises(ConfigurationError, match="hold a record at most once in 2 steps"):
         plan_of(Whitened(1.0), PoissonSampling(100, 0.1))
-    with pytest.raises(ConfigurationError, match="among 2 groups of examples, and the noise has 3 bands"):
-        plan_of(Longer(1.0), turns)
     with pytest.raises(LedgerError, match="state the process by an entry point of dpbench.stated_noises"):
-        StatedPlan.from_dict(plan_of(Whitened(1.0), turns).to_dict())
+        StatedPlan.from_dict(plan_of(Whitened(1.0), TURNS).to_dict())
 
 
 def test_the_word_of_a_foreign_class_is_no_guarantee() -> None:
@@ -300,46 +205,28 @@ def test_noise_that_moves_without_an_end() -> None:
         budget.limit(plan_of(Rising(1.0)), 0, TrainingLength())
 
 
-def test_the_plan_and_its_reader_agree_on_lots_that_take_turns() -> None:
-    plan = plan_of(Gaussian(1.0), Alternating(population=100, unit="example", sample_rate=0.1))
-    stated = StatedPlan.from_dict(plan.to_dict())
-    assert [plan.sampling_of(step).turn for step in range(4)] == [0, 1, 0, 1]  # type: ignore[attr-defined]
-    assert [stated.sampling_of(step) for step in range(4)] == [plan.sampling_of(step) for step in range(4)]
-    assert not plan.constant and plan.event(0) != plan.event(1)
-    assert plan.event(2) == plan.event(0) == Event(plan.sampling_of(0), (SumQuery("equivalent", 1.0, 1.0),))
-
-
 def test_a_round_is_not_begun_anew(tmp_path: Path) -> None:
     """Without the lots of its first step, the second one of a round would cost nothing and show a record once more."""
-    sampling = Alternating(population=100, unit="example", sample_rate=0.1)
-    crashed = made(tmp_path, sampling=sampling)
+    crashed = made(tmp_path, sampling=TURNS)
     release(crashed, rows(0))
     state = crashed.state_dict()
     crashed.budget.close()
-    goes_on = made(tmp_path, sampling=sampling, start=state)
+    goes_on = made(tmp_path, sampling=TURNS, start=state)
     release(goes_on, rows(1))
     goes_on.budget.close()
     with pytest.raises(ConfigurationError, match="at a multiple of 2 only"):
-        made(tmp_path, z=2.0, sampling=sampling, start={**state, "noise_multiplier": 2.0})
+        made(tmp_path, z=2.0, sampling=TURNS, start={**state, "noise_multiplier": 2.0})
 
 
 def test_a_sum_of_a_round_is_not_released_twice(tmp_path: Path) -> None:
-    sampling = Alternating(population=100, unit="example", sample_rate=0.1)
-    crashed = made(tmp_path, sampling=sampling)
+    crashed = made(tmp_path, sampling=TURNS)
     state = crashed.state_dict()
     release(crashed, rows(0))
     crashed.budget.close()
-    again = made(tmp_path, sampling=sampling, start=state)
+    again = made(tmp_path, sampling=TURNS, start=state)
     with (
         pytest.warns(UserWarning, match="differs from its record"),
         pytest.raises(ConfigurationError, match="cannot be repeated"),
     ):
         release(again, rows(9))
     assert len(read_ledger(tmp_path / "ledger.jsonl").releases) == 1
-
-
-def test_noise_of_other_seeds_stays_independent() -> None:
-    total = torch.zeros(WIDTH)
-    plan = plan_of(Rising(1.0)).release(1)
-    drawn = Rising(1.0).add_(total, plan, 1, lambda step: (5, step), None)
-    assert 1.8 < float(drawn.std()) < 2.2

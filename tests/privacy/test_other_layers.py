@@ -38,33 +38,18 @@ class Pretrained(nn.Module):
 
     def __init__(self, frozen: bool) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
-        self.head = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
-        for norm in (self.body[1], self.head[1]):
-            norm.running_mean.normal_()
-            norm.running_var.uniform_(0.5, 2)
-            norm.requires_grad_(not frozen)
-            norm.eval()
+        self.conv, self.norm, self.head = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 3)
+        self.norm.running_mean.normal_()
+        self.norm.running_var.uniform_(0.5, 2)
+        self.norm.requires_grad_(not frozen).eval()
 
     def train(self, mode: bool = True) -> Pretrained:
         super().train(mode)
-        self.body[1].eval()
-        self.head[1].eval()
+        self.norm.eval()
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(x).mean((2, 3)))
-
-
-class Named(nn.Module):
-    """Layers that are called by the names of their arguments."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.prelu = nn.Linear(3, 3), nn.PReLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.prelu(input=self.linear(input=x))
+        return self.head(self.norm(self.conv(x)).relu().mean((2, 3)))
 
 
 NETWORKS: Networks = {
@@ -75,7 +60,6 @@ NETWORKS: Networks = {
     "bag of means": (lambda: nn.EmbeddingBag(6, 3, mode="mean", padding_idx=0), (7,)),
     "batch norm in evaluation mode": (lambda: Pretrained(frozen=False), (1, 6, 6)),
     "frozen batch norm": (lambda: Pretrained(frozen=True), (1, 6, 6)),
-    "by name": (Named, (3,)),
 }
 
 
@@ -89,33 +73,22 @@ class Offsets(nn.EmbeddingBag):
         return super().forward(x, torch.arange(4))
 
 
-@pytest.mark.parametrize("tokens", [[1, 4, 2, 5], [1, 4, 2, 5, 3, 0]])
-def test_embedding_bags_with_offsets_are_left_to_autograd(tokens: list[int]) -> None:
+def test_embedding_bags_with_offsets_are_left_to_autograd() -> None:
     """Also where there are as many tokens as bags."""
     bag = Offsets(6, 3)
     engine = PerRecordEngine(bag)
     with pytest.raises(UnsupportedModuleError, match="offsets|one row each|failed"):
-        engine.backward(mean_square(bag, torch.tensor(tokens)), 4, verify=True)
+        engine.backward(mean_square(bag, torch.tensor([1, 4, 2, 5])), 4, verify=True)
 
 
 def test_batch_norm_that_is_put_into_training_mode_is_refused() -> None:
     model = Pretrained(False)
     engine = PerRecordEngine(model)
-    model.body[1].train()
+    model.norm.train()
     with pytest.raises(UnsupportedModuleError, match=r"BatchNorm2d was put into training mode.*eval\(\)"):
         model(torch.randn(5, 1, 6, 6))
     engine.close()
     model(torch.randn(5, 1, 6, 6))
-
-
-def test_a_network_of_many_batch_norms_is_refused_in_a_short_line() -> None:
-    import torchvision
-
-    with pytest.raises(UnsupportedModuleError) as error:
-        PerRecordEngine(torchvision.models.resnet18())
-    message = str(error.value)
-    assert "(20 in all)" in message and "eval()" in message and "GroupNorm" in message
-    assert len(message) < 400 and "\n" not in message
 
 
 class Positions(nn.Module):

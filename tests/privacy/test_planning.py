@@ -57,19 +57,8 @@ def test_it_is_called_nominal(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main([*account, "--population", "1000000", "--batch-size", "5000"]) == 0
     shown = capsys.readouterr().out
     assert "1000000   nominal: the runs had fewer or more" in shown and "5000 examples, sampling rate 0.005" in shown
-    assert main([*account, "--json"]) == 0
-    assert not json.loads(capsys.readouterr().out)["nominal_population"]
     assert main([*account, "--batch-size", "50"]) == 1
     assert "--batch-size requires --population" in capsys.readouterr().err
-
-
-def test_a_delta_that_is_too_large_for_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    by_result(tmp_path)
-    account = ["account", str(tmp_path), "--population", "1e6"]
-    assert main(account) == 0
-    assert "warning: delta=1e-05 is not below 1/1000000 (the number of examples)" in capsys.readouterr().err
-    assert main([*account, "--delta", "1e-7"]) == 0
-    assert not capsys.readouterr().err
 
 
 def test_another_population_is_not_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

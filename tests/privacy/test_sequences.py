@@ -16,7 +16,7 @@ from dpbench.errors import UnsupportedModuleError
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from tests.privacy.exact import LOTS, Networks, assert_each_exact, assert_exact, assert_exact_in_its_pass
 
-few = settings(max_examples=40, deadline=None)
+few = settings(max_examples=20, deadline=None)
 RECURRENT: dict[str, Callable[..., nn.RNNBase]] = {"LSTM": nn.LSTM, "GRU": nn.GRU}
 FLOAT64 = [torch.float64]
 
@@ -24,12 +24,9 @@ FLOAT64 = [torch.float64]
 class Recurrent(nn.Module):
     """A recurrent layer in the middle of a network, records in dimension 0 outside."""
 
-    def __init__(
-        self, layer: nn.RNNBase, parts: slice = slice(None), below: bool = False, given_state: bool = False
-    ) -> None:
+    def __init__(self, layer: nn.RNNBase, parts: slice = slice(None), given_state: bool = False) -> None:
         super().__init__()
         self.below, self.first = nn.Linear(3, layer.input_size), nn.Linear(3, layer.hidden_size)
-        self.below.requires_grad_(below)
         self.layer, self.parts, self.given = layer, parts, given_state
 
     def forward(self, x: Tensor) -> Tensor:
@@ -56,7 +53,6 @@ class Recurrent(nn.Module):
     bias=st.booleans(),
     batch_first=st.booleans(),
     parts=st.sampled_from([slice(1), slice(1, None), slice(-1, None), slice(None)]),  # output, states, last
-    below=st.booleans(),
     given_state=st.booleans(),
 )
 def test_recurrent(
@@ -68,22 +64,18 @@ def test_recurrent(
     bias: bool,
     batch_first: bool,
     parts: slice,
-    below: bool,
     given_state: bool,
 ) -> None:
     layer = RECURRENT[kind](3, 4, num_layers=depth, bidirectional=bidirectional, bias=bias, batch_first=batch_first)
-    assert_exact(Recurrent(layer, parts, below, given_state), torch.randn(records, steps, 3), dtypes=FLOAT64)
+    assert_exact(Recurrent(layer, parts, given_state), torch.randn(records, steps, 3), dtypes=FLOAT64)
 
 
 class Attention(nn.Module):
     """Attention of a sequence to itself or to another, records in dimension 0 outside."""
 
-    def __init__(
-        self, layer: nn.MultiheadAttention, same: str = "self", mask: str = "", weights: str = "no", below: bool = False
-    ) -> None:
+    def __init__(self, layer: nn.MultiheadAttention, same: str = "self", mask: str = "", weights: str = "no") -> None:
         super().__init__()
         self.below, self.value = nn.Linear(4, layer.embed_dim), nn.Linear(4, layer.embed_dim)
-        self.requires_grad_(below)
         self.layer, self.same, self.mask, self.weights = layer, same, mask, weights
 
     def forward(self, x: Tensor) -> Tensor:
@@ -94,8 +86,7 @@ class Attention(nn.Module):
         steps = x.shape[1], k.shape[1]
         options: dict[str, Any] = {"need_weights": self.weights != "no", "average_attn_weights": self.weights != "each"}
         if "causal" in self.mask:
-            causal = torch.ones(steps, dtype=torch.bool).triu(1)
-            options |= {"attn_mask": causal, "is_causal": self.mask == "causal hint"}
+            options["attn_mask"] = torch.ones(steps, dtype=torch.bool).triu(1)
         if "float" in self.mask:
             scores = x[:, :, :1] * torch.arange(steps[1])
             options["attn_mask"] = scores.repeat_interleave(layer.num_heads, 0)
@@ -116,11 +107,10 @@ class Attention(nn.Module):
     steps=st.sampled_from([2, 5]),
     heads=st.sampled_from([1, 2, 3]),
     same=st.sampled_from(["self", "memory", "none"]),
-    mask=st.sampled_from(["", "causal", "causal hint", "float", "padding", "causal padding", "float padding"]),
+    mask=st.sampled_from(["", "causal", "float", "padding", "causal padding", "float padding"]),
     weights=st.sampled_from(["no", "mean", "each"]),
     bias=st.booleans(),
     batch_first=st.booleans(),
-    below=st.booleans(),
 )
 def test_attention(
     records: int,
@@ -131,15 +121,13 @@ def test_attention(
     weights: str,
     bias: bool,
     batch_first: bool,
-    below: bool,
 ) -> None:
     layer = nn.MultiheadAttention(6, heads, bias=bias, batch_first=batch_first)
     for name, p in layer.named_parameters():
         if "bias" in name:
             nn.init.normal_(p)
     if records or mask in ("", "causal"):  # torch itself cannot run that on an empty lot
-        network = Attention(layer, same, mask, weights, below)
-        assert_exact(network, torch.randn(records, steps, 4), dtypes=FLOAT64)
+        assert_exact(Attention(layer, same, mask, weights), torch.randn(records, steps, 4), dtypes=FLOAT64)
 
 
 @pytest.mark.parametrize(
@@ -148,11 +136,11 @@ def test_attention(
         *[
             (lambda kind=kind: Recurrent(RECURRENT[kind](3, 4, num_layers=2, batch_first=True)), frozen)
             for kind in RECURRENT
-            for frozen in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0", "l0")
+            for frozen in ("weight_hh_l0", "bias_ih_l0", "l0")
         ],
         *[
             (lambda: Attention(nn.MultiheadAttention(6, 2, batch_first=True)), frozen)
-            for frozen in ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj", "in_proj")
+            for frozen in ("in_proj_weight", "in_proj_bias", "out_proj")
         ],
     ],
 )
@@ -163,18 +151,18 @@ def test_frozen_parameters(make: Callable[[], Any], frozen: str) -> None:
     assert_exact(network, torch.randn(4, 3, network.below.in_features), dtypes=FLOAT64)
 
 
-class Cells(nn.Module):
+class Cell(nn.Module):
     """A cell, step by step."""
 
-    def __init__(self, cell: Callable[..., nn.RNNCellBase]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.below, self.cell = nn.Linear(3, 3), cell(3, 4)
+        self.below, self.cell = nn.Linear(3, 3), nn.LSTMCell(3, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        state: Any = None
-        for t in range(x.shape[1]):
-            state = self.cell(self.below(x[:, t]), state)
-        return state[0] * state[1] if isinstance(state, tuple) else state
+        state = None
+        for row in x.unbind(1):
+            state = self.cell(self.below(row), state)
+        return torch.cat(state, 1)
 
 
 class Twice(nn.Module):
@@ -189,11 +177,6 @@ class Twice(nn.Module):
         return self.attention(x, x, x[:, :].clone(), need_weights=False)[0]
 
 
-class OwnAttention(nn.MultiheadAttention):
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(x, x, x)[0]
-
-
 def tied() -> nn.Module:
     """Weights that `named_parameters` lists once."""
     layer = nn.LSTM(3, 4, num_layers=2, batch_first=True)
@@ -202,18 +185,15 @@ def tied() -> nn.Module:
 
 
 NETWORKS: Networks = {
-    "LSTM cell": (lambda: Cells(nn.LSTMCell), (3, 3)),
-    "GRU cell": (lambda: Cells(nn.GRUCell), (3, 3)),
+    "cell": (Cell, (3, 3)),
     "twice and shared": (Twice, (3, 4)),
-    "attention of one's own": (lambda: nn.Sequential(nn.Linear(3, 4), OwnAttention(4, 2, batch_first=True)), (5, 3)),
     "tied": (tied, (3, 3)),
 }
-OF_TAGS = ["LSTM cell", "GRU cell", "attention of one's own"]
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks(name: str) -> None:
-    assert_each_exact(NETWORKS, name, (4,), tags=name in OF_TAGS)
+    assert_each_exact(NETWORKS, name, (4,), tags=name == "cell")
 
 
 class OwnLSTM(nn.LSTM):
@@ -231,10 +211,8 @@ PACKED = pack_padded_sequence(torch.randn(5, 6, 3), torch.tensor([6, 4, 3, 3, 1]
         (nn.RNN(3, 4, batch_first=True), (torch.randn(5, 6, 3),)),
         (OwnLSTM(3, 4, batch_first=True), (torch.randn(5, 6, 3),)),
         (nn.MultiheadAttention(3, 1, batch_first=True, add_bias_kv=True), (torch.randn(4, 2, 3),) * 3),
-        (nn.MultiheadAttention(3, 1, batch_first=True, add_zero_attn=True), (torch.randn(4, 2, 3),) * 3),
-        (nn.MultiheadAttention(3, 1, batch_first=True, kdim=5), tuple(torch.randn(4, 2, n) for n in (3, 5, 3))),
     ],
-    ids=["packed", "projected", "simple", "subclass", "bias of keys", "zero keys", "other keys"],
+    ids=["packed", "projected", "simple", "subclass", "bias of keys"],
 )
 def test_rare_layers_are_left_to_autograd(layer: nn.Module, given: Any) -> None:
     engine = PerRecordEngine(layer)
@@ -248,8 +226,8 @@ def test_rare_layers_are_left_to_autograd(layer: nn.Module, given: Any) -> None:
     ("layer", "width"),
     [
         (nn.TransformerEncoderLayer(4, 2, 5, dropout=0.4, batch_first=True), 4),
-        (Recurrent(nn.LSTM(3, 4, num_layers=3, dropout=0.4, batch_first=True), below=True), 3),
-        (Attention(nn.MultiheadAttention(6, 2, dropout=0.4, batch_first=True), weights="mean", below=True), 4),
+        (Recurrent(nn.LSTM(3, 4, num_layers=3, dropout=0.4, batch_first=True)), 3),
+        (Attention(nn.MultiheadAttention(6, 2, dropout=0.4, batch_first=True), weights="mean"), 4),
     ],
     ids=["transformer", "recurrent", "attention"],
 )
@@ -262,33 +240,9 @@ def test_automatic_bfloat16() -> None:
     assert_exact_in_its_pass(Twice(), torch.randn(6, 3, 4), rtol=0.05, half=True, draws_as_alone=False)
 
 
-@pytest.mark.parametrize("layer", [nn.LSTM(3, 3), nn.MultiheadAttention(3, 1)])
-def test_records_in_the_wrong_dimension_are_refused(layer: nn.Module) -> None:
+def test_records_in_the_wrong_dimension_are_refused() -> None:
+    layer = nn.LSTM(3, 3)
     engine = PerRecordEngine(layer)
-    x = torch.randn(4, 2, 3)
-    output = layer(x, x, x) if isinstance(layer, nn.MultiheadAttention) else layer(x)
+    output = layer(torch.randn(4, 2, 3))
     with pytest.raises(UnsupportedModuleError, match="saw 2 records in a batch of 4.*batch_first=True"):
         engine.backward(output[0].square().mean(), 4)
-
-
-def test_a_failed_forward_pass_leaves_nothing_behind() -> None:
-    layer = nn.LSTM(3, 3, batch_first=True)
-    engine = PerRecordEngine(layer)
-    with pytest.raises(RuntimeError):
-        layer(torch.randn(4, 2, 5))
-    assert torch.overrides._get_current_function_mode() is None
-    engine.discard()
-    loss = layer(torch.randn(4, 2, 3))[0].square().mean()
-    assert engine.backward(loss, 4, verify=True)[0].squared_norms().shape == (4,)
-
-
-def test_without_recording_torch_computes_the_layer_itself() -> None:
-    layer = nn.LSTM(3, 3, batch_first=True)
-    x = torch.randn(4, 2, 3)
-    alone = layer(x)[0]
-    engine = PerRecordEngine(layer)
-    with engine.paused():
-        assert torch.equal(layer(x)[0], alone)
-    with torch.no_grad():
-        layer(x)
-    assert not engine._uses

@@ -20,20 +20,14 @@ Function = Callable[[Tensor], Tensor]
 MIXED: dict[str, Function] = {
     # constants
     "weights_by_place": lambda x: x * torch.linspace(0, 1, R)[:, None],
-    "a_cumulated_one": lambda x: x * torch.ones(R).cumsum(0)[:, None],
-    "an_interleaved_place": lambda x: x.flatten() * torch.arange(R).repeat_interleave(3),
-    "a_unit_matrix": lambda x: x.repeat(1, 2) * torch.eye(R),
     "a_triangle": lambda x: x.repeat(1, 2) * torch.ones(R, R).tril(),
-    "the_first_counts_twice": lambda x: x * torch.ones(R).index_fill(0, torch.tensor([0]), 2.0)[:, None],
     # draws
     "sorted_draws": lambda x: x * torch.rand(R).sort().values[:, None],
     "a_mean_of_draws": lambda x: x * torch.randn(2 * R).mean(),
     "an_order": lambda x: x * torch.randperm(R)[:, None],
-    "stratified_draws": lambda x: x * (torch.arange(R) + torch.rand(R))[:, None],
     "antithetic_draws": lambda x: x * torch.cat([half := torch.randn(R // 2, 3), -half]),
     "symmetric_draws": lambda x: x.repeat(1, 2) * ((noise := torch.randn(R, R)) + noise.t()),
     "draws_less_the_first": lambda x: x + ((noise := torch.randn(R, 3)) - noise[0]),
-    "draws_and_less_the_first": lambda x: x + (noise := torch.randn(R, 3)) - noise[:1],
     "draws_less_a_filled_mean": lambda x: x + torch.rand(R, 3) - torch.zeros(R, 3).fill_(torch.rand(R, 3).mean()),
     "overlapping_draws": lambda x: x + torch.randn(R * 3).as_strided((R, 3), (2, 1)),
     "draws_by_chances_of_a_place": lambda x: x * torch.zeros(R).bernoulli_(torch.linspace(0, 1, R))[:, None],
@@ -43,7 +37,6 @@ MIXED: dict[str, Function] = {
 SEPARABLE: dict[str, Function] = {
     "draws": lambda x: x + 0.1 * torch.randn_like(x) * torch.rand(R, 1).clamp(min=0.1),
     "a_table_at_drawn_places": lambda x: x * torch.linspace(0, 1, 10)[torch.randint(10, (R,))][:, None],
-    "positions_of_columns": lambda x: x + torch.arange(3.0).expand(R, 3).contiguous(),
     "entries_that_are_chosen_by_their_values": lambda x: x.index_put((x > 0,), torch.tensor(-1.0)),
     "a_repeated_row": lambda x: x + torch.arange(3.0).repeat(R, 1),
 }
@@ -57,13 +50,6 @@ def mixed(function: Function) -> Function:
 def separable(function: Function) -> Function:
     SEPARABLE[function.__name__] = function
     return function
-
-
-@mixed
-def a_constant_written_to_half(x: Tensor) -> Tensor:
-    mask = torch.zeros(R, 1)
-    mask[: R // 2] = 1.0
-    return x * mask
 
 
 @mixed
@@ -95,24 +81,10 @@ def draws_of_which_one_is_overwritten(x: Tensor) -> Tensor:
 
 
 @mixed
-def the_first_is_zero(x: Tensor) -> Tensor:
-    y = x.clone()
-    y[0] = 0.0
-    return y * 2
-
-
-@mixed
 def one_record_is_written(x: Tensor) -> Tensor:
     written = torch.zeros_like(x)
     written[0] = x[0]
     return written * 1.0
-
-
-@mixed
-def numbers_by_place_are_written(x: Tensor) -> Tensor:
-    y = x.clone()
-    y[:, 1] = torch.arange(float(R))
-    return y * 2
 
 
 @separable
