@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -182,12 +181,9 @@ def teacher_of(value: float) -> nn.Module:
 
 PLACES: dict[str, Callable[[float], Setting]] = {
     "private": lambda value: Setting(lambda m: m._private, _private=value),
-    "array": lambda value: Setting(lambda m: m.array[0], array=np.array([value])),
     "object": lambda value: Setting(lambda m: m.object.value, object=Holder(value)),
     "function": lambda value: Setting(lambda m: value),
-    "word": lambda value: Setting(lambda m: m.word.split("/")[1], word=f"temperature/{value}"),
     "teacher": lambda value: Setting(lambda m: m.teachers[0].weight, teachers=[teacher_of(value)]),  # no submodule
-    "buffer": lambda value: Setting(lambda m: m.scale, scale=nn.Buffer(torch.tensor(value), persistent=False)),
     "global": lambda value: vars(TEMPERATURE).update(value=value) or Setting(lambda m: TEMPERATURE.value),
     "class": lambda value: setattr(Setting, "classwide", value) or Setting(lambda m: m.classwide),
 }

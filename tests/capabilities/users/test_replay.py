@@ -71,13 +71,12 @@ class Stop(pl.Callback):
 
 
 @pytest.mark.own_key
-@pytest.mark.parametrize("name", ["quantile", "corrected"])
-def test_resume_in_mid_training_is_bit_identical(tmp_path: Path, name: str) -> None:
+def test_resume_in_mid_training_is_bit_identical(tmp_path: Path) -> None:
     def run(place: Path, *more: pl.Callback, start: Path | None = None) -> Tensor:
         module = Noisy()
         place.mkdir(exist_ok=True)
         options = {"logger": [MetricsCSV(RunFolder(place))], "log_every_n_steps": 3, "more": list(more)}
-        go = partial(fit, place, module, augmented(), 10, LOCAL, STRATEGIES[name], trainer=options, start=start)
+        go = partial(fit, place, module, augmented(), 10, LOCAL, STRATEGIES["quantile"], trainer=options, start=start)
         go(fingerprint="x", noise_multiplier=0.05)  # its key is another in each run: with 0.2, one diverged
         return weights_of(module)
 
@@ -129,12 +128,10 @@ def test_nothing_is_left_of_the_random_numbers_of_a_lot(tmp_path: Path) -> None:
     assert torch.equal(*drawn)
 
 
-@pytest.mark.parametrize("expected", [0.3, len(SIZES)])
-def test_empty_cohorts_and_cohorts_of_everybody(tmp_path: Path, expected: float) -> None:
-    sampling = PoissonSampling(len(SIZES), expected / len(SIZES), unit="user")
+def test_empty_cohorts(tmp_path: Path) -> None:
+    sampling = PoissonSampling(len(SIZES), 0.3 / len(SIZES), unit="user")
     loader = PrivateDataLoader(make_users(), PrivateBatchSampler(sampling, 0))
-    sizes = {len(loader.lots.lot(step)) for step in range(5)}
-    assert 0 in sizes if expected < 1 else sizes == {len(SIZES)}
+    assert 0 in {len(loader.lots.lot(step)) for step in range(5)}
     module = Toy(linear())
     strategy = fit(tmp_path, module, steps=5, loader=loader)
     assert strategy.releases == 5 and weights_of(module).isfinite().all()

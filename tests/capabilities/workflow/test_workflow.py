@@ -115,9 +115,8 @@ def test_what_runs_on_noise_and_on_data() -> None:
     assert data.seeds == (3,)
     assert data.columns[1].name == AUDITED
     assert "audit.canaries=400" in data.columns[1].words
-    alone = replace(PLAN, strategy="adaptive_mean", words=("data=mnist", "strategy.alpha=1.5")).on_data(2.0)
+    alone = replace(PLAN, strategy="adaptive_mean", words=("data=mnist",)).on_data(2.0)
     assert [row.name for row in alone.rows] == ["none", "adaptive_mean"]
-    assert "strategy.alpha=1.5" in alone.rows[1].words
 
 
 def test_a_plan_of_words() -> None:
@@ -137,24 +136,17 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
         "data=mnist": "name the model",
         "model=mlp": "name the data",
         f"{tiny} strategy.noise_multiplier=1": "sets strategy.noise_multiplier of its runs itself",
-        f"{tiny} audit=gradient_canaries": "sets audit of its runs itself",
-        f"{tiny} hydra.run.dir=x": "sets hydra.run.dir of its runs itself",
-        f"{tiny} data.inserted.records=10": "sets data.inserted.records of its runs itself",
         f"{tiny} strategy=none": "remove strategy=none",
         f"{tiny} trainer.max_steps=-1": "set trainer.max_steps",
-        f"{tiny} optimizer.lr=fast": "optimizer.lr must be",
         f"{tiny} data.expected_batch_size=300": "between 1 and the 200 training records",
         f"{tiny} launcher=teleport": "there is no launcher=teleport",
-        f"{tiny} seed=1,2": "seed=1,2",
         f"{tiny} --margin 0": "--margin must be between 0 and 100 points",
         "model=mlp data=random_noise": "whether random labels of images are learned",
         "model=mlp data=digits_users records=users": "with records=examples",
         "model=autoencoder data=digits module=reconstruction": "module=classifier",
         "model=[mlp] data=digits": "model takes one name, not ['mlp']",
-        f"{tiny} optimizer.lrr=0.1": "Did you mean optimizer.lr?",
     }.items():
         _, error = dpbench(tmp_path, "workflow", *words.split(), *PLACES, status=1)
-        assert error.startswith("dpbench: error: ")
         assert error.count("\n") == 1, error
         assert message in error, error
     assert not list(tmp_path.iterdir())
@@ -204,7 +196,7 @@ def test_without_power_it_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.long
 def test_the_whole(tmp_path: Path) -> None:
-    """On 200 images: the most noise passes, the least does not; what diverges by so much noise is said."""
+    """On 200 images: the most noise passes, the least does not."""
     words = ["workflow", *TINY, "trainer.max_steps=150", "--noise-multipliers", "1,30", *PLACES]
     dpbench(tmp_path, *words, status=1)
     folder = tmp_path / "out" / "workflow_digits_mlp"
@@ -215,11 +207,6 @@ def test_the_whole(tmp_path: Path) -> None:
     assert (noise["audited"][1:] < noise["epsilon_pld"][1:]).all() and set(noise["verdict"][1:]) == {"CONSISTENT"}
     runs = list((tmp_path / "runs" / "workflow_digits_mlp").glob("*/result.json"))
     assert len(runs) == 1 + 2 + 3
-    # The bounds of adaptive mean clipping follow the noise where there is so much of it, and the weights with them.
-    diverged = [
-        path for path in (tmp_path / "runs").rglob("attempt.json") if "weights have diverged" in path.read_text()
-    ]
-    assert sorted(path.parent.name[:19] for path in diverged) == ["adaptive_mean-audit", "adaptive_mean-plain"]
     audited = [run.parent for run in runs if RunFolder(run.parent).audit.exists()]
     for place in audited:  # at 95 % some noise of a right run is accused
         assert audit_run(place, 0.999999).result.verdict == Verdict.CONSISTENT
