@@ -76,12 +76,9 @@ def test_goals_are_judged_by_the_worst_and_missing_ones_are_named() -> None:
     assert any("times as fast as Opacus" in x and "| 3.5 | 4.00 | 3.33 | met |" in x for x in lines)
 
 
-@pytest.mark.parametrize("names", ["cpu-*-users"])
-def test_committed_pages_are_those_of_their_rows(
-    names: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_committed_pages_are_those_of_their_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`python -m benchmarks report --file` writes each again, as it lies in the repository."""
-    for kept in (ROOT / "results" / "benchmark").glob(f"{names}.json"):
+    for kept in (ROOT / "results" / "benchmark").glob("cpu-*-users.json"):
         copy = tmp_path / kept.name
         copy.write_bytes(kept.read_bytes())
         assert main(["report", "--file", str(copy)]) == 0

@@ -81,8 +81,7 @@ def test_what_speaks_against_a_run_stands_beside_its_epsilons(tmp_path: Path) ->
     right, wrong = table.to_markdown().splitlines()[2:]
     assert wrong.count(f"({verdict}) |") == 2 and f"| {verdict} |" in wrong
     assert "| CONSISTENT |" in right and verdict not in right
-    text = table.compare()
-    assert f"| right, seed 0 | wrong, seed 0 ({verdict}) |" in text and f"| verdict | CONSISTENT | {verdict} |" in text
+    assert f"| right, seed 0 | wrong, seed 0 ({verdict}) |" in table.compare()
     end = summary(read_result(run), run, "")
     assert f"verdict         {verdict} (" in end and end.count(f" ({verdict}) at delta=") == 2
 
@@ -101,9 +100,8 @@ def test_what_was_changed_since_shows_no_figure(
 ) -> None:
     run = finished(tmp_path / "run")
     spoil(run.path)
-    table = RunTable.read([tmp_path])
-    assert words in table.to_markdown() and "CONSISTENT" not in table.to_markdown()
-    assert f"| {AUDITED_LABEL} | – |" in table.compare() and words in table.compare()
+    table = RunTable.read([tmp_path]).to_markdown()
+    assert words in table and "CONSISTENT" not in table
     assert main(["audit", str(run)]) == 1
     error = capsys.readouterr().err
     assert words in error and error.count("\n") == 1

@@ -63,6 +63,5 @@ def test_where_there_is_nothing_to_test_nothing_is_tested() -> None:
         assert release_game(sums.seen.game, 0.05) is None
         assert {name for name, check in participation(sums.seen).items() if check is not None} == tested
     everybody = World(rate=1.0, releases=20, noise=0.0).scores()
-    tests = participation(everybody)
-    assert tests["dispersion"] is None and tests["rate"].p_value == tests["rate"].value == 1  # type: ignore[union-attr]
+    assert participation(everybody)["dispersion"] is None
     assert release_game(everybody.game, 0.05).mu > 1e5  # type: ignore[union-attr]

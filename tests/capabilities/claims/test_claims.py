@@ -109,7 +109,5 @@ def test_the_whole_command(tmp_path: Path) -> None:
     for name in ("claims.csv", "identities.csv"):
         ours, theirs = pd.read_csv(folder / name), pd.read_csv(committed / name)
         pd.testing.assert_frame_equal(ours, theirs, rtol=1e-3)
-    text, numbers = ((place / "table.md").read_text(encoding="utf-8") for place in (folder, committed))
-    assert [line.split("|")[:3] for line in text.splitlines()] == [line.split("|")[:3] for line in numbers.splitlines()]
-    assert "one minimum, as the paper observed" in text
-    assert "falls at every step" in text
+    text = (folder / "table.md").read_text(encoding="utf-8")
+    assert "one minimum, as the paper observed" in text and "falls at every step" in text

@@ -510,20 +510,13 @@ def test_without_the_capability_the_ledger_is_refused(tmp_path: Path, monkeypatc
 # ------------------------------------------------------------------------------------- post-processing
 
 
-def test_error_correction_knows_the_noise_of_a_step(tmp_path: Path) -> None:
+def test_error_correction_knows_the_noise_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = Recipe(denoiser=ErrorCorrection(0.5))
     releases = made(tmp_path, recipe=recipe, sampling=CYCLIC, make_noise=FOUR)
     seen = []
-    own = ErrorCorrection.correct
-
-    def correct(self: ErrorCorrection, view: Tensor, std: float, *others: Any) -> Tensor:
-        seen.append(std)
-        return own(self, view, std, *others)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ErrorCorrection, "correct", correct)
-        for step in range(3):
-            release(releases, rows(step))
+    monkeypatch.setattr(ErrorCorrection, "correct", lambda self, view, std, *others: seen.append(std) or view)
+    for step in range(3):
+        release(releases, rows(step))
     inverse = np.linalg.inv(toeplitz(3))
     assert seen == pytest.approx(np.sqrt((inverse**2).sum(1)))
     assert seen == pytest.approx([BandedNoise(1.0, C).relative_std(step) for step in range(3)])
@@ -548,12 +541,9 @@ def test_a_process_states_what_its_own_methods_do() -> None:
 def test_whatever_is_missing_is_solved_for(missing: str) -> None:
     values: dict[str, Any] = {"sample_rate": 0.02, "steps": 203, "epsilon": 3.0, "delta": 1e-5, "noise_multiplier": 1.2}
     del values[missing]
-    answer = solved(TrainingSetting(**values, population=2000, bands=8))
-    assert answer.epsilon is not None and answer.delta is not None and answer.noise_multiplier is not None
-    assert answer.sample_rate is not None and answer.steps is not None
-    step = dp_accounting.PoissonSampledDpEvent(
-        8 * answer.sample_rate, dp_accounting.GaussianDpEvent(answer.noise_multiplier)
-    )
+    answer: Any = solved(TrainingSetting(**values, population=2000, bands=8))
+    mechanism = dp_accounting.GaussianDpEvent(answer.noise_multiplier)
+    step = dp_accounting.PoissonSampledDpEvent(8 * answer.sample_rate, mechanism)
     rounds = math.ceil(answer.steps / 8)
     reached = rdp.RdpAccountant(DEFAULT_ORDERS).compose(step, rounds).get_epsilon(answer.delta)
     assert reached == pytest.approx(answer.epsilon, rel=0.05 if missing == "steps" else 1e-3)

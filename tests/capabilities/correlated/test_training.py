@@ -6,19 +6,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import dp_accounting
 import pytest
 import pytorch_lightning as pl
 import torch
-from dp_accounting import rdp
 
-from dpbench import DPSGD, PrivateDataLoader, PrivateLoop
+from dpbench import DPSGD, PrivateDataLoader
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.accounting.accountants import DEFAULT_ORDERS
 from dpbench.privacy.accounting.ledger import Ledger, check_own_randomness, read_ledger
 from dpbench.privacy.mechanism.noise_process import Gaussian, Noise
 from dpbench.privacy.mechanism.schedules import Factors
-from dpbench.strategies import AdaptiveMeanClipping, VectorGroups
+from dpbench.strategies import AdaptiveMeanClipping
 from tests.session.test_session import assert_the_seed_alone_is_no_key
 from tests.strategies.worlds import Classifier, assert_same_training, pictures, trainer_for, weights_of
 
@@ -45,19 +42,6 @@ def fit(
     trainer = trainer_for(folder, strategy, steps, **options.pop("trainer", {}))
     trainer.fit(module, loader() if lots is None else lots, **options)
     return module
-
-
-def test_a_strategy_with_fixed_bounds(tmp_path: Path) -> None:
-    strategy = strategy_of(VectorGroups, target_epsilon=3.0, **BANDED)
-    fit(tmp_path, strategy)
-    ledger = read_ledger(tmp_path / "ledger.jsonl")
-    assert ledger.damage is None and len(ledger.releases) == 9
-    assert ledger.header.plan is not None and ledger.header.plan.noise.bands == BANDS
-    z = strategy.noise_multiplier
-    step = dp_accounting.PoissonSampledDpEvent(BANDS * 12 / 60, dp_accounting.GaussianDpEvent(z))
-    expected = rdp.RdpAccountant(DEFAULT_ORDERS).compose(step, 3).get_epsilon(1e-3)
-    assert strategy.epsilon() == pytest.approx(expected, rel=1e-6)
-    assert 2.99 < expected <= 3.0
 
 
 @pytest.mark.own_key
@@ -100,10 +84,6 @@ def test_two_processes_agree_with_one(tmp_path: Path) -> None:
     assert events[0] == events[1] and len(events[0]) == 9
 
 
-def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
-    return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
-
-
 def test_groups_without_a_seed_are_not_drawn_again_within_a_round(tmp_path: Path) -> None:
     """With independent noise too: the rest of a round is free only where its groups are those of its beginning."""
 
@@ -118,36 +98,6 @@ def test_groups_without_a_seed_are_not_drawn_again_within_a_round(tmp_path: Path
     resume: dict[str, Any] = {"ckpt_path": tmp_path / "6.ckpt", "weights_only": False}
     with pytest.raises(ConfigurationError, match="begin anew at a multiple of 4 only"):
         fit(tmp_path, strategy_of(seed=1), steps=8, lots=lots(), **resume)
-
-
-def test_without_a_seed_of_lots_it_is_resumed_by_its_keys(tmp_path: Path) -> None:
-    """Lots and noise are those of a run that was not killed; the keys are gone when it is over.
-
-    Though the noise has a seed: groups that are drawn again within a band would hold a record once more.
-    """
-
-    class Stop(pl.Callback):
-        def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-            if trainer.global_step == 6:
-                trainer.save_checkpoint(tmp_path / "mid.ckpt")
-            if trainer.global_step == 8 and not (tmp_path / "again").exists():
-                raise RuntimeError("crash")
-
-    def lots() -> PrivateDataLoader:
-        return PrivateDataLoader.cyclic_poisson(pictures(), 12)
-
-    keys = tmp_path / "noise_keys.json"
-    options: dict[str, Any] = {"seed": 1, **BANDED}
-    with pytest.warns(UserWarning, match="holds the keys of its noise"), pytest.raises(RuntimeError, match="crash"):
-        fit(tmp_path, strategy_of(**options), steps=11, lots=lots(), trainer={"more": [Stop()]})
-    assert keys.exists()
-    resume: dict[str, Any] = {"ckpt_path": tmp_path / "mid.ckpt", "weights_only": False}
-    before = [release.checksum for _, release in read_ledger(tmp_path / "ledger.jsonl").releases]
-    fit(tmp_path, strategy_of(**options), steps=11, lots=lots(), **resume)
-    ledger = read_ledger(tmp_path / "ledger.jsonl")
-    assert [release.checksum for _, release in ledger.releases][:8] == before and len(ledger.releases) == 11
-    assert not ledger.secure and ledger.damage is None and len(ledger.headers) == 1
-    assert not keys.exists()
 
 
 class Save(pl.Callback):
@@ -191,24 +141,6 @@ def test_in_a_copied_folder_a_kept_key_is_good_for_the_same_training_only(tmp_pa
         go("label", data=other_label())
     with refused:
         go("bound", max_grad_norm=0.5)
-
-
-@pytest.mark.own_key
-def test_a_plain_loop_that_is_started_again_on_other_data_draws_other_noise(tmp_path: Path) -> None:
-    sources = []
-    for data in (pictures(), pictures(), other_label()):
-        torch.manual_seed(3)
-        module = Classifier().net
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
-        strategy = strategy_of(seed=None, ledger=str(tmp_path / "ledger.jsonl"), **BANDED)
-        with pytest.warns(UserWarning, match="holds the keys of its noise"):
-            next(
-                iter(
-                    PrivateLoop(module, optimizer, PrivateDataLoader.cyclic_poisson(data, 12), strategy, loss, steps=5)
-                )
-            )
-        sources.append(read_ledger(tmp_path / "ledger.jsonl").header.noise_source)
-    assert sources[0] == sources[1] != sources[2]
 
 
 class Own(DPSGD):

@@ -95,7 +95,6 @@ def test_features_are_of_each_image_alone_and_of_its_mirror_image(small: Path) -
     torch.testing.assert_close(features[3:], prior.features(images[3:]), rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(features, prior.features(images.flip(2)), rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(features.square().mean((1, 2, 3)), torch.ones(5))
-    assert (features[0] - features[1]).abs().max() > 0.1
     both = prior.features_and_scattering(images)
     learned, fixed = torch.split(both[:, 0, 0], [1536, 3888], 1)
     torch.testing.assert_close(learned.square().sum(1), fixed.square().sum(1))
@@ -108,8 +107,7 @@ def test_in_the_data_module(small: Path) -> None:
     assert data.model_options() == {"input_shape": (96, 4, 4), "num_classes": 10}
     images, _ = next(iter(data.test_dataloader()))
     assert images.shape == (10, 96, 4, 4)
-    noise, _ = data.noise_batch(3, torch.Generator().manual_seed(0))
-    assert noise.shape == (3, 96, 4, 4)
+    assert data.noise_batch(3, torch.Generator())[0].shape == (3, 96, 4, 4)
 
 
 def test_refusals(small: Path, tmp_path: Path) -> None:
