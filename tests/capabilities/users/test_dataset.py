@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Subset
 
 from dpbench.capabilities.users.dataset import UserDataset
 from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
@@ -26,22 +26,8 @@ def users() -> UserDataset:
     return UserDataset(numbered(6), [5, 3, 5, 9, 3, 5])
 
 
-class Lazy(Dataset[Any]):
-    """Examples that are made when they are asked for, each a dictionary with a sequence of its own length."""
-
-    def __init__(self, *lengths: int) -> None:
-        self.lengths = lengths
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __getitem__(self, position: int) -> dict[str, Any]:
-        return {"tokens": torch.full((self.lengths[position],), position), "label": position}
-
-
-def padded(examples: list[dict[str, Any]]) -> Any:
-    tokens = [one["tokens"] for one in examples]
-    return torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True, padding_value=-1)
+def padded(sequences: list[torch.Tensor]) -> torch.Tensor:
+    return torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=-1)
 
 
 def test_rows_are_those_of_the_user(users: UserDataset) -> None:
@@ -100,13 +86,14 @@ def test_items_are_users_and_lots_are_cohorts(users: UserDataset) -> None:
 
 
 def test_examples_of_an_own_data_set() -> None:
+    sequences: Any = [torch.full((length,), length) for length in (3, 1, 2, 2)]
     names = ["ann", "ann", "bob", "bob"]
-    users = UserDataset(Lazy(3, 1, 2, 2), names)
-    assert users.batch(1, [1, 0])["tokens"].tolist() == [[3, 3], [2, 2]]
+    users = UserDataset(sequences, names)
+    assert users.batch(1, [1, 0]).tolist() == [[2, 2], [2, 2]]
     with pytest.raises(DataError, match="examples of user 'ann' make no batch.*the same shapes.*collate_fn"):
         users.batch(0, [0, 1])
-    users = UserDataset(Lazy(3, 1, 2, 2), names, collate_fn=padded)
-    assert users.batch(0, [0, 1]).tolist() == [[0, 0, 0], [1, -1, -1]]
+    users = UserDataset(sequences, names, collate_fn=padded)
+    assert users.batch(0, [0, 1]).tolist() == [[3, 3, 3], [1, -1, -1]]
     with pytest.raises(ConfigurationError, match=r"differ in length: \[2, 3\]"):
         Rows(torch.zeros(2), torch.zeros(3))
 
