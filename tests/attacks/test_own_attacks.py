@@ -16,7 +16,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from dpbench import DPSGD, PrivateDataLoader, PrivateLoop
 from dpbench.data.lots import PrivateBatchSampler, make_sampling
-from dpbench.errors import ConfigurationError, LedgerError, UnsupportedModuleError
+from dpbench.errors import ConfigurationError, DPBenchError, LedgerError, UnsupportedModuleError
 from dpbench.privacy.mechanism.mechanism import Mechanism
 from tests.strategies.worlds import trainer_for
 
@@ -128,25 +128,27 @@ class Clipping(Module):
         scale_gradients(self, optimizer)
 
 
-@pytest.mark.parametrize("act", [scale_gradients, replace_gradients, skip_lots])
-def test_released_gradients_reach_the_optimizer_as_they_are(tmp_path: Path, act: Any) -> None:
-    with pytest.raises(ConfigurationError, match="p.grad between the release and the update"):
+@pytest.mark.parametrize(
+    ("act", "says"),
+    [
+        (scale_gradients, "p.grad between the release and the update"),
+        (replace_gradients, "let an optimizer do it"),
+        (skip_lots, "p.grad between the release and the update"),
+        (write_weights, "between the release of a batch and its update"),
+        (write_buffer, "between the release of a batch and its update"),
+        (set_learning_rate, "between the release of a batch and its update"),
+    ],
+)
+def test_nothing_is_changed_between_release_and_update(tmp_path: Path, act: Any, says: str) -> None:
+    with pytest.raises(DPBenchError, match=says):
         fit(tmp_path / "own", OwnHook(act))
-    with pytest.raises(ConfigurationError, match="let an optimizer do it"):
+    with pytest.raises(DPBenchError, match=says):
         fit(tmp_path / "callback", Module(), callbacks=[Hook(act)])
 
 
 def test_gradients_are_not_clipped_after_their_release(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="configure_gradient_clipping"):
         fit(tmp_path, Clipping())
-
-
-@pytest.mark.parametrize("act", [write_weights, write_buffer, set_learning_rate])
-def test_nothing_is_written_between_release_and_update(tmp_path: Path, act: Any) -> None:
-    with pytest.raises(UnsupportedModuleError, match="between the release of a batch and its update"):
-        fit(tmp_path / "own", OwnHook(act))
-    with pytest.raises(UnsupportedModuleError, match="between the release of a batch and its update"):
-        fit(tmp_path / "callback", Module(), callbacks=[Hook(act)])
 
 
 def test_looking_at_released_gradients_is_free(tmp_path: Path) -> None:

@@ -100,6 +100,13 @@ def test_the_report_of_a_sweep_shows_the_attack(private: Path, tmp_path: Path) -
 
 
 @pytest.mark.long
+def test_a_folder_of_other_settings_is_left_alone(private: Path) -> None:
+    words = ["--train", "4", "--out", "runs", *PRIVATE, "optimizer.lr=0.3", "strategy.noise_multiplier=1"]
+    _, err = dpbench(private, "attack", *words, status=1)
+    assert "holds a run of other settings: name another folder, --out FOLDER" in err
+
+
+@pytest.mark.long
 def test_users_are_recognized_by_all_their_examples(tmp_path: Path) -> None:
     words = ["data=digits_users", "records=users", "model=mlp", "model.hidden=[16]", "data.expected_batch_size=5"]
     words += ["strategy.delta=5e-3", "trainer.max_steps=3", "logger=none"]
@@ -160,6 +167,12 @@ def test_one_seed_twice_is_one_run(overfitted: Path, tmp_path: Path) -> None:
     shutil.copytree(overfitted / "runs", tmp_path / "again")
     with pytest.raises(ConfigurationError, match="two runs of a setting have seed 0"):
         attack_runs([overfitted / "runs", tmp_path / "again"])
+
+
+def test_canaries_and_members_do_not_go_together(tmp_path: Path) -> None:
+    words = [*PRIVATE, "strategy.noise_multiplier=1", "data.membership=half", "audit=gradient_canaries"]
+    _, err = dpbench(tmp_path, "train", *words, status=1)
+    assert "which an experiment on membership halves" in err
 
 
 def test_an_experiment_is_not_exported(private: Path) -> None:

@@ -15,6 +15,7 @@ from dpbench.capabilities.own_data import read_frame, read_user_table
 from dpbench.capabilities.own_data.texts import labeled_words
 from dpbench.capabilities.users.sources import UserData, user_source
 from dpbench.data import UserDataModule, UserDataset
+from dpbench.data.sources import find_file
 from dpbench.data.texts import CHARACTERS
 from dpbench.errors import ConfigurationError, DataError
 
@@ -145,6 +146,18 @@ def test_rows_of_a_table_are_records_wherever_they_stand(tmp_path: Path) -> None
     assert data.model_options == {"input_shape": (2,), "num_classes": 3, "num_targets": 1}
     with pytest.raises(ConfigurationError, match=r"data=table does not say whose a row is: set data\.unit=example"):
         UserDataModule("table", options={"path": str(tmp_path / "t.csv")})
+
+
+def test_a_relative_path_is_that_of_the_working_directory_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, root = tmp_path / "own.csv", tmp_path / "root"
+    root.mkdir()
+    (root / "own.csv").touch()
+    monkeypatch.chdir(tmp_path)
+    assert find_file(root, "own.csv") == root / "own.csv"
+    own.touch()
+    assert find_file(root, "own.csv") == own
 
 
 def test_labeled_texts(tmp_path: Path) -> None:
