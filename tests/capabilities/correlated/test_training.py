@@ -17,7 +17,7 @@ from dpbench.privacy.mechanism.noise_process import Gaussian, Noise
 from dpbench.privacy.mechanism.schedules import Factors
 from dpbench.strategies import AdaptiveMeanClipping
 from tests.session.test_session import assert_the_seed_alone_is_no_key
-from tests.strategies.worlds import Classifier, assert_same_training, pictures, trainer_for, weights_of
+from tests.strategies.worlds import Classifier, Crash, assert_same_training, pictures, trainer_for, weights_of
 
 BANDS = 4
 BANDED: dict[str, Any] = {"noise": "banded", "bands": BANDS}
@@ -46,18 +46,9 @@ def fit(
 
 @pytest.mark.own_key
 def test_killed_and_resumed_inside_a_band(tmp_path: Path) -> None:
-    class Stop(pl.Callback):
-        observes_only = True
-
-        def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-            if trainer.global_step == 6:
-                trainer.save_checkpoint(tmp_path / "mid.ckpt")
-            if trainer.global_step == 8:
-                raise RuntimeError("crash")
-
     whole = fit(tmp_path / "whole", strategy_of(**BANDED), steps=11)
     with pytest.raises(RuntimeError, match="crash"):
-        fit(tmp_path / "parts", strategy_of(**BANDED), steps=11, trainer={"more": [Stop()]})
+        fit(tmp_path / "parts", strategy_of(**BANDED), steps=11, trainer={"more": [Crash(tmp_path / "mid.ckpt", 6)]})
     resume: dict[str, Any] = {"ckpt_path": tmp_path / "mid.ckpt", "weights_only": False}
     resumed = fit(tmp_path / "parts", strategy_of(**BANDED), steps=11, **resume)
     assert torch.equal(weights_of(resumed), weights_of(whole))
@@ -84,22 +75,6 @@ def test_two_processes_agree_with_one(tmp_path: Path) -> None:
     assert events[0] == events[1] and len(events[0]) == 9
 
 
-def test_groups_without_a_seed_are_not_drawn_again_within_a_round(tmp_path: Path) -> None:
-    """With independent noise too: the rest of a round is free only where its groups are those of its beginning."""
-
-    class Save(pl.Callback):
-        def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-            trainer.save_checkpoint(tmp_path / f"{trainer.global_step}.ckpt")
-
-    def lots() -> PrivateDataLoader:
-        return PrivateDataLoader.cyclic_poisson(pictures(), 12, cycle_length=4)
-
-    fit(tmp_path, strategy_of(seed=1), steps=6, lots=lots(), trainer={"more": [Save()]})
-    resume: dict[str, Any] = {"ckpt_path": tmp_path / "6.ckpt", "weights_only": False}
-    with pytest.raises(ConfigurationError, match="begin anew at a multiple of 4 only"):
-        fit(tmp_path, strategy_of(seed=1), steps=8, lots=lots(), **resume)
-
-
 class Save(pl.Callback):
     """Saves a checkpoint, and stops."""
 
@@ -107,6 +82,18 @@ class Save(pl.Callback):
         if trainer.global_step == 6:
             trainer.save_checkpoint(str(trainer.default_root_dir) + "/mid.ckpt")
             trainer.should_stop = True
+
+
+def test_groups_without_a_seed_are_not_drawn_again_within_a_round(tmp_path: Path) -> None:
+    """With independent noise too: the rest of a round is free only where its groups are those of its beginning."""
+
+    def lots() -> PrivateDataLoader:
+        return PrivateDataLoader.cyclic_poisson(pictures(), 12, cycle_length=4)
+
+    fit(tmp_path, strategy_of(seed=1), steps=6, lots=lots(), trainer={"more": [Save()]})
+    resume: dict[str, Any] = {"ckpt_path": tmp_path / "mid.ckpt", "weights_only": False}
+    with pytest.raises(ConfigurationError, match="begin anew at a multiple of 4 only"):
+        fit(tmp_path, strategy_of(seed=1), steps=8, lots=lots(), **resume)
 
 
 def other_label() -> torch.utils.data.TensorDataset:

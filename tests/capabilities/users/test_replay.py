@@ -22,7 +22,7 @@ from dpbench.privacy.sampling import PoissonSampling
 from dpbench.records import LocalTraining, Users
 from tests.capabilities.users.test_cohorts import STRATEGIES
 from tests.capabilities.users.worlds import SIZES, WIDTH, Toy, fit, linear, loader_of, make_users
-from tests.strategies.worlds import weights_of
+from tests.strategies.worlds import Crash, weights_of
 
 LOCAL = LocalTraining(lr=0.1, batch_size=2, epochs=2, max_examples=3)
 
@@ -60,16 +60,6 @@ class Noisy(Toy):
         self.history.append(torch.tensor([float(torch.rand(())), np.random.rand(), random.random()]))
 
 
-class Stop(pl.Callback):
-    observes_only = True
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        if trainer.global_step == 5:  # in mid-epoch
-            trainer.save_checkpoint(Path(trainer.default_root_dir, "mid.ckpt"))
-        if trainer.global_step == 7:
-            raise RuntimeError("crash")
-
-
 @pytest.mark.own_key
 def test_resume_in_mid_training_is_bit_identical(tmp_path: Path) -> None:
     def run(place: Path, *more: pl.Callback, start: Path | None = None) -> Tensor:
@@ -83,7 +73,7 @@ def test_resume_in_mid_training_is_bit_identical(tmp_path: Path) -> None:
     whole, crashed = tmp_path / "whole", tmp_path / "crashed"
     expected = run(whole)
     with pytest.raises(RuntimeError, match="crash"):
-        run(crashed, Stop())
+        run(crashed, Crash(crashed / "mid.ckpt", 5))  # in mid-epoch
     assert torch.equal(run(crashed, start=crashed / "mid.ckpt"), expected)
     for file in ("ledger.jsonl", "metrics.csv"):
         assert (crashed / file).read_bytes() == (whole / file).read_bytes()
