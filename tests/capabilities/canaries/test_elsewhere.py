@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from dpbench import DPSGD
 from dpbench.callback.lightning_training import LightningTraining
@@ -18,10 +19,12 @@ from dpbench.harness.runs.folder import RunFolder
 from dpbench.records import examples
 from tests.callback.test_loop import assert_alike
 from tests.records.conftest import one_key  # noqa: F401 (a fixture)
+from tests.records.test_folded_rows import Flat
 from tests.records.test_one_by_one import assert_releases_of_the_engine
 from tests.session import test_physical_batch as physical_batch
 from tests.session import test_trainable as trainable
 from tests.session.test_two_stages import first_stage, ledger_in
+from tests.support.one_by_one import fit as fit_folded
 from tests.support.processes import config_of
 
 AUDIT = GradientCanaries(20, seed=2)
@@ -30,6 +33,15 @@ AUDIT = GradientCanaries(20, seed=2)
 @pytest.mark.usefixtures("one_key")
 def test_the_releases_of_the_engine(tmp_path: Path) -> None:
     assert_releases_of_the_engine(tmp_path, DPSGD, {"audit": AUDIT})
+
+
+@pytest.mark.usefixtures("one_key")
+def test_folded_rows(tmp_path: Path) -> None:
+    weights = []
+    for gradients in ("engine", "one_by_one"):
+        torch.manual_seed(1)
+        weights.append(fit_folded(tmp_path / gradients, Flat(), gradients=gradients, audit=AUDIT)[1])
+    assert float((weights[0] - weights[1]).norm() / weights[0].norm()) < 2e-3
 
 
 def test_a_plain_loop_is_the_callback(tmp_path: Path) -> None:

@@ -119,11 +119,3 @@ def test_a_long_file_is_read_without_holding_it(tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 1e6 < path.stat().st_size
     finally:
         tracemalloc.stop()
-
-
-def test_the_real_site(data_folder: Path) -> None:
-    data = load(data_folder)
-    assert data.test_users is not None
-    assert (len(data.train), len(data.test_users), len(data.test)) == (260, 65, 659 - data.train.sizes.sum())  # type: ignore[arg-type]
-    known = sum(float(data.train.examples[i][0].sum()) for i in range(100)) / 100
-    assert 0.95 < known < 0.99  # the words of others cover those of the users
