@@ -119,6 +119,7 @@ def test_users_are_recognized_by_all_their_examples(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ([], "name the sweep to attack, or train one"),
         (["--train", "2"], "an attack compares 4 runs or more"),
         (["--train", "4", "seed=7"], "decides seeds, members and folders"),
         (["nowhere"], "nowhere is not there"),
