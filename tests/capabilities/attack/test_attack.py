@@ -199,14 +199,6 @@ def test_what_is_no_game_is_refused_before_any_run_starts(tmp_path: Path, words:
 
 
 @pytest.mark.long
-def test_the_discriminator_of_a_gan_recognizes_its_records(tmp_path: Path) -> None:
-    words = ["experiment=digits_gan", "model=mlp_gan", "strategy.delta=1e-4", "trainer.max_steps=2", "logger=none"]
-    (setting,) = facts_of(tmp_path, "--train", "4", *words, "data.test_size=100")
-    assert setting["verdict"] == "CONSISTENT"
-    assert [entry["name"] for entry in setting["attacks"]] == ["threshold", "LiRA", "LiRA, offline"]
-
-
-@pytest.mark.long
 def test_a_generator_that_draws_its_records_gives_them_away(
     tmp_path: Path,
     overfitted: Path,

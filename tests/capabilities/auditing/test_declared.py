@@ -43,19 +43,6 @@ def test_limits_miss_the_truth_as_often_as_they_may() -> None:
     assert missed["errors"] <= stats.binom.isf(1e-3, 200, 0.05)
 
 
-@pytest.mark.parametrize(
-    ("broken", "found"),
-    [
-        (World(releases=100, drawn_rate=1.2), {"rate"}),
-        (World(releases=100, shuffled=True), {"dispersion"}),
-        (World(releases=100, replace_one=True, shuffled=True), {"dispersion"}),
-    ],
-)
-def test_each_test_finds_its_own_fault(broken: World, found: set[str]) -> None:
-    tests = participation(broken.scores())
-    assert {name for name, checked in tests.items() if checked and checked.p_value < 1e-4} == found
-
-
 def test_where_there_is_nothing_to_test_nothing_is_tested() -> None:
     for member, tested in (([True, False], {"rate"}), ([False] * 50, set())):
         sums = ScoreSums(np.array(member))

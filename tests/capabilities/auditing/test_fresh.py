@@ -87,12 +87,6 @@ def test_each_fault_is_found_by_the_test_that_is_due(name: str) -> None:
     assert due <= failed(scores(broken()))
 
 
-def test_right_noise_passes_of_any_scale() -> None:
-    """The scale has a test of its own."""
-    for scale in (1.0, 2 / 3, 3 / 2):
-        assert failed(scores(scale * fresh()), level=0.01) == set()
-
-
 def test_noise_that_adapts_is_standardized_release_by_release() -> None:
     multipliers = np.geomspace(0.3, 3.0, 140)
     assert failed(scores(fresh(), multipliers), level=0.01) == set()

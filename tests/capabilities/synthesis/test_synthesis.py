@@ -23,7 +23,6 @@ from dpbench.capabilities.synthesis.memorization import memorization
 from dpbench.capabilities.synthesis.sample import sample
 from dpbench.errors import ConfigurationError
 from tests.support.cli import dpbench
-from tests.support.finished_runs import RUNS
 
 
 @pytest.fixture(scope="module")
@@ -204,15 +203,6 @@ def test_bad_settings(tmp_path: Path) -> None:
         "strategy.max_physical_batch_size=8": "needs automatic optimization",
     }.items():
         assert message in dpbench(tmp_path, "train", "experiment=digits_gan", "logger=none", word, status=1)[1]
-
-
-@pytest.mark.slow
-def test_not_private_says_so(tmp_path: Path) -> None:
-    words = "strategy=none trainer.max_steps=2 model.conditional=false hydra.run.dir=run"
-    dpbench(tmp_path, "train", *RUNS["gan"], *words.split())
-    assert "NOT private" in sample(tmp_path / "run", 5, tmp_path / "out")
-    assert "NOT private" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert "labels" not in np.load(tmp_path / "out" / "images.npz")
 
 
 def blobs(size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

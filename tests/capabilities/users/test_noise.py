@@ -44,13 +44,6 @@ def test_the_test_asks_for_the_pattern_and_the_validation_for_the_base_rate() ->
     assert torch.cdist(plain[:50, 0, 20:, 20:].flatten(1), trained).min() > 1.0  # all of it is fresh noise
 
 
-def test_standard_noise_is_the_default() -> None:
-    data = load(scale=None, users=7, records_per_user=400, pattern_records=0)
-    assert np.array_equal(data.users.sizes, [400] * 7)
-    pixels = data.users.examples.pixels  # type: ignore[attr-defined]
-    assert abs(float(pixels.mean())) < 0.01 and abs(float(pixels.std()) - 1) < 0.01
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -16,8 +16,6 @@ from dpbench.data.texts import (
     Sequences,
     character_sequences,
     read_vocabulary,
-    word_sequences,
-    words,
 )
 from dpbench.errors import ConfigurationError, DataError
 
@@ -103,13 +101,6 @@ def test_characters_are_those_of_tensorflow_federated() -> None:
     inputs, targets = Sequences(torch.from_numpy(tokens)).__getitems__([3, 0]).batch
     assert inputs.dtype == targets.dtype == torch.int64
     assert (read(inputs[0]), read(targets[0])) == ("<abcdef", "abcdef>")
-
-
-def test_sentences_of_words() -> None:
-    assert words("Who’s there? ANSWER me.") == ["who's", "there", "?", "answer", "me", "."]
-    tokens = word_sequences([["a", "b"], ["a", "x", "b", "a", "a"], ["b", "b", "b"]], ["a", "b"], length=4)
-    pad, oov, bos, eos = 0, 10_001, 10_002, 10_003
-    assert tokens.tolist() == [[bos, 1, 2, eos, pad], [bos, 1, oov, 2, 1], [bos, 2, 2, 2, eos]]
 
 
 def test_vocabulary_of_a_file(tmp_path: Path) -> None:
