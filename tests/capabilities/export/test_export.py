@@ -45,6 +45,7 @@ def card_of(out: Path) -> tuple[dict[str, Any], str]:
     return yaml.safe_load(front), text
 
 
+@pytest.mark.filterwarnings("ignore:unclosed file")  # in a script's three lines Python closes it
 def test_it_loads_in_three_lines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export(folder, "secure")
     out = folder / "model"

@@ -141,7 +141,9 @@ def test_rows_of_a_table_are_records_wherever_they_stand(tmp_path: Path) -> None
     assert set(data.test_users.names) == set(again.test_users.names)
     assert data.train.sizes.tolist() == [1] * (42 - len(data.test_users))
     for row in range(3):
-        a, b, label = (float(number.strip("()' ")) for number in str(data.train.names[row]).split(","))
+        a, b, label = (
+            float(number.strip("()' ")) for number in str(data.train.names[row]).partition(")")[0].split(",")
+        )
         features, labels = data.train.batch(row, [0])
         assert features.tolist() == [[min(a, 20) / 10 - 1, min(b, 10) / 10]] and labels.tolist() == [label]
     assert data.model_options == {"input_shape": (2,), "num_classes": 3, "num_targets": 1}
