@@ -34,6 +34,8 @@ def test_concentration_says_how_many_classes_a_user_has(alpha: float, share: flo
 
 def test_the_allocation_of_digits_is_public() -> None:
     """A change of it would change every published run."""
-    users = UserDataModule("digits_users", options={"image_size": 8}).users
+    data = UserDataModule("digits_users")
+    users = data.users
+    assert data.model_options()["input_shape"] == (1, 28, 28)
     assert users.sizes.sum() == 1437 and len(users) == 100 and users.sizes.min() >= 1
     assert users.sizes[:8].tolist() == [6, 9, 9, 9, 18, 4, 11, 6]
