@@ -198,6 +198,7 @@ def test_bad_settings(tmp_path: Path) -> None:
         "data.features=scattering": "keep data.features=null",
         "model=mnist_cnn": "needs a generator and a discriminator",
         "module=classifier": "there is no key module.discriminator_steps",
+        "data.scale=standard": "leave data.scale=symmetric",
         "module.discriminator_steps=0": "discriminator_steps must be a whole number from 1 on",
         "data.image_size=18": "sides that 4 divides",
         "strategy.max_physical_batch_size=8": "needs automatic optimization",
