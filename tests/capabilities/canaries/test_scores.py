@@ -45,7 +45,9 @@ def test_sums_are_those_of_all_observations_at_once(replace_one: bool) -> None:
     assert (game.ins, game.misses) == (inside.sum(), (x[inside] <= middle).sum())
     assert (game.outs, game.alarms) == (outside.sum(), (x[outside] > middle).sum())
     assert game.most_mu == pytest.approx(1 / 0.8)
-    assert scores.lots.mean == pytest.approx(7 * q) and scores.lots.variance == pytest.approx(7 * q * (1 - q))
+    lots, variance = scores.lots, q * (1 - q)
+    expected = 7 * q, 7 * variance, 7 * variance * (1 - 6 * variance)
+    assert (lots.mean, lots.variance, lots.cumulant) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,7 @@ from dpbench.data.texts import (
 )
 from dpbench.errors import ConfigurationError, DataError
 
-BOOK = """\ufeff
-*** START OF THIS BOOK ***
+BOOK = """\ufeff*** START OF THIS BOOK ***
 by William Shakespeare
       Contents
                THE SONNETS
