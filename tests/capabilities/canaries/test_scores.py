@@ -52,7 +52,13 @@ def test_sums_are_those_of_all_observations_at_once(replace_one: bool) -> None:
 
 @pytest.mark.parametrize(
     ("place", "value"),
-    [("llr", [1.0]), ("llr", [float("nan")] * 30), ("member", [2] * 30), ("game", None)],
+    [
+        ("llr", [1.0]),
+        ("llr", [float("nan")] * 30),
+        ("member", [2] * 30),
+        ("game", None),
+        ("residuals", replace(SMALL, canaries=29).scores().model_dump()["residuals"]),
+    ],
 )
 def test_damaged_json_is_named(place: str, value: object) -> None:
     kept = json.loads(json.dumps(SMALL.scores().model_dump(), allow_nan=False))
