@@ -145,7 +145,8 @@ def test_rows_of_a_table_are_records_wherever_they_stand(tmp_path: Path) -> None
             float(number.strip("()' ")) for number in str(data.train.names[row]).partition(")")[0].split(",")
         )
         features, labels = data.train.batch(row, [0])
-        assert features.tolist() == [[min(a, 20) / 10 - 1, min(b, 10) / 10]] and labels.tolist() == [label]
+        assert features[0].tolist() == pytest.approx([min(a, 20) / 10 - 1, min(b, 10) / 10], abs=1e-6)
+        assert labels.tolist() == [label]
     assert data.model_options == {"input_shape": (2,), "num_classes": 3, "num_targets": 1}
     with pytest.raises(ConfigurationError, match=r"data=table does not say whose a row is: set data\.unit=example"):
         UserDataModule("table", options={"path": str(tmp_path / "t.csv")})
