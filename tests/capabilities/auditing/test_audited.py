@@ -24,7 +24,7 @@ from dpbench.harness.runs.record import read_result, write_result
 from tests.capabilities.auditing.test_report import change, continued, leave
 from tests.capabilities.auditing.worlds import World
 
-WORLD = World(z=0.6, releases=40, canaries=800)
+WORLD = World(z=0.8, releases=40, canaries=800)
 NO_CHECKPOINT: dict[str, Any] = {"callbacks": {}}
 CANARIES = {"_target_": "dpbench.capabilities.canaries.canaries.GradientCanaries"}
 WORDS = [
