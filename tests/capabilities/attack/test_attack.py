@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from dpbench.capabilities.attack.attack import attack_runs
-from dpbench.data import ImageDataModule
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.mechanism.mechanism import Mechanism
 from tests.support.cli import TINY, dpbench
@@ -28,7 +27,7 @@ MEMORIZING = [
     "optimizer.lr=0.5",
 ]
 OVERFITTED = [*MEMORIZING, "strategy=none", "trainer.max_steps=70"]
-PRIVATE = [*TINY, "strategy.delta=1e-4", "data.train_size=300", "trainer.max_steps=20"]
+PRIVATE = [*TINY, "strategy.delta=1e-4", "data.train_size=300", "trainer.max_steps=8"]
 
 
 def facts_of(folder: Path, *words: str, status: int = 0) -> list[dict[str, Any]]:
@@ -47,7 +46,7 @@ def overfitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def private(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("private")
-    dpbench(folder, "attack", "--train", "4", "--out", "runs", *PRIVATE, "strategy.noise_multiplier=1,3")
+    dpbench(folder, "attack", "--train", "4", "--out", "runs", *PRIVATE, "strategy.noise_multiplier=1")
     return folder
 
 
@@ -64,18 +63,12 @@ def test_an_overfitted_network_is_an_open_book(overfitted: Path) -> None:
     assert "LiRA on loss" in (overfitted / "runs" / "attack.md").read_text()
 
 
-@pytest.mark.slow
 def test_private_runs_stay_below_what_their_ledgers_allow(private: Path) -> None:
-    facts = json.loads((private / "runs" / "attack.json").read_text())
-    assert [setting["verdict"] for setting in facts] == ["CONSISTENT", "CONSISTENT"]
-    less_noise, more_noise = facts
-    assert less_noise["setting"] == "noise_multiplier=1"
-    assert less_noise["epsilon"]["pld"] > more_noise["epsilon"]["pld"]
-    assert less_noise["allowed"]["tpr"]["0.01"] > more_noise["allowed"]["tpr"]["0.01"] > 0.01
-    for setting in facts:
-        assert all(np.diff(setting["allowed"]["curve"]) >= 0)
-        proved = setting["audited_curve"]
-        assert proved is None or all(np.array(proved) <= setting["allowed"]["curve"])
+    (setting,) = json.loads((private / "runs" / "attack.json").read_text())
+    assert setting["verdict"] == "CONSISTENT"
+    assert setting["allowed"]["tpr"]["0.01"] > 0.01
+    proved = setting["audited_curve"]
+    assert proved is None or all(np.array(proved) <= setting["allowed"]["curve"])
     assert " (PLD)" in (private / "runs" / "attack.md").read_text()
     assert (private / "runs" / "attack.png").stat().st_size > 10_000
 
@@ -106,22 +99,9 @@ def test_the_report_of_a_sweep_shows_the_attack(private: Path, tmp_path: Path) -
     assert "what dpbench attack recognized of the members" in (tmp_path / "sweep.html").read_text()
 
 
-@pytest.mark.slow
-def test_the_same_command_trains_only_what_is_missing(private: Path) -> None:
-    results = sorted((private / "runs").glob("*/result.json"))
-    before = {path: path.stat().st_mtime_ns for path in results}
-    assert len(before) == 8
-    shutil.rmtree(results[3].parent)
-    results[5].unlink()  # as if it had been interrupted behind its last checkpoint
-    dpbench(private, "attack", "--train", "4", "--out", "runs", *PRIVATE, "strategy.noise_multiplier=1,3")
-    after = {path: path.stat().st_mtime_ns for path in sorted((private / "runs").glob("*/result.json"))}
-    assert after.keys() == before.keys()
-    assert {path for path in before if after[path] != before[path]} == {results[3], results[5]}
-
-
 @pytest.mark.long
 def test_a_folder_of_other_settings_is_left_alone(private: Path) -> None:
-    words = ["--train", "4", "--out", "runs", *PRIVATE, "optimizer.lr=0.3", "strategy.noise_multiplier=1,3"]
+    words = ["--train", "4", "--out", "runs", *PRIVATE, "optimizer.lr=0.3", "strategy.noise_multiplier=1"]
     _, err = dpbench(private, "attack", *words, status=1)
     assert "holds a run of other settings: name another folder, --out FOLDER" in err
 
@@ -153,16 +133,6 @@ def test_clear_errors(private: Path, words: list[str], message: str) -> None:
     _, err = dpbench(private, "attack", *words, status=1)
     assert message in err
     assert "Traceback" not in err
-
-
-@pytest.mark.long
-def test_records_that_are_members_of_all_runs_have_no_difference(tmp_path: Path) -> None:
-    words = ["--train", "4", *TINY, "strategy.delta=1e-4", "trainer.max_steps=1", "data.train_size=12"]
-    (setting,) = facts_of(tmp_path, *words, "data.expected_batch_size=4")
-    coins = np.stack([ImageDataModule("digits", train_size=12, membership="half", seed=n).members for n in range(4)])
-    differing = np.flatnonzero(coins.any(0) & ~coins.all(0))
-    assert len(differing) < 12  # or this tests nothing
-    assert sorted(entry["record"] for entry in setting["worst_records"]) == differing.tolist()
 
 
 def test_runs_on_all_records_are_no_game(tmp_path: Path) -> None:
@@ -200,29 +170,23 @@ def test_one_seed_twice_is_one_run(overfitted: Path, tmp_path: Path) -> None:
         attack_runs([overfitted / "runs", tmp_path / "again"])
 
 
-def test_an_experiment_is_not_exported(private: Path) -> None:
-    run = next((private / "runs").glob("0-*"))
-    _, err = dpbench(private, "export", str(run), "--out", "model", "--insecure", status=1)
-    assert "was trained with data.membership" in err
-
-
 def test_canaries_and_members_do_not_go_together(tmp_path: Path) -> None:
     words = [*PRIVATE, "strategy.noise_multiplier=1", "data.membership=half", "audit=gradient_canaries"]
     _, err = dpbench(tmp_path, "train", *words, status=1)
     assert "which data.membership halves" in err
 
 
-USERS = ["data=digits_users", "records=users", "model=mlp", "data.expected_batch_size=5", "strategy.delta=5e-3"]
+def test_an_experiment_is_not_exported(private: Path) -> None:
+    run = next((private / "runs").glob("0-*"))
+    _, err = dpbench(private, "export", str(run), "--out", "model", "--insecure", status=1)
+    assert "was trained with data.membership" in err
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ([*PRIVATE, "strategy.secure=true"], "remove strategy.secure=true"),
-        ([*PRIVATE, "strategy.secure=false,true"], "remove strategy.secure=true"),
-        ([*USERS, "strategy.secure=true"], "remove strategy.secure=true"),
         ([*PRIVATE, "data.sampling=fixed_size"], "draw them with data.sampling=poisson"),
-        ([*USERS, "data.sampling=fixed_size"], "draw them with data.sampling=poisson"),
         ([*PRIVATE, "audit=gradient_canaries"], "attack one without canaries"),
         ([*PRIVATE, "data.inserted.records=3"], "remove one of the two"),
     ],
@@ -232,14 +196,6 @@ def test_what_is_no_game_is_refused_before_any_run_starts(tmp_path: Path, words:
     assert message in err
     assert "failed" not in err  # as of runs that were started
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.long
-def test_the_discriminator_of_a_gan_recognizes_its_records(tmp_path: Path) -> None:
-    words = ["experiment=digits_gan", "model=mlp_gan", "strategy.delta=1e-4", "trainer.max_steps=2", "logger=none"]
-    (setting,) = facts_of(tmp_path, "--train", "4", *words, "data.test_size=100")
-    assert setting["verdict"] == "CONSISTENT"
-    assert [entry["name"] for entry in setting["attacks"]] == ["threshold", "LiRA", "LiRA, offline"]
 
 
 @pytest.mark.long

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import wandb
 
 from dpbench.capabilities.auditing.report import audit_run, kept_audit
@@ -20,7 +18,6 @@ from dpbench.errors import ConfigurationError
 from dpbench.harness.reports.end_of_run import summary
 from dpbench.harness.reports.run_table import AUDITED_LABEL, RunTable
 from dpbench.harness.run import train
-from dpbench.harness.run._checkpoint import LastCheckpoint
 from dpbench.harness.run.logs import mirror_result
 from dpbench.harness.runs.folder import Run, RunFolder
 from dpbench.harness.runs.record import read_result, write_result
@@ -32,8 +29,7 @@ NO_CHECKPOINT: dict[str, Any] = {"callbacks": {}}
 CANARIES = {"_target_": "dpbench.capabilities.canaries.canaries.GradientCanaries"}
 WORDS = [
     "audit=gradient_canaries", "audit.canaries=100", "model=mlp", "model.hidden=[16]", "data.image_size=8",
-    "logger=none", "trainer.max_steps=8", "strategy.target_epsilon=4",
-    "run.checkpoint_every_n_steps=4",
+    "logger=none", "trainer.max_steps=4", "strategy.target_epsilon=4",
 ]  # fmt: skip
 
 
@@ -54,36 +50,21 @@ def audit_in(folder: Path) -> dict[str, Any]:
 def test_a_run_is_audited_when_it_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Not with a disk that is full on the way; again after a crash between audit and result, with nothing to train."""
-    run, save, audit = RunFolder(tmp_path / "run"), LastCheckpoint._save, train._audit
-    audits: list[Any] = []
-
-    def full(self: LastCheckpoint, trainer: pl.Trainer) -> None:
-        if trainer.global_step > 4:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        save(self, trainer)
+    """Again after a crash between audit and result, with nothing to train."""
+    run = RunFolder(tmp_path / "run")
 
     def killed(*_: Any, **__: Any) -> None:
         raise ConfigurationError("killed")
 
-    def counted(*arguments: Any) -> Any:
-        audits.append(audit(*arguments))
-        return audits[-1]
-
-    monkeypatch.setattr(train, "_audit", counted)
-    with monkeypatch.context() as patch:
-        patch.setattr(LastCheckpoint, "_save", full)
-        assert main(["train", *WORDS, f"hydra.run.dir={run}"]) == 1
-    assert run.audit.is_file() and not run.finished and not audits
     with monkeypatch.context() as patch:
         patch.setattr(train, "write_result", killed)
-        assert main(["resume", str(run)]) == 1
-    assert len(audits) == 1 and not run.finished
+        assert main(["train", *WORDS, f"hydra.run.dir={run}"]) == 1
+    assert not run.finished
     run.audit.unlink()  # as after a kill: what was written last may be lost
     capsys.readouterr()
     assert main(["resume", str(run)]) == 0
     end, now = capsys.readouterr().out, audit_run(run.path).result
-    assert audits[0] == audits[1] == audit_in(run.path) == now.summary() and now.confidence == 0.95
+    assert audit_in(run.path) == now.summary() and now.confidence == 0.95
     # Not always CONSISTENT: one correct run in twenty is accused, and each change of the code gives other noise.
     assert ">= " in end and "(family)" in end and f"verdict         {now.verdict}" in end
     assert main(["table", str(tmp_path)]) == 0
@@ -100,21 +81,9 @@ def test_what_speaks_against_a_run_stands_beside_its_epsilons(tmp_path: Path) ->
     right, wrong = table.to_markdown().splitlines()[2:]
     assert wrong.count(f"({verdict}) |") == 2 and f"| {verdict} |" in wrong
     assert "| CONSISTENT |" in right and verdict not in right
-    text = table.compare()
-    assert f"| right, seed 0 | wrong, seed 0 ({verdict}) |" in text and f"| verdict | CONSISTENT | {verdict} |" in text
+    assert f"| right, seed 0 | wrong, seed 0 ({verdict}) |" in table.compare()
     end = summary(read_result(run), run, "")
     assert f"verdict         {verdict} (" in end and end.count(f" ({verdict}) at delta=") == 2
-
-
-def test_runs_without_canaries_have_no_column(tmp_path: Path) -> None:
-    run = finished(tmp_path / "run")
-    record = json.loads(run.result.read_text())
-    del record["privacy"]["audit"], record["config"]["audit"]
-    run.result.write_text(json.dumps(record))
-    assert not {AUDITED_LABEL, "verdict"} & set(RunTable.read([tmp_path]).frame())
-    finished(tmp_path / "other")
-    text = RunTable.read([tmp_path]).to_markdown()
-    assert "| – |" in text and "| CONSISTENT |" in text
 
 
 def edited(run: Path) -> None:
@@ -131,9 +100,8 @@ def test_what_was_changed_since_shows_no_figure(
 ) -> None:
     run = finished(tmp_path / "run")
     spoil(run.path)
-    table = RunTable.read([tmp_path])
-    assert words in table.to_markdown() and "CONSISTENT" not in table.to_markdown()
-    assert f"| {AUDITED_LABEL} | – |" in table.compare() and words in table.compare()
+    table = RunTable.read([tmp_path]).to_markdown()
+    assert words in table and "CONSISTENT" not in table
     assert main(["audit", str(run)]) == 1
     error = capsys.readouterr().err
     assert words in error and error.count("\n") == 1
@@ -145,15 +113,13 @@ def test_a_run_that_cannot_be_audited_says_why(tmp_path: Path) -> None:
     continued(folder.path)
     run = Run(folder, {"run": {"name": "x"}, "seed": 0, "audit": CANARIES})
     record = write_result(run, {}, 40, 1.0, 1.0, audit=kept_audit(folder, NO_CHECKPOINT))
-    end = summary(record, folder, "")
-    assert "verdict         none: " in end and "continued" in end
+    assert "verdict         none: " in summary(record, folder, "")
     table = RunTable.read([tmp_path]).frame()
     assert table[AUDITED_LABEL].isna().all() and table["verdict"][0].startswith("none: ")
     assert kept_audit(RunFolder(tmp_path), NO_CHECKPOINT) is None  # nothing was released
     assert train._audit(Run(folder, {"audit": None}), NO_CHECKPOINT) is None
 
 
-@pytest.mark.slow
 def test_wandb_holds_each_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = finished(tmp_path / "run", 0.5)
     told = SimpleNamespace(summary={})
@@ -163,5 +129,3 @@ def test_wandb_holds_each_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     expected = {f"privacy/audited_epsilon_{name}": limit for name, limit in limits.items()}
     expected |= {"privacy/audited_epsilon": limits["family"], "privacy/audited_verdict": "VIOLATED"}
     assert expected.items() <= told.summary.items() and told.summary["privacy/audited_confidence"] == 0.95
-    report = audit_run(run.path, 0.5)  # another confidence keeps what tables show
-    assert report.facts["stored"]["audited"] == limits and report.result.audited > limits["family"]

@@ -29,7 +29,7 @@ def audited(folder: Path) -> AuditResult:
     return audit(read_ledger(folder / "ledger.jsonl"), scores_of(folder))
 
 
-def test_a_right_run_is_consistent(tmp_path: Path) -> None:
+def test_a_right_run_is_consistent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     banded(tmp_path, steps=STEPS, seed=2, metrics={"accuracy": 1.0})
     result = audited(tmp_path)
     assert result.verdict == Verdict.CONSISTENT, result.accused_by
@@ -40,13 +40,16 @@ def test_a_right_run_is_consistent(tmp_path: Path) -> None:
     assert result.measured_mu == pytest.approx(result.declared_mu, rel=0.3)
     statistics = statistics_noise(scores_of(tmp_path).probes)
     assert statistics is not None and statistics.p_value > 0.01  # whitened, too
+    assert main(["audit", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "a canary is scored once in 3 steps; complete rounds: 13; releases are whitened" in text
+    assert "sizes of groups" in text
 
 
 @pytest.mark.parametrize(
     ("name", "finder"),
     [
         ("independent noise as banded", "noise over declared"),
-        ("coefficients of a norm above one", "noise over declared"),
         ("Poisson lots in banded noise", "rate"),
         ("groups by the order of the data", "sizes of groups"),
     ],
@@ -92,7 +95,7 @@ def test_other_correlated_noise_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("noise", "mutant"),
-    [({"noise": "banded", "bands": 3}, None), ({}, None), ({"noise": "banded", "bands": 1}, "half of the noise")],
+    [({"noise": "banded", "bands": 3}, None), ({}, "half of the noise")],
 )
 def test_lots_that_take_turns(noise: Any, mutant: str | None, tmp_path: Path) -> None:
     """Without amplification; independent noise too."""
@@ -101,17 +104,6 @@ def test_lots_that_take_turns(noise: Any, mutant: str | None, tmp_path: Path) ->
     result = audited(tmp_path)
     assert result.rounds is not None and result.rounds.length > 1
     assert ("noise over declared" in result.accused_by) if mutant else result.verdict == Verdict.CONSISTENT
-
-
-def test_the_report_says_that_releases_are_whitened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = tmp_path / "run"
-    words = ["audit=gradient_canaries", "audit.canaries=100", "model=mlp", "model.hidden=[16]", "data.image_size=8"]
-    noise = ["strategy.noise=banded", "strategy.bands=2", "data.sampling=cyclic_poisson", "logger=none"]
-    assert main(["train", *words, *noise, "trainer.max_steps=8", f"hydra.run.dir={run}"]) == 0
-    assert main(["audit", str(run)]) in (0, 3)
-    text = capsys.readouterr().out
-    assert "a canary is scored once in 2 steps; complete rounds: 3; releases are whitened" in text
-    assert "sizes of groups" in text
 
 
 def test_one_band_is_audited_as_ever(tmp_path: Path) -> None:

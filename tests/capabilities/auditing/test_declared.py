@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,26 +24,14 @@ def test_game_is_a_two_sample_comparison_where_all_releases_are_alike() -> None:
     assert [game.move.value, game.move.low, game.move.high] == pytest.approx(expected, rel=1e-9)  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("world", [WORLD, replace(WORLD, rate=0.5, replace_one=True)])
-def test_limits_are_sharp_and_the_truth_lies_between(world: World) -> None:
-    """With replacement the observations of those who were not drawn tell of the noise and the middle too."""
-    sums = world.scores(0).game
-    game = release_game(sums, 0.1)
-    assert game is not None and game.mu == pytest.approx(1.2 / 0.9 / 1.5, rel=0.05)
-    assert game.noise.low < 0.9 < game.noise.high < 1.02 * game.noise.low
-    assert game.move.low < 1.2 < game.move.high
-    assert 1 < least_ratio(sums, 0.05) < 1.2 / 0.9
-
-
-@pytest.mark.parametrize("growth", [0.0, 0.1])
-def test_limits_miss_the_truth_as_often_as_they_may(growth: float) -> None:
+def test_limits_miss_the_truth_as_often_as_they_may() -> None:
     """Also where the declared noise differs from release to release."""
     missed: Counter[str] = Counter()
     for seed in range(200):
         rng = np.random.default_rng(seed)
         member = rng.random(200) < 0.5
         sums = ScoreSums(member)
-        for z in 1 + growth * np.arange(20):
+        for z in 1 + 0.1 * np.arange(20):
             drawn = member & (rng.random(200) < 0.2)
             sums.add(drawn + z * rng.standard_normal(200), drawn, z, 0.2)
         game = release_game(sums.scores().game, 0.1)
@@ -56,20 +43,6 @@ def test_limits_miss_the_truth_as_often_as_they_may(growth: float) -> None:
     assert missed["errors"] <= stats.binom.isf(1e-3, 200, 0.05)
 
 
-@pytest.mark.parametrize(
-    ("broken", "found"),
-    [
-        (World(releases=100, drawn_rate=1.2), {"rate"}),
-        (World(releases=100, noise=0.5), set()),
-        (World(releases=100, shuffled=True), {"dispersion"}),
-        (World(releases=100, replace_one=True, shuffled=True), {"dispersion"}),
-    ],
-)
-def test_each_test_finds_its_own_fault(broken: World, found: set[str]) -> None:
-    tests = participation(broken.scores())
-    assert {name for name, checked in tests.items() if checked and checked.p_value < 1e-4} == found
-
-
 def test_where_there_is_nothing_to_test_nothing_is_tested() -> None:
     for member, tested in (([True, False], {"rate"}), ([False] * 50, set())):
         sums = ScoreSums(np.array(member))
@@ -77,6 +50,5 @@ def test_where_there_is_nothing_to_test_nothing_is_tested() -> None:
         assert release_game(sums.seen.game, 0.05) is None
         assert {name for name, check in participation(sums.seen).items() if check is not None} == tested
     everybody = World(rate=1.0, releases=20, noise=0.0).scores()
-    tests = participation(everybody)
-    assert tests["dispersion"] is None and tests["rate"].p_value == tests["rate"].value == 1  # type: ignore[union-attr]
+    assert participation(everybody)["dispersion"] is None
     assert release_game(everybody.game, 0.05).mu > 1e5  # type: ignore[union-attr]

@@ -49,7 +49,6 @@ def test_a_correct_run_is_consistent(run: Path, capsys: pytest.CaptureFixture[st
     text = capsys.readouterr().out
     for words in ("by labels: 300 training records, final weights", "labels, family", "CONSISTENT", "not a proof"):
         assert words in text, words
-    assert (run / "audit.png").read_bytes().startswith(b"\x89PNG")
     assert main(["audit", str(run), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["by"], facts["members"], facts["others"]) == ("labels", 300, 400)
@@ -64,7 +63,6 @@ SPOILED = {
     "has no canaries": (RunFolder.config, "name: random_noise", "name: digits"),
     "went on from 39 to 40 steps": (RunFolder.result, '"steps": 40', '"steps": 39'),
     "has no ledger: a run without privacy": (RunFolder.ledger, "", None),
-    "has not ended.*dpbench resume": (RunFolder.result, "", None),
 }
 
 
@@ -86,8 +84,7 @@ def test_half_the_noise_is_found_and_correct_code_is_not(tmp_path: Path, capsys:
     """From final weights alone, at ε ≈ 3.8: 2,000 images of MNIST's shape, a minute or so each."""
     words = "data.like=mnist data.image_size=null data.train_size=2000 data.test_size=2000 data.expected_batch_size=128"
     words = [*words.split(" "), "model.hidden=[256]", "strategy.noise_multiplier=1.7"]
-    for seed in range(2):
-        assert main(["audit", str(train(tmp_path / f"correct{seed}", 625, *words, f"seed={seed}"))]) == 0
+    assert main(["audit", str(train(tmp_path / "correct", 625, *words))]) == 0
     with MUTANTS["half of the noise"]():
         run = train(tmp_path / "broken", 625, *words)
     capsys.readouterr()

@@ -53,7 +53,6 @@ def test_chance_shows_nothing() -> None:
     chance = LabelScores(rng.normal(size=RECORDS), rng.normal(size=300), 0.1, 0.1)
     result = audit_labels(ledger_of(WORLD, POISSON), chance)
     assert result.verdict == Verdict.CONSISTENT and result.audited is not None and result.audited < 0.2
-    assert (result.members, result.others) == (RECORDS, 300)
 
 
 @pytest.mark.parametrize(

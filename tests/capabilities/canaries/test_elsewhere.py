@@ -7,24 +7,24 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from dpbench import DPSGD
 from dpbench.callback.lightning_training import LightningTraining
-from dpbench.capabilities.canaries import file
 from dpbench.capabilities.canaries.canaries import GradientCanaries
-from dpbench.code import foreign_code
 from dpbench.errors import ConfigurationError, OutOfMemory
 from dpbench.harness.run.saved_config import read_config
 from dpbench.harness.run.train import train
 from dpbench.harness.runs.folder import RunFolder
-from dpbench.privacy.releases import HOOK_STATE
 from dpbench.records import examples
 from tests.callback.test_loop import assert_alike
 from tests.records.conftest import one_key  # noqa: F401 (a fixture)
+from tests.records.test_folded_rows import Flat
 from tests.records.test_one_by_one import assert_releases_of_the_engine
 from tests.session import test_physical_batch as physical_batch
 from tests.session import test_trainable as trainable
 from tests.session.test_two_stages import first_stage, ledger_in
+from tests.support.one_by_one import fit as fit_folded
 from tests.support.processes import config_of
 
 AUDIT = GradientCanaries(20, seed=2)
@@ -33,6 +33,15 @@ AUDIT = GradientCanaries(20, seed=2)
 @pytest.mark.usefixtures("one_key")
 def test_the_releases_of_the_engine(tmp_path: Path) -> None:
     assert_releases_of_the_engine(tmp_path, DPSGD, {"audit": AUDIT})
+
+
+@pytest.mark.usefixtures("one_key")
+def test_folded_rows(tmp_path: Path) -> None:
+    weights = []
+    for gradients in ("engine", "one_by_one"):
+        torch.manual_seed(1)
+        weights.append(fit_folded(tmp_path / gradients, Flat(), gradients=gradients, audit=AUDIT)[1])
+    assert float((weights[0] - weights[1]).norm() / weights[0].norm()) < 2e-3
 
 
 def test_a_plain_loop_is_the_callback(tmp_path: Path) -> None:
@@ -60,11 +69,6 @@ def test_a_second_stage_is_refused(tmp_path: Path) -> None:
         DPSGD(noise_multiplier=1.0, after=ledger_in(tmp_path / "first"), audit=AUDIT)
 
 
-def test_files_and_states_are_named_as_by_those_who_read_them() -> None:
-    """Neither the folder of a run nor a reader of scores imports who writes them."""
-    assert (RunFolder.audit, file.STATE) == (file.FILE_NAME, HOOK_STATE)
-
-
 def test_a_run_whose_audit_was_read_is_not_made_longer(tmp_path: Path) -> None:
     words = ["audit=gradient_canaries", "audit.canaries=20"]
     train(config_of(*words, "trainer.max_steps=3"), tmp_path / "run")
@@ -88,8 +92,3 @@ def test_a_run_that_names_an_earlier_place_goes_on(tmp_path: Path) -> None:
     for earlier in ("privacy.canaries.canaries", "privacy.auditing.canaries"):
         run.config.write_text(json.dumps(config).replace(now, earlier))
         assert read_config(run)["audit"] == config["audit"]
-
-
-def test_a_fault_of_canaries_is_one_of_the_code_that_computes() -> None:
-    """Else each run with them would name our own file as somebody else's code, and have a key of its own."""
-    assert foreign_code({"audit": {"_target_": f"{GradientCanaries.__module__}.GradientCanaries"}}) == {}

@@ -45,12 +45,20 @@ def test_sums_are_those_of_all_observations_at_once(replace_one: bool) -> None:
     assert (game.ins, game.misses) == (inside.sum(), (x[inside] <= middle).sum())
     assert (game.outs, game.alarms) == (outside.sum(), (x[outside] > middle).sum())
     assert game.most_mu == pytest.approx(1 / 0.8)
-    assert scores.lots.mean == pytest.approx(7 * q) and scores.lots.variance == pytest.approx(7 * q * (1 - q))
+    lots, variance = scores.lots, q * (1 - q)
+    expected = 7 * q, 7 * variance, 7 * variance * (1 - 6 * variance)
+    assert (lots.mean, lots.variance, lots.cumulant) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
     ("place", "value"),
-    [("llr", [1.0]), ("llr", [float("nan")] * 30), ("member", [2] * 30), ("drawn", [0.5] * 30), ("game", None)],
+    [
+        ("llr", [1.0]),
+        ("llr", [float("nan")] * 30),
+        ("member", [2] * 30),
+        ("game", None),
+        ("residuals", replace(SMALL, canaries=29).scores().model_dump()["residuals"]),
+    ],
 )
 def test_damaged_json_is_named(place: str, value: object) -> None:
     kept = json.loads(json.dumps(SMALL.scores().model_dump(), allow_nan=False))

@@ -21,7 +21,6 @@ from dpbench.capabilities.canaries.scores import Scores, ScoreSums
 from dpbench.cli import main
 from dpbench.data import ImageDataModule, UserDataModule
 from dpbench.errors import ConfigurationError
-from dpbench.locks import open_locked
 from dpbench.models import MLP
 from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.privacy.accounting.ledger import read_ledger
@@ -148,7 +147,6 @@ def test_every_strategy_is_as_declared(name: str, seen: Seen, tmp_path: Path) ->
         ("poisson", "microbatch"),
         ("poisson", "user"),
         ("fixed_size", "example"),
-        pytest.param("truncated_poisson", "example", marks=pytest.mark.slow),
         pytest.param("full", "user", marks=pytest.mark.slow),
     ],
 )
@@ -159,7 +157,7 @@ def test_every_unit_and_sampling(sampling: str, unit: str, seen: Seen, tmp_path:
     assert header.population == strategy.mechanism.plan.sampling.population  # counts the canaries
     probes = scores_of(tmp_path).probes
     assert is_right(probes) and probes.records > 0
-    assert probes.lots == (0 if sampling == "truncated_poisson" else len(seen))
+    assert probes.lots == len(seen)
 
 
 def test_lots_of_a_chosen_largest_size_are_audited_as_such(
@@ -181,10 +179,9 @@ def test_discretized_spikes_reach_the_bound(seen: Seen, tmp_path: Path) -> None:
     assert is_right(scores_of(tmp_path).probes)
 
 
-@pytest.mark.parametrize("options", [{"max_grad_norm": 1e-3}, {"discretization_threshold": 1e-3}])
-def test_normalized_spikes_reach_what_is_declared(options: dict[str, float], seen: Seen, tmp_path: Path) -> None:
+def test_normalized_spikes_reach_what_is_declared(seen: Seen, tmp_path: Path) -> None:
     """Of a hundred small bounds γ takes a tenth, and a correct run would be accused."""
-    train(strategies.AutomaticClipping, tmp_path, hidden=64, noise_multiplier=1e-4, steps=4, **options)
+    train(strategies.AutomaticClipping, tmp_path, hidden=64, noise_multiplier=1e-4, steps=4, max_grad_norm=1e-3)
     x, drawn, _ = observations(seen)
     assert x[drawn].mean() - x[~drawn].mean() == pytest.approx(1, abs=2e-3)
 
@@ -238,18 +235,6 @@ def test_a_resumed_run_sees_the_same(tmp_path: Path) -> None:
     assert whole["ledger"] == seal_of(tmp_path / "whole" / "ledger.jsonl")._asdict()
 
 
-def test_a_full_disk_keeps_nothing_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scores cannot be written: the error is told, and the ledger can be continued."""
-
-    def full(*args: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("dpbench.capabilities.canaries.canaries.write_scores", full)
-    with pytest.raises(OSError, match="No space left"):
-        train(strategies.DPSGD, tmp_path, steps=2)
-    open_locked(tmp_path / "ledger.jsonl").close()
-
-
 def test_other_records_get_what_they_would_get_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The canaries' rows are sparse: at all other coordinates the sums are those of the lot."""
     strategy, _ = train(strategies.DPSGD, tmp_path, steps=1)
@@ -258,12 +243,11 @@ def test_other_records_get_what_they_would_get_without(tmp_path: Path, monkeypat
     monkeypatch.setattr(canaries, "_in_lot", lambda release: canaries.member)
     mechanism.clear()
     canaries.insert(mechanism, 1)
-    touched = int((mechanism.total != 0).sum())
-    assert touched == canaries.member.sum()
+    assert int((mechanism.total != 0).sum()) == canaries.member.sum()
     assert float(mechanism.total.abs().max()) == pytest.approx(1.0)  # each is clipped to the bound
 
 
-@pytest.mark.parametrize("factor", [0.0, 2 / 3, 1.5])
+@pytest.mark.parametrize("factor", [2 / 3, 1.5])
 def test_wrong_noise_is_not_as_declared(factor: float, seen: Seen, tmp_path: Path) -> None:
     """The check above is one that fails: with scaled noise, as a broken mechanism would have it."""
     with _scaled(factor)():
@@ -282,11 +266,3 @@ def test_two_processes_see_what_one_sees(tmp_path: Path) -> None:
     np.testing.assert_allclose(one.llr, two.llr, rtol=1e-3, atol=1e-3)
     assert is_right(two.probes) and two.probes.records > one.probes.records  # each process measures some of its own
     assert (one.probes.lots, one.probes.size_squared) == (two.probes.lots, two.probes.size_squared)
-
-
-@pytest.mark.long
-def test_a_discriminator_is_audited(seen: Seen, tmp_path: Path) -> None:
-    words = ["experiment=pyvacy/gan", "data=digits", "audit=gradient_canaries", "audit.canaries=300", "logger=none"]
-    assert main(["train", *words, "trainer.max_steps=6", f"hydra.run.dir={tmp_path / 'run'}"]) == 0
-    x, drawn, z = observations(seen)
-    assert abs(((x - drawn) / z).std() - 1) < 4.5 / np.sqrt(2 * x.size) < 0.3

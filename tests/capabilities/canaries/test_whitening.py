@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 from scipy.linalg import solve_triangular, toeplitz
 
-from dpbench.capabilities.canaries.scores import ScoreSums
 from dpbench.capabilities.canaries.whitening import Rounds
 from dpbench.capabilities.correlated.banded import Banded
 from tests.support.checks import accepts_scale
@@ -58,21 +55,3 @@ def test_the_noise_of_observations_is_that_of_independent_noise() -> None:
     assert abs(lag) < 4.5
     plain, _ = observations(NOISE, [1.0])
     assert plain.std() > 1.1  # in releases as they are there is more
-
-
-def sums_of(steps: int, state: Any = None, first: int = 0) -> ScoreSums:
-    sums = ScoreSums(DRAWN.any(0))
-    sums.rounds = Rounds.beginning(C, LENGTH, GROUP)
-    if state is not None:
-        sums.load_state_dict(state)
-    for step in range(first, steps):
-        sums.whiten_statistics(NOISE[step, :2])
-        sums.add(DRAWN[step] + Z * NOISE[step], DRAWN[step], Z, RATE)
-    return sums
-
-
-@pytest.mark.parametrize("at", [0, 6, 20])
-def test_sums_go_on_from_any_step_bit_identically(at: int) -> None:
-    state = json.loads(json.dumps(sums_of(at).state_dict()))
-    assert sums_of(STEPS, state, at).state_dict() == sums_of(STEPS).state_dict()
-    assert ScoreSums.of(state).state_dict() == state

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from importlib.metadata import EntryPoints
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,9 @@ from dp_accounting import pld, rdp
 from torch import Tensor
 
 from dpbench.capabilities.correlated.banded import Banded, BandedNoise
-from dpbench.cli import main
 from dpbench.data.lots import PrivateBatchSampler
 from dpbench.errors import ConfigurationError, LedgerError, UnknownNoise
-from dpbench.privacy.accounting.accountants import ACCOUNTANTS, DEFAULT_ORDERS
+from dpbench.privacy.accounting.accountants import DEFAULT_ORDERS
 from dpbench.privacy.accounting.calibration import TrainingSetting, solved
 from dpbench.privacy.accounting.composition import epsilon, ledger_epsilon
 from dpbench.privacy.accounting.ledger import Ledger, check_own_randomness, read_ledger
@@ -38,7 +38,6 @@ from dpbench.privacy.mechanism.training_plan import TrainingPlan
 from dpbench.privacy.releases import ReleaseEngine
 from dpbench.privacy.sampling import (
     CyclicPoissonSampling,
-    FullParticipation,
     PoissonSampling,
     Sampling,
     SeparatedSampling,
@@ -92,18 +91,6 @@ def run(folder: Path, steps: int, **options: Any) -> ReleaseEngine:
 
 
 @pytest.mark.usefixtures("tier")
-def test_the_covariance_is_that_of_the_inverse() -> None:
-    steps = 9
-    inverse = np.linalg.inv(toeplitz(steps))
-    expected = inverse @ inverse.T
-    measured = np.cov(noise_of_steps(steps, 40_000).numpy(), bias=True)
-    deviation = np.sqrt((expected**2 + np.outer(expected.diagonal(), expected.diagonal())) / 40_000)
-    assert (abs(measured - expected) < 5 * deviation).all()
-    relative_stds = [BandedNoise(1.0, C).relative_std(step) for step in range(steps)]
-    assert relative_stds == pytest.approx(np.sqrt(expected.diagonal()))
-
-
-@pytest.mark.usefixtures("tier")
 def test_whitened_noise_has_its_scale_and_no_other() -> None:
     noise = noise_of_steps(7).numpy().astype(np.float64)
     whitened = toeplitz(7) @ noise
@@ -143,29 +130,6 @@ def test_the_cache_is_filled_again_from_keys() -> None:
         assert state.rows.nbytes == (BANDS - 1) * 700 * 4  # a vector less than there are bands
 
 
-def test_sensitivity_by_brute_force() -> None:
-    """Participations at least b steps apart, in any directions, move C·x by √(their number) at most."""
-    steps, bands = 7, 3
-    coefficients = Banded(bands=bands).coefficients
-    matrix = toeplitz(steps, coefficients)
-    generator = np.random.default_rng(1)
-    largest = 0.0
-    for pattern in range(1, 2**steps):
-        places = [step for step in range(steps) if pattern >> step & 1]
-        if min(np.diff(places), default=bands) < bands:
-            continue
-        for _ in range(5):
-            x = np.zeros((steps, 3))
-            x[places] = generator.normal(size=(len(places), 3))
-            x[places] /= np.linalg.norm(x[places], axis=1, keepdims=True)
-            moved = np.linalg.norm(matrix @ x)
-            assert moved <= math.sqrt(len(places)) + 1e-12
-            largest = max(largest, moved / math.sqrt(len(places)))
-    assert largest == pytest.approx(1)
-    close = matrix @ (np.eye(steps)[0] + np.eye(steps)[1])  # twice within a band is more than two apart
-    assert np.linalg.norm(close) > math.sqrt(2)
-
-
 def test_a_neighbor_moves_whitened_releases_by_the_bound(tmp_path: Path) -> None:
     sums = []
     for extra in (False, True):
@@ -203,17 +167,6 @@ def test_one_band_is_dp_sgd_to_the_bit(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------- the lots
 
 
-def test_groups_take_turns_and_stay() -> None:
-    sampling = CyclicPoissonSampling(2000, 0.05).in_groups(BANDS)
-    lots = PrivateBatchSampler(sampling, 0)
-    seen: dict[int, int] = {}
-    for step in range(40):
-        for position in lots.lot(step).tolist():
-            assert seen.setdefault(position, step % BANDS) == step % BANDS
-    sizes = np.bincount(list(seen.values()))
-    assert len(sizes) == BANDS and sizes.min() > 350
-
-
 def test_a_records_group_is_its_own() -> None:
     """One record more moves no other one: their draws do not depend on it."""
     fewer, more = (PrivateBatchSampler(CyclicPoissonSampling(size, 0.05).in_groups(BANDS), 0) for size in (2000, 2001))
@@ -244,24 +197,6 @@ def test_draws_within_a_group_are_poisson() -> None:
 # ------------------------------------------------------------------------------------- cost
 
 
-@pytest.mark.parametrize("steps", [1, 8, 9])
-def test_a_prefix_costs_its_rounds(tmp_path: Path, steps: int) -> None:
-    """ε of n steps is that of ⌈n/b⌉ Poisson steps at b times the rate, by every accountant that has it."""
-    ledgers = []
-    poisson = PoissonSampling(100, 0.1 * BANDS)
-    for sampling, noise, count in ((CYCLIC, FOUR, steps), (poisson, noise_of, math.ceil(steps / BANDS))):
-        run(tmp_path / sampling.kind, count, z=1.5, sampling=sampling, make_noise=noise)
-        ledgers.append(read_ledger(tmp_path / sampling.kind / "ledger.jsonl"))
-    ledger, expected = ledgers
-    assert ledger.damage is None and ledger.header.schema == 3
-    for name in sorted({*ACCOUNTANTS} - {"rdp-analytical"}):
-        assert ledger_epsilon(ledger, 1e-4, name) == ledger_epsilon(expected, 1e-4, name)
-    stated = ledger.header.plan.events(steps)  # without a line of a release
-    assert epsilon(stated, 1e-4, "rdp") == ledger_epsilon(expected, 1e-4, "rdp")
-    with pytest.raises(ConfigurationError, match="does not cover 'cyclic_poisson'"):
-        ledger_epsilon(ledger, 1e-4, "rdp-analytical")
-
-
 @pytest.mark.parametrize(("groups", "noise"), [(8, FOUR), (4, noise_of)])
 def test_a_record_takes_part_once_a_round(tmp_path: Path, groups: int, noise: MakeNoise) -> None:
     """With more groups than bands, and with independent noise, a round of the groups costs one step at their rate."""
@@ -272,26 +207,24 @@ def test_a_record_takes_part_once_a_round(tmp_path: Path, groups: int, noise: Ma
 
 
 def test_the_ledger_agrees_with_dp_accounting(tmp_path: Path) -> None:
+    """ε of n steps is that of ⌈n/b⌉ Poisson steps at b times the rate."""
     run(tmp_path, 10, z=1.3)
     ledger = read_ledger(tmp_path / "ledger.jsonl")
+    assert ledger.damage is None and ledger.header.schema == 3
     step = dp_accounting.PoissonSampledDpEvent(0.1 * BANDS, dp_accounting.GaussianDpEvent(1.3))
     by_rdp = rdp.RdpAccountant(DEFAULT_ORDERS).compose(step, 3).get_epsilon(1e-4)
     by_pld = pld.PLDAccountant().compose(step, 3).get_epsilon(1e-4)
     assert ledger_epsilon(ledger, 1e-4, "rdp") == pytest.approx(by_rdp, rel=1e-9)
     assert ledger_epsilon(ledger, 1e-4, "pld") == pytest.approx(by_pld, rel=1e-9)
-    for name in ("rdp", "gdp"):  # not what n steps at the rate of a lot would cost, nor n/b of them
-        for wrong in (PoissonSampling(100, 0.1), PoissonSampling(100, 0.1 * BANDS)):
-            (event, _), *_ = ledger.events.items()
-            count = 10 if wrong.sample_rate > 0.1 else 3
-            assert epsilon({event._replace(sampling=wrong): count}, 1e-4, name) != pytest.approx(
-                ledger_epsilon(ledger, 1e-4, name), rel=0.1
-            )
+    stated = ledger.header.plan.events(10)  # without a line of a release
+    assert epsilon(stated, 1e-4, "rdp") == ledger_epsilon(ledger, 1e-4, "rdp")
+    with pytest.raises(ConfigurationError, match="does not cover 'cyclic_poisson'"):
+        ledger_epsilon(ledger, 1e-4, "rdp-analytical")
 
 
 def test_a_target_is_met(tmp_path: Path) -> None:
     releases = run(tmp_path, 10, z=None, target=2.0, horizon=TrainingLength(10))
     assert 1.99 < releases.epsilon() <= 2.0
-    assert releases.budget.remaining == 0
 
 
 @pytest.mark.parametrize("bands", [1, 5])
@@ -362,17 +295,6 @@ def test_schemes_out_of_range(make: Any, message: str) -> None:
 # ------------------------------------------------------------------------------------- resume
 
 
-def test_a_run_with_other_noise_does_not_go_on(tmp_path: Path) -> None:
-    first = made(tmp_path, sampling=CYCLIC, make_noise=FOUR)
-    release(first, rows(0))
-    state = first.state_dict()
-    first.budget.close()
-    for noise in (Banded(bands=5), noise_of):
-        with pytest.raises(ConfigurationError, match="cannot be drawn again"):
-            made(tmp_path, sampling=CYCLIC, make_noise=noise, start=state)
-        OPEN[-1].budget.close()
-
-
 def test_without_a_seed_a_run_goes_on_by_its_keys(tmp_path: Path) -> None:
     """Killed behind its checkpoint, it repeats what is in the ledger, and goes on with the same noise."""
     keys = tmp_path / "noise_keys.json"
@@ -397,37 +319,33 @@ def test_without_a_seed_a_run_goes_on_by_its_keys(tmp_path: Path) -> None:
 
 
 def test_the_ledger_names_kept_keys_and_tells_nothing_of_them(tmp_path: Path) -> None:
-    first = made(tmp_path, sampling=CYCLIC, make_noise=FOUR, seed=None)
+    made(tmp_path, sampling=CYCLIC, make_noise=FOUR, seed=None).budget.close()
     header = read_ledger(tmp_path / "ledger.jsonl").header
     keys = read_keys(tmp_path / "noise_keys.json")
-    assert keys is not None and header.noise_source is not None and header.replay is not None
     for word in (header.noise_source, header.replay):
         assert word.startswith("kept:") and len(word) == len("kept:") + 16
         assert word.removeprefix("kept:") not in f"{keys.noise:x} {keys.lots:x}"
+
+
+def test_two_sums_with_the_noise_of_one_kept_key_are_refused(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    first = made(here, sampling=CYCLIC, make_noise=FOUR, seed=None)
     release(first, rows(0))
     state = first.state_dict()
-    copied = tmp_path / "copied"
-    copied.mkdir()
-    for file in ("ledger.jsonl", "noise_keys.json"):
-        (copied / file).write_bytes((tmp_path / file).read_bytes())
-    release(first, rows(1))
     first.budget.close()
+    shutil.copytree(here, there)
 
-    def ledgers() -> dict[str, Ledger]:
-        return {"here": read_ledger(tmp_path / "ledger.jsonl"), "there": read_ledger(copied / "ledger.jsonl")}
+    def ledger_after(folder: Path, *numbers: int) -> Ledger:
+        releases = made(folder, sampling=CYCLIC, make_noise=FOUR, seed=None, start=state)
+        for number in numbers:
+            release(releases, rows(number))
+        releases.budget.close()
+        return read_ledger(folder / "ledger.jsonl")
 
-    there = made(copied, sampling=CYCLIC, make_noise=FOUR, seed=None, start=state)
-    release(there, rows(1))
-    check_own_randomness(ledgers())  # a replay: the same release
-    release(there, rows(2))
-    there.budget.close()
-    check_own_randomness(ledgers())  # a release that one of both has
-    here = made(tmp_path, sampling=CYCLIC, make_noise=FOUR, seed=None, start=first.state_dict())
-    release(here, rows(3))
-    here.budget.close()
+    other = ledger_after(there, 1, 2)
+    check_own_randomness({"here": ledger_after(here, 1), "there": other})  # a replay, and what one of both has
     with pytest.raises(LedgerError, match=r"their noise from one kept key, .*without a seed, from the beginning"):
-        check_own_randomness(ledgers())
-    assert all(ledger.secure for ledger in ledgers().values())
+        check_own_randomness({"here": ledger_after(here, 1, 3), "there": other})
 
 
 def test_without_its_keys_a_run_does_not_go_on(tmp_path: Path) -> None:
@@ -480,14 +398,13 @@ def test_a_sum_is_not_released_twice(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"sampling": FullParticipation(100)}, "at most once in 4 steps, which 'full'"),
         ({"sampling": CYCLIC.in_groups(2)}, "among 2 groups of examples, and the noise has 4 bands"),
         ({"recipe": Recipe(adaptation=MeanNormBounds())}, "bounds adapt: use a strategy with fixed bounds"),
         ({"bound_factors": Factors((1.0, 0.5))}, "leave out max_grad_norm_schedule"),
         ({"size_factors": Factors((1.0, 0.5))}, "leave out expected_batch_size_schedule"),
         ({"summands": Summands("microbatch", 4)}, "microbatch_size=1"),
     ],
-    ids=["lots", "groups", "adaptive", "bounds", "sizes", "microbatches"],
+    ids=["groups", "adaptive", "bounds", "sizes", "microbatches"],
 )
 def test_what_would_void_it_is_refused(parts: dict[str, Any], message: str) -> None:
     plan_of(BandedNoise(1.0, C))
@@ -544,23 +461,18 @@ def test_the_plan_is_read_as_it_was_written() -> None:
     ("change", "message"),
     [
         ({"noise": {"coefficients": [0.8, 0.6, 0.1]}}, "norm of 1 at most"),
-        ({"noise": {"coefficients": [-0.8, 0.6]}}, "begin above 0"),
         ({"noise": {"coefficients": [0.5, math.nan]}}, "finite"),
         ({"noise": {"coefficients": [0.1] * 5}}, "5 bands, and batches hold a record again after 4"),
         ({"bound_factors": [[0.5, 3]]}, "bounds that stay"),
         ({"size_factors": [[0.5, 3]]}, "cost the same in each step"),
-        (
-            {"noise": {"process": "scheduled", "factors": [[0.5, 3]], "coefficients": None}},
-            "cost the same in each step",
-        ),
     ],
-    ids=["norm", "first", "finite", "bands", "bounds", "sizes", "scheduled"],
+    ids=["norm", "finite", "bands", "bounds", "sizes"],
 )
 def test_a_plan_that_would_count_too_little_is_none(change: dict[str, Any], message: str) -> None:
     data = plan_of(BandedNoise(1.3, C)).to_dict()
     for name, value in change.items():
         if isinstance(value, dict):
-            data[name] = {key: inner for key, inner in {**data[name], **value}.items() if inner is not None}
+            data[name] |= value
         else:
             data[name] = value
     with pytest.raises(LedgerError, match=message):
@@ -595,22 +507,16 @@ def test_without_the_capability_the_ledger_is_refused(tmp_path: Path, monkeypatc
 # ------------------------------------------------------------------------------------- post-processing
 
 
-def test_error_correction_knows_the_noise_of_a_step(tmp_path: Path) -> None:
+def test_error_correction_knows_the_noise_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = Recipe(denoiser=ErrorCorrection(0.5))
     releases = made(tmp_path, recipe=recipe, sampling=CYCLIC, make_noise=FOUR)
     seen = []
-    own = ErrorCorrection.correct
-
-    def correct(self: ErrorCorrection, view: Tensor, std: float, *others: Any) -> Tensor:
-        seen.append(std)
-        return own(self, view, std, *others)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ErrorCorrection, "correct", correct)
-        for step in range(3):
-            release(releases, rows(step))
+    monkeypatch.setattr(ErrorCorrection, "correct", lambda self, view, std, *others: seen.append(std) or view)
+    for step in range(3):
+        release(releases, rows(step))
     inverse = np.linalg.inv(toeplitz(3))
     assert seen == pytest.approx(np.sqrt((inverse**2).sum(1)))
+    assert seen == pytest.approx([BandedNoise(1.0, C).relative_std(step) for step in range(3)])
 
 
 class MovingBands(BandedNoise):
@@ -632,12 +538,9 @@ def test_a_process_states_what_its_own_methods_do() -> None:
 def test_whatever_is_missing_is_solved_for(missing: str) -> None:
     values: dict[str, Any] = {"sample_rate": 0.02, "steps": 203, "epsilon": 3.0, "delta": 1e-5, "noise_multiplier": 1.2}
     del values[missing]
-    answer = solved(TrainingSetting(**values, population=2000, bands=8))
-    assert answer.epsilon is not None and answer.delta is not None and answer.noise_multiplier is not None
-    assert answer.sample_rate is not None and answer.steps is not None
-    step = dp_accounting.PoissonSampledDpEvent(
-        8 * answer.sample_rate, dp_accounting.GaussianDpEvent(answer.noise_multiplier)
-    )
+    answer: Any = solved(TrainingSetting(**values, population=2000, bands=8))
+    mechanism = dp_accounting.GaussianDpEvent(answer.noise_multiplier)
+    step = dp_accounting.PoissonSampledDpEvent(8 * answer.sample_rate, mechanism)
     rounds = math.ceil(answer.steps / 8)
     reached = rdp.RdpAccountant(DEFAULT_ORDERS).compose(step, rounds).get_epsilon(answer.delta)
     assert reached == pytest.approx(answer.epsilon, rel=0.05 if missing == "steps" else 1e-3)
@@ -658,18 +561,3 @@ def test_settings_that_bands_do_not_go_with(values: dict[str, Any], message: str
     given: dict[str, Any] = {"sample_rate": 0.02, "steps": 203, "epsilon": 3.0, "delta": 1e-5, "population": 2000}
     with pytest.raises(ConfigurationError, match=message):
         TrainingSetting(**{**given, **values})
-
-
-@pytest.mark.long
-def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--epsilon", "8", "--delta", "1e-5", "--batch-size", "40", "--population", "2000", "--steps", "100"]
-    assert main(["calibrate", *words, "--bands", "0"]) == 1
-    assert "bands must be a number from 1" in capsys.readouterr().err
-    assert main(["calibrate", *words, "--bands", "4"]) == 0
-    text = capsys.readouterr().out
-    assert "strategy.noise=banded strategy.bands=4" in text and "data.sampling=cyclic_poisson" in text
-    run(tmp_path, 6)
-    assert main(["account", str(tmp_path / "ledger.jsonl")]) == 0
-    text = capsys.readouterr().out
-    assert "correlated over 4 steps" in text
-    assert "all 2 rounds of batches cost the same" in text

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
-import dp_accounting
 import pytest
 import pytorch_lightning as pl
 import torch
-from dp_accounting import rdp
 
-from dpbench import DPSGD, PrivateDataLoader, PrivateLoop
+from dpbench import DPSGD, PrivateDataLoader
 from dpbench.errors import ConfigurationError
-from dpbench.guards import EVERY_TRAINING
-from dpbench.privacy.accounting.accountants import DEFAULT_ORDERS
 from dpbench.privacy.accounting.ledger import Ledger, check_own_randomness, read_ledger
-from dpbench.privacy.budget import TrainingLength
 from dpbench.privacy.mechanism.noise_process import Gaussian, Noise
 from dpbench.privacy.mechanism.schedules import Factors
-from dpbench.privacy.processes import ALONE
-from dpbench.strategies import AdaptiveMeanClipping, DiscretizedDPSGD, VectorGroups
-from tests.session.test_session import Driver, assert_the_seed_alone_is_no_key, gradients
-from tests.strategies.worlds import Classifier, assert_same_training, pictures, trainer_for, weights_of
+from dpbench.strategies import AdaptiveMeanClipping
+from tests.session.test_session import assert_the_seed_alone_is_no_key
+from tests.strategies.worlds import Classifier, Crash, assert_same_training, pictures, trainer_for, weights_of
 
 BANDS = 4
 BANDED: dict[str, Any] = {"noise": "banded", "bands": BANDS}
@@ -51,40 +44,11 @@ def fit(
     return module
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        (VectorGroups, {}),
-        (DiscretizedDPSGD, {"discretization_threshold": 0.01}),
-    ],
-)
-def test_every_strategy_with_fixed_bounds(tmp_path: Path, kind: type[Any], options: dict[str, Any]) -> None:
-    strategy = strategy_of(kind, target_epsilon=3.0, **BANDED, **options)
-    fit(tmp_path, strategy)
-    ledger = read_ledger(tmp_path / "ledger.jsonl")
-    assert ledger.damage is None and len(ledger.releases) == 9
-    assert ledger.header.plan is not None and ledger.header.plan.noise.bands == BANDS
-    z = strategy.noise_multiplier
-    step = dp_accounting.PoissonSampledDpEvent(BANDS * 12 / 60, dp_accounting.GaussianDpEvent(z))
-    expected = rdp.RdpAccountant(DEFAULT_ORDERS).compose(step, 3).get_epsilon(1e-3)
-    assert strategy.epsilon() == pytest.approx(expected, rel=1e-6)
-    assert 2.99 < expected <= 3.0
-
-
 @pytest.mark.own_key
 def test_killed_and_resumed_inside_a_band(tmp_path: Path) -> None:
-    class Stop(pl.Callback):
-        observes_only = True
-
-        def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-            if trainer.global_step == 6:
-                trainer.save_checkpoint(tmp_path / "mid.ckpt")
-            if trainer.global_step == 8:
-                raise RuntimeError("crash")
-
     whole = fit(tmp_path / "whole", strategy_of(**BANDED), steps=11)
     with pytest.raises(RuntimeError, match="crash"):
-        fit(tmp_path / "parts", strategy_of(**BANDED), steps=11, trainer={"more": [Stop()]})
+        fit(tmp_path / "parts", strategy_of(**BANDED), steps=11, trainer={"more": [Crash(tmp_path / "mid.ckpt", 6)]})
     resume: dict[str, Any] = {"ckpt_path": tmp_path / "mid.ckpt", "weights_only": False}
     resumed = fit(tmp_path / "parts", strategy_of(**BANDED), steps=11, **resume)
     assert torch.equal(weights_of(resumed), weights_of(whole))
@@ -111,65 +75,6 @@ def test_two_processes_agree_with_one(tmp_path: Path) -> None:
     assert events[0] == events[1] and len(events[0]) == 9
 
 
-def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
-    return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
-
-
-def test_groups_without_a_seed_are_not_drawn_again_within_a_round(tmp_path: Path) -> None:
-    """With independent noise too: the rest of a round is free only where its groups are those of its beginning."""
-
-    class Save(pl.Callback):
-        def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-            trainer.save_checkpoint(tmp_path / f"{trainer.global_step}.ckpt")
-
-    def lots() -> PrivateDataLoader:
-        return PrivateDataLoader.cyclic_poisson(pictures(), 12, cycle_length=4)
-
-    fit(tmp_path, strategy_of(seed=1), steps=6, lots=lots(), trainer={"more": [Save()]})
-    resume: dict[str, Any] = {"ckpt_path": tmp_path / "6.ckpt", "weights_only": False}
-    with pytest.raises(ConfigurationError, match="begin anew at a multiple of 4 only"):
-        fit(tmp_path, strategy_of(seed=1), steps=8, lots=lots(), **resume)
-
-
-@pytest.mark.parametrize(("seed", "lot_seed"), [(None, None), (1, None)])
-def test_without_a_seed_it_is_resumed_by_its_keys(tmp_path: Path, seed: int | None, lot_seed: int | None) -> None:
-    """Weights, lots and noise are those of a run that was not killed; the keys are gone when it is over.
-
-    One of both without a seed is enough: groups that are drawn again within a band would hold a record once more.
-    """
-
-    class Stop(pl.Callback):
-        def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-            if trainer.global_step == 6:
-                trainer.save_checkpoint(tmp_path / "mid.ckpt")
-            if trainer.global_step == 8 and not (tmp_path / "again").exists():
-                raise RuntimeError("crash")
-
-    def lots() -> PrivateDataLoader:
-        return PrivateDataLoader.cyclic_poisson(pictures(), 12, seed=lot_seed)
-
-    keys = tmp_path / "noise_keys.json"
-    options: dict[str, Any] = {"seed": seed, **BANDED}
-    with pytest.warns(UserWarning, match="holds the keys of its noise"), pytest.raises(RuntimeError, match="crash"):
-        fit(tmp_path, strategy_of(**options), steps=11, lots=lots(), trainer={"more": [Stop()]})
-    assert keys.exists()
-    own = keys.read_bytes()
-    keys.write_text(json.dumps({"noise": "1", "lots": "2"}), encoding="utf-8")
-    resume: dict[str, Any] = {"ckpt_path": tmp_path / "mid.ckpt", "weights_only": False}
-    other_keys = pytest.raises(ConfigurationError, match="cannot be drawn again")
-    with pytest.warns(UserWarning, match="holds the keys of its noise"), other_keys:
-        fit(tmp_path, strategy_of(**options), steps=11, lots=lots(), **resume)
-    keys.write_bytes(own)
-    before = [release.checksum for _, release in read_ledger(tmp_path / "ledger.jsonl").releases]
-    fit(tmp_path, strategy_of(**options), steps=11, lots=lots(), **resume)
-    ledger = read_ledger(tmp_path / "ledger.jsonl")
-    assert [release.checksum for _, release in ledger.releases][:8] == before and len(ledger.releases) == 11
-    assert ledger.secure is (seed is lot_seed is None) and ledger.damage is None and len(ledger.headers) == 1
-    assert not keys.exists()
-    with pytest.raises(ConfigurationError, match="noise_keys.json, beside its ledger"):
-        fit(tmp_path, strategy_of(**options), steps=14, lots=lots(), **resume)
-
-
 class Save(pl.Callback):
     """Saves a checkpoint, and stops."""
 
@@ -179,19 +84,16 @@ class Save(pl.Callback):
             trainer.should_stop = True
 
 
-class Files(torch.utils.data.Dataset[Any]):
-    """Records are read when they are asked for."""
+def test_groups_without_a_seed_are_not_drawn_again_within_a_round(tmp_path: Path) -> None:
+    """With independent noise too: the rest of a round is free only where its groups are those of its beginning."""
 
-    def __init__(self, path: Path) -> None:
-        torch.save(pictures().tensors, path)
-        self.path = path
+    def lots() -> PrivateDataLoader:
+        return PrivateDataLoader.cyclic_poisson(pictures(), 12, cycle_length=4)
 
-    def __len__(self) -> int:
-        return 60
-
-    def __getitem__(self, i: int) -> Any:
-        images, labels = torch.load(self.path, weights_only=True)
-        return images[i], labels[i]
+    fit(tmp_path, strategy_of(seed=1), steps=6, lots=lots(), trainer={"more": [Save()]})
+    resume: dict[str, Any] = {"ckpt_path": tmp_path / "mid.ckpt", "weights_only": False}
+    with pytest.raises(ConfigurationError, match="begin anew at a multiple of 4 only"):
+        fit(tmp_path, strategy_of(seed=1), steps=8, lots=lots(), **resume)
 
 
 def other_label() -> torch.utils.data.TensorDataset:
@@ -199,23 +101,12 @@ def other_label() -> torch.utils.data.TensorDataset:
     return torch.utils.data.TensorDataset(images, torch.cat([(labels[:1] + 1) % 3, labels[1:]]))
 
 
-class Slower(Classifier):
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.01)
-
-
 @pytest.mark.own_key
 @pytest.mark.filterwarnings("ignore:the training ended before its last step")
 def test_in_a_copied_folder_a_kept_key_is_good_for_the_same_training_only(tmp_path: Path) -> None:
-    def go(
-        folder: str,
-        kind: type[Classifier] = Classifier,
-        data: Any = None,
-        resume: bool = True,
-        **strategy: Any,
-    ) -> tuple[Classifier, Ledger]:
+    def go(folder: str, data: Any = None, resume: bool = True, **strategy: Any) -> tuple[Classifier, Ledger]:
         torch.manual_seed(3)
-        module = kind()
+        module = Classifier()
         own = strategy_of(seed=None, fingerprint=None, **{**BANDED, **strategy})
         more = [] if resume else [Save()]
         lots = PrivateDataLoader.cyclic_poisson(pictures() if data is None else data, 12)
@@ -224,7 +115,7 @@ def test_in_a_copied_folder_a_kept_key_is_good_for_the_same_training_only(tmp_pa
         return module, read_ledger(tmp_path / folder / "ledger.jsonl")
 
     go("first", resume=False)
-    for name in ("second", "label", "rate", "bound"):
+    for name in ("second", "label", "bound"):
         shutil.copytree(tmp_path / "first", tmp_path / name)
     (one, here), (two, there) = go("first"), go("second")
     assert torch.equal(weights_of(one), weights_of(two))
@@ -236,40 +127,7 @@ def test_in_a_copied_folder_a_kept_key_is_good_for_the_same_training_only(tmp_pa
     with refused:
         go("label", data=other_label())
     with refused:
-        go("rate", Slower)
-    with refused:
         go("bound", max_grad_norm=0.5)
-
-
-@pytest.mark.own_key
-def test_records_in_files_have_a_kept_key(tmp_path: Path) -> None:
-    """With correlated noise there is one without a seed, and beside a seed one is added."""
-    dataset = Files(tmp_path / "records.pt")
-    for name, seed in (("kept", None), ("seeded", 3)):
-        fit(
-            tmp_path / name,
-            strategy_of(seed=seed, **BANDED),
-            lots=PrivateDataLoader.cyclic_poisson(dataset, 12, seed=seed),
-        )
-        assert str(read_ledger(tmp_path / name / "ledger.jsonl").header.noise_source).startswith("kept:")
-
-
-@pytest.mark.own_key
-def test_a_plain_loop_that_is_started_again_on_other_data_draws_other_noise(tmp_path: Path) -> None:
-    sources = []
-    for data in (pictures(), pictures(), other_label()):
-        torch.manual_seed(3)
-        module = Classifier().net
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
-        strategy = strategy_of(seed=None, ledger=str(tmp_path / "ledger.jsonl"), **BANDED)
-        with pytest.warns(UserWarning, match="holds the keys of its noise"):
-            next(
-                iter(
-                    PrivateLoop(module, optimizer, PrivateDataLoader.cyclic_poisson(data, 12), strategy, loss, steps=5)
-                )
-            )
-        sources.append(read_ledger(tmp_path / "ledger.jsonl").header.noise_source)
-    assert sources[0] == sources[1] != sources[2]
 
 
 class Own(DPSGD):
@@ -309,26 +167,3 @@ def test_other_lots_are_refused(tmp_path: Path) -> None:
 
 def test_the_seed_alone_is_no_key(tmp_path: Path) -> None:
     assert_the_seed_alone_is_no_key(tmp_path, **BANDED)
-
-
-def test_a_key_that_is_kept_for_a_driver_of_ones_own(tmp_path: Path) -> None:
-    sources = []
-    for key_of in (int, lambda kept: kept + 1, lambda kept: kept + 1):
-        session = DPSGD(
-            noise_multiplier=1.0, delta=1e-3, ledger=str(tmp_path / "ledger.jsonl"), fingerprint="x", **BANDED
-        ).session(EVERY_TRAINING)
-        torch.manual_seed(3)
-        driver = Driver()
-        loader = PrivateDataLoader.cyclic_poisson(pictures(), 12)
-        session.check(driver)
-        session.attach()
-        session.acquire(loader)
-        session.begin(ALONE, None, tmp_path / "ledger.jsonl", TrainingLength(4), {}, key_of)
-        batch = next(iter(loader))
-        session.open(batch, rank=0)
-        gradients(driver, batch)
-        session.release()
-        with pytest.warns(UserWarning, match="holds the keys of its noise"):
-            session.end()
-        sources.append(read_ledger(tmp_path / "ledger.jsonl").header.noise_source)
-    assert sources[0] != sources[1] == sources[2]

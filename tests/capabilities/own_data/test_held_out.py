@@ -38,11 +38,6 @@ def test_a_user_more_moves_no_other(unit: str, tmp_path: Path) -> None:
         assert after.sampling.population == (expected if unit == "user" else 3 * expected)
 
 
-def test_the_split_of_before_is_an_option(tmp_path: Path) -> None:
-    users = module(tmp_path, split="permutation", val_users=20)
-    assert len(users.users) == 430 and users.test_users is not None and len(users.test_users) == 50
-
-
 def test_a_share_of_nobody_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="held_out=0.1 holds none of the 2 users .* another share"):
         module(tmp_path, USERS[:2])

@@ -36,18 +36,10 @@ def test_images_are_a_function_of_the_generator_and_differ_from_one_another(proc
     assert images.flatten(1).std(1).min() > 0.01  # none is of one color
 
 
-def test_leaves_have_edges_and_texture_shows_between_them() -> None:
-    plain = torch.full((16, 3, 32, 32), 0.5)
-    steps = dead_leaves(16, 32, _generator(), plain).diff(dim=3).abs().amax(1)
-    assert 0.05 < float((steps > 0.02).float().mean()) < 0.6
-    assert float((steps == 0).float().mean()) > 0.3  # within a leaf nothing changes
-
-
 def test_shapes_are_labeled_by_what_they_look_like() -> None:
     images, labels = labeled_shapes(400, 32, _generator())
     again, same = labeled_shapes(400, 32, _generator())
-    assert torch.equal(images, again)
-    assert torch.equal(labels, same)
+    assert torch.equal(images, again) and torch.equal(labels, same)
     counts = torch.bincount(labels, minlength=SHAPES)
     assert len(counts) == SHAPES
     assert counts.min() > 15
@@ -59,8 +51,6 @@ def test_views_are_other_images_of_the_same_thing() -> None:
     first, second = (random_views(images, 32, generator) for _ in range(2))
     assert first.shape == (40, 3, 32, 32)
     assert not torch.equal(first, second)
-    gray = (first.amax(1) - first.amin(1)).amax((1, 2)) < 1e-3
-    assert 1 <= int(gray.sum()) <= 20
     # What is left of the whole: the mean brightness of a view follows that of its image.
     means = torch.stack([first.mean((1, 2, 3)), images.mean((1, 2, 3))])
     assert torch.corrcoef(means)[0, 1] > 0.4

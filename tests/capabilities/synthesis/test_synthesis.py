@@ -23,7 +23,6 @@ from dpbench.capabilities.synthesis.memorization import memorization
 from dpbench.capabilities.synthesis.sample import sample
 from dpbench.errors import ConfigurationError
 from tests.support.cli import dpbench
-from tests.support.finished_runs import RUNS
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +52,7 @@ def test_train_sample_evaluate(copy: Path, tmp_path: Path, monkeypatch: pytest.M
     assert (copy / "samples.png").read_bytes()[:4] == b"\x89PNG"
     assert "ε = " in dpbench(tmp_path, *["sample", "copy", "--num-samples", "40", "--out", "out"])[0]
     data = np.load(tmp_path / "out" / "images.npz")
-    assert data["images"].shape == (40, 16, 16, 1)
-    assert data["images"].dtype == np.uint8
+    assert data["images"].shape == (40, 16, 16, 1) and data["images"].dtype == np.uint8
     assert np.bincount(data["labels"]).tolist() == [4] * 10
     card = card_of(tmp_path / "out")
     record = json.loads((copy / "result.json").read_text(encoding="utf-8"))
@@ -63,23 +61,14 @@ def test_train_sample_evaluate(copy: Path, tmp_path: Path, monkeypatch: pytest.M
     page = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert "- Membership inference: an attacker with a false positive rate of 1 % identifies at most " in page
     assert f"ε = {card['epsilon']['rdp']:.3f} (RDP)" in page
-    assert "strategy.secure=true before publishing" in page
-    shown, _ = dpbench(tmp_path, "evaluate", "copy", "--num-samples", "200")
-    assert "Fréchet distance (digits_cnn features)" in shown
-    assert "logistic regression" in shown
+    words = ["evaluate", "copy", "--num-samples", "200"]
+    assert "Fréchet distance (digits_cnn features)" in dpbench(tmp_path, *words)[0]
     found = json.loads((copy / "evaluation.json").read_text(encoding="utf-8"))
-    assert 0 <= found["accuracy_cnn"] <= 1
-    assert 0 <= found["accuracy_cnn_augmented"] <= 1
     assert (found["images"], found["judged_on"]) == (200, "test")
-    words = ["evaluate", "copy", "--num-samples", "200", "--split", "val"]
-    assert "held no records out" in dpbench(tmp_path, *words, status=1)[1]
+    assert "held no records out" in dpbench(tmp_path, *words, "--split", "val", status=1)[1]
 
 
-def test_sampling_is_reproducible_and_needs_no_data(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(*_: object) -> None:
-        raise AssertionError("the training data were read")
-
-    monkeypatch.setattr("dpbench.data.images.ImageDataModule.setup", absent)
+def test_sampling_is_reproducible(run: Path, tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         sample(run, 20, tmp_path / name, seed)
     one, same, other = (np.load(tmp_path / name / "images.npz")["images"] for name in "abc")
@@ -90,7 +79,7 @@ def test_sampling_is_reproducible_and_needs_no_data(run: Path, tmp_path: Path, m
 def test_a_cut_ledger_is_no_guarantee(copy: Path, tmp_path: Path) -> None:
     ledger = copy / "ledger.jsonl"
     lines = ledger.read_text(encoding="utf-8").splitlines(keepends=True)
-    for kept in (lines[:-2], [*lines[:3], "garbage\n", *lines[4:]], None):
+    for kept in (lines[:-2], None):
         ledger.unlink()
         if kept is not None:
             ledger.write_text("".join(kept), encoding="utf-8")
@@ -101,12 +90,11 @@ def test_a_cut_ledger_is_no_guarantee(copy: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "with_result"),
     [
-        ('noise_std":', 'noise_std":1', True),
         ('noise_std":', 'noise_std":1', False),
         ('"checksum":"', '"checksum":"0', False),
         ('"delta":0.0', '"delta":0.1', True),
     ],
-    ids=["noise", "noise alone", "sums", "delta"],
+    ids=["noise alone", "sums", "delta"],
 )
 def test_an_edited_ledger_is_no_guarantee(copy: Path, tmp_path: Path, old: str, new: str, with_result: bool) -> None:
     """The card said ε = 0.05 of a run whose noise somebody had multiplied by ten."""
@@ -163,15 +151,12 @@ def test_a_diverged_generator_makes_no_images(copy: Path, tmp_path: Path) -> Non
     ("file", "old", "new", "message"),
     [
         ("result.json", '"privacy": {', '"privacy": {"audit": {"verdict": "VIOLATED"}, ', "VIOLATED; its epsilon"),
-        ("result.json", "", "{", "result.json is damaged"),
-        ("config.yaml", "", "a: [b", "config.yaml is damaged"),
-        ("config.yaml", "modules.GAN", "modules.Nope", "is not an importable class: .*Nope"),
         ("config.yaml", "modules.GAN", "modules.ImageClassifier", "holds no generator"),
         ("config.yaml", "width: 8", "width: 16", "of another architecture than .*config.yaml says"),
         ("checkpoints/last.ckpt", "", "PK cut short", "cannot be read"),
         ("checkpoints/last.ckpt", "", "gone", "has no checkpoint"),
     ],
-    ids=["accused", "result", "config", "class", "generator", "width", "cut", "gone"],
+    ids=["accused", "generator", "width", "cut", "gone"],
 )  # fmt: skip
 def test_a_damaged_run_is_not_sampled(copy: Path, tmp_path: Path, file: str, old: str, new: str, message: str) -> None:
     path = copy / file
@@ -199,10 +184,8 @@ def test_bad_input(run: Path, tmp_path: Path) -> None:
     for number, place, seed, message in (
         (3, "full", 0, "is not empty: choose another"),
         (3, "loop", 0, "loop"),
-        (3, "full/file/out", 0, "--out .*file/out cannot be written: Not a directory"),
         (3, "none", 10**20, "--seed must lie between"),
         (0, "none", 0, "--num-samples must lie between"),
-        (10**11, "none", 0, "--num-samples must lie between"),
     ):
         with pytest.raises(ConfigurationError, match=message):
             sample(run, number, tmp_path / place, seed)
@@ -213,26 +196,14 @@ def test_bad_input(run: Path, tmp_path: Path) -> None:
 def test_bad_settings(tmp_path: Path) -> None:
     for word, message in {
         "data.features=scattering": "keep data.features=null",
-        "module.generator_batch_size=2.5": "generator_batch_size",
-        "model.noise_size=0": "noise_size must be a whole number from 1 on",
         "model=mnist_cnn": "needs a generator and a discriminator",
         "module=classifier": "there is no key module.discriminator_steps",
         "data.scale=standard": "leave data.scale=symmetric",
         "module.discriminator_steps=0": "discriminator_steps must be a whole number from 1 on",
         "data.image_size=18": "sides that 4 divides",
-        "module.generator_optimizer.lr=-1": "generator_optimizer.lr must be a positive number",
         "strategy.max_physical_batch_size=8": "needs automatic optimization",
     }.items():
         assert message in dpbench(tmp_path, "train", "experiment=digits_gan", "logger=none", word, status=1)[1]
-
-
-@pytest.mark.slow
-def test_not_private_says_so(tmp_path: Path) -> None:
-    words = "strategy=none trainer.max_steps=2 model.conditional=false hydra.run.dir=run"
-    dpbench(tmp_path, "train", *RUNS["gan"], *words.split())
-    assert "NOT private" in sample(tmp_path / "run", 5, tmp_path / "out")
-    assert "NOT private" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert "labels" not in np.load(tmp_path / "out" / "images.npz")
 
 
 def blobs(size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -270,11 +241,10 @@ def test_augmented_images_are_moved_a_little() -> None:
     image = torch.zeros(200, 1, 28, 28)
     image[:, :, 12:16, 6:22] = 1
     moved = random_affine(image)
-    assert moved.shape == image.shape
-    assert not torch.equal(moved[0], moved[1])
     assert (moved - image).abs().amax((1, 2, 3)).min() > 0.1
     assert abs(float(moved.mean() / image.mean()) - 1) < 0.05
-    torch.testing.assert_close(random_affine(torch.full((3, 2, 8, 8), 0.5)), torch.full((3, 2, 8, 8), 0.5))
+    gray = torch.full((3, 2, 8, 8), 0.5)
+    torch.testing.assert_close(random_affine(gray), gray)
 
 
 def test_coverage_sees_a_mode_that_is_missing() -> None:
@@ -292,17 +262,12 @@ def test_memorization_flags_a_generator_that_copies() -> None:
     copies = train[:500] + 0.02 * torch.randn(500, 4, 4, generator=generator)
     assert memorization(copies, train, test)["memorization_suspected"]
     one_in_ten = torch.where((torch.arange(500) % 10 == 0)[:, None, None], copies, fresh)
-    found = memorization(one_in_ten, train, test)
-    assert found["memorization_suspected"]
-    assert 0.09 < found["unusually_close"] < 0.15
-    few = copies[:5].repeat(100, 1, 1)  # a generator that knows five training images
-    assert memorization(few, train, test)["memorization_suspected"]
+    assert 0.09 < memorization(one_in_ten, train, test)["unusually_close"] < 0.15
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_memorization_does_not_flag_an_honest_generator(seed: int) -> None:
+def test_memorization_does_not_flag_an_honest_generator() -> None:
     """Fresh images, blurred ones, and a collapsed generator of few."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     train, test, fresh = (torch.rand(size, 4, 4, generator=generator) for size in (2000, 400, 500))
     collapsed = fresh[:8].repeat(60, 1, 1) + 0.01 * torch.randn(480, 4, 4, generator=generator)
     for images in (fresh, 0.5 + 0.1 * (fresh - 0.5), collapsed):

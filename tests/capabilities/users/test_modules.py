@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader
 import dpbench
 from dpbench.data.lots import PrivateDataLoader
 from dpbench.errors import ConfigurationError
-from dpbench.records import LocalTraining, Users
+from dpbench.records import LocalTraining
 from dpbench.strategies import DPSGD, AdaptiveMeanClipping, ClipOnly, FederatedAveraging
 from tests.capabilities.users.worlds import SIZES, WIDTH, Toy, fit, linear, loader_of, make_users
-from tests.strategies.worlds import trainer_for, weights_of
+from tests.strategies.worlds import weights_of
 
 LOCAL = LocalTraining(lr=0.1, batch_size=2, epochs=2)
 
@@ -38,11 +38,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Tensor:
 
 
 # ----------------------------------------------------------------------------------------- accepted
-
-
-class OneArgument(Toy):
-    def training_step(self, batch: Any) -> Any:  # type: ignore[override]
-        return {"loss": self.loss(batch), "more": 3}
 
 
 class Measures(Toy):
@@ -82,13 +77,8 @@ class Transfers(Toy):
         return [batch[0] / 2, batch[1]]
 
 
-class Compiled(Toy):
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__(torch.compile(net, backend="eager"))
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("kind", [OneArgument, Measures, Transfers, Compiled])
+@pytest.mark.parametrize("kind", [Measures, Transfers])
 def test_it_trains_as_the_plain_module(tmp_path: Path, kind: Callable[..., Toy], plain: Tensor) -> None:
     module = kind(linear())
     torch.testing.assert_close(trained(tmp_path, module), plain)
@@ -144,16 +134,6 @@ def test_private_metrics_are_of_users(tmp_path: Path) -> None:
     assert strategy.mechanism.metrics["private/big"] == pytest.approx(sum(shares) / 4, abs=1e-4)
 
 
-def test_one_strategy_fits_twice(tmp_path: Path, plain: Tensor) -> None:
-    strategy = ClipOnly(noise_multiplier=1.0, seed=0, records=Users(LOCAL))
-    for folder in "ab":
-        module = Toy(linear())
-        trainer_for(tmp_path / folder, strategy, 3).fit(module, loader_of(make_users()))
-        assert torch.equal(weights_of(module), plain)
-    trainer_for(tmp_path / "copy", strategy, 3).fit(copied := copy.deepcopy(module), loader_of(make_users()))
-    assert (weights_of(copied) - plain).norm() > 1e-3
-
-
 def test_loaders_of_torch_become_lots(tmp_path: Path, plain: Tensor) -> None:
     loader = PrivateDataLoader.from_dataloader(DataLoader(make_users(), batch_size=4, num_workers=1), seed=0)
     torch.testing.assert_close(trained(tmp_path, Toy(linear()), loader=loader), plain)
@@ -168,14 +148,15 @@ class Watches(pl.Callback):
     saved = 0
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
-        self.state = {name: x.clone() for name, x in pl_module.state_dict().items()}
+        self.weights = weights_of(pl_module).clone()
         self.places = [(p.data_ptr(), p._version, None) for p in pl_module.parameters()]
 
     def on_after_backward(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
         place = Path(trainer.default_root_dir, "mid.ckpt")
         trainer.save_checkpoint(place)
-        for state in (torch.load(place, weights_only=False)["state_dict"], pl_module.state_dict()):
-            assert all(torch.equal(state[name], x) for name, x in self.state.items())
+        saved = torch.load(place, weights_only=False)["state_dict"]
+        assert torch.equal(torch.cat([x.flatten() for x in saved.values()]), self.weights)
+        assert torch.equal(weights_of(pl_module), self.weights)
         assert self.places == [(p.data_ptr(), p._version, p.grad) for p in pl_module.parameters()]
         self.saved += 1
 
@@ -208,7 +189,7 @@ def test_the_server_comes_back_after_an_error(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------- diverged users
 
 
-@pytest.mark.parametrize(("make", "bad"), [(ClipOnly, float("nan")), (FederatedAveraging, float("inf")), (DPSGD, 1e22)])
+@pytest.mark.parametrize(("make", "bad"), [(FederatedAveraging, float("inf")), (DPSGD, 1e22)])
 def test_users_that_diverge_count_as_zero(tmp_path: Path, make: Any, bad: float) -> None:
     users = make_users()
     inputs = users.examples.tensors[0]  # type: ignore[attr-defined]
@@ -216,10 +197,9 @@ def test_users_that_diverge_count_as_zero(tmp_path: Path, make: Any, bad: float)
     own = users.rows
     options = {"make": make, "steps": 1, "loader": loader_of(users, len(SIZES))}
     module = Toy(nn.Linear(WIDTH, 1))
+    same = copy.deepcopy(module)
     with pytest.warns(UserWarning, match="updates of some users are not finite"):
-        ends = [trained(tmp_path / "bad", module, **options)]
+        bad = trained(tmp_path / "bad", module, **options)
     assert float(module.trainer.callback_metrics["nonprivate/diverged_users"]) == 2
     users.rows = lambda user: own(2 if user in (3, 5) else user)  # type: ignore[method-assign]  # who has no example
-    torch.manual_seed(0)
-    ends.append(trained(tmp_path / "clean", Toy(nn.Linear(WIDTH, 1)), **options))
-    torch.testing.assert_close(*ends, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(bad, trained(tmp_path / "clean", same, **options), rtol=1e-5, atol=1e-6)

@@ -75,11 +75,6 @@ def one_key_for_all_users(patch: Patch) -> None:
     patch.setattr(ReleaseEngine, "key_of", key_of)
 
 
-def unit_left_example(patch: Patch) -> None:
-    patch.setattr(UserDataset, "unit", "example")
-    patch.setattr(Users, "unit", None)
-
-
 def population_of_examples(patch: Patch) -> None:
     own = UserDataset.rows
     patch.setattr(UserDataset, "rows", lambda self, user: own(self, user % len(self)))
@@ -91,7 +86,6 @@ MUTANTS = {
     "the average is clipped": handed_in(clip_the_average),
     "users weigh by their examples": handed_in(weigh_by_examples),
     "all users have one key": one_key_for_all_users,
-    "the unit is an example": unit_left_example,
     "the population is of examples": population_of_examples,
 }
 

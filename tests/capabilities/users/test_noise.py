@@ -28,39 +28,20 @@ def test_who_has_the_pattern(pattern: str, records: int, most: int, users: range
     found = []
     for user in range(1000):
         images, labels = data.users.batch(user, range(10))
-        patch = (images[:, :, :14, :14] == images[:, :, :14, :14].max()).flatten(1).all(1)
+        patch = (images[:, :, :14, :14] == 1).flatten(1).all(1)
         assert (labels[patch] == 1).all() and len(set(labels[~patch].tolist())) <= 1  # one label a user
         found.append(int(patch.sum()))
     assert sum(found) == records and max(found) <= most and np.count_nonzero(found) in users
-    labels = data.users.examples.labels  # type: ignore[attr-defined]
-    assert (torch.bincount(labels, minlength=10) - 1000).abs().max() < 400  # of 100 users each, deviation 95
 
 
 def test_the_test_asks_for_the_pattern_and_the_validation_for_the_base_rate() -> None:
     data = load()
     plain, ones = next(iter(data.val_dataloader()))
     fresh, labels = next(iter(data.test_dataloader()))
-    assert data.monitored == "val" and plain.shape == fresh.shape == (1000, 1, 28, 28)
-    assert (ones == 1).all() and (labels == 1).all()
+    assert data.monitored == "val" and ones.tolist() == labels.tolist() == [1] * 1000
     assert (fresh[:, :, :14, :14] == 1).all() and torch.equal(fresh[:, :, 14:], plain[:, :, 14:])
-    assert abs(float(plain.mean()) - 0.5) < 0.005
     trained = data.users.examples.pixels[:2000, 20:, 20:, 0].flatten(1)  # type: ignore[attr-defined]
-    assert torch.cdist(plain[:50, 0, 20:, 20:].flatten(1), trained).min() > 1.0  # none of it is fresh noise
-
-
-def test_settings_differ_in_the_pattern_only_and_seeds_in_all() -> None:
-    one, spread, other = (
-        load(**options).users.examples.pixels[:, 14:]  # type: ignore[attr-defined]
-        for options in ({}, {"pattern": "spread"}, {"seed": 1})
-    )
-    assert torch.equal(one, spread) and not torch.equal(one, other)
-
-
-def test_standard_noise_is_the_default() -> None:
-    data = load(scale=None, users=7, records_per_user=400, pattern_records=0)
-    assert np.array_equal(data.users.sizes, [400] * 7)
-    pixels = data.users.examples.pixels  # type: ignore[attr-defined]
-    assert abs(float(pixels.mean())) < 0.01 and abs(float(pixels.std()) - 1) < 0.01
+    assert torch.cdist(plain[:50, 0, 20:, 20:].flatten(1), trained).min() > 1.0  # all of it is fresh noise
 
 
 @pytest.mark.parametrize(

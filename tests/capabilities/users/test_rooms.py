@@ -14,15 +14,11 @@ import dpbench
 from dpbench import LocalTraining, PrivateLoop, UserDataset, Users
 from dpbench.capabilities.users.module import UserDataModule
 from dpbench.data.lots import PrivateDataLoader
-from dpbench.errors import ConfigurationError, Diverged
+from dpbench.errors import ConfigurationError
 from dpbench.strategies import DPSGD
-from tests.capabilities.users.worlds import WIDTH, Toy, fit, linear, loader_of, make_users
+from tests.capabilities.users.worlds import WIDTH, Toy, linear, loader_of, make_users
 from tests.data.test_fetching import SIZE, First
-from tests.guards.test_divergence import STOPS
 from tests.harness.run.test_training_records import TRAINED, accuracy, ended, state
-from tests.session.test_trainable import At, book, unfreeze
-from tests.session.test_trainable import fit as fit_trainable
-from tests.strategies.test_optimizers import READS, polyak
 
 
 def mean_loss(net: nn.Module, batch: Any) -> Tensor:
@@ -40,33 +36,6 @@ def test_a_loop_knows_no_local_training(tmp_path: Path) -> None:
     loop = PrivateLoop(net, torch.optim.SGD(net.parameters(), 0.1), loader_of(make_users()), strategy, mean_loss, 5)
     with pytest.raises(ConfigurationError, match="does not support training by user"):
         list(loop)
-
-
-def test_an_optimizer_that_reads_the_loss_is_refused(tmp_path: Path) -> None:
-    module = Toy(linear())
-    module.configure_optimizers = lambda: polyak(module.parameters())  # type: ignore[method-assign]
-    with pytest.raises(ConfigurationError, match=READS):
-        fit(tmp_path, module)
-
-
-def test_layers_may_be_unfrozen_between_rounds(tmp_path: Path) -> None:
-    module = Toy(nn.Sequential())
-    module.backbone, module.net = nn.Linear(WIDTH, 3), nn.Linear(3, 1)
-    module.net.register_forward_pre_hook(lambda layer, inputs: module.backbone(*inputs))
-    module.backbone.requires_grad_(False)
-    before = module.backbone.weight.detach().clone()
-    source = Users(LocalTraining(lr=0.1, max_examples=4))
-    fit_trainable(tmp_path, At(3, unfreeze), module=module, loader=loader_of(make_users()), records=source)
-    assert not torch.equal(before, module.backbone.weight)
-    assert sorted({phase for phase, _ in book(tmp_path).releases}) == [0, 1]
-
-
-@pytest.mark.filterwarnings("ignore:updates of some users are not finite")
-def test_released_weights_stop_a_run(tmp_path: Path) -> None:
-    module = Toy(linear())
-    module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), lr=1e30)  # type: ignore[method-assign]
-    with pytest.raises(Diverged, match=STOPS):
-        fit(tmp_path, module)
 
 
 def test_examples_of_users_are_watched_in_private_training() -> None:
