@@ -202,13 +202,6 @@ def test_a_secure_run_draws_augmentations_that_nobody_knows(tmp_path: Path) -> N
         assert not (one == other).any()
 
 
-def test_seeded_augmentations_repeat(tmp_path: Path) -> None:
-    one, other = (
-        items(tmp_path / name, 5, 2, PrivateDataLoader.poisson(Augmented(), 12, seed=5, num_workers=1)) for name in "ab"
-    )
-    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
 def test_a_resumed_run_augments_as_the_whole_one(tmp_path: Path) -> None:
     whole, part, rest = (PrivateDataLoader.poisson(Augmented(), 12, seed=5) for _ in range(3))
     batches = items(tmp_path / "whole", 5, 4, whole)

@@ -41,14 +41,6 @@ def test_runs_of_one_seed_that_differ_share_neither_noise_nor_lots(tmp_path: Pat
         assert None not in sources and len(sources) == len(headers)
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-def test_what_decides_no_sum_is_no_part_of_the_key(tmp_path: Path) -> None:
-    first = train(tmp_path / "first").header
-    private = {"max_physical_batch_size": 5, "target_epsilon": 100.0, "clipping": "flat"}
-    other = train(tmp_path / "other", private=private, loader={"num_workers": 2}, max_steps=3).header
-    assert (other.noise_source, other.lot_source) == (first.noise_source, first.lot_source)
-
-
 def test_our_own_source_is_no_part_of_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = train(tmp_path / "first").header
     monkeypatch.setattr("dpbench.code.code_hash", lambda *_: "other")

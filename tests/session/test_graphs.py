@@ -362,9 +362,3 @@ def test_optimizers_that_are_not_fused() -> None:
     net.requires_grad_(True)  # the others have no momentum yet
     assert not fuse(optimizer)
     assert fuse(Adam(net.double().parameters()))
-
-
-def test_an_optimizer_stays_fused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, trainer = fit(tmp_path, monkeypatch, Recorder(), module=reconstruction, steps=2, loss_reduction="sum")
-    group = trainer.optimizers[0].param_groups[0]
-    assert group["fused"] and not group["foreach"]  # in checkpoints that are saved after the training, too

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 from torchmetrics import MeanMetric
 
-from dpbench.callback.loop import PrivateLoop
 from dpbench.data.lots import PrivateDataLoader
 from dpbench.errors import ConfigurationError, OutOfMemory
 from dpbench.privacy.accounting.ledger import read_ledger
@@ -172,39 +171,6 @@ def test_a_batch_that_begins_again_is_that_of_the_size_from_the_start(
     assert sorted(path.name for path in (tmp_path / "auto").iterdir()) == ["ledger.jsonl", "piece_sizes.json"]
 
 
-def test_the_mean_over_the_records_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    full_in_sums(monkeypatch, lambda rows: rows > FITS)
-    module = Module()
-    trainer = trainer_for(tmp_path, dpsgd(tmp_path, "auto"), 1)
-    trainer.fit(module, loader_of())
-    assert trainer.callback_metrics["loss"] == pytest.approx(float(module.mean.compute()))
-
-
-@pytest.mark.parametrize("first", [0, 1])
-def test_a_step_that_reads_values_goes_record_by_record(
-    first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Reads(Module):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            loss = super().training_step(batch, batch_idx)
-            if batch_idx >= first:
-                self.last = loss.item()
-            return loss
-
-    def trained(rows: Any) -> Tensor:
-        module = Reads()
-        strategy = dpsgd(tmp_path / str(rows), rows)
-        trainer_for(tmp_path, strategy, 3).fit(module, loader_of())
-        assert not hasattr(module, "last") and strategy.releases == 3
-        return weights_of(module)
-
-    full_in_forward(monkeypatch, lambda rows: rows > FITS)
-    auto = trained("auto")
-    file = tmp_path / "auto" / "piece_sizes.json"
-    assert file.exists() == (first > 0)
-    assert torch.equal(auto, trained(json.loads(file.read_text())["0"] if first else None))
-
-
 def test_memory_may_be_over_after_some_pieces_of_a_later_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     strategy = dpsgd(tmp_path / "auto", "auto")
     tried: list[int] = []
@@ -259,32 +225,6 @@ def test_a_run_that_is_resumed_takes_the_sizes_of_each_step(tmp_path: Path, monk
         fit(dpsgd(tmp_path / "1", "auto"), tmp_path / "1", steps=5, ckpt_path=tmp_path / "1" / "1.ckpt")
 
 
-def test_a_loop_keeps_the_sizes_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[int] = []
-
-    def is_over(rows: int) -> bool:
-        tried.append(rows)
-        return rows > FITS
-
-    def loss(model: nn.Module, batch: Any) -> Tensor:
-        return F.cross_entropy(model(batch[0]), batch[1])
-
-    def trained(rows: Any) -> Tensor:
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Flatten(), nn.Linear(64, 100), Counting(), nn.Linear(100, 3))
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        strategy = dpsgd(tmp_path / str(rows), rows)
-        assert list(PrivateLoop(net, optimizer, loader_of(), strategy, loss, steps=2)) == [1, 2]
-        return weights_of(net)
-
-    with monkeypatch.context() as patch:
-        full_in_backward(patch, is_over)
-        one = trained("auto")
-    (size,) = {rows for rows in tried if FITS / 2 <= rows <= FITS and tried.count(rows) > 2}
-    assert torch.equal(one, trained(size))
-    assert not (tmp_path / "auto" / "piece_sizes.json").exists()
-
-
 def test_one_row_that_does_not_fit_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     strategy = dpsgd(tmp_path, "auto")
     full_in_forward(monkeypatch, lambda rows: strategy.releases == 1)
@@ -313,16 +253,6 @@ def test_a_number_is_needed_on_the_cpu(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"auto needs a GPU.*runs on cpu\): give a number of rows"):
         fit(dpsgd(tmp_path, "auto"), tmp_path)
     assert not (tmp_path / "ledger.jsonl").exists()
-
-
-def test_memory_that_is_over_after_the_release_is_not_explained(tmp_path: Path) -> None:
-    class Full(Module):
-        def on_train_batch_end(self, *_: Any) -> None:
-            raise FULL
-
-    with pytest.raises(torch.OutOfMemoryError, match="^CUDA out of memory. Tried"):
-        trainer_for(tmp_path, dpsgd(tmp_path, None), 2).fit(Full(), loader_of())
-    assert len(read_ledger(tmp_path / "ledger.jsonl").releases) == 1
 
 
 @pytest.mark.parametrize(

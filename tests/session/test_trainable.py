@@ -242,16 +242,3 @@ def test_what_is_refused(tmp_path: Path, change: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         fit(tmp_path, At(3, change))
     assert len(book(tmp_path).releases) == 3
-
-
-def test_a_new_head_with_its_optimizer(tmp_path: Path) -> None:
-    head = nn.Linear(8, 3)
-    before = head.weight.detach().clone()
-
-    def replace(trainer: Any, module: Any) -> None:
-        module.head = head
-        trainer.optimizers[0].param_groups[0]["params"] = list(head.parameters())
-
-    fit(tmp_path, At(3, replace))
-    assert not torch.equal(before, head.weight)
-    assert len(book(tmp_path).releases) == 8

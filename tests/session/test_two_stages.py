@@ -140,13 +140,6 @@ def test_a_second_stage_is_resumed(tmp_path: Path) -> None:
     assert len(read_ledger(tmp_path / "resumed" / "both" / "ledger.jsonl").releases) == 4 + 6
 
 
-def test_three_stages(tmp_path: Path) -> None:
-    module = first_stage(tmp_path)
-    second_stage(tmp_path, module)
-    later_stage(tmp_path, module, after=ledger_in(tmp_path / "both"), ledger=ledger_in(tmp_path / "third"))
-    assert len(read_ledger(tmp_path / "third" / "ledger.jsonl").releases) == 4 + 5 + 2
-
-
 # ------------------------------------------------------------------------------------- refused
 
 
@@ -156,13 +149,6 @@ def test_what_is_spent(tmp_path: Path) -> None:
         second_stage(tmp_path, module, noise_multiplier=None, target_epsilon=1.0)
     with pytest.raises(BudgetExhausted, match="allows no further step"):
         second_stage(tmp_path, module, target_epsilon=1.0)
-
-
-def test_what_rounding_has_left_is_spent(tmp_path: Path) -> None:
-    module = first_stage(tmp_path, noise_multiplier=None, target_epsilon=3.0)
-    assert 2.9999 < ledger_epsilon(read_ledger(tmp_path / "first" / "ledger.jsonl"), DELTA) < 3.0
-    with pytest.raises(BudgetExhausted, match=r"target_epsilon=3.0 is for both trainings, and .* has spent 3"):
-        second_stage(tmp_path, module, noise_multiplier=None, target_epsilon=3.0)
 
 
 def test_another_training_set(tmp_path: Path) -> None:

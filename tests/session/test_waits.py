@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
-from pytorch_lightning.loggers import CSVLogger
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dpbench.harness.run.progress import RunProgress
 from dpbench.privacy.mechanism import noise
 from dpbench.privacy.native import kernels
 from dpbench.session.executor import Executor
@@ -89,26 +87,3 @@ def test_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: Any, 
     counts = waits_of_steps(tmp_path, monkeypatch, executor, log_every_n_steps=1000)
     assert median(counts) == most
     assert counts[0] > most  # of the first lot, as of one of each octave, more is looked at
-
-
-def test_logs_and_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step that logs nothing, and shows nothing, waits no longer for a logger and a bar."""
-    every = 5
-    options: dict[str, Any] = {
-        "log_every_n_steps": every,
-        "logger": CSVLogger(tmp_path, name="", version=""),
-        "enable_progress_bar": True,
-        "more": [RunProgress(enabled=True)],
-    }
-    # The bar is shown in its first step and its last one.
-    monkeypatch.setattr("dpbench.harness.run.progress._REFRESH_RUN", 1e6)
-    counts = waits_of_steps(tmp_path, monkeypatch, Recorder, **options)
-    # Lightning reads what a bar may show in each step, from the first that logs it to the end of the epoch: epsilon
-    # alone, which lies on the host.
-    in_first_half, in_second_half = counts[:10], counts[10:]
-    # One of the two is looked at more closely where an earlier batch held too few records for that.
-    assert min(in_first_half[5], in_first_half[6]) == 3
-    assert in_second_half[0] == in_second_half[1] == in_second_half[2] == in_second_half[3] == 2
-    assert in_second_half[6] == in_second_half[7] == 3
-    rows = (tmp_path / "metrics.csv").read_text().splitlines()
-    assert len(rows) > STEPS // every and "nonprivate/train_loss" in rows[0]

@@ -69,16 +69,6 @@ def test_all_hooks_overridden_without_lots(tmp_path: Path) -> None:
         fit(tmp_path, Classifier(), make=cls, loader=DataLoader(pictures(), 12))
 
 
-def test_a_step_without_a_release_of_its_own(tmp_path: Path) -> None:
-    class Twice(Classifier):
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            super().training_step(batch, batch_idx)
-            self.optimizers().optimizer.step()
-
-    with pytest.raises(ConfigurationError, match="stepped twice on one release"):
-        fit(tmp_path, Twice(manual=True))
-
-
 @pytest.mark.parametrize(
     "pair",
     [[private(), private(AdaptiveQuantileClipping)], [private(), NonPrivate()], [NonPrivate(), private()]],
@@ -87,15 +77,6 @@ def test_a_step_without_a_release_of_its_own(tmp_path: Path) -> None:
 def test_two_strategies(tmp_path: Path, pair: list[Any]) -> None:
     with pytest.raises(ConfigurationError, match="two strategies, DPSGD and (AdaptiveQuantileClipping|NonPrivate)"):
         trainer_for(tmp_path, pair[0], 4, more=pair[1:]).fit(Classifier(), loader_of(pictures()))
-
-
-def test_two_strategies_by_the_module(tmp_path: Path) -> None:
-    class Second(Classifier):
-        def configure_callbacks(self) -> Any:
-            return [private(AdaptiveQuantileClipping)]
-
-    with pytest.raises(ConfigurationError, match="two strategies"):
-        fit(tmp_path, Second())
 
 
 def test_a_strategy_outside_of_a_list() -> None:

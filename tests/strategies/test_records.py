@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset, default_collate
 from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.strategies import DPSGD, AdaptiveQuantileClipping
-from tests.strategies.worlds import Classifier, clipped_sum, fit, loader_of, pictures, update, weights_of
+from tests.strategies.worlds import Classifier, clipped_sum, fit, pictures, update, weights_of
 
 QUIET = 1e-9
 
@@ -39,20 +39,6 @@ def test_rows_that_are_not_the_lots(tmp_path: Path, collate: Callable[..., Any],
     loader = PrivateDataLoader(pictures(), lots_of(60), lambda records: collate(*default_collate(records)))
     with pytest.raises(ConfigurationError, match=r"rows but \d+ records: each row is clipped separately"):
         fit(tmp_path, Classifier(manual), loader=loader, microbatch_size=size, gradients="engine")
-
-
-def test_a_lot_is_drawn_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """To be loaded; and it is there again when its rows are counted."""
-    drawn: list[int] = []
-    lot = PrivateBatchSampler.lot
-
-    def counted(self: PrivateBatchSampler, step: int) -> Any:
-        drawn.append(step)
-        return lot(self, step)
-
-    monkeypatch.setattr(PrivateBatchSampler, "lot", counted)
-    fit(tmp_path, Classifier(), loader=loader_of(pictures()))
-    assert drawn == list(range(len(drawn))) and len(drawn) in (4, 5)
 
 
 # ------------------------------------------------------------------------------------------------- several rows
