@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, RMSprop
@@ -33,10 +32,10 @@ from tests.strategies.worlds import assert_same_training, loader_of, pictures, t
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 
-STEPS = 16
+STEPS = 12
 Z = 0.5
 EXPECTED = 6.0
-SIZES = 5  # at least, of the lots of a training
+SIZES = 4  # at least, of the lots of a training
 
 
 class Recorder(Graphs):
@@ -138,38 +137,18 @@ def test_a_sum_of_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert of_one_size(both(tmp_path, monkeypatch, module=reconstruction, loss_reduction="sum"))
 
 
-class Outputs(Callback):
-    """Keeps what steps have returned."""
-
-    def __init__(self) -> None:
-        self.means: list[float] = []
-        self.losses: list[Tensor] = []
-
-    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if "record_metrics" in outputs:  # not of an empty lot
-            losses = outputs["record_metrics"]["loss"]()
-            assert losses.shape == (len(batch[0]),)
-            self.losses.append(losses.detach().clone())
-            self.means.append(float(outputs["loss"]))
-
-
-def test_what_is_logged_returned_and_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_logged_and_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
     tables = []
     for folder, executor in ((tmp_path / "eager", None), (tmp_path / "graph", recorder)):
-        outputs = Outputs()
-        trainer = {"logger": CSVLogger(folder, name="", version=""), "log_every_n_steps": 1, "more": [outputs]}
+        trainer = {"logger": CSVLogger(folder, name="", version=""), "log_every_n_steps": 1}
         fit(folder, monkeypatch, executor, metrics={"loss": 2.0, "accuracy": 1.0}, trainer=trainer)
-        tables.append(([line.split(",") for line in (folder / "metrics.csv").read_text().splitlines()], outputs))
-    (eager, eager_outputs), (padded, padded_outputs) = tables
+        tables.append([line.split(",") for line in (folder / "metrics.csv").read_text().splitlines()])
+    eager, padded = tables
     assert eager[0] == padded[0] and "nonprivate/train_loss" in eager[0] and "private/loss" in eager[0]
-    assert len(eager) == len(padded) > STEPS
     for row, other in zip(eager[1:], padded[1:], strict=True):
         # the released values are rounded to a grid of noise
         assert [float(cell or 0) for cell in other] == pytest.approx([float(cell or 0) for cell in row], 1e-2, 2e-2)
-    for losses, other_losses in zip(eager_outputs.losses, padded_outputs.losses, strict=True):
-        torch.testing.assert_close(other_losses, losses, rtol=1e-2, atol=1e-2)
-    assert padded_outputs.means == pytest.approx([float(losses.mean()) for losses in padded_outputs.losses], 1e-5)
     assert recorder.repeats > STEPS - 4
 
 
@@ -351,14 +330,9 @@ def test_sums_that_differ_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 # ------------------------------------------------------------------------------------- the update
 
 
-def test_optimizers_that_are_not_fused() -> None:
+def test_optimizers_that_are_fused() -> None:
     net = network()
-    net[0].requires_grad_(False)  # type: ignore[index]
+    assert fuse(Adam(net.parameters()))
     assert not fuse(RMSprop(net.parameters()))
+    net[0].requires_grad_(False)  # type: ignore[index]
     assert not fuse(SGD(net.parameters(), momentum=0.9))
-    optimizer = SGD(net.parameters(), momentum=0.9)
-    net[5].weight.grad = torch.ones_like(net[5].weight)  # type: ignore[union-attr, arg-type]
-    optimizer.step()
-    net.requires_grad_(True)  # the others have no momentum yet
-    assert not fuse(optimizer)
-    assert fuse(Adam(net.double().parameters()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,41 +105,24 @@ def _on_any_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(examples, "_RAISES_WHEN_FULL", ("cuda", "cpu"))
 
 
-def full_in_forward(monkeypatch: pytest.MonkeyPatch, is_over: Callable[[int], bool]) -> None:
-    """Memory is over in the second layer, when some random numbers are drawn."""
-    forward = Counting.forward
+def full_in(owner: type, method: str, monkeypatch: pytest.MonkeyPatch, is_over: Callable[[int], bool]) -> None:
+    """Memory is over at the end of a method, for numbers of rows at which a function says so."""
+    original = getattr(owner, method)
 
-    def over(self: Counting, x: Tensor) -> Tensor:
-        x = forward(self, x)
-        if is_over(len(x)):
+    def over(self: Any, first: Any, rows: Any = None, *others: Any, **options: Any) -> Any:
+        result = original(self, first, *([] if rows is None else [rows]), *others, **options)
+        if is_over(len(first) if rows is None else rows):
             raise FULL
-        return x
+        return result
 
-    monkeypatch.setattr(Counting, "forward", over)
-
-
-def full_in_backward(monkeypatch: pytest.MonkeyPatch, is_over: Callable[[int], bool]) -> None:
-    backward = PerRecordEngine.backward
-
-    def over(self: PerRecordEngine, loss: Tensor, records: int, **options: Any) -> Any:
-        gradients = backward(self, loss, records, **options)
-        if is_over(records):
-            raise FULL
-        return gradients
-
-    monkeypatch.setattr(PerRecordEngine, "backward", over)
+    monkeypatch.setattr(owner, method, over)
 
 
-def full_in_sums(monkeypatch: pytest.MonkeyPatch, is_over: Callable[[int], bool]) -> None:
-    """Memory is over when the sums of the piece were added up."""
-    accumulate = ReleaseEngine.accumulate
-
-    def over(self: ReleaseEngine, gradients: Any, rows: int, *arguments: Any) -> None:
-        accumulate(self, gradients, rows, *arguments)
-        if is_over(rows):
-            raise FULL
-
-    monkeypatch.setattr(ReleaseEngine, "accumulate", over)
+full_in_forward = partial(full_in, Counting, "forward")
+"""In the third layer, when some random numbers are drawn."""
+full_in_backward = partial(full_in, PerRecordEngine, "backward")
+full_in_sums = partial(full_in, ReleaseEngine, "accumulate")
+"""When the sums of the piece were added up."""
 
 
 @pytest.mark.parametrize(
@@ -186,14 +170,11 @@ def test_memory_may_be_over_after_some_pieces_of_a_later_batch(tmp_path: Path, m
         one = fit(strategy, tmp_path / "auto")
     sizes = json.loads((tmp_path / "auto" / "piece_sizes.json").read_text())
     assert sizes == {"1": tried[0] // 4} and tried[3] == tried[0] // 4
-
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "piece_sizes.json").write_text('{"0": 2}')  # of a run whose ledger was deleted
-    strategy = dpsgd(tmp_path / "other", "auto")
-    full_in_forward(monkeypatch, lambda rows: strategy.releases == 1 and rows > sizes["1"])
-    other = fit(strategy, tmp_path / "other")
-    assert json.loads((tmp_path / "other" / "piece_sizes.json").read_text()) == sizes
-    assert torch.equal(weights_of(one), weights_of(other))
+    other = dpsgd(tmp_path / "other", "auto")
+    full_in_forward(monkeypatch, lambda rows: other.releases == 1 and rows > sizes["1"])
+    assert torch.equal(weights_of(one), weights_of(fit(other, tmp_path / "other")))
 
 
 def test_a_run_that_is_resumed_takes_the_sizes_of_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,22 +188,21 @@ def test_a_run_that_is_resumed_takes_the_sizes_of_each_step(tmp_path: Path, monk
             trainer.save_checkpoint(folder / f"{trainer.global_step}.ckpt")
 
     with monkeypatch.context() as patch:
-        full_in_forward(patch, lambda rows: rows > {0: 99, 1: 99, 2: 30, 3: 30, 4: 9}[strategy.releases])
-        whole = fit(strategy, folder, steps=5, more=[Saves()])
-    assert list(json.loads((folder / "piece_sizes.json").read_text())) == ["2", "4"]
-    for step in (1, 3):
-        parts = tmp_path / str(step)
-        shutil.copytree(folder, parts)
-        state = torch.load(parts / f"{step}.ckpt", weights_only=False)
-        assert "piece" not in str(state["callbacks"]) and "physical" not in str(state["callbacks"])
-        resumed = fit(dpsgd(parts, "auto"), parts, steps=5, ckpt_path=parts / f"{step}.ckpt")
-        assert torch.equal(weights_of(resumed), weights_of(whole))
-        # What the ledger holds beyond the checkpoint was repeated to the last bit: no release counts twice.
-        assert (parts / "ledger.jsonl").read_bytes() == (folder / "ledger.jsonl").read_bytes()
-    damaged = tmp_path / "1" / "piece_sizes.json"
-    damaged.write_text("[]")
+        full_in_forward(patch, lambda rows: rows > {0: 99, 1: 99, 2: 30, 3: 9}[strategy.releases])
+        whole = fit(strategy, folder, steps=4, more=[Saves()])
+    assert list(json.loads((folder / "piece_sizes.json").read_text())) == ["2", "3"]
+    parts = tmp_path / "parts"
+    shutil.copytree(folder, parts)
+    start = parts / "1.ckpt"
+    callbacks = str(torch.load(start, weights_only=False)["callbacks"])
+    assert "piece" not in callbacks and "physical" not in callbacks
+    resumed = fit(dpsgd(parts, "auto"), parts, steps=4, ckpt_path=start)
+    assert torch.equal(weights_of(resumed), weights_of(whole))
+    # What the ledger holds beyond the checkpoint was repeated to the last bit: no release counts twice.
+    assert (parts / "ledger.jsonl").read_bytes() == (folder / "ledger.jsonl").read_bytes()
+    (parts / "piece_sizes.json").write_text("[]")
     with pytest.raises(ConfigurationError, match=r"does not hold the sizes of a run's pieces: restore it"):
-        fit(dpsgd(tmp_path / "1", "auto"), tmp_path / "1", steps=5, ckpt_path=tmp_path / "1" / "1.ckpt")
+        fit(dpsgd(parts, "auto"), parts, steps=4, ckpt_path=start)
 
 
 def test_one_row_that_does_not_fit_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -230,6 +230,8 @@ def test_references_are_what_they_say(tmp_path: Path) -> None:
         torch.testing.assert_close(weights_of(module), weights_of(plain), rtol=1e-4, atol=1e-5)
         assert strategy.epsilon() == float("inf")
     assert not (tmp_path / "ledger.jsonl").exists()
+    with pytest.raises(ConfigurationError, match="ClipOnly is not private"):
+        ClipOnly(target_epsilon=1.0)
     with pytest.raises(ConfigurationError, match="no private metrics"):
         NoiseOnly(noise_multiplier=1.0, metrics={"loss": 1.0})
 
