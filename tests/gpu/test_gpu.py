@@ -31,7 +31,6 @@ from torch.utils.data import TensorDataset
 from benchmarks.plain import on_device
 from benchmarks.workloads import WORKLOADS, Workload
 from dpbench.capabilities.graphs.executor import Graphs
-from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
 from dpbench.models import MNISTCNN
 from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.privacy.gradients.engine import PerRecordEngine
@@ -40,11 +39,12 @@ from dpbench.privacy.mechanism.noise import add_gaussian_noise
 from dpbench.privacy.randomness import seed_global_generators
 from dpbench.session.executor import REFERENCE, Executor
 from dpbench.strategies import DPSGD
+from tests.strategies.worlds import loader_of, trainer_for
 
 pytestmark = pytest.mark.gpu
 
 ROOT = Path(__file__).parents[2]
-FEW = 6  # records
+FEW = 3  # records
 LOT = 64  # of a release, whose counts have noise of their own
 CLOSE = 1e-4  # relative, of gradients and weights
 CLOSE_IN_TF32 = 2e-2
@@ -52,7 +52,7 @@ ROUNDING = 1e-5  # of the bound, that a record may move a sum by beyond it, for 
 STD = 1.7
 NUMBERS = 2_000_000
 LEVEL = 1 - 1e-6
-REPEATED = 60  # steps by graphs
+REPEATED = 40  # steps by graphs
 RUN = (
     "model=mnist_cnn",
     "data=digits",
@@ -66,9 +66,12 @@ RUN = (
 )
 
 
-def few(workload: Workload, records: int = FEW) -> Workload:
+NETWORKS = [name for name in WORKLOADS if "microbatches" not in name]
+
+
+def few(workload: Workload) -> Workload:
     """The workload with few records, each of one example."""
-    return replace(workload, batch=records, microbatch_size=1)
+    return replace(workload, batch=FEW, microbatch_size=1)
 
 
 @contextmanager
@@ -102,9 +105,11 @@ def clipped_by_engine(engine: PerRecordEngine, model: nn.Module, x: Tensor, y: T
     return torch.cat([part.flatten() for part in sums]).cpu().double()
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_clipped_sums_are_those_of_autograd(name: str, device: str) -> None:
     for convolutions_in_tf32, close in ((False, CLOSE), (True, CLOSE_IN_TF32)):
+        if convolutions_in_tf32 and device == "cpu":
+            break
         model, x, y = on_device(few(WORKLOADS[name]), device)
         expected = clipped_by_autograd(model, x, y)
         with tf32(convolutions_in_tf32, False):
@@ -112,14 +117,14 @@ def test_clipped_sums_are_those_of_autograd(name: str, device: str) -> None:
         assert float((actual - expected).norm() / expected.norm()) < close
 
 
-@pytest.mark.parametrize("products", [False, True], ids=["float32", "tf32"])
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_a_record_moves_the_sum_by_at_most_the_bound(name: str, products: bool, device: str) -> None:
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_record_moves_the_sum_by_at_most_the_bound(name: str, device: str) -> None:
     model, x, y = on_device(few(WORKLOADS[name]), device)
     engine = PerRecordEngine(model)
-    with tf32(True, products):
-        for record, label in zip(x.split(1), y.split(1), strict=True):
-            assert float(clipped_by_engine(engine, model, record, label).norm()) <= 1 + ROUNDING
+    for products in (False, True) if device == "cuda" else (False,):
+        with tf32(True, products):
+            for record, label in zip(x.split(1), y.split(1), strict=True):
+                assert float(clipped_by_engine(engine, model, record, label).norm()) <= 1 + ROUNDING
 
 
 def check_noise(draw: Callable[[int], Tensor]) -> None:
@@ -179,26 +184,11 @@ def classifier_trained(executor: Executor, device: str, folder: Path, callback: 
     labels = torch.randint(10, (600,), generator=generator)
     strategy = DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, delta=1e-4, seed=1)
     strategy._session._executor_on = lambda device: executor
-    trainer = pl.Trainer(
-        max_steps=REPEATED // 2,
-        max_epochs=-1,
-        callbacks=[callback, Overwriting(device), strategy],
-        accelerator="gpu" if device == "cuda" else "cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        log_every_n_steps=5,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        deterministic="warn" if device == "cuda" else None,
-        default_root_dir=str(folder),
-    )
-    trainer.fit(
-        module,
-        PrivateDataLoader(
-            TensorDataset(images, labels), PrivateBatchSampler(make_sampling("poisson", 600, LOT), seed=1)
-        ),
-    )
+    options: dict[str, Any] = {"devices": 1, "log_every_n_steps": 5}
+    if device == "cuda":
+        options |= {"accelerator": "gpu", "deterministic": "warn"}
+    trainer = trainer_for(folder, callback, REPEATED // 2, more=[Overwriting(device), strategy], **options)
+    trainer.fit(module, loader_of(TensorDataset(images, labels), LOT, seed=1))
     return torch.cat([p.detach().double().cpu().flatten() for p in module.parameters()])
 
 

