@@ -39,7 +39,7 @@ from dpbench.privacy.mechanism.noise import add_gaussian_noise
 from dpbench.privacy.randomness import seed_global_generators
 from dpbench.session.executor import REFERENCE, Executor
 from dpbench.strategies import DPSGD
-from tests.strategies.worlds import loader_of, trainer_for
+from tests.strategies.worlds import Classifier, clipped_sum, fit, loader_of, pictures, trainer_for, weights_of
 
 pytestmark = pytest.mark.gpu
 
@@ -53,19 +53,6 @@ STD = 1.7
 NUMBERS = 2_000_000
 LEVEL = 1 - 1e-6
 REPEATED = 40  # steps by graphs
-RUN = (
-    "model=mnist_cnn",
-    "data=digits",
-    "data.image_size=28",
-    "data.expected_batch_size=64",
-    "logger=none",
-    "strategy.delta=1e-4",
-    "seed=1",
-    "run.group=gpu",
-    "run.checkpoint_every_n_steps=10",
-)
-
-
 NETWORKS = [name for name in WORKLOADS if "microbatches" not in name]
 
 
@@ -89,12 +76,9 @@ def tf32(convolutions: bool, products: bool) -> Iterator[None]:
 def clipped_by_autograd(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Sum over records of gradients whose norms are brought down to 1: record by record, in float64, on the CPU."""
     model = copy.deepcopy(model).cpu().double()
-    total = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
-    for record, label in zip(x.cpu().double().split(1), y.cpu().split(1), strict=True):
-        gradients = torch.autograd.grad(F.cross_entropy(model(record), label), list(model.parameters()))
-        gradient = torch.cat([part.flatten() for part in gradients])
-        total += gradient / gradient.norm().clamp(min=1.0)
-    return total
+    records = zip(x.cpu().double().split(1), y.cpu().split(1), strict=True)
+    sums = clipped_sum((F.cross_entropy(model(x), y) for x, y in records), list(model.parameters()), 1.0)
+    return torch.cat([part.flatten() for part in sums])
 
 
 def clipped_by_engine(engine: PerRecordEngine, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -175,6 +159,11 @@ class Overwriting(pl.Callback):
             overwrite_free_memory(self._device)
 
 
+def trainer_options(device: str, **more: Any) -> dict[str, Any]:
+    own = {"accelerator": "gpu", "deterministic": "warn"} if device == "cuda" else {}
+    return {"devices": 1, **own, **more}
+
+
 def classifier_trained(executor: Executor, device: str, folder: Path, callback: pl.Callback) -> Tensor:
     """Weights of a module that heeds padding, after some steps on Poisson lots."""
     torch.manual_seed(0)
@@ -184,9 +173,7 @@ def classifier_trained(executor: Executor, device: str, folder: Path, callback: 
     labels = torch.randint(10, (600,), generator=generator)
     strategy = DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, delta=1e-4, seed=1)
     strategy._session._executor_on = lambda device: executor
-    options: dict[str, Any] = {"devices": 1, "log_every_n_steps": 5}
-    if device == "cuda":
-        options |= {"accelerator": "gpu", "deterministic": "warn"}
+    options = trainer_options(device, log_every_n_steps=5)
     trainer = trainer_for(folder, callback, REPEATED // 2, more=[Overwriting(device), strategy], **options)
     trainer.fit(module, loader_of(TensorDataset(images, labels), LOT, seed=1))
     return torch.cat([p.detach().double().cpu().flatten() for p in module.parameters()])
@@ -250,19 +237,19 @@ def run(*command: str) -> None:
 
 @pytest.mark.long  # the tests of ledgers make the same statement on a CPU
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(device: str, tmp_path: Path) -> None:
-    words = [*RUN, f"trainer={'gpu' if device == 'cuda' else 'cpu'}"]
-    whole = tmp_path / "whole"
-    parts = tmp_path / "parts"
-    run("dpbench", "train", *words, "trainer.max_steps=40", f"hydra.run.dir={whole}")
-    run("dpbench", "train", *words, "trainer.max_steps=20", f"hydra.run.dir={parts}")
-    run("dpbench", "resume", str(parts), "trainer.max_steps=40")
-    assert (whole / "ledger.jsonl").read_bytes() == (parts / "ledger.jsonl").read_bytes()
-    states = []
-    for folder in (whole, parts):
-        state = torch.load(folder / "checkpoints" / "last.ckpt", map_location="cpu", weights_only=False)
-        states.append(state["state_dict"])
-    for name, value in states[0].items():
-        assert torch.equal(value, states[1][name]), name
+    options = trainer_options(device)
+    torch.manual_seed(0)
+    whole = Classifier()
+    parts = copy.deepcopy(whole)
+    fit(tmp_path / "whole", whole, 6, trainer=options)
+    start = tmp_path / "half.ckpt"
+    half = trainer_for(tmp_path / "parts", DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3), 3, **options)
+    half.fit(copy.deepcopy(parts), loader_of(pictures()))
+    half.save_checkpoint(start)
+    fit(tmp_path / "parts", parts, 6, trainer=options, start=start)
+    assert torch.equal(weights_of(whole), weights_of(parts))
+    ledgers = [(tmp_path / name / "ledger.jsonl").read_bytes() for name in ("whole", "parts")]
+    assert ledgers[0] == ledgers[1]
 
 
 @pytest.mark.long  # the tests of DDP make the same statement on a CPU

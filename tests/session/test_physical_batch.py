@@ -64,7 +64,6 @@ class Module(pl.LightningModule):
         x = batch[0].mul_(2)  # in place
         loss = F.cross_entropy(self.net(x), batch[1])
         self.mean.update(loss.detach(), len(x))
-        self.log("loss", loss)
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

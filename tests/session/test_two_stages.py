@@ -14,7 +14,6 @@ import torch
 from dp_accounting.rdp import RdpAccountant
 from torch import Tensor, nn
 
-from dpbench.cli import main
 from dpbench.errors import BudgetExhausted, ConfigurationError, LedgerError
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import read_ledger
@@ -217,9 +216,8 @@ def test_on_the_command_line(runs: Path) -> None:
     second = ["after=first", "optimizer.lr=0.02", "data.expected_batch_size=100", "trainable=lora:2+last_layer"]
     target = ["strategy.target_epsilon=3", "trainer.max_steps=5"]
     dpbench(runs, "train", *WORDS, *second, *target, "hydra.run.dir=both")
-    result = json.loads((runs / "both" / "result.json").read_text())
-    assert result["steps"] == 5 and result["privacy"]["releases"] == STEPS + 5
-    assert result["privacy"]["epsilon"]["rdp"] == pytest.approx(3.0, rel=1e-4)
+    privacy = json.loads((runs / "both" / "result.json").read_text())["privacy"]
+    assert privacy["releases"] == STEPS + 5 and privacy["epsilon"]["rdp"] == pytest.approx(3.0, rel=1e-4)
     ledger = read_ledger(runs / "both" / "ledger.jsonl")
     noise = [header.plan.to_dict()["noise"]["noise_multiplier"] for header in ledger.headers if header.plan]
     assert 2.999 < independent_epsilon((64 / 1437, noise[0], STEPS), (100 / 1437, noise[1], 5)) < 3.1
@@ -229,7 +227,6 @@ def test_on_the_command_line(runs: Path) -> None:
     )
     # What is frozen in the second stage is as the first one has left it.
     assert torch.equal(before["model.1.weight"], after["model.1.base.weight"])
-    assert main(["account", str(runs / "both")]) == 0
     dpbench(runs, "resume", "both", "trainer.max_steps=6", "strategy.target_epsilon=4")
     assert len(read_ledger(runs / "both" / "ledger.jsonl").releases) == STEPS + 6
 

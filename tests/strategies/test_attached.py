@@ -84,11 +84,6 @@ class EveryRecord(PrivateBatchSampler):
         return super().lot(0)
 
 
-def replaced(loader: PrivateDataLoader) -> PrivateDataLoader:
-    loader.lots.lot = EveryRecord(loader.lots.sampling, 0).lot  # type: ignore[method-assign]
-    return loader
-
-
 def derived(loader: PrivateDataLoader) -> PrivateDataLoader:
     return PrivateDataLoader(pictures(), EveryRecord(loader.lots.sampling, 0))
 
@@ -100,8 +95,8 @@ def shrunk(loader: PrivateDataLoader) -> PrivateDataLoader:
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [(replaced, "not dpbench's"), (derived, "not dpbench's"), (shrunk, "has 30 records, but had 60")],
-    ids=["replaced", "derived", "shrunk"],
+    [(derived, "not dpbench's"), (shrunk, "has 30 records, but had 60")],
+    ids=["derived", "shrunk"],
 )
 def test_lots_that_are_not_what_they_say(tmp_path: Path, change: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):

@@ -127,15 +127,8 @@ def test_finders_are_refused(tmp_path: Path, own: Any, finder: str, by: str) -> 
     cls = getattr(own.callbacks, finder)
     if by == "subclass":
         cls = type(f"My{finder}", (cls,), {})
-    trainer = own.Trainer(
-        max_steps=4,
-        accelerator="cpu",
-        logger=False,
-        callbacks=[private()] if by == "tuner" else [private(), cls()],
-        enable_checkpointing=False,
-        default_root_dir=str(tmp_path),
-        enable_progress_bar=False,
-    )
+    callbacks = [] if by == "tuner" else [cls()]
+    trainer = trainer_for(tmp_path, private(), 4, own, more=callbacks)
     start = own.tuner.Tuner(trainer).scale_batch_size if by == "tuner" else trainer.fit
     module = module_of(own, {})
     module.train_dataloader, module.val_dataloader = lambda: loader_of(pictures()), lambda: DataLoader(pictures(), 60)

@@ -97,21 +97,6 @@ def test_the_ledger_states_sampling_sensitivity_and_noise(
     assert pickle.loads(pickle.dumps(strategy)).epsilon() == strategy.epsilon()
 
 
-@pytest.mark.own_key
-def test_resume_in_manual_optimization_is_bit_identical(tmp_path: Path) -> None:
-    whole, ended, resumed = (make_classifier(manual=True) for _ in range(3))
-    fit(tmp_path / "whole", whole, 6, fingerprint="x")
-    start = crashed(tmp_path / "crashed", ended, 6, 2, fingerprint="x")
-    strategy = fit(tmp_path / "crashed", resumed, 6, fingerprint="x", start=start)
-    assert torch.equal(weights_of(resumed), weights_of(whole))
-    ledgers = [(tmp_path / name / "ledger.jsonl").read_bytes() for name in ("whole", "crashed")]
-    assert ledgers[0] == ledgers[1]
-    assert strategy.releases == 6
-    for module in (ended, resumed):  # are given back as they were
-        assert not {"backward", "training_step"} & set(module.__dict__)
-        assert not any(m._forward_hooks for m in module.modules())
-
-
 @pytest.mark.parametrize(("fingerprint", "seed"), [("other", 0), ("x", 1)])
 def test_a_changed_run_never_reuses_noise(tmp_path: Path, fingerprint: str, seed: int) -> None:
     """Resumed with other settings after a crash: new noise, and the lost releases stay counted."""

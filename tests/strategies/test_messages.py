@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
 from dpbench.callback.lightning_training import LightningTraining
@@ -83,21 +82,6 @@ def test_entries_of_a_batch_that_are_no_records(tmp_path: Path) -> None:
     train(tmp_path / "rows", Module(plain(), masked), expanded_mask)
 
 
-def ragged(records: Any) -> Any:
-    return [x[: 1 + int(y)] for x, y in records], torch.stack([y for _, y in records])
-
-
-def padded(records: Any) -> Any:
-    xs, y = ragged(records)
-    return pad_sequence([*xs, torch.zeros(5, 6)], batch_first=True)[:-1], y
-
-
-def test_records_of_several_lengths(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"have the shapes .*pad_sequence"):
-        train(tmp_path / "ragged", Module(plain(), cross_entropy), ragged)
-    train(tmp_path / "padded", Module(plain(), cross_entropy), padded)
-
-
 def arrays(records: Any) -> Any:
     return np.stack([x.numpy() for x, _ in records]), np.array([int(y) for _, y in records])
 
@@ -122,19 +106,6 @@ def test_batches_without_tensors(tmp_path: Path) -> None:
         train(tmp_path / "texts", Module(plain(), of_texts), texts)
     with pytest.raises(UnsupportedModuleError, match="contains a list of values of records"):
         train(tmp_path / "counted", Module(plain(), of_texts), counted)
-
-
-class Opaque:
-    def __init__(self, records: Any) -> None:
-        self.x, self.y = default_collate(records)
-
-
-def test_batches_that_cannot_be_looked_into(tmp_path: Path) -> None:
-    def of_attributes(net: nn.Module, batch: Any) -> Tensor:
-        return F.cross_entropy(net(batch.x), batch.y)
-
-    with pytest.raises(ConfigurationError, match="contains a Opaque, .* dictionaries, lists, tuples or dataclasses"):
-        train(tmp_path, Module(plain(), of_attributes), Opaque)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
-from torch.overrides import _get_current_function_mode_stack
 
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.guards.withheld_loss import WITHHELD_LOSS
@@ -67,8 +66,6 @@ def wrapped(params: Any, factor: Callable[[Any], Any] = float) -> Optimizer:
 class Of(Classifier):
     """Trained by any optimizer; in manual optimization by a closure."""
 
-    private_module: str | None = None
-
     def __init__(self, make: Callable[[Any], Any], manual: bool = False) -> None:
         super().__init__(manual)
         self.make = make
@@ -76,7 +73,7 @@ class Of(Classifier):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         if self.automatic_optimization:
             return self.loss(batch)
-        optimizer, *_ = [self.optimizers()] if self.private_module is None else self.optimizers()
+        optimizer = self.optimizers()
 
         def closure() -> Tensor:
             optimizer.zero_grad()
@@ -98,29 +95,6 @@ class Of(Classifier):
 def test_an_optimizer_that_reads_the_loss_is_refused(tmp_path: Path, make: Any, manual: bool) -> None:
     with pytest.raises(ConfigurationError, match=READS):
         fit(tmp_path, Of(make, manual))
-
-
-def test_in_the_private_step_of_several_networks_too(tmp_path: Path) -> None:
-    class Two(Of):
-        private_module = "net"
-
-        def __init__(self, make: Callable[[Any], Optimizer]) -> None:
-            super().__init__(make, manual=True)
-            self.other = nn.Linear(2, 2)
-
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            super().training_step(batch, batch_idx)
-            loss = self.other(torch.ones(3, 2)).square().mean()
-            loss.backward()
-            self.trainer.optimizers[1].step(lambda: loss)  # of nobody's records: may be read
-
-        def configure_optimizers(self) -> Any:
-            return [self.make(self.net.parameters()), polyak(self.other.parameters())]
-
-    with pytest.raises(ConfigurationError, match=READS):
-        fit(tmp_path / "private", Two(polyak))
-    assert fit(tmp_path / "public", Two(partial(SGD, lr=0.1))).releases == 4
-    assert not _get_current_function_mode_stack()
 
 
 READINGS: dict[str, Callable[[Any], Any]] = {
