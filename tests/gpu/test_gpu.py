@@ -13,12 +13,12 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import NormalDist, median
+from statistics import median
 from typing import Any
 
 import pytest
@@ -39,7 +39,8 @@ from dpbench.privacy.mechanism.noise import add_gaussian_noise
 from dpbench.privacy.randomness import seed_global_generators
 from dpbench.session.executor import REFERENCE, Executor
 from dpbench.strategies import DPSGD
-from tests.strategies.worlds import Classifier, clipped_sum, fit, loader_of, pictures, trainer_for, weights_of
+from tests.strategies.worlds import Classifier, clipped_sum, fit, loader_of, trainer_for, weights_of
+from tests.support.checks import accepts_scale
 
 pytestmark = pytest.mark.gpu
 
@@ -50,8 +51,7 @@ CLOSE = 1e-4  # relative, of gradients and weights
 CLOSE_IN_TF32 = 2e-2
 ROUNDING = 1e-5  # of the bound, that a record may move a sum by beyond it, for the rounding of the sum itself
 STD = 1.7
-NUMBERS = 2_000_000
-LEVEL = 1 - 1e-6
+NUMBERS = 200_000
 REPEATED = 40  # steps by graphs
 NETWORKS = [name for name in WORKLOADS if "microbatches" not in name]
 
@@ -111,22 +111,14 @@ def test_a_record_moves_the_sum_by_at_most_the_bound(name: str, device: str) -> 
                 assert float(clipped_by_engine(engine, model, record, label).norm()) <= 1 + ROUNDING
 
 
-def check_noise(draw: Callable[[int], Tensor]) -> None:
-    """Noise of a key has the declared scale (and not 2/3 or 3/2 of it), repeats, and differs with another key."""
-    noise = draw(1)
-    other = draw(2)
-    assert torch.equal(noise, draw(1)) and not torch.equal(noise, other), "noise is not a function of its key"
-    limit = NormalDist().inv_cdf(LEVEL) * math.sqrt(2 / NUMBERS)  # of the variance, relative
-    variance = float(noise.double().square().mean())
-    assert abs(variance / STD**2 - 1) < limit, f"the variance is {variance}, not {STD**2}"
-    for wrong in (2 / 3, 3 / 2):
-        assert abs(variance / (wrong * STD) ** 2 - 1) > limit
-    correlation = float((noise.double() * other.double()).mean()) / STD**2
-    assert abs(correlation) < NormalDist().inv_cdf(LEVEL) / math.sqrt(NUMBERS), f"two keys correlate by {correlation}"
-
-
 def test_noise_has_its_scale_and_repeats_with_its_key(device: str) -> None:
-    check_noise(lambda key: add_gaussian_noise(torch.zeros(NUMBERS, device=device), [(NUMBERS, STD)], (key,)))
+    one, again, other = (
+        add_gaussian_noise(torch.zeros(NUMBERS, device=device), [(NUMBERS, STD)], (key,)).cpu() for key in (1, 1, 2)
+    )
+    assert torch.equal(one, again)
+    assert [accepts_scale(one.numpy(), factor * STD) for factor in (1, 2 / 3, 3 / 2)] == [True, False, False]
+    correlation = float((one.double() * other.double()).mean()) / STD**2
+    assert abs(correlation) < 5 / math.sqrt(NUMBERS), f"two keys correlate by {correlation}"
 
 
 class GraphsLikeEager(Graphs):
@@ -238,16 +230,13 @@ def run(*command: str) -> None:
 @pytest.mark.long  # the tests of ledgers make the same statement on a CPU
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(device: str, tmp_path: Path) -> None:
     options = trainer_options(device)
-    torch.manual_seed(0)
     whole = Classifier()
-    parts = copy.deepcopy(whole)
+    half, resumed = copy.deepcopy(whole), copy.deepcopy(whole)
     fit(tmp_path / "whole", whole, 6, trainer=options)
-    start = tmp_path / "half.ckpt"
-    half = trainer_for(tmp_path / "parts", DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3), 3, **options)
-    half.fit(copy.deepcopy(parts), loader_of(pictures()))
-    half.save_checkpoint(start)
-    fit(tmp_path / "parts", parts, 6, trainer=options, start=start)
-    assert torch.equal(weights_of(whole), weights_of(parts))
+    fit(tmp_path / "parts", half, 3, trainer=options)
+    half.trainer.save_checkpoint(tmp_path / "half.ckpt")
+    fit(tmp_path / "parts", resumed, 6, trainer=options, start=tmp_path / "half.ckpt")
+    assert torch.equal(weights_of(whole), weights_of(resumed))
     ledgers = [(tmp_path / name / "ledger.jsonl").read_bytes() for name in ("whole", "parts")]
     assert ledgers[0] == ledgers[1]
 

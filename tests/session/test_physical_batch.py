@@ -154,28 +154,6 @@ def test_a_batch_that_begins_again_is_that_of_the_size_from_the_start(
     assert sorted(path.name for path in (tmp_path / "auto").iterdir()) == ["ledger.jsonl", "piece_sizes.json"]
 
 
-def test_memory_may_be_over_after_some_pieces_of_a_later_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    strategy = dpsgd(tmp_path / "auto", "auto")
-    tried: list[int] = []
-
-    def is_over(rows: int) -> bool:
-        if strategy.releases != 1:
-            return False
-        tried.append(rows)
-        return len(tried) in (1, 3)  # all rows at once, and the second half
-
-    with monkeypatch.context() as patch:
-        full_in_sums(patch, is_over)
-        one = fit(strategy, tmp_path / "auto")
-    sizes = json.loads((tmp_path / "auto" / "piece_sizes.json").read_text())
-    assert sizes == {"1": tried[0] // 4} and tried[3] == tried[0] // 4
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "piece_sizes.json").write_text('{"0": 2}')  # of a run whose ledger was deleted
-    other = dpsgd(tmp_path / "other", "auto")
-    full_in_forward(monkeypatch, lambda rows: other.releases == 1 and rows > sizes["1"])
-    assert torch.equal(weights_of(one), weights_of(fit(other, tmp_path / "other")))
-
-
 def test_a_run_that_is_resumed_takes_the_sizes_of_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "whole"
     strategy = dpsgd(folder, "auto")

@@ -193,12 +193,10 @@ def test_an_unfreezing_callback_stands_behind_the_strategy_too(tmp_path: Path) -
 
         def on_before_zero_grad(self, trainer: Any, module: Any, optimizer: Any) -> None:
             if trainer.global_step == 2:
-                module.backbone.requires_grad_(True)
-                optimizer.add_param_group({"params": module.backbone.parameters(), "lr": 0.01})
+                unfreeze(trainer, module)
 
-    trainer_for(tmp_path, DPSGD(noise_multiplier=1.0, delta=1e-3), 5, more=[Unfreeze()]).fit(
-        Net(), loader_of(records())
-    )
+    strategy = DPSGD(noise_multiplier=1.0, delta=1e-3)
+    trainer_for(tmp_path, strategy, 5, more=[Unfreeze()]).fit(Net(), loader_of(records()))
     assert [phase for phase, _ in book(tmp_path).releases] == [0] * 3 + [1] * 2
 
 

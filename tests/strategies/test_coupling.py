@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -38,7 +37,6 @@ class Net(pl.LightningModule):
         self.net = nn.Sequential(nn.Linear(6, 8), inside or nn.Tanh(), nn.Linear(8, 3))
         self.loss = loss
         self.automatic_optimization = not manual
-        self.bank: deque[Tensor] = deque(maxlen=8)
         self.calls = 0
         self.rng = np.random.default_rng(1)
         self.drawn = torch.Generator().manual_seed(1)

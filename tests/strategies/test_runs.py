@@ -152,14 +152,6 @@ def test_a_cell_that_is_run_again_has_a_ledger_of_its_own(
     assert after["ledger.jsonl"] == before["ledger.jsonl"]
 
 
-def test_a_ledger_without_a_release_is_taken(cell: Callable[..., pl.Trainer], tmp_path: Path) -> None:
-    cell()
-    header = (tmp_path / "ledger.jsonl").read_bytes().splitlines(keepends=True)[0]
-    (tmp_path / "ledger.jsonl").write_bytes(header)
-    cell()
-    assert list(ledgers(tmp_path)) == ["ledger.jsonl"] and releases(tmp_path) == 2
-
-
 def test_a_checkpoint_finds_its_ledger(cell: Callable[..., pl.Trainer], tmp_path: Path) -> None:
     cell()
     cell().save_checkpoint("last.ckpt")

@@ -292,25 +292,20 @@ def test_empty_lots_with_metrics(tmp_path: Path) -> None:
     assert fit(tmp_path, classifier(), 6, STRATEGIES["metrics"], loader).releases == 6
 
 
-class Save(pl.Callback):
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def on_train_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        trainer.save_checkpoint(self.path)
-
-
 def saved(folder: Path, make: Make) -> Path:
     """A checkpoint of four steps."""
-    path = folder / "last.ckpt"
-    fit(folder, classifier(), 4, make, trainer={"more": [Save(path)]})
-    return path
+    module = classifier()
+    fit(folder, module, 4, make)
+    module.trainer.save_checkpoint(folder / "last.ckpt")
+    return folder / "last.ckpt"
 
 
 def test_no_strategy_goes_on_from_a_past_that_it_does_not_know(tmp_path: Path) -> None:
     private = saved(tmp_path / "private", DPSGD)
     plain = tmp_path / "plain.ckpt"
-    trainer_for(tmp_path / "plain", Save(plain), 4).fit(classifier(), DataLoader(pictures(), 12))
+    trainer = trainer_for(tmp_path / "plain", pl.Callback(), 4)
+    trainer.fit(classifier(), DataLoader(pictures(), 12))
+    trainer.save_checkpoint(plain)
     later = partial(fit, tmp_path / "later", steps=8)
     for start in (saved(tmp_path / "clip_only", ClipOnly), plain):
         with pytest.raises(ConfigurationError, match="not made by a private strategy"):
