@@ -10,7 +10,7 @@ PEERS ?= .venv-peers
 PAGE = OMP_NUM_THREADS=1 $(BIN)/python -m tools.pages $@ # writes the page that has the target's name
 
 .DEFAULT_GOAL := help
-.PHONY: help demo tracking test test-slow test-long test-cluster test-plugins results queue combinations layers zoo audits attacks claims-attacked notebooks guards map strategies adaptive bench bench-quick bench-users crash golden site site-check check types lint format clean
+.PHONY: help demo tracking test test-slow test-long test-cluster test-plugins results queue combinations layers zoo audits attacks claims-attacked notebooks guards map strategies adaptive bench bench-quick bench-users crash two-processes golden site site-check check types lint format clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -124,9 +124,13 @@ test-plugins: $(VENV)/.ready-dev ## Install the plug-ins, and run their tests (t
 	$(PYTEST) -n $(WORKERS) --dist worksteal plugins/dpbench-triton/tests
 
 KILLS ?= 200
+RUNS ?= 100
 
 crash: $(VENV)/.ready-dev ## Kill runs at random moments, resume them, compare the bytes: docs/crash.md (an hour; goes on where it stopped)
-	$(BIN)/python -m tests.endurance --kills $(KILLS) --report docs/crash.md
+	$(BIN)/python -m tests.endurance crash --kills $(KILLS) --report docs/crash.md
+
+two-processes: $(VENV)/.ready-dev ## Train on two processes beside two busy ones; none may be lost: docs/two_processes.md (an hour; goes on)
+	$(BIN)/python -m tests.endurance two-processes --runs $(RUNS) --report docs/two_processes.md
 
 SPHINX = $(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs -d site/.doctrees
 FORGET := { rm -rf site/.doctrees; exit 1; } # what was read with a warning would not be read, and warn, again

@@ -45,7 +45,7 @@ def test_mnist_is_learned_privately(tmp_path: Path, data_folder: Path) -> None:
 
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     """A small `make crash`."""
-    command = [sys.executable, "-m", "tests.endurance", "--kills", "2", "--folder", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.endurance", "crash", "--kills", "2", "--folder", str(tmp_path)]
     done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=3600)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert "runs ended identical" in done.stdout

@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import LambdaCallback
+from pytorch_lightning.callbacks import LambdaCallback, StochasticWeightAveraging
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, SequentialLR
 from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
 from dpbench import DPSGD
@@ -92,6 +92,20 @@ class Stored(Dataset[Any]):
 
     def __getitem__(self, i: int) -> Any:
         return self.pairs[i]
+
+
+class Tagged(Tensor):
+    """A tensor with a word."""
+
+
+def tagged(word: str) -> Tensor:
+    tensor = torch.ones(2).as_subclass(Tagged)
+    tensor.word = word  # type: ignore[attr-defined]
+    return tensor
+
+
+def sequence(steps: int) -> Callable[[Any], Any]:
+    return lambda o: SequentialLR(o, [CosineAnnealingLR(o, 9), CosineAnnealingLR(o, steps)], [1])
 
 
 def enclosed(value: float) -> Callable[..., Any]:
@@ -180,6 +194,7 @@ def others() -> dict[str, tuple[str, Any, Any]]:
         "records put together": ("trainer.dataset", ConcatDataset([x, edited]), ConcatDataset([edited, x])),
         "an attribute of a data set": ("data set.shift", 0.0, 1.0),
         "what a mask hides": ("data set.x", np.ma.array([1, 2], mask=[0, 0]), np.ma.array([1, 2], mask=[0, 1])),
+        "a word at a tensor": ("data set.x", tagged("a"), tagged("b")),
         "values of a sparse tensor": ("data set.x", torch.tensor([0, 1]).to_sparse(), torch.tensor([0, 2]).to_sparse()),
         "a generator of random numbers": ("module.rng", np.random.default_rng(0), np.random.default_rng(1)),
         "a name beside records in memory": ("loader.data_id", "a", "b"),
@@ -192,6 +207,7 @@ def others() -> dict[str, tuple[str, Any, Any]]:
         "a private attribute": ("module._smoothing", 0.0, 0.1),
         "a private option of our own module": ("gan.loss", "standard", "wasserstein"),
         "a network that is no part": ("module.teachers", [teacher(0.0)], [teacher(0.1)]),
+        "public records in a module": ("module.public", x, edited),
         "a lambda": ("module.own", lambda x: x + 1, lambda x: x - 1),
         "a module of functions": ("module.own", importlib, shutil),
         "an option of a layer": ("module.dropout", nn.Dropout(0.1), nn.Dropout(0.2)),
@@ -203,6 +219,7 @@ def others() -> dict[str, tuple[str, Any, Any]]:
         "an optimizer": ("module.optimizer", SGD, Adam),
         "an option of an optimizer": ("module.optimizer", partial(SGD, lr=0.1), partial(SGD, lr=0.2)),
         "a schedule": ("module.schedule", None, partial(CosineAnnealingLR, T_max=5)),
+        "a schedule within a schedule": ("module.schedule", sequence(5), sequence(6)),
         "a function of a schedule": (
             "module.schedule",
             partial(LambdaLR, lr_lambda=enclosed(1.0)),
@@ -210,6 +227,11 @@ def others() -> dict[str, tuple[str, Any, Any]]:
         ),
         "a callback that decides": ("trainer.more", [], [Callback()]),
         "its option": ("callback.factor", 0.5, 0.25),
+        "averaged weights": (
+            "trainer.more",
+            [StochasticWeightAveraging(0.1, 1)],
+            [StochasticWeightAveraging(0.2, 1)],
+        ),
         "a value in a closure of the collation": ("loader.collate_fn", enclosed(1.0), enclosed(2.0)),
         "precision": ("trainer.precision", "32-true", "bf16-mixed"),
     }

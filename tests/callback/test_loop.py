@@ -74,7 +74,9 @@ def loop(
 
 STRATEGIES: dict[str, Callable[..., PrivateStrategy]] = {
     "target in pieces": partial(DPSGD, target_epsilon=4.0, delta=1e-3, clipping="per_layer", max_physical_batch_size=5),
+    "microbatches": partial(DPSGD, noise_multiplier=1.1, microbatch_size=3),
     "quantile": partial(AdaptiveQuantileClipping, noise_multiplier=0.8, count_noise_std=2.0, clipping="per_layer"),
+    "discretized": partial(DPSGD, noise_multiplier=1.1, discretization_threshold=0.01, correction_threshold=1.0),
 }
 
 

@@ -1,1 +1,1 @@
-"""What takes too long for the test suite: `make crash`."""
+"""What takes too long for the test suite: `make crash` and `make two-processes`."""

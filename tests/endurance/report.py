@@ -1,4 +1,4 @@
-"""docs/crash.md: what the log says."""
+"""docs/crash.md and docs/two_processes.md: what the logs say."""
 
 from __future__ import annotations
 
@@ -32,6 +32,15 @@ def crash_page(folder: Path) -> str:
         folder: Of crash.jsonl.
     """
     return "\n".join([_HEAD, _crash(read(folder / "crash.jsonl")), _where()])
+
+
+def two_processes_page(folder: Path) -> str:
+    """Runs on two processes beside busy ones, in Markdown.
+
+    Args:
+        folder: Of two_processes.jsonl.
+    """
+    return "\n".join([_two_processes(read(folder / "two_processes.jsonl")), _where()])
 
 
 def _where() -> str:
@@ -70,4 +79,15 @@ def _crash(lines: list[dict[str, Any]]) -> str:
 {ordinary} kills hit ordinary processes, {len(kills) - ordinary} forks of one process that had imported everything
 (imports take most of the time of so small a run). On two processes the signal went to the parent
 {whom["parent"]} times, to a worker {whom["worker"]} times, to all at once {whom["all"]} times.
+"""
+
+
+def _two_processes(lines: list[dict[str, Any]]) -> str:
+    lost, died = sum(line["lost"] for line in lines), sum(line["died"] for line in lines)
+    beside = "/".join(str(number) for number in sorted({line["beside"] for line in lines}))
+    return f"""\
+# Two processes on a busy machine
+
+`make two-processes`: {len(lines)} trainings on two processes (`trainer=ddp_cpu`) beside {beside} busy ones.
+**{lost} were lost**; in {died} a process died at its end, when nothing was left to lose.
 """
