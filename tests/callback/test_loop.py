@@ -98,6 +98,20 @@ def assert_alike(make: Callable[..., PrivateStrategy], tmp_path: Path) -> None:
     assert len(read_ledger(tmp_path / "b.jsonl").releases) == STEPS
 
 
+def test_what_is_done_in_between_changes_nothing(tmp_path: Path) -> None:
+    """An evaluation, and random numbers."""
+    plain, model, x = network(), network(), data().tensors[0]
+    list(loop(private(tmp_path / "a.jsonl", seed=7), model=plain))
+    training = loop(private(tmp_path / "b.jsonl", seed=7), model=model)
+    for step in training:
+        model.eval()
+        with torch.no_grad():
+            model(x)
+        torch.rand(step)
+        assert training.epsilon() > 0
+    assert all(torch.equal(a, b) for a, b in zip(plain.state_dict().values(), model.state_dict().values(), strict=True))
+
+
 def test_it_stops_where_the_budget_is_spent(tmp_path: Path) -> None:
     strategy = private(tmp_path / "l.jsonl", noise_multiplier=1.1, target_epsilon=1.5, delta=1e-3)
     with pytest.warns(UserWarning, match=r"stopped after \d+ of 1000 steps"):
