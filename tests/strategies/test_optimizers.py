@@ -103,6 +103,7 @@ READINGS: dict[str, Callable[[Any], Any]] = {
     "less": lambda loss: loss < 1,
     "data": lambda loss: loss.data,
     "product": torch.ones(3).mul_,
+    "rounded": round,
     "backward": lambda loss: loss.backward(),
     "pickled": pickle.dumps,
 }
