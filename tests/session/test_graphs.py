@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, RMSprop
@@ -137,11 +138,20 @@ def test_a_sum_of_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert of_one_size(both(tmp_path, monkeypatch, module=reconstruction, loss_reduction="sum"))
 
 
-def test_what_is_logged_and_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class SeesNoPadding(Callback):
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if "record_metrics" in outputs:  # not of an empty lot
+            losses = outputs["record_metrics"]["loss"]()
+            assert len(losses) == len(batch[0])
+            assert float(outputs["loss"]) == pytest.approx(float(losses.mean()), 1e-5)
+
+
+def test_what_is_logged_returned_and_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
     tables = []
     for folder, executor in ((tmp_path / "eager", None), (tmp_path / "graph", recorder)):
-        trainer = {"logger": CSVLogger(folder, name="", version=""), "log_every_n_steps": 1}
+        logger = CSVLogger(folder, name="", version="")
+        trainer = {"logger": logger, "log_every_n_steps": 1, "more": [SeesNoPadding()]}
         fit(folder, monkeypatch, executor, metrics={"loss": 2.0, "accuracy": 1.0}, trainer=trainer)
         tables.append([line.split(",") for line in (folder / "metrics.csv").read_text().splitlines()])
     eager, padded = tables
