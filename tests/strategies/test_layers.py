@@ -61,9 +61,10 @@ def test_batch_norm_in_evaluation_mode(tmp_path: Path) -> None:
     assert set(module.modes) == {(True, False)}
     assert torch.equal(before.running_mean, module.body[1].running_mean)
     assert not torch.equal(before.weight, module.body[1].weight)
+    module = Frozen()
     module.woken = True
     with pytest.raises(UnsupportedModuleError, match=r"BatchNorm1d was put into training mode"):
-        fit(tmp_path, module, loader=loader_of(vectors()))
+        fit(tmp_path / "woken", module, loader=loader_of(vectors()))
 
 
 @pytest.mark.slow
