@@ -14,7 +14,7 @@ from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvir
 from pytorch_lightning.strategies import DDPStrategy
 from torch import nn
 
-from tests.strategies.worlds import Classifier, fit
+from tests.strategies.worlds import Classifier, fit, weights_of
 
 
 def main(device: str, out: str) -> None:
@@ -31,7 +31,7 @@ def main(device: str, out: str) -> None:
     module.net[4] = nn.Identity()  # dropout masks belong to a position in a process
     fit(Path(out).parent, module, 1, trainer=options)
     if module.trainer.is_global_zero:
-        torch.save({name: value.cpu() for name, value in module.state_dict().items()}, out)
+        torch.save(weights_of(module).cpu(), out)
 
 
 def _on_one_device(device: str, world: int) -> dict[str, Any]:
