@@ -170,7 +170,7 @@ def test_a_module_that_steps_by_itself_sees_no_loss_there(tmp_path: Path) -> Non
 def test_two_closures_in_a_step_are_refused(tmp_path: Path) -> None:
     """As sharpness-aware minimization makes."""
     with pytest.raises(ConfigurationError, match="the optimizer stepped twice on one batch"):
-        fit(tmp_path, Of(lambda params: Reading(params, lambda _: 1.0, closures=2)))
+        fit(tmp_path, Of(lambda params: Reading(params, lambda _: 1.0, closures=2), manual=True))
 
 
 def test_gradients_of_frozen_parameters_are_no_way_around_the_noise(tmp_path: Path) -> None:
