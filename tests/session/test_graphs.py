@@ -141,7 +141,7 @@ def test_a_sum_of_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 class SeesNoPadding(Callback):
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if "record_metrics" in outputs:  # not of an empty lot
-            losses = outputs["record_metrics"]["loss"]()
+            losses = outputs["record_metrics"]["loss"]().detach()
             assert len(losses) == len(batch[0])
             assert float(outputs["loss"]) == pytest.approx(float(losses.mean()), 1e-5)
 
