@@ -84,6 +84,7 @@ def run(program: str, packages: Path, folder: Path, *words: str) -> subprocess.C
     )
 
 
+@pytest.mark.slow
 def test_the_callback_trains(packages: Path, tmp_path: Path) -> None:
     assert not (packages / "hydra").exists() and not (packages / "pandas").exists()
     done = run(TRAINING, packages, tmp_path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.budget import Budget
 from tests.strategies.worlds import loader_of, trainer_for
 
-STEPS = 12  # more than an epoch
+STEPS = 11  # more than an epoch
 
 
 def data() -> TensorDataset:
@@ -100,18 +99,15 @@ def assert_alike(make: Callable[..., PrivateStrategy], tmp_path: Path) -> None:
 
 
 def test_what_is_done_in_between_changes_nothing(tmp_path: Path) -> None:
-    """An evaluation, random numbers, and a schedule that was made before."""
+    """An evaluation, and random numbers."""
     plain, model, x = network(), network(), data().tensors[0]
     list(loop(private(tmp_path / "a.jsonl", seed=7), model=plain))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-    training = PrivateLoop(model, optimizer, loader(), private(tmp_path / "b.jsonl", seed=7), loss, 3)
+    training = loop(private(tmp_path / "b.jsonl", seed=7), model=model)
     for step in training:
         model.eval()
         with torch.no_grad():
             model(x)
         torch.rand(step)
-        schedule.step()
         assert training.epsilon() > 0
     assert all(torch.equal(a, b) for a, b in zip(plain.state_dict().values(), model.state_dict().values(), strict=True))
 
@@ -125,23 +121,10 @@ def test_it_stops_where_the_budget_is_spent(tmp_path: Path) -> None:
         list(loop(private(tmp_path / "m.jsonl", noise_multiplier=0.1, target_epsilon=0.01, delta=1e-3)))
 
 
-@pytest.mark.slow
-def test_epsilon_is_by_the_accountant_of_the_budget(tmp_path: Path) -> None:
-    strategy = DPSGD(target_epsilon=2.0, delta=1e-3, accountant="pld", ledger=str(tmp_path / "l.jsonl"))
-    trainer = trainer_for(tmp_path, strategy, 10)
-    trainer.fit(Module(), loader())
-    for spent in (strategy.epsilon(), trainer.progress_bar_metrics["privacy/epsilon"]):
-        assert 2.0 * (1 - 1e-4) < spent <= 2.0 * (1 + 1e-6)
-    assert strategy.epsilon("rdp") > 2.5
-
-
 def test_a_slow_accountant_is_logged_less_often() -> None:
     quick, slow = Budget(None, 1e-5, "rdp"), Budget(None, 1e-5, "pld")
-    every = range(50, 20_000, 50)
-    points = [n for n in every if slow.is_worth_logging(n, n - 50)]
-    assert len(points) < 50 and points[0] == 50
-    assert all(after <= max(1.6 * before, before + 50) for before, after in pairwise(points))
-    assert all(quick.is_worth_logging(n, n - 50) for n in every)
+    assert slow.is_worth_logging(50, 0) and slow.is_worth_logging(450, 400)
+    assert quick.is_worth_logging(400, 350) and not slow.is_worth_logging(400, 350)
 
 
 @pytest.mark.filterwarnings("default:a noise multiplier of")
@@ -167,34 +150,9 @@ def test_leaving_the_loop_gives_everything_back(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------- losses
 
 
-def centered(kept: dict[str, Any], model: Any, batch: Any) -> Tensor:
-    """A loss that remembers earlier lots."""
-    kept["sum"] = kept.get("sum", 0.0) + batch[0].sum(0)
-    return F.cross_entropy(model(batch[0] - kept["sum"]), batch[1])
-
-
-class Queue:
-    def __call__(self, model: Any, batch: Any) -> Tensor:
-        return centered(vars(self), model, batch)
-
-
-def counting() -> Callable[[Any, Any], Tensor]:
-    center = torch.zeros(6)
-
-    def count(model: Any, batch: Any) -> Tensor:
-        nonlocal center
-        center = center + batch[0].sum(0)
-        return F.cross_entropy(model(batch[0] - center), batch[1])
-
-    return count
-
-
-def defaults(model: Any, batch: Any, kept: dict[str, Any] = {}) -> Tensor:  # noqa: B006 (it is the point)
-    return centered(kept, model, batch)
-
-
-def attribute(model: Any, batch: Any) -> Tensor:
-    return centered(vars(attribute), model, batch)
+def defaults(model: Any, batch: Any, kept: list[Tensor] = []) -> Tensor:  # noqa: B006 (it is the point)
+    kept.append(batch[0].sum(0))
+    return F.cross_entropy(model(batch[0] - kept[0]), batch[1])
 
 
 def backward(model: Any, batch: Any) -> Tensor:
@@ -213,11 +171,7 @@ class Statistics(nn.Linear):
 
 
 REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
-    "object": (Queue().__call__, UnsupportedModuleError, "records of an earlier batch"),
-    "nonlocal": (counting(), UnsupportedModuleError, "records of an earlier batch"),
     "default": (defaults, UnsupportedModuleError, "records of an earlier batch"),
-    "partial": (partial(centered, {}), UnsupportedModuleError, "records of an earlier batch"),
-    "attribute": (attribute, UnsupportedModuleError, "records of an earlier batch"),
     "none": (lambda model, batch: None, ConfigurationError, "gave a NoneType"),
     "backward": (backward, ConfigurationError, "leave backward"),
     "detached": (lambda model, batch: loss(model, batch).detach(), ConfigurationError, "has no gradient"),
@@ -236,43 +190,6 @@ def test_records_are_checked_as_in_a_trainer(tmp_path: Path) -> None:
         list(loop(private(tmp_path / "l.jsonl"), model=Statistics()))
 
 
-NUMBERS: list[float] = []
-
-
-def reads(model: Any, batch: Any, last: list[float] = []) -> Tensor:  # noqa: B006 (it is the point)
-    last.append(float(batch[0].mean()))
-    NUMBERS.extend(last[:-1])
-    return loss(model, batch)
-
-
-def test_numbers_that_a_loss_keeps_are_put_back(tmp_path: Path) -> None:
-    list(loop(private(tmp_path / "l.jsonl"), loss=reads))
-    assert not NUMBERS and reads.__defaults__ == ([],)
-
-
-def test_a_network_that_is_not_of_the_model_is_not_trained(tmp_path: Path) -> None:
-    head = nn.Linear(2, 2)
-    before = head.weight.clone()
-    list(loop(private(tmp_path / "l.jsonl"), loss=lambda m, b: F.cross_entropy(head(m(b[0])), b[1])))
-    assert torch.equal(head.weight, before) and head.weight.grad is None
-
-
-def test_harmless_losses_train(tmp_path: Path) -> None:
-    def distilled(model: Any, batch: Any, *, weight: float = 0.5) -> Tensor:
-        counted = 0
-
-        def count() -> None:
-            nonlocal counted
-            counted += 1
-
-        count()
-        return loss(model, batch) + weight * F.mse_loss(model(batch[0]), teacher(batch[0]))
-
-    training = loop(private(tmp_path / "l.jsonl"), loss=distilled)
-    teacher = nn.Linear(6, 2).requires_grad_(False)
-    assert list(training) == [1, 2, 3]
-
-
 # ------------------------------------------------------------------------------------------------- lots
 
 
@@ -285,10 +202,8 @@ def test_lots_of_a_loop_are_no_other_trainings(tmp_path: Path) -> None:
     assert next(training) == 1
     refused = private(tmp_path / "b.jsonl")
     with pytest.raises(ConfigurationError, match="in use by another training"):
-        next(iter(loop(refused, 4, lots)))
+        trainer_for(tmp_path, refused, 2).fit(Module(), lots)
     assert not refused.releases and not (tmp_path / "b.jsonl").exists()
-    with pytest.raises(ConfigurationError, match="in use by another training"):
-        trainer_for(tmp_path, private(tmp_path / "c.jsonl"), 2).fit(Module(), lots)
     with pytest.raises(ConfigurationError, match="in use by another training"):
         trainer_for(tmp_path, NonPrivate(), 2).fit(Module(), lots)
     earlier.teardown(trainer, Module(), "validate")  # of a later evaluation
@@ -296,18 +211,16 @@ def test_lots_of_a_loop_are_no_other_trainings(tmp_path: Path) -> None:
     assert list(training) == [2, 3, 4]
 
 
-@pytest.mark.parametrize(("is_private", "error"), [(True, KeyboardInterrupt()), (False, ValueError("broken"))])
-def test_lots_are_free_after_an_error(is_private: bool, error: BaseException, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_private", [True, False])
+def test_lots_are_free_after_an_error(is_private: bool, tmp_path: Path) -> None:
     class Broken(Module):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            raise error
+            raise ValueError("broken")
 
     lots = loader()
-    one, other = (private(tmp_path / name) if is_private else NonPrivate() for name in ("a.jsonl", "b.jsonl"))
-    with pytest.raises((ValueError, KeyboardInterrupt, SystemExit)):
-        trainer_for(tmp_path, one, 2).fit(Broken(), lots)
+    with pytest.raises(ValueError, match="broken"):
+        trainer_for(tmp_path, private(tmp_path / "a.jsonl") if is_private else NonPrivate(), 2).fit(Broken(), lots)
     assert not lots.lots.in_use
-    trainer_for(tmp_path, other, 2).fit(Module(), lots)
 
 
 def replace(model: Any, lots: PrivateDataLoader) -> None:
@@ -348,21 +261,15 @@ def test_a_second_step_is_refused(tmp_path: Path) -> None:
 def test_two_that_share_noise_or_lots_have_no_epsilon_together(tmp_path: Path) -> None:
     """The ledgers of the same releases compose, counted twice; others of the same seed do not."""
 
-    def train(seed: int | None, lots: int | None, weights: int = 0, z: float = 1.0) -> Path:
+    def train(seed: int, lots: int, weights: int = 0) -> Path:
         ledger = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
-        strategy = private(ledger, noise_multiplier=z, seed=seed)
-        list(loop(strategy, 1, loader(lots), network(weights)))
+        list(loop(private(ledger, seed=seed), 1, loader(lots), network(weights)))
         return ledger
 
     first, request = train(7, 5), AccountingRequest(delta=1e-3)
     one = account([first], request).facts["epsilon"]
-    for other in (train(7, 5), train(8, 6, 1), train(None, None, 1)):
-        assert account([first, other], request).facts["epsilon"] > one
-    for what, other in (
-        ("noise", train(7, 6, 1)),
-        ("lots", train(8, 5, 1)),
-        ("lots", train(7, 5, 1, z=2.0)),  # noise of another mechanism is other noise
-    ):
+    assert account([first, train(8, 6, 1)], request).facts["epsilon"] > one
+    for what, other in (("noise", train(7, 6, 1)), ("lots", train(8, 5, 1))):
         with pytest.raises(LedgerError, match=f"drew their {what} from one seed"):
             account([first, other], request)
 

@@ -16,7 +16,6 @@ from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import check_own_randomness, read_ledger
 from dpbench.session.executor import REFERENCE, Executor
 from dpbench.session.executors import executor_of, keyed_by
-from dpbench.strategies import DPSGD
 from tests.strategies.worlds import Classifier, fit, weights_of
 
 CPU = torch.device("cpu")
@@ -56,11 +55,6 @@ def test_auto_takes_graphs_on_a_gpu_and_the_reference_has_the_keys_of_the_seed()
     assert keyed_by(5, graphs) not in (None, keyed_by(6, graphs))
 
 
-def test_an_unknown_executor() -> None:
-    with pytest.raises(ConfigurationError, match="executor"):
-        DPSGD(noise_multiplier=1.0, delta=1e-3, executor="fast")
-
-
 def test_graphs_take_no_options() -> None:
     with pytest.raises(ConfigurationError, match="executor=graph takes no options, such as '4'"):
         executor_of("graph:4", CPU)
@@ -75,8 +69,7 @@ def plugged(monkeypatch: pytest.MonkeyPatch, make: Callable[[str], Any]) -> None
 def test_an_executor_of_a_plug_in_has_keys_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that does not say a name, or says that of the reference."""
     plugged(monkeypatch, lambda options: Executor())
-    keys = {keyed_by(5, executor_of(name, CPU)) for name in ("eager", "mine", "mine:2", "mine:3")}
-    assert len(keys) == 4
+    assert len({keyed_by(5, executor_of(name, CPU)) for name in ("eager", "mine", "mine:2")}) == 3
     with pytest.raises(ConfigurationError, match="known are auto, eager, mine"):
         executor_of("other:2", CPU)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 from torchmetrics import MeanMetric
 
-from dpbench.callback.loop import PrivateLoop
 from dpbench.data.lots import PrivateDataLoader
 from dpbench.errors import ConfigurationError, OutOfMemory
 from dpbench.privacy.accounting.ledger import read_ledger
@@ -64,7 +64,6 @@ class Module(pl.LightningModule):
         x = batch[0].mul_(2)  # in place
         loss = F.cross_entropy(self.net(x), batch[1])
         self.mean.update(loss.detach(), len(x))
-        self.log("loss", loss)
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -105,41 +104,24 @@ def _on_any_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(examples, "_RAISES_WHEN_FULL", ("cuda", "cpu"))
 
 
-def full_in_forward(monkeypatch: pytest.MonkeyPatch, is_over: Callable[[int], bool]) -> None:
-    """Memory is over in the second layer, when some random numbers are drawn."""
-    forward = Counting.forward
+def full_in(owner: type, method: str, monkeypatch: pytest.MonkeyPatch, is_over: Callable[[int], bool]) -> None:
+    """Memory is over at the end of a method, for numbers of rows at which a function says so."""
+    original = getattr(owner, method)
 
-    def over(self: Counting, x: Tensor) -> Tensor:
-        x = forward(self, x)
-        if is_over(len(x)):
+    def over(self: Any, first: Any, rows: Any = None, *others: Any, **options: Any) -> Any:
+        result = original(self, first, *([] if rows is None else [rows]), *others, **options)
+        if is_over(len(first) if rows is None else rows):
             raise FULL
-        return x
+        return result
 
-    monkeypatch.setattr(Counting, "forward", over)
-
-
-def full_in_backward(monkeypatch: pytest.MonkeyPatch, is_over: Callable[[int], bool]) -> None:
-    backward = PerRecordEngine.backward
-
-    def over(self: PerRecordEngine, loss: Tensor, records: int, **options: Any) -> Any:
-        gradients = backward(self, loss, records, **options)
-        if is_over(records):
-            raise FULL
-        return gradients
-
-    monkeypatch.setattr(PerRecordEngine, "backward", over)
+    monkeypatch.setattr(owner, method, over)
 
 
-def full_in_sums(monkeypatch: pytest.MonkeyPatch, is_over: Callable[[int], bool]) -> None:
-    """Memory is over when the sums of the piece were added up."""
-    accumulate = ReleaseEngine.accumulate
-
-    def over(self: ReleaseEngine, gradients: Any, rows: int, *arguments: Any) -> None:
-        accumulate(self, gradients, rows, *arguments)
-        if is_over(rows):
-            raise FULL
-
-    monkeypatch.setattr(ReleaseEngine, "accumulate", over)
+full_in_forward = partial(full_in, Counting, "forward")
+"""In the third layer, when some random numbers are drawn."""
+full_in_backward = partial(full_in, PerRecordEngine, "backward")
+full_in_sums = partial(full_in, ReleaseEngine, "accumulate")
+"""When the sums of the piece were added up."""
 
 
 @pytest.mark.parametrize(
@@ -172,64 +154,6 @@ def test_a_batch_that_begins_again_is_that_of_the_size_from_the_start(
     assert sorted(path.name for path in (tmp_path / "auto").iterdir()) == ["ledger.jsonl", "piece_sizes.json"]
 
 
-def test_the_mean_over_the_records_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    full_in_sums(monkeypatch, lambda rows: rows > FITS)
-    module = Module()
-    trainer = trainer_for(tmp_path, dpsgd(tmp_path, "auto"), 1)
-    trainer.fit(module, loader_of())
-    assert trainer.callback_metrics["loss"] == pytest.approx(float(module.mean.compute()))
-
-
-@pytest.mark.parametrize("first", [0, 1])
-def test_a_step_that_reads_values_goes_record_by_record(
-    first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Reads(Module):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            loss = super().training_step(batch, batch_idx)
-            if batch_idx >= first:
-                self.last = loss.item()
-            return loss
-
-    def trained(rows: Any) -> Tensor:
-        module = Reads()
-        strategy = dpsgd(tmp_path / str(rows), rows)
-        trainer_for(tmp_path, strategy, 3).fit(module, loader_of())
-        assert not hasattr(module, "last") and strategy.releases == 3
-        return weights_of(module)
-
-    full_in_forward(monkeypatch, lambda rows: rows > FITS)
-    auto = trained("auto")
-    file = tmp_path / "auto" / "piece_sizes.json"
-    assert file.exists() == (first > 0)
-    assert torch.equal(auto, trained(json.loads(file.read_text())["0"] if first else None))
-
-
-def test_memory_may_be_over_after_some_pieces_of_a_later_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    strategy = dpsgd(tmp_path / "auto", "auto")
-    tried: list[int] = []
-
-    def is_over(rows: int) -> bool:
-        if strategy.releases != 1:
-            return False
-        tried.append(rows)
-        return len(tried) in (1, 3)  # all rows at once, and the second half
-
-    with monkeypatch.context() as patch:
-        full_in_sums(patch, is_over)
-        one = fit(strategy, tmp_path / "auto")
-    sizes = json.loads((tmp_path / "auto" / "piece_sizes.json").read_text())
-    assert sizes == {"1": tried[0] // 4} and tried[3] == tried[0] // 4
-
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "piece_sizes.json").write_text('{"0": 2}')  # of a run whose ledger was deleted
-    strategy = dpsgd(tmp_path / "other", "auto")
-    full_in_forward(monkeypatch, lambda rows: strategy.releases == 1 and rows > sizes["1"])
-    other = fit(strategy, tmp_path / "other")
-    assert json.loads((tmp_path / "other" / "piece_sizes.json").read_text()) == sizes
-    assert torch.equal(weights_of(one), weights_of(other))
-
-
 def test_a_run_that_is_resumed_takes_the_sizes_of_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "whole"
     strategy = dpsgd(folder, "auto")
@@ -241,48 +165,21 @@ def test_a_run_that_is_resumed_takes_the_sizes_of_each_step(tmp_path: Path, monk
             trainer.save_checkpoint(folder / f"{trainer.global_step}.ckpt")
 
     with monkeypatch.context() as patch:
-        full_in_forward(patch, lambda rows: rows > {0: 99, 1: 99, 2: 30, 3: 30, 4: 9}[strategy.releases])
-        whole = fit(strategy, folder, steps=5, more=[Saves()])
-    assert list(json.loads((folder / "piece_sizes.json").read_text())) == ["2", "4"]
-    for step in (1, 3):
-        parts = tmp_path / str(step)
-        shutil.copytree(folder, parts)
-        state = torch.load(parts / f"{step}.ckpt", weights_only=False)
-        assert "piece" not in str(state["callbacks"]) and "physical" not in str(state["callbacks"])
-        resumed = fit(dpsgd(parts, "auto"), parts, steps=5, ckpt_path=parts / f"{step}.ckpt")
-        assert torch.equal(weights_of(resumed), weights_of(whole))
-        # What the ledger holds beyond the checkpoint was repeated to the last bit: no release counts twice.
-        assert (parts / "ledger.jsonl").read_bytes() == (folder / "ledger.jsonl").read_bytes()
-    damaged = tmp_path / "1" / "piece_sizes.json"
-    damaged.write_text("[]")
+        full_in_forward(patch, lambda rows: rows > {0: 99, 1: 99, 2: 30, 3: 9}[strategy.releases])
+        whole = fit(strategy, folder, steps=4, more=[Saves()])
+    assert list(json.loads((folder / "piece_sizes.json").read_text())) == ["2", "3"]
+    parts = tmp_path / "parts"
+    shutil.copytree(folder, parts)
+    start = parts / "1.ckpt"
+    callbacks = str(torch.load(start, weights_only=False)["callbacks"])
+    assert "piece" not in callbacks and "physical" not in callbacks
+    resumed = fit(dpsgd(parts, "auto"), parts, steps=4, ckpt_path=start)
+    assert torch.equal(weights_of(resumed), weights_of(whole))
+    # What the ledger holds beyond the checkpoint was repeated to the last bit: no release counts twice.
+    assert (parts / "ledger.jsonl").read_bytes() == (folder / "ledger.jsonl").read_bytes()
+    (parts / "piece_sizes.json").write_text("[]")
     with pytest.raises(ConfigurationError, match=r"does not hold the sizes of a run's pieces: restore it"):
-        fit(dpsgd(tmp_path / "1", "auto"), tmp_path / "1", steps=5, ckpt_path=tmp_path / "1" / "1.ckpt")
-
-
-def test_a_loop_keeps_the_sizes_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[int] = []
-
-    def is_over(rows: int) -> bool:
-        tried.append(rows)
-        return rows > FITS
-
-    def loss(model: nn.Module, batch: Any) -> Tensor:
-        return F.cross_entropy(model(batch[0]), batch[1])
-
-    def trained(rows: Any) -> Tensor:
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Flatten(), nn.Linear(64, 100), Counting(), nn.Linear(100, 3))
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        strategy = dpsgd(tmp_path / str(rows), rows)
-        assert list(PrivateLoop(net, optimizer, loader_of(), strategy, loss, steps=2)) == [1, 2]
-        return weights_of(net)
-
-    with monkeypatch.context() as patch:
-        full_in_backward(patch, is_over)
-        one = trained("auto")
-    (size,) = {rows for rows in tried if FITS / 2 <= rows <= FITS and tried.count(rows) > 2}
-    assert torch.equal(one, trained(size))
-    assert not (tmp_path / "auto" / "piece_sizes.json").exists()
+        fit(dpsgd(parts, "auto"), parts, steps=4, ckpt_path=start)
 
 
 def test_one_row_that_does_not_fit_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,16 +210,6 @@ def test_a_number_is_needed_on_the_cpu(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"auto needs a GPU.*runs on cpu\): give a number of rows"):
         fit(dpsgd(tmp_path, "auto"), tmp_path)
     assert not (tmp_path / "ledger.jsonl").exists()
-
-
-def test_memory_that_is_over_after_the_release_is_not_explained(tmp_path: Path) -> None:
-    class Full(Module):
-        def on_train_batch_end(self, *_: Any) -> None:
-            raise FULL
-
-    with pytest.raises(torch.OutOfMemoryError, match="^CUDA out of memory. Tried"):
-        trainer_for(tmp_path, dpsgd(tmp_path, None), 2).fit(Full(), loader_of())
-    assert len(read_ledger(tmp_path / "ledger.jsonl").releases) == 1
 
 
 @pytest.mark.parametrize(

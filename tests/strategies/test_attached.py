@@ -10,7 +10,6 @@ import lightning_fabric
 import pytest
 import pytorch_lightning as pl
 import torch
-from torch.utils.data import DataLoader
 
 from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader
 from dpbench.errors import ConfigurationError
@@ -63,22 +62,6 @@ def test_hooks_that_are_overridden_without_super(tmp_path: Path, hooks: list[str
         fit(tmp_path, Classifier(manual), make=cls)
 
 
-def test_all_hooks_overridden_without_lots(tmp_path: Path) -> None:
-    cls = type("Forgetful", (DPSGD,), {hook: lambda self, *_, **__: None for hook in ALL})
-    with pytest.raises(ConfigurationError, match=r"super\(\)"):
-        fit(tmp_path, Classifier(), make=cls, loader=DataLoader(pictures(), 12))
-
-
-def test_a_step_without_a_release_of_its_own(tmp_path: Path) -> None:
-    class Twice(Classifier):
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            super().training_step(batch, batch_idx)
-            self.optimizers().optimizer.step()
-
-    with pytest.raises(ConfigurationError, match="stepped twice on one release"):
-        fit(tmp_path, Twice(manual=True))
-
-
 @pytest.mark.parametrize(
     "pair",
     [[private(), private(AdaptiveQuantileClipping)], [private(), NonPrivate()], [NonPrivate(), private()]],
@@ -87,15 +70,6 @@ def test_a_step_without_a_release_of_its_own(tmp_path: Path) -> None:
 def test_two_strategies(tmp_path: Path, pair: list[Any]) -> None:
     with pytest.raises(ConfigurationError, match="two strategies, DPSGD and (AdaptiveQuantileClipping|NonPrivate)"):
         trainer_for(tmp_path, pair[0], 4, more=pair[1:]).fit(Classifier(), loader_of(pictures()))
-
-
-def test_two_strategies_by_the_module(tmp_path: Path) -> None:
-    class Second(Classifier):
-        def configure_callbacks(self) -> Any:
-            return [private(AdaptiveQuantileClipping)]
-
-    with pytest.raises(ConfigurationError, match="two strategies"):
-        fit(tmp_path, Second())
 
 
 def test_a_strategy_outside_of_a_list() -> None:
@@ -110,11 +84,6 @@ class EveryRecord(PrivateBatchSampler):
         return super().lot(0)
 
 
-def replaced(loader: PrivateDataLoader) -> PrivateDataLoader:
-    loader.lots.lot = EveryRecord(loader.lots.sampling, 0).lot  # type: ignore[method-assign]
-    return loader
-
-
 def derived(loader: PrivateDataLoader) -> PrivateDataLoader:
     return PrivateDataLoader(pictures(), EveryRecord(loader.lots.sampling, 0))
 
@@ -126,8 +95,8 @@ def shrunk(loader: PrivateDataLoader) -> PrivateDataLoader:
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [(replaced, "not dpbench's"), (derived, "not dpbench's"), (shrunk, "has 30 records, but had 60")],
-    ids=["replaced", "derived", "shrunk"],
+    [(derived, "not dpbench's"), (shrunk, "has 30 records, but had 60")],
+    ids=["derived", "shrunk"],
 )
 def test_lots_that_are_not_what_they_say(tmp_path: Path, change: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
@@ -136,12 +105,9 @@ def test_lots_that_are_not_what_they_say(tmp_path: Path, change: Any, message: s
 
 def test_checkpoints_load_as_lightning_loads_them_by_default(tmp_path: Path) -> None:
     """`torch.load(weights_only=True)`: plain data only, keys included."""
-    trainer = trainer_for(tmp_path, private(), 4)
+    trainer = trainer_for(tmp_path, private(), 2)
     trainer.fit(Classifier(), loader_of(pictures()))
     trainer.save_checkpoint(tmp_path / "kept.ckpt")
     kept = torch.load(tmp_path / "kept.ckpt", weights_only=True)
     assert {type(key) for key in kept["callbacks"]} == {str}
-    assert kept["callbacks"]["dpbench.PrivateStrategy"]["releases"] == 4
-    again = trainer_for(tmp_path, private(), 6)
-    again.fit(Classifier(), loader_of(pictures()), ckpt_path=tmp_path / "kept.ckpt")
-    assert again.global_step == 6
+    assert kept["callbacks"]["dpbench.PrivateStrategy"]["releases"] == 2

@@ -15,12 +15,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
 from dpbench.data.records import Collated
 from dpbench.errors import BudgetExhausted, ConfigurationError, UnsupportedModuleError
-from dpbench.privacy.accounting.composition import ledger_epsilon
+from dpbench.privacy.accounting.composition import epsilon, ledger_epsilon
 from dpbench.privacy.accounting.ledger import Ledger, read_ledger
+from dpbench.privacy.events import Event, SumQuery
 from dpbench.strategies import DPSGD
 from tests.strategies.worlds import (
     Classifier,
-    Known,
     clipped_sum,
     crashed,
     fit,
@@ -68,17 +68,15 @@ def test_updates_equal_the_reference(tmp_path: Path, manual: bool, clipping: str
     torch.testing.assert_close(weights_of(module).double(), weights_of(reference), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
-def test_gradients_inside_a_step_are_those_outside(tmp_path: Path, precision: Any) -> None:
+def test_gradients_inside_a_step_are_those_outside(tmp_path: Path) -> None:
     """In pieces and by hand they are computed where Lightning has made the precision the default of new tensors."""
     ends = []
-    for manual, size in ((False, None), (False, 90), (True, None)):
+    for manual, size in ((False, None), (False, 5), (True, None)):
         module = without_dropout(manual)
-        options = {"noise_multiplier": 0.1, "max_physical_batch_size": size, "trainer": {"precision": precision}}
-        fit(tmp_path / f"{manual} {size}", module, 3, loader=loader_of(pictures(600), 200), **options)
-        ends.append(weights_of(module).float())
-    tolerance = (0.05 if precision == "bf16-true" else 1e-4) * ends[0].norm()
-    assert all((end - ends[0]).norm() < tolerance for end in ends[1:])
+        options = {"noise_multiplier": 0.1, "max_physical_batch_size": size, "trainer": {"precision": "64-true"}}
+        fit(tmp_path / f"{manual} {size}", module, 3, **options)
+        ends.append(weights_of(module))
+    assert all((end - ends[0]).norm() < 1e-4 * ends[0].norm() for end in ends[1:])
 
 
 @pytest.mark.parametrize(
@@ -99,43 +97,18 @@ def test_the_ledger_states_sampling_sensitivity_and_noise(
     assert pickle.loads(pickle.dumps(strategy)).epsilon() == strategy.epsilon()
 
 
-def test_empty_lots_are_released(tmp_path: Path) -> None:
-    loader = loader_of(TensorDataset(pictures().tensors[0].flatten(1)), expected=0.4)
-    assert sum(len(loader.lots.lot(step)) == 0 for step in range(20)) > 5
-    module = Known(64)
-    fit(tmp_path, module, 20, loader=loader)
-    assert len(book(tmp_path).releases) == 20
-    steps = torch.stack(module.history).diff(dim=0)
-    assert float(steps.norm(dim=1).min()) > 1.0  # every step moves by noise of std 1 / 0.4 on 64 weights
-
-
-@pytest.mark.own_key
-def test_resume_in_manual_optimization_is_bit_identical(tmp_path: Path) -> None:
-    whole, ended, resumed = (make_classifier(manual=True) for _ in range(3))
-    fit(tmp_path / "whole", whole, 13, fingerprint="x")
-    start = crashed(tmp_path / "crashed", ended, 13, 7, fingerprint="x")
-    strategy = fit(tmp_path / "crashed", resumed, 13, fingerprint="x", start=start)
-    assert torch.equal(weights_of(resumed), weights_of(whole))
-    ledgers = [(tmp_path / name / "ledger.jsonl").read_bytes() for name in ("whole", "crashed")]
-    assert ledgers[0] == ledgers[1]
-    assert strategy.releases == 13
-    for module in (ended, resumed):  # are given back as they were
-        assert not {"backward", "training_step"} & set(module.__dict__)
-        assert not any(m._forward_hooks for m in module.modules())
-
-
-@pytest.mark.parametrize(("fingerprint", "seed"), [("other", 0), (None, 0), ("x", 1)])
-def test_a_changed_run_never_reuses_noise(tmp_path: Path, fingerprint: str | None, seed: int) -> None:
+@pytest.mark.parametrize(("fingerprint", "seed"), [("other", 0), ("x", 1)])
+def test_a_changed_run_never_reuses_noise(tmp_path: Path, fingerprint: str, seed: int) -> None:
     """Resumed with other settings after a crash: new noise, and the lost releases stay counted."""
-    start = crashed(tmp_path, make_classifier(), 10, 3, fingerprint="x")
+    start = crashed(tmp_path, make_classifier(), 6, 3, fingerprint="x")
     loader = loader_of(pictures())
     before = loader.lots.lot(4).tolist()
     options = {"fingerprint": fingerprint, "seed": seed, "start": start}
-    strategy = fit(tmp_path, make_classifier(), 10, loader=loader, **options)
+    strategy = fit(tmp_path, make_classifier(), 6, loader=loader, **options)
     assert loader.lots.lot(4).tolist() != before  # a lot that was spent is not drawn again
     ledger = book(tmp_path)
     assert len(ledger.headers) == 2
-    assert len(ledger.releases) == 5 + 7
+    assert len(ledger.releases) == 5 + 3
     assert strategy.epsilon() == pytest.approx(ledger_epsilon(ledger, 1e-3))
 
 
@@ -158,13 +131,13 @@ def test_a_replay_that_differs_goes_on_with_new_noise(tmp_path: Path) -> None:
             Augmented(*pictures().tensors), PrivateBatchSampler(make_sampling("poisson", 60, 12), 0)
         )
 
-    start = crashed(tmp_path, make_classifier(), 9, 3, loader=loader(), fingerprint="x")
+    start = crashed(tmp_path, make_classifier(), 6, 3, loader=loader(), fingerprint="x")
     with pytest.warns(UserWarning, match="release 3 differs from its record.*new phase of the ledger, with new noise"):
-        strategy = fit(tmp_path, make_classifier(), 9, loader=loader(), fingerprint="x", start=start)
+        strategy = fit(tmp_path, make_classifier(), 6, loader=loader(), fingerprint="x", start=start)
     ledger = book(tmp_path)
-    assert [(phase, one.number) for phase, one in ledger.releases[5:]] == [(1, n) for n in range(3, 9)]
+    assert [(phase, one.number) for phase, one in ledger.releases[5:]] == [(1, n) for n in range(3, 6)]
     again = [len(one.queries) for phase, one in ledger.releases if phase == 1]
-    assert again == [2, 2, 1, 1, 1, 1]  # on the lots of releases 3 and 4, with what these have shown of them
+    assert again == [2, 2, 1]  # on the lots of releases 3 and 4, with what these have shown of them
     assert len({one.checksum for _, one in ledger.releases}) == len(ledger.releases)
     assert strategy.epsilon() == pytest.approx(ledger_epsilon(ledger, 1e-3))
 
@@ -183,14 +156,8 @@ def test_training_stops_before_the_step_that_would_exceed_the_budget(tmp_path: P
     strategy = fit(tmp_path, make_classifier(), 500, target_epsilon=3.0)
     assert 0 < strategy.releases < 500
     assert strategy.epsilon() <= 3.0
-    fit(tmp_path / "more", make_classifier(), strategy.releases + 1)
-    assert ledger_epsilon(book(tmp_path / "more"), 1e-3) > 3.0
-
-
-def test_budget_below_one_step(tmp_path: Path) -> None:
-    with pytest.raises(BudgetExhausted, match="allows no further step"):
-        fit(tmp_path, make_classifier(), noise_multiplier=0.3, target_epsilon=0.1)
-    assert not book(tmp_path).releases
+    one_more = Event(loader_of(pictures()).lots.sampling, (SumQuery("all", 1.0, 1.0),))
+    assert epsilon({one_more: strategy.releases + 1}, 1e-3) > 3.0
 
 
 def test_min_steps_cannot_override_the_budget(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 from dpbench.errors import UnsupportedModuleError
 from tests.strategies.worlds import fit, loader_of, weights_of
@@ -54,23 +54,14 @@ def vectors() -> TensorDataset:
 
 
 def test_batch_norm_in_evaluation_mode(tmp_path: Path) -> None:
-    """Lightning keeps the mode, also after validation; who wakes it up is refused."""
-
-    class Validated(Frozen):
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            self.loss(batch)
-
-        def val_dataloader(self) -> Any:
-            return DataLoader(vectors(), 12)
-
-    module = Validated()
+    """Lightning keeps the mode; who wakes it up is refused."""
+    module = Frozen()
     before = copy.deepcopy(module.body[1])
-    loader = loader_of(vectors())
-    assert fit(tmp_path, module, loader=loader, trainer={"val_check_interval": 2}).releases == 4
+    fit(tmp_path, module, loader=loader_of(vectors()))
     assert set(module.modes) == {(True, False)}
     assert torch.equal(before.running_mean, module.body[1].running_mean)
     assert not torch.equal(before.weight, module.body[1].weight)
-    module = Validated()
+    module = Frozen()
     module.woken = True
     with pytest.raises(UnsupportedModuleError, match=r"BatchNorm1d was put into training mode"):
         fit(tmp_path / "woken", module, loader=loader_of(vectors()))
@@ -78,20 +69,19 @@ def test_batch_norm_in_evaluation_mode(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
 @pytest.mark.parametrize("way", ["net", "in place", "module"])
-def test_compiled_networks(way: str, backend: str, tmp_path: Path) -> None:
+def test_compiled_networks(way: str, tmp_path: Path) -> None:
     ends = []
     for is_compiled in (False, True):
         torch.manual_seed(1)
         torch._dynamo.reset()
         trained = module = Frozen()
         if is_compiled and way == "net":
-            module.body = torch.compile(module.body, backend=backend)
+            module.body = torch.compile(module.body, backend="aot_eager")
         elif is_compiled and way == "in place":
-            module.body.compile(backend=backend)
+            module.body.compile(backend="aot_eager")
         elif is_compiled:
-            trained = torch.compile(module, backend=backend)
+            trained = torch.compile(module, backend="aot_eager")
         data = loader_of(TensorDataset(torch.randn(SIZE, 5)))
         options = {"noise_multiplier": 1e-3, "max_grad_norm": BOUND}
         fit(tmp_path / str(is_compiled), trained, 3, loader=data, **options)

@@ -25,12 +25,6 @@ def test_microbatches_stay_whole(drawn: list[int], size: int) -> None:
     assert sum(len(set(piece)) for piece in pieces) == len(set(drawn))
 
 
-def test_a_whole_lot_needs_no_trainer() -> None:
-    """No message between processes and no wait for the device where nothing is cut."""
-    batch = (torch.zeros(5, 2), torch.zeros(5))
-    assert cut(batch, 5, None, None, None) == [batch]  # type: ignore[arg-type]
-
-
 def test_texts_are_cut_with_their_records(tmp_path: Path) -> None:
     trainer = trainer_for(tmp_path, pl.Callback(), 1)
     names = [f"{i}" for i in range(5)]

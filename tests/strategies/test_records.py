@@ -15,8 +15,7 @@ from torch.utils.data import TensorDataset, default_collate
 
 from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
-from dpbench.strategies import DPSGD, AdaptiveQuantileClipping
-from tests.strategies.worlds import Classifier, clipped_sum, fit, loader_of, pictures, update, weights_of
+from tests.strategies.worlds import Classifier, clipped_sum, fit, pictures, update, weights_of
 
 QUIET = 1e-9
 
@@ -39,20 +38,6 @@ def test_rows_that_are_not_the_lots(tmp_path: Path, collate: Callable[..., Any],
     loader = PrivateDataLoader(pictures(), lots_of(60), lambda records: collate(*default_collate(records)))
     with pytest.raises(ConfigurationError, match=r"rows but \d+ records: each row is clipped separately"):
         fit(tmp_path, Classifier(manual), loader=loader, microbatch_size=size, gradients="engine")
-
-
-def test_a_lot_is_drawn_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """To be loaded; and it is there again when its rows are counted."""
-    drawn: list[int] = []
-    lot = PrivateBatchSampler.lot
-
-    def counted(self: PrivateBatchSampler, step: int) -> Any:
-        drawn.append(step)
-        return lot(self, step)
-
-    monkeypatch.setattr(PrivateBatchSampler, "lot", counted)
-    fit(tmp_path, Classifier(), loader=loader_of(pictures()))
-    assert drawn == list(range(len(drawn))) and len(drawn) in (4, 5)
 
 
 # ------------------------------------------------------------------------------------------------- several rows
@@ -123,7 +108,7 @@ def by_hand(collate: Any, steps: int, bound: float) -> Tensor:
 
 @pytest.mark.parametrize(
     ("collate", "manual", "size"),
-    [(windows, False, None), (windows, False, 1), (views, False, 5), (windows, True, None)],
+    [(windows, False, 1), (views, False, 5), (windows, True, None)],
 )
 def test_rows_of_a_record_are_clipped_together(tmp_path: Path, collate: Any, manual: bool, size: int | None) -> None:
     module = Reads(manual)
@@ -132,14 +117,9 @@ def test_rows_of_a_record_are_clipped_together(tmp_path: Path, collate: Any, man
     torch.testing.assert_close(weights_of(module).double(), by_hand(collate, 4, 0.4), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("make", "scale", "noise"), [(DPSGD, 1.0, QUIET), (DPSGD, 1e4, QUIET), (AdaptiveQuantileClipping, 1.0, 1e-4)]
-)
-def test_a_record_with_several_rows_moves_the_sum_by_its_bound(
-    tmp_path: Path, make: Any, scale: float, noise: float
-) -> None:
-    """Leave one record out: the released sum of the first lot moves by at most the sensitivity."""
-    data = texts(scale)
+def test_a_record_with_several_rows_moves_the_sum_by_its_bound(tmp_path: Path) -> None:
+    """Leave one record out: the released sum of the first lot moves by at most the bound."""
+    data = texts(1e4)
     three = next(position for position in lots_of(40).lot(0).tolist() if position % 4 == 3)
     sums = []
     for without in (False, True):
@@ -147,11 +127,9 @@ def test_a_record_with_several_rows_moves_the_sum_by_its_bound(
             data.tensors[2][three] = 0
         module = Reads()
         before = weights_of(module)
-        strategy = fit(tmp_path / str(without), module, 1, make, reading(data=data), noise_multiplier=noise)
+        fit(tmp_path / str(without), module, 1, loader=reading(data=data), noise_multiplier=QUIET)
         sums.append((before - weights_of(module)) / 0.5 * 12)
-    bound = sum(group.max_grad_norm**2 for group in strategy.mechanism.training_plan.groups) ** 0.5
-    moved = float((sums[0] - sums[1]).norm())
-    assert 1e-3 * bound < moved <= bound * (1 + 1e-3)
+    assert float((sums[0] - sums[1]).norm()) == pytest.approx(1.0, rel=1e-3)
 
 
 def test_metrics_are_those_of_records(tmp_path: Path) -> None:
@@ -163,7 +141,7 @@ def test_metrics_are_those_of_records(tmp_path: Path) -> None:
 
 
 def test_lots_without_rows(tmp_path: Path) -> None:
-    assert fit(tmp_path, Reads(), 20, loader=reading(expected=1.1)).releases == 20
+    assert fit(tmp_path, Reads(), 8, loader=reading(expected=1.1)).releases == 8
 
 
 @pytest.mark.parametrize(
@@ -171,14 +149,12 @@ def test_lots_without_rows(tmp_path: Path) -> None:
     [
         (None, "record_of_row='other' is no entry of the batch"),
         (lambda of: of[:-1], "one whole number for each of the"),
-        (lambda of: of[:, None], "one whole number for each of the"),
         (lambda of: of > 1, "one whole number .* not bool"),
-        (lambda of: ["a"] * len(of), "one whole number"),
         (lambda of: of.flip(0), "record_of_row names other records"),
         (lambda of: of - 1, "record_of_row names other records"),
         (lambda of: of + 1000, "record_of_row names other records"),
     ],
-    ids=["no entry", "few", "shape", "type", "texts", "order", "negative", "large"],
+    ids=["no entry", "few", "type", "order", "negative", "large"],
 )
 def test_what_is_no_index_of_records_is_refused(tmp_path: Path, change: Any, words: str) -> None:
     of = "other" if change is None else lambda batch: change(batch["overflow_to_sample_mapping"])

@@ -91,7 +91,7 @@ def loader_of(
     return PrivateDataLoader(data, PrivateBatchSampler(sampling, seed))
 
 
-def trainer_for(folder: Path, callback: pl.Callback, steps: int, **options: Any) -> pl.Trainer:
+def trainer_for(folder: Path, callback: pl.Callback, steps: int, package: Any = pl, **options: Any) -> pl.Trainer:
     settings: dict[str, Any] = {
         "max_steps": steps,
         "max_epochs": -1,
@@ -104,7 +104,7 @@ def trainer_for(folder: Path, callback: pl.Callback, steps: int, **options: Any)
         "default_root_dir": str(folder),
         "callbacks": [callback, *options.pop("more", [])],
     }
-    return pl.Trainer(**{**settings, **options})
+    return package.Trainer(**{**settings, **options})
 
 
 def fit(
