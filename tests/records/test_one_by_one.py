@@ -24,14 +24,12 @@ from dpbench.strategies import (
     DPSGD,
     AdaptiveQuantileClipping,
     ClipOnly,
-    DiscretizedDPSGD,
 )
 from tests.strategies.worlds import assert_same_training, loader_of, trainer_for, weights_of
 from tests.support.one_by_one import (
     BOUND,
     NETWORKS,
     Largest,
-    Listed,
     Module,
     assert_releases_autograd,
     cross_entropy,
@@ -49,8 +47,8 @@ def weighted(net: nn.Module, batch: Any) -> Tensor:
 
 @pytest.mark.parametrize(
     ("net", "step"),
-    [(Listed, cross_entropy), (Largest, cross_entropy), (plain, weighted)],
-    ids=["own", "max", "weights"],
+    [(Largest, cross_entropy), (plain, weighted)],
+    ids=["max", "weights"],
 )
 def test_the_gradients_of_autograd(tmp_path: Path, net: Any, step: Any) -> None:
     """Of what mixes records, too: it is the function of each alone."""
@@ -64,9 +62,8 @@ def test_the_gradients_of_autograd(tmp_path: Path, net: Any, step: Any) -> None:
         (DPSGD, {"clipping": "per_layer", "loss_reduction": "mean", "max_physical_batch_size": 4}),
         (DPSGD, {"microbatch_size": 2}),
         (AdaptiveQuantileClipping, {"count_noise_std": 3.0}),
-        (DiscretizedDPSGD, {}),
     ],
-    ids=["pieces", "microbatches", "quantile", "discretized"],
+    ids=["pieces", "microbatches", "quantile"],
 )
 @pytest.mark.usefixtures("one_key")
 def test_the_releases_of_the_engine(tmp_path: Path, make: Any, options: Any) -> None:
@@ -107,9 +104,9 @@ def test_arrays_are_cut() -> None:
 def test_records_that_are_not_finite_and_empty_lots(tmp_path: Path) -> None:
     x, y = data(40).tensors
     x[::8] = float("nan")
-    _, weights, _ = fit(tmp_path, plain(), steps=12, loader=loader_of(TensorDataset(x, y), 2))
+    _, weights, _ = fit(tmp_path, plain(), steps=6, loader=loader_of(TensorDataset(x, y), 2))
     assert weights.isfinite().all()
-    assert len(read_ledger(tmp_path / "ledger.jsonl").releases) == 12
+    assert len(read_ledger(tmp_path / "ledger.jsonl").releases) == 6
 
 
 # ------------------------------------------------------------------------------------- what is no function of a record
@@ -154,11 +151,10 @@ class ReversibleNet(nn.Module):
         return Reversible.apply(self.body(x.flatten(1)).tanh(), self.out)
 
 
-@pytest.mark.parametrize("gradients", ["engine", "auto"])
-def test_a_backward_pass_within_the_backward_pass_is_refused(tmp_path: Path, gradients: str) -> None:
+def test_a_backward_pass_within_the_backward_pass_is_refused(tmp_path: Path) -> None:
     """Its layers would be trained by nothing."""
     with pytest.raises(UnsupportedModuleError, match="a backward pass within the backward pass"):
-        fit(tmp_path, ReversibleNet(), ClipOnly, gradients=gradients)
+        fit(tmp_path, ReversibleNet(), ClipOnly, gradients="auto")
 
 
 def test_hooks_of_parameters_see_what_is_released(tmp_path: Path) -> None:
@@ -181,10 +177,9 @@ def clears(p: nn.Parameter) -> None:
     ("register", "hook"),
     [
         ("register_hook", lambda gradient: gradient * 0),
-        ("register_hook", lambda gradient: [gradient.zero_()].clear()),
         ("register_post_accumulate_grad_hook", clears),
     ],
-    ids=["another", "in place", "cleared"],
+    ids=["another", "cleared"],
 )
 def test_hooks_of_parameters_that_change_gradients_are_refused(tmp_path: Path, register: str, hook: Any) -> None:
     net = plain()
@@ -227,10 +222,9 @@ def test_records_without_a_gradient_are_zero(tmp_path: Path) -> None:
     ("returned", "words"),
     [
         ({"loss": 1.5}, "training_step returned a float as its loss: return the tensor"),
-        ({"los": torch.zeros(())}, "training_step returned no loss"),
         (None, "training_step returned no loss"),
     ],
-    ids=["float", "misspelled", "none"],
+    ids=["float", "none"],
 )
 def test_what_is_no_loss_is_refused(tmp_path: Path, returned: Any, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
@@ -251,15 +245,13 @@ def test_complex_parameters_are_refused(tmp_path: Path) -> None:
         fit(tmp_path, Fourier(), gradients="auto")
 
 
-@pytest.mark.filterwarnings("ignore:`torch.nn.utils.spectral_norm` is deprecated")
 @pytest.mark.filterwarnings("ignore:.*in eval mode at the start of training")
-@pytest.mark.parametrize("norm", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
-def test_spectral_normalization_is_refused_by_name(tmp_path: Path, norm: Any) -> None:
+def test_spectral_normalization_is_refused_by_name(tmp_path: Path) -> None:
     """In evaluation mode it is a function of the weights, and trains."""
-    net = nn.Sequential(nn.Flatten(), norm(nn.Linear(30, 4)))
+    net = nn.Sequential(nn.Flatten(), nn.utils.parametrizations.spectral_norm(nn.Linear(30, 4)))
     with pytest.raises(UnsupportedModuleError, match=r"spectral normalization, .* writes to buffers .*dpbench\.fix"):
         fit(tmp_path, net, gradients="auto")
-    fit(tmp_path / "evaluated", net.eval(), gradients="auto", steps=2)
+    fit(tmp_path / "evaluated", net.eval(), gradients="auto", steps=1)
 
 
 def critic_loss(critic: Any, batch: Any) -> Tensor:
@@ -333,8 +325,8 @@ def test_manual_optimization_is_the_same(tmp_path: Path) -> None:
         torch.manual_seed(1)
         net = plain()
         strategy = DPSGD(noise_multiplier=1.0, delta=1e-3, seed=1, gradients=gradients)
-        trainer_for(tmp_path / gradients, strategy, 6).fit(Manual(net, cross_entropy), loader_of(data(40), 2))
-        assert strategy.releases == 6
+        trainer_for(tmp_path / gradients, strategy, 4).fit(Manual(net, cross_entropy), loader_of(data(40), 2))
+        assert strategy.releases == 4
         weights.append(weights_of(net))
     torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0.02)
     twice = Manual(plain(), cross_entropy)

@@ -121,7 +121,6 @@ def two_views(items: list[Any]) -> Any:
 
 WORLDS: dict[str, tuple[list[Any], Any, Any]] = {
     "graphs": (graphs(), batch_of_graphs, of_graphs),
-    "in a list": (texts(), list, of_list),
     "ragged": (texts(), None, of_texts),
     "constants": (rows(), with_a_constant, of_weighted),
     "views": (rows(), two_views, of_rows),
@@ -170,18 +169,17 @@ def private(
     return strategy
 
 
-@pytest.mark.parametrize(("name", "gradients"), [*((name, "auto") for name in WORLDS), ("views", "one_by_one")])
-def test_the_gradients_of_autograd(tmp_path: Path, name: str, gradients: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", WORLDS)
+def test_the_gradients_of_autograd(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     monkeypatch.setattr(LightningTraining, "inform", lambda self, text: lines.append(text))
-    ours = released(tmp_path, *WORLDS[name], gradients=gradients)
+    ours = released(tmp_path, *WORLDS[name])
     torch.testing.assert_close(ours / RECORDS, clipped(*WORLDS[name]) / RECORDS, rtol=1e-4, atol=1e-6)
-    assert len([line for line in lines if "was collated alone" in line]) == int(gradients == "auto")
+    assert len([line for line in lines if "was collated alone" in line]) == 1
 
 
-@pytest.mark.parametrize("name", ["graphs", "views"])
-def test_a_record_moves_the_sum_by_its_own_clipped_gradient(tmp_path: Path, name: str) -> None:
-    items, collate, step = WORLDS[name]
+def test_a_record_moves_the_sum_by_its_own_clipped_gradient(tmp_path: Path) -> None:
+    items, collate, step = WORLDS["views"]
     whole, rest = (released(tmp_path, part, collate, step) for part in (items, items[:-1]))
     assert (whole - rest).norm() <= BOUND * 1.0001
     torch.testing.assert_close(whole - rest, clipped(items[-1:], collate, step), rtol=1e-3, atol=1e-5)
@@ -196,10 +194,10 @@ def test_lots_of_all_sizes(tmp_path: Path) -> None:
             assert isinstance(batch, SeparateRecords) and all(len(one) == 1 for one in batch)
             sizes.append(len(batch))
 
-    strategy = private(tmp_path, Module(linear(), of_list), lots(texts(), list, 2, num_workers=2), 24, Sizes())
-    assert {0, 1, 3} <= set(sizes)
+    strategy = private(tmp_path, Module(linear(), of_list), lots(texts(), list, 2, num_workers=1), 12, Sizes())
+    assert {0, 1, 2} <= set(sizes)
     ledger = read_ledger(tmp_path / "ledger.jsonl")
-    assert len(ledger.releases) == strategy.releases == 24
+    assert len(ledger.releases) == strategy.releases == 12
     assert ledger_epsilon(ledger, 1e-3) == pytest.approx(strategy.epsilon(), rel=1e-9)
 
 
@@ -254,8 +252,8 @@ def test_rows_then_ragged(tmp_path: Path) -> None:
             kinds.add(isinstance(batch, SeparateRecords))
 
     items = [(torch.randn(2 + number % 2, 6), number % 4) for number in range(RECORDS)]
-    strategy = private(tmp_path, Module(linear(), of_texts), lots(items, None, 2), 12, Kinds())
-    assert {True, False} == kinds and strategy.releases == 12
+    strategy = private(tmp_path, Module(linear(), of_texts), lots(items, None, 2), 6, Kinds())
+    assert {True, False} == kinds and strategy.releases == 6
 
 
 def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
