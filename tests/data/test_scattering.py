@@ -8,11 +8,8 @@ import torch.nn.functional as F
 
 from dpbench.data.images import ImageDataModule
 from dpbench.data.scattering import (
-    _COLORS,
     _average,
     _modulus,
-    _noise_statistics,
-    _normalized_by_order,
     _wavelets,
     color_scattering,
     mirrored_scattering,
@@ -51,20 +48,6 @@ def test_brightness_and_colors_apart() -> None:
     assert (features[..., 81:] - features[:1, :1, :1, 81:]).abs().max() < 0.05  # no color is seen in gray
     colored = torch.cat([grays, 0.5 - grays / 2, 0.5 - grays / 2], 3)
     assert color_scattering(colored)[..., 81:].abs().max() > 1
-
-
-def test_pixels_orders_and_noise_are_normalized() -> None:
-    color = torch.tensor([0.9, 0.3, 0.2]).expand(1, 16, 16, 3)
-    pixels = _normalized_by_order(torch.einsum("oc,nhwc->nohw", torch.tensor(_COLORS), color))[0, :, 0, 1, 1]
-    torch.testing.assert_close(pixels, torch.tensor([-0.1333, 6.0, 4.0]), rtol=1e-3, atol=1e-3)
-    orders = _normalized_by_order(torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)))[:, :, 1:]
-    groups = torch.split(orders, [8] * 10, 2)  # fine, coarse, and each direction of the second order
-    assert max(float(group.mean((2, 3, 4)).abs().max()) for group in groups) < 1e-4
-    means, deviations = _noise_statistics()
-    assert means.shape == deviations.shape == (3, 81) and deviations.min() > 0
-    red, blue = deviations[1], deviations[2]  # noise of the same size in both
-    torch.testing.assert_close(red, blue, rtol=0.1, atol=0.01)
-    assert deviations[0, 17:].mean() < deviations[0, 1:17].mean()  # the second order is faint
 
 
 @pytest.mark.parametrize("spacing", [1, 2])

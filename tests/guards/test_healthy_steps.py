@@ -102,10 +102,6 @@ NETWORKS: dict[str, tuple[Any, nn.Module]] = {
         ),
     ),
     "autograd function": (vectors, Calls(lambda m, x: m.b(Swish.apply(m.a(x))), a=linear, b=last)),
-    "instance norm": (
-        images,
-        nn.Sequential(nn.Conv2d(1, 8, 3), nn.InstanceNorm2d(8, affine=True), nn.ReLU(), nn.Conv2d(8, 3, 1), *head),
-    ),
     "dropout everywhere": (
         images,
         nn.Sequential(
@@ -177,13 +173,6 @@ def each(module: Steps, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(module.net(x), y, reduction="none")
 
 
-@of_mlp()
-def pseudo_labels(module: Steps, batch: Batch) -> Tensor:
-    out = module.net(batch[0])
-    sure = out.softmax(1).amax(1).detach() > 0.4
-    return (F.cross_entropy(out, out.argmax(1), reduction="none") * sure).mean()
-
-
 @of_mlp("reads")
 def refuses_what_is_not_finite(module: Steps, batch: Batch) -> Tensor:
     loss = each(module, *batch).mean()
@@ -210,14 +199,6 @@ def average_that_is_only_looked_at(module: Steps, batch: Batch) -> Tensor:
     return loss
 
 
-@of_mlp()
-def teacher_of_released_weights(module: Steps, batch: Batch) -> Tensor:
-    """An average of the weights themselves, which are public."""
-    teacher = module.__dict__.setdefault("teacher", module.net[0].weight.detach().clone())
-    module.teacher = 0.9 * teacher + 0.1 * module.net[0].weight.detach()
-    return (module.net[0](batch[0]) - batch[0] @ module.teacher.T).square().mean()
-
-
 # ------------------------------------------------------------------------------------------------- random numbers
 
 
@@ -237,12 +218,6 @@ def augmented_in_a_loop(module: Steps, batch: Batch) -> Tensor:
         return F.pad(image, (1, 1, 1, 1))[:, :8, left : left + 8] + 0.1 * np.random.normal()
 
     return classified(module, (torch.stack([augmented(image) for image in batch[0]]), batch[1]))
-
-
-@healthy(images, lambda: copy.deepcopy(convolution))
-def one_augmentation_for_the_lot(module: Steps, batch: Batch) -> Tensor:
-    x = batch[0].flip(-1) if random.random() < 0.5 else batch[0]
-    return classified(module, (x.roll(int(torch.randint(3, ())), 2), batch[1]))
 
 
 @of_mlp("mixed")
@@ -291,14 +266,6 @@ def distributions(module: Steps, batch: Batch) -> Tensor:
     poisson = torch.poisson(x[:, 1:2].abs().clamp(max=9))
     losses = each(module, x * beta + gamma + kind[:, None] + 0.1 * poisson, y)
     return (losses * torch.bernoulli(losses.detach().sigmoid())).mean()
-
-
-@healthy(images, lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3)))
-def masked_patches(module: Steps, batch: Batch) -> Tensor:
-    """As a masked autoencoder does: half of each record's patches."""
-    order = torch.rand(len(batch[0]), 64).argsort(1)
-    mask = torch.ones(len(batch[0]), 64).scatter(1, order[:, :32], 0.0)
-    return classified(module, (batch[0] * mask.view(-1, 1, 8, 8), batch[1]))
 
 
 # ------------------------------------------------------------------------------------------------- generative models

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import read_ledger
@@ -34,7 +31,6 @@ from tests.support.one_by_one import (
     assert_releases_autograd,
     cross_entropy,
     data,
-    expected,
     fit,
     loop_of,
     plain,
@@ -252,59 +248,6 @@ def test_spectral_normalization_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModuleError, match=r"spectral normalization, .* writes to buffers .*dpbench\.fix"):
         fit(tmp_path, net, gradients="auto")
     fit(tmp_path / "evaluated", net.eval(), gradients="auto", steps=1)
-
-
-def critic_loss(critic: Any, batch: Any) -> Tensor:
-    """With a penalty on the slope, which is a gradient within the loss."""
-    x = batch[0].clone().requires_grad_()
-    with torch.enable_grad():
-        output = critic(x)
-        (slope,) = torch.autograd.grad(output.sum(), x, create_graph=True)
-    return ((slope.norm(dim=1) - 1).square() - output[:, 0]).mean()
-
-
-class Adversarial(pl.LightningModule):
-    """The critic is private, and the generator learns from what it says."""
-
-    private_module = "critic"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-        self.critic = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
-        self.generator = nn.Linear(3, 6)
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        of_critic, of_generator = self.optimizers()
-        loss = critic_loss(self.critic, batch)
-        self.log("critic", loss, batch_size=max(1, len(batch[0])))
-        self.toggle_optimizer(of_critic)
-        self.manual_backward(loss)
-        of_critic.step()
-        self.untoggle_optimizer(of_critic)
-        self.toggle_optimizer(of_generator)
-        self.manual_backward(-self.critic(self.generator(torch.full((4, 3), 0.5))).mean())
-        of_generator.step()
-        self.untoggle_optimizer(of_generator)
-
-    def configure_optimizers(self) -> Any:
-        return [torch.optim.SGD(part.parameters(), lr=1.0) for part in (self.critic, self.generator)]
-
-
-def test_a_gradient_penalty_in_manual_optimization(tmp_path: Path) -> None:
-    records = TensorDataset(data().tensors[0][:, 0].clone(), data().tensors[1])
-    module = Adversarial()
-    exact = copy.deepcopy(module)
-    wanted = expected(exact.critic, critic_loss, records)
-    loader = PrivateDataLoader(records, PrivateBatchSampler(make_sampling("full", 12, 12), None))
-    trainer = trainer_for(tmp_path, ClipOnly(max_grad_norm=BOUND, gradients="auto"), 1)
-    trainer.fit(module, loader)
-    for old, p, update in zip(exact.critic.parameters(), module.critic.parameters(), wanted, strict=True):
-        torch.testing.assert_close((old - p).double(), update, rtol=1e-4, atol=1e-6)
-    moved = zip(exact.generator.parameters(), module.generator.parameters(), strict=True)
-    assert not any(torch.equal(old, p) for old, p in moved) and all(p.requires_grad for p in module.parameters())
-    loss = critic_loss(exact.critic, records.tensors).detach()
-    torch.testing.assert_close(trainer.logged_metrics["critic"], loss, rtol=1e-4, atol=1e-5)
 
 
 class Manual(Module):

@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import default_collate
 
 from dpbench.callback.lightning_training import LightningTraining
 from dpbench.callback.loop import PrivateLoop
@@ -27,19 +27,6 @@ from tests.support.one_by_one import BOUND, Module
 
 pytestmark = pytest.mark.filterwarnings("ignore:each record is run alone. whether the loss of a batch")
 RECORDS = 11
-
-
-class Items(Dataset[Any]):
-    """Records in a list, each of its own shape."""
-
-    def __init__(self, items: list[Any]) -> None:
-        self.items = items
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.items[index]
 
 
 class Graph:
@@ -131,7 +118,7 @@ def lots(items: list[Any], collate: Any, size: int | None = None, **options: Any
     drawn = PrivateBatchSampler(make_sampling("full", len(items), len(items)), None)
     if size is not None:
         drawn = PrivateBatchSampler(make_sampling("poisson", len(items), size), seed=0)
-    return PrivateDataLoader(Items(items), drawn, collate_fn=collate, **options)
+    return PrivateDataLoader(items, drawn, collate_fn=collate, **options)
 
 
 def linear() -> nn.Linear:
@@ -201,20 +188,6 @@ def test_lots_of_all_sizes(tmp_path: Path) -> None:
     assert ledger_epsilon(ledger, 1e-3) == pytest.approx(strategy.epsilon(), rel=1e-9)
 
 
-def test_hooks_see_each_record_as_a_batch(tmp_path: Path) -> None:
-    """A module that moves its own kind of batch."""
-    seen = set()
-
-    class Moving(Module):
-        def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
-            seen.add(type(batch))
-            return batch.to(device)
-
-    module = Moving(linear(), of_graphs)
-    private(tmp_path, module, lots(graphs(), batch_of_graphs, 4), 2)
-    assert seen == {Graph} and "transfer_batch_to_device" not in module.__dict__
-
-
 def test_what_a_module_keeps_of_a_record_is_put_back(tmp_path: Path) -> None:
     """Python knows the shape of each without reading a value."""
 
@@ -245,15 +218,10 @@ def test_what_is_no_batch_of_one_is_refused(tmp_path: Path) -> None:
 
 def test_rows_then_ragged(tmp_path: Path) -> None:
     """The engine was chosen by a lot of equal lengths; the next one is run record by record."""
-    kinds = set()
-
-    class Kinds(pl.Callback):
-        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-            kinds.add(isinstance(batch, SeparateRecords))
-
     items = [(torch.randn(2 + number % 2, 6), number % 4) for number in range(RECORDS)]
-    strategy = private(tmp_path, Module(linear(), of_texts), lots(items, None, 2), 6, Kinds())
-    assert {True, False} == kinds and strategy.releases == 6
+    loader = lots(items, None, 2)
+    assert {True, False} == {isinstance(batch, SeparateRecords) for batch in loader}
+    assert private(tmp_path, Module(linear(), of_texts), loader, 6).releases == 6
 
 
 def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
