@@ -18,7 +18,7 @@ from dpbench.cli import main
 from dpbench.models import MLP, CharLSTM, LoRA, merge_adapters, merged_state, train_only
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.strategies import DPSGD, ClipOnly
-from tests.strategies.worlds import loader_of, trainer_for
+from tests.strategies.worlds import clipped_sum, loader_of, trainer_for
 from tests.support.cli import TINY
 from tests.support.cli import dpbench as command
 
@@ -72,14 +72,9 @@ def clipped_mean(model: nn.Module) -> dict[str, Tensor]:
     model = copy.deepcopy(model).double()
     x, y = records().tensors
     named = {f"model.{name}": p for name, p in model.named_parameters() if p.requires_grad}
-    total = {name: torch.zeros_like(p) for name, p in named.items()}
-    for record, label in zip(x.double().split(1), y.split(1), strict=True):
-        loss = nn.functional.cross_entropy(model(record), label)
-        gradients = torch.autograd.grad(loss, list(named.values()))
-        norm = float(torch.stack([g.square().sum() for g in gradients]).sum().sqrt())
-        for name, gradient in zip(named, gradients, strict=True):
-            total[name] += gradient * min(1.0, BOUND / norm) / len(x)
-    return total
+    losses = nn.functional.cross_entropy(model(x.double()), y, reduction="none")
+    total = clipped_sum(losses, list(named.values()), BOUND)
+    return {name: part / len(x) for name, part in zip(named, total, strict=True)}
 
 
 @pytest.mark.parametrize("parts", PARTS)

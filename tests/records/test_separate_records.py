@@ -22,7 +22,7 @@ from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.records.step_state import independent
 from dpbench.strategies import DPSGD, ClipOnly
-from tests.strategies.worlds import assert_same_training, trainer_for, weights_of
+from tests.strategies.worlds import assert_same_training, clipped_sum, trainer_for, weights_of
 from tests.support.one_by_one import BOUND, Module
 
 pytestmark = pytest.mark.filterwarnings("ignore:each record is run alone. whether the loss of a batch")
@@ -129,12 +129,8 @@ def linear() -> nn.Linear:
 def clipped(items: list[Any], collate: Any, step: Any) -> Tensor:
     """The sum of the clipped gradients of each record alone, float64, by autograd."""
     net = linear().double()
-    total = torch.zeros_like(weights_of(net))
-    for item in items:
-        loss = step(net, (collate or default_collate)([copy.deepcopy(item)]))
-        gradient = torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(net.parameters()))])
-        total += gradient * min(1.0, BOUND / float(gradient.norm()))
-    return total
+    losses = (step(net, (collate or default_collate)([copy.deepcopy(item)])) for item in items)
+    return torch.cat([part.flatten() for part in clipped_sum(losses, list(net.parameters()), BOUND)])
 
 
 def released(folder: Path, items: list[Any], collate: Any, step: Any, **options: Any) -> Tensor:
