@@ -63,10 +63,8 @@ def test_images_standardized_alone() -> None:
     pixels = alone.train_set.pixels.double()
     assert float(pixels.flatten(1).mean(1).abs().max()) < 1e-6
     assert float((pixels.flatten(1).std(1, correction=0) - 1).abs().max()) < 1e-5
-    unit = ImageDataModule("digits", scale="unit", expected_batch_size=64).train_set.pixels.double()
-    for one in (0, 700):
-        row = unit[one]
-        assert torch.allclose(pixels[one], (row - row.mean()) / row.std(correction=0), atol=1e-5)
+    row = ImageDataModule("digits", scale="unit", expected_batch_size=64).train_set.pixels[0].double()
+    assert torch.allclose(pixels[0], (row - row.mean()) / row.std(correction=0), atol=1e-5)
     noise, _ = alone.noise_batch(5, torch.Generator().manual_seed(0))
     assert torch.allclose(noise.flatten(1).std(1, correction=0), torch.ones(5), atol=1e-5)
 

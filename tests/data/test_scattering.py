@@ -19,7 +19,7 @@ from dpbench.errors import ConfigurationError
 
 
 def test_shape_and_independence_of_images() -> None:
-    images = torch.rand(110, 12, 12, 1, generator=torch.Generator().manual_seed(0))
+    images = torch.rand(110, 12, 12, 1)
     features = scattering(images)
     assert features.shape == (110, 3, 3, 81) and features.isfinite().all()
     torch.testing.assert_close(features[105:], scattering(images[105:]), rtol=1e-4, atol=1e-5)
@@ -41,7 +41,7 @@ def test_wavelets_see_waves_of_their_own_direction_and_no_constants(scale: int) 
 
 
 def test_brightness_and_colors_apart() -> None:
-    grays = torch.rand(3, 32, 32, 1, generator=torch.Generator().manual_seed(0))
+    grays = torch.rand(3, 32, 32, 1)
     features = color_scattering(grays.expand(-1, -1, -1, 3))
     assert features.shape == (3, 8, 8, 243)
     torch.testing.assert_close(features[..., :81], color_scattering(grays), rtol=1e-3, atol=1e-3)
@@ -52,7 +52,7 @@ def test_brightness_and_colors_apart() -> None:
 
 @pytest.mark.parametrize("spacing", [1, 2])
 def test_averages_are_those_of_a_convolution(spacing: int) -> None:
-    planes = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    planes = torch.rand(2, 3, 16, 16)
     reach = 5 if spacing == 1 else 3
     bell = torch.exp(-torch.arange(-reach, reach + 1.0).square() / (2 * (1.6 / spacing) ** 2))
     bell = bell / bell.sum()
@@ -67,7 +67,7 @@ def test_images_with_other_channels_are_refused() -> None:
 
 
 def test_a_mirror_image_has_the_same_mirrored_features() -> None:
-    images = torch.rand(4, 32, 32, 3, generator=torch.Generator().manual_seed(0))
+    images = torch.rand(4, 32, 32, 3)
     here, there, other = (mirrored_scattering(x) for x in (images, images.flip(2), images.transpose(1, 2)))
     assert here.shape == (4, 8, 4, 243) and here.is_contiguous()
     fine = [color * 81 + k for color in range(3) for k in range(9)]  # pixels and finest wavelets: to the last digits
@@ -78,7 +78,7 @@ def test_a_mirror_image_has_the_same_mirrored_features() -> None:
 def test_in_the_data_module() -> None:
     for features, shape in (("scattering", (81, 4, 4)), ("mirrored_scattering", (81, 4, 2))):
         data = ImageDataModule("digits", features=features, image_size=16)
-        batch, labels = data.noise_batch(3, torch.Generator().manual_seed(0))
+        batch, labels = data.noise_batch(3, torch.Generator())
         assert data.input_shape == shape and batch.shape == (3, *shape) and labels.shape == (3,)
     for options, message in (
         ({"features": "scattering", "image_size": 18}, "sides from 12 on that 4 divides"),

@@ -141,8 +141,3 @@ def test_a_single_record_cannot_be_mixed() -> None:
 
     _, verdict = verdict_of_step(step, torch.randn(1, 5, 3), 1, net)
     assert verdict.is_separable
-
-
-def test_batches_that_are_separable_stay_with_the_engine(tmp_path: Path) -> None:
-    strategy, _ = trained(tmp_path, lambda module, hidden: hidden)
-    assert used(strategy) == "engine"
