@@ -216,6 +216,7 @@ def test_rows_then_ragged(tmp_path: Path) -> None:
     """The engine was chosen by a lot of equal lengths; the next one is run record by record."""
     items = [(torch.randn(2 + number % 2, 6), number % 4) for number in range(RECORDS)]
     loader = lots(items, None, 2)
+    loader.prepare_collation(may_separate=True)
     assert {True, False} == {isinstance(batch, SeparateRecords) for batch in loader}
     assert private(tmp_path, Module(linear(), of_texts), loader, 6).releases == 6
 
