@@ -96,6 +96,11 @@ class InExtraState(Keeping):
         self.lots = state["lots"]
 
 
+class BeforeUpdate(Keeping):
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.mean.add_(1)
+
+
 @pytest.mark.parametrize(
     ("module", "words"),
     [
@@ -106,8 +111,20 @@ class InExtraState(Keeping):
         (lambda: Keeping(transfer=of_records), "changes mean .or a hook"),
         (lambda: Keeping(end=of_records), "mean changed after the release .* on_train_epoch_end"),
         (lambda: Keeping(manual=True, update=of_records), "mean changed after the release .* private_module"),
+        (lambda: ManualPart(manual=True, end=of_records), "mean changed after the release"),
+        (BeforeUpdate, "mean"),
     ],
-    ids=["data once", "metric", "extra state", "start", "transfer", "end", "manual"],
+    ids=[
+        "data once",
+        "metric",
+        "extra state",
+        "start",
+        "transfer",
+        "end",
+        "manual",
+        "end of a part",
+        "before the update",
+    ],
 )
 def test_writes_from_records_are_refused(tmp_path: Path, module: Callable[[], Keeping], words: str) -> None:
     assert not is_checked(5)

@@ -230,6 +230,14 @@ class GeneratorFirst(GAN):
         return loss
 
 
+class RawStep(GAN):
+    """The discriminator is updated past Lightning, and so past the mechanism."""
+
+    def discriminator_loss(self, on_records: Tensor, on_fake: Tensor) -> Tensor:
+        self.optimizers()[0].optimizer.step()
+        return super().discriminator_loss(on_records, on_fake)
+
+
 class OwnOptimizer(GAN):
     """An optimizer that Lightning does not know steps."""
 
@@ -399,6 +407,7 @@ class BareEarlyBackward(GAN):
         (type("OtherPart", (GAN,), {"private_module": "critic"}), "has no such submodule"),
         (OneOptimizer, "exactly one optimizer, which updates nothing else"),
         (GeneratorFirst, "before the release of the batch"),
+        (RawStep, "before the release of the batch"),
         (OwnOptimizer, "before the release of the batch"),
         (PeeksAtLabels, "not finite.*hidden"),
         (PeeksAtSize, "not finite.*hidden"),
