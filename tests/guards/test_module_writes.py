@@ -112,7 +112,7 @@ class BeforeUpdate(Keeping):
         (lambda: Keeping(end=of_records), "mean changed after the release .* on_train_epoch_end"),
         (lambda: Keeping(manual=True, update=of_records), "mean changed after the release .* private_module"),
         (lambda: ManualPart(manual=True, end=of_records), "mean changed after the release"),
-        (BeforeUpdate, "mean"),
+        (BeforeUpdate, "mean changed between the release of a batch and its update"),
     ],
     ids=[
         "data once",

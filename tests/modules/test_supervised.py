@@ -124,7 +124,7 @@ def test_trains_and_logs(name: str, tmp_path: Path) -> None:
     module, rows = make(), TensorDataset(*data(40))
     before = weights_of(module)
     strategy = DPSGD(noise_multiplier=1.0, delta=1e-3, seed=0)
-    trainer = trainer_for(tmp_path, strategy, 2, log_every_n_steps=2)
+    trainer = trainer_for(tmp_path, strategy, 4, log_every_n_steps=2)
     trainer.fit(module, loader_of(rows), DataLoader(rows, 10))
     assert (weights_of(module) != before).any()
     found = {key for key in trainer.callback_metrics if not key.startswith(("privacy/", "private/"))}
@@ -209,9 +209,9 @@ def test_squared_error_of_targets_by_hand() -> None:
 
 def test_losses_of_a_batch_added_up() -> None:
     torch.manual_seed(0)
-    model = Autoencoder((1, 4, 4), [5, 2])
+    model, batch = Autoencoder((1, 4, 4), [5, 2]), images()
     mean, total = (
-        stepping(Reconstruction(model, SGD, loss_reduction=word)).training_step(images(), 0) for word in ("mean", "sum")
+        stepping(Reconstruction(model, SGD, loss_reduction=word)).training_step(batch, 0) for word in ("mean", "sum")
     )
     torch.testing.assert_close(total["loss"], 6 * mean["loss"])
     with pytest.raises(ValueError, match="module.loss_reduction must be mean or sum, not 'none'"):
