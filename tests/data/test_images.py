@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from hashlib import md5, sha256
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 from scipy.io import loadmat, savemat
-from torchvision.datasets import CIFAR100, SVHN
+from torchvision.datasets import SVHN
 
 from dpbench.data import noise, sources
 from dpbench.data.images import ImageDataModule, normalize
-from dpbench.data.sources import SOURCES, Images, data_root, source_names
+from dpbench.data.sources import SOURCES, Images, data_root
 from dpbench.errors import ConfigurationError, DataError
 
 
@@ -23,9 +22,7 @@ def test_digits_need_no_files(tmp_path: Path) -> None:
     data = ImageDataModule("digits", root=str(tmp_path), expected_batch_size=64)
     assert data.input_shape == (1, 28, 28)
     assert len(data.train_set) == 1437
-    labels = torch.cat([y for _, y in data.test_dataloader()])
-    assert len(labels) == 360
-    assert torch.bincount(labels).min() >= 34
+    assert torch.bincount(torch.cat([y for _, y in data.test_dataloader()])).sum() == 360
     assert abs(float(data.train_set.pixels.mean())) < 0.1
     assert not list(tmp_path.iterdir())
 
@@ -42,11 +39,9 @@ def test_batches_are_channels_last_and_match_single_items() -> None:
 
 
 def test_random_noise_by_default_is_what_it_always_was() -> None:
-    digests = []
-    for split in ("train", "test"):
-        images = SOURCES["random_noise"].load(Path(), split, False)  # type: ignore[arg-type]
-        digests += [sha256(part.numpy().tobytes()).hexdigest()[:16] for part in (images.pixels, images.labels)]
-    assert digests == ["2b3cfd96313a200f", "e3d6cf7d9e3bb805", "4f0993408d55744d", "b16557d38df10870"]
+    images = SOURCES["random_noise"].load(Path(), "test", False)
+    digests = [sha256(part.numpy().tobytes()).hexdigest()[:16] for part in (images.pixels, images.labels)]
+    assert digests == ["4f0993408d55744d", "b16557d38df10870"]
 
 
 def test_random_noise_of_any_size_and_shape() -> None:
@@ -60,7 +55,6 @@ def test_random_noise_of_any_size_and_shape() -> None:
     assert torch.equal(more.test_set.labels[:7], few.test_set.labels)
     assert not torch.equal(more.test_set.pixels[:40], few.train_set.pixels)
     small = ImageDataModule("random_noise", expected_batch_size=8, train_size=40, like="mnist", image_size=8)
-    assert small.input_shape == (1, 8, 8)
     assert abs(float(small.train_set.pixels.std()) - 1) < 0.05  # not blurred
 
 
@@ -69,10 +63,8 @@ def test_images_standardized_alone() -> None:
     pixels = alone.train_set.pixels.double()
     assert float(pixels.flatten(1).mean(1).abs().max()) < 1e-6
     assert float((pixels.flatten(1).std(1, correction=0) - 1).abs().max()) < 1e-5
-    unit = ImageDataModule("digits", scale="unit", expected_batch_size=64).train_set.pixels.double()
-    for one in (0, 700):
-        row = unit[one]
-        assert torch.allclose(pixels[one], (row - row.mean()) / row.std(correction=0), atol=1e-5)
+    row = ImageDataModule("digits", scale="unit", expected_batch_size=64).train_set.pixels[0].double()
+    assert torch.allclose(pixels[0], (row - row.mean()) / row.std(correction=0), atol=1e-5)
     noise, _ = alone.noise_batch(5, torch.Generator().manual_seed(0))
     assert torch.allclose(noise.flatten(1).std(1, correction=0), torch.ones(5), atol=1e-5)
 
@@ -86,10 +78,9 @@ def test_an_image_of_one_color_is_standardized_to_zeros() -> None:
     assert 0 < float(made[1].std()) < 0.1
 
 
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_labels_of_noise_do_not_repeat_its_pixels(split: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(noise._BYTES_BEFORE_LABELS, split, 3 * 28 * 28)  # three images; the others from another stream
-    few, more = (sources.noise_like(SOURCES["mnist"], size, size).load(Path(), split, False) for size in (3, 20))
+def test_labels_of_noise_do_not_repeat_its_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(noise._BYTES_BEFORE_LABELS, "train", 3 * 28 * 28)  # three images; others from another stream
+    few, more = (sources.noise_like(SOURCES["mnist"], size, size).load(Path(), "train", False) for size in (3, 20))
     assert torch.equal(more.pixels[:3], few.pixels) and torch.equal(more.labels[:3], few.labels)
     assert len(torch.unique(more.pixels.flatten(1), dim=0)) == 20
 
@@ -108,22 +99,23 @@ def test_the_first_records_of_a_data_set() -> None:
 
 def test_validation_split_is_disjoint_and_fixed() -> None:
     whole = ImageDataModule("digits", image_size=8).train_set
-    data = ImageDataModule("digits", image_size=8, val_size=300, seed=5)
+    data, other = (ImageDataModule("digits", image_size=8, val_size=300, seed=seed) for seed in (5, 6))
     data.setup()
-    other = ImageDataModule("digits", image_size=8, val_size=300, seed=6)
     held = next(iter(data.val_dataloader()))[0]
     assert abs(len(held) - 300) < 60  # the expected number
     assert len(data.train_set) == 1437 - len(held) == data.sampling.population
     assert data.monitored == "val"
     assert torch.equal(data.train_set.pixels, other.train_set.pixels)
-    both = torch.cat([held.permute(0, 2, 3, 1).flatten(1), data.train_set.pixels.flatten(1)])
+    both = torch.cat([held.permute(0, 2, 3, 1), data.train_set.pixels]).flatten(1)
     assert len(torch.unique(both, dim=0)) == len(torch.unique(whole.pixels.flatten(1), dim=0))
-    with pytest.raises(ConfigurationError, match="leaves nothing of 1437"):
-        ImageDataModule("digits", val_size=1437).setup()
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "sizes"), [("mnist", (1, 28, 28), (60_000, 10_000)), ("cifar10", (3, 32, 32), (50_000, 10_000))]
+    ("name", "shape", "sizes"),
+    [
+        ("mnist", (1, 28, 28), (60_000, 10_000)),
+        pytest.param("cifar10", (3, 32, 32), (50_000, 10_000), marks=pytest.mark.slow),
+    ],
 )
 def test_real_data(name: str, shape: tuple[int, int, int], sizes: tuple[int, int], data_folder: Path) -> None:
     data = ImageDataModule(name, root=str(data_folder), download=False)
@@ -133,42 +125,6 @@ def test_real_data(name: str, shape: tuple[int, int, int], sizes: tuple[int, int
     mean, std = data.train_set.pixels.mean((0, 1, 2)), data.train_set.pixels.std((0, 1, 2))
     assert mean.abs().max() < 2e-3
     assert (std - 1).abs().max() < 2e-3
-
-
-def write_cifar100(root: Path, monkeypatch: pytest.MonkeyPatch, train: int, test: int = 100) -> None:
-    """An archive of CIFAR-100's layout whose md5 sums torchvision expects."""
-    folder = root / "cifar-100-python"
-    folder.mkdir(parents=True)
-    rng = np.random.default_rng(0)
-
-    def write(name: str, entry: Any) -> str:
-        (folder / name).write_bytes(pickle.dumps(entry, protocol=2))
-        return md5((folder / name).read_bytes()).hexdigest()
-
-    for name, size in (("train", train), ("test", test)):
-        labels = rng.permutation(np.arange(size) % 100)
-        entry = {"data": rng.integers(0, 256, (size, 3072), dtype=np.uint8), "fine_labels": labels.tolist()}
-        monkeypatch.setattr(CIFAR100, f"{name}_list", [[name, write(name, entry)]])
-    names = {"fine_label_names": [f"fine{i}" for i in range(100)]}
-    monkeypatch.setattr(CIFAR100, "meta", {**CIFAR100.meta, "md5": write("meta", names)})
-
-
-def test_cifar100_has_its_hundred_fine_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_cifar100(tmp_path, monkeypatch, train=200)
-    data = ImageDataModule("cifar100", root=str(tmp_path), expected_batch_size=20, download=False)
-    assert data.model_options() == {"input_shape": (3, 32, 32), "num_classes": 100}
-    assert sorted(data.train_set.labels.tolist()) == sorted([*range(100)] * 2)
-    assert data.sampling.population == 200 and len(data.test_set) == 100
-
-
-def test_truncated_mnist(tmp_path: Path, data_folder: Path) -> None:
-    raw = tmp_path / "MNIST" / "raw"
-    raw.mkdir(parents=True)
-    for path in (data_folder / "MNIST" / "raw").iterdir():
-        data = path.read_bytes()
-        (raw / path.name).write_bytes(data[:-1000] if "train-images" in path.name else data)
-    with pytest.raises(DataError, match="MNIST in .* is incomplete or damaged"):
-        ImageDataModule("mnist", root=str(tmp_path)).setup()
 
 
 def _svhn(root: Path, monkeypatch: pytest.MonkeyPatch, train: int = 30, test: int = 10) -> Path:
@@ -210,17 +166,14 @@ def test_damaged_svhn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ImageDataModule("svhn", root=str(folder.parent), expected_batch_size=1).train_set.labels.tolist() == [1]
 
 
-@pytest.mark.parametrize("name", ["mnist", "cifar10", "svhn"])
-def test_absent_and_offline(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absent_and_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*_: Any, **__: Any) -> None:
         raise OSError("no network")
 
-    monkeypatch.setattr("torchvision.datasets.mnist.download_and_extract_archive", offline)
-    monkeypatch.setattr("torchvision.datasets.cifar.download_and_extract_archive", offline)
     monkeypatch.setattr("torchvision.datasets.svhn.download_url", offline)
     for download, reason in ((True, "downloading failed"), (False, "data.download is false")):
         with pytest.raises(DataError, match=reason) as caught:
-            ImageDataModule(name, root=str(tmp_path), download=download).setup()
+            ImageDataModule("svhn", root=str(tmp_path), download=download).setup()
         assert str(tmp_path) in str(caught.value)
         assert "data.root or $DPBENCH_DATA" in str(caught.value)
         assert "\n" not in str(caught.value)
@@ -238,16 +191,6 @@ def test_where_data_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_unknown_data_set() -> None:
     with pytest.raises(ConfigurationError, match="unknown data set 'imagenet'; known are digits"):
         ImageDataModule("imagenet")
-    assert set(source_names()) == {
-        "digits",
-        "mnist",
-        "fashion_mnist",
-        "cifar10",
-        "cifar100",
-        "svhn",
-        "random_shapes",
-        "random_noise",
-    }
 
 
 def _mnist(root: Path, labels: list[int], images: int) -> None:

@@ -38,8 +38,7 @@ def test_copies_of_a_record_are_no_members_together() -> None:
     assert abs((first == second).mean() - 0.5) < 5 * 0.5 / np.sqrt(len(NAMES))
     many = membership_coins([NAMES[0]] * 4000, 3)
     assert abs(many.mean() - 0.5) < 5 * 0.5 / np.sqrt(4000)
-    pairs = np.corrcoef(many[:-1], many[1:])[0, 1]
-    assert abs(pairs) < 5 / np.sqrt(4000)
+    assert abs(np.corrcoef(many[:-1], many[1:])[0, 1]) < 5 / np.sqrt(4000)
 
 
 def test_the_coins_of_a_seed_stay() -> None:
@@ -63,10 +62,8 @@ def test_a_coin_adds_one_record_and_moves_no_other() -> None:
     members = membership_coins(NAMES[:100], 1)
     other = members.copy()
     other[17] = not members[17]
-    for step in range(20):
-        one = set(PrivateBatchSampler(sampling, seed=5, members=members).lot(step).tolist())
-        two = set(PrivateBatchSampler(sampling, seed=5, members=other).lot(step).tolist())
-        assert one ^ two <= {17}
+    one, two = (PrivateBatchSampler(sampling, seed=5, members=chosen) for chosen in (members, other))
+    assert {17} == {record for step in range(20) for record in {*one.lot(step)} ^ {*two.lot(step)}}
 
 
 def test_canaries_of_an_audit_stay_in_lots() -> None:
@@ -89,20 +86,21 @@ def test_members_that_are_none(members: Any, kind: str, message: str) -> None:
 
 
 def test_a_data_module_trains_on_members_and_offers_all() -> None:
-    data = ImageDataModule("digits", membership="half", seed=2, val_size=200)
-    everybody = ImageDataModule("digits", seed=2, val_size=200)
-    assert everybody.members is None
+    data, everybody = (ImageDataModule("digits", membership=word, seed=2, val_size=200) for word in ("half", None))
     members = data.members
-    assert members is not None
-    assert members.shape == (len(everybody.train_set),)
-    assert data.sampling == everybody.sampling
-    candidates = torch.cat([images for images, _ in data.candidate_dataloader()])
-    assert torch.equal(candidates, torch.cat([images for images, _ in everybody.candidate_dataloader()]))
-    seen = torch.cat([images for images, _ in data.seen_dataloader(10_000)])
+    assert everybody.members is None and members is not None
+    assert data.sampling == everybody.sampling and data.train_dataloader().lots.members is members
+    candidates, same, seen, few = (
+        torch.cat([images for images, _ in loader])
+        for loader in (
+            data.candidate_dataloader(),
+            everybody.candidate_dataloader(),
+            data.seen_dataloader(10_000),
+            data.seen_dataloader(7),
+        )
+    )
+    assert torch.equal(candidates, same) and len(few) == 7
     assert torch.equal(seen, candidates[torch.from_numpy(members)])
-    assert len(torch.cat([images for images, _ in data.seen_dataloader(7)])) == 7
-    loader = data.train_dataloader()
-    assert loader.lots.members is members
 
 
 @pytest.mark.parametrize(
@@ -130,12 +128,8 @@ def test_a_data_module_that_chooses_no_members_is_refused() -> None:
 
 
 def test_an_absent_option_names_the_runs_of_before() -> None:
-    config: dict[str, Any] = {
-        "data": {"_target_": "dpbench.data.ImageDataModule", "name": "digits"},
-        "trainer": {},
-        "strategy": {},
-    }
-    with_null = {**config, "data": {**config["data"], "membership": None}}
-    with_half = {**config, "data": {**config["data"], "membership": "half"}}
-    assert config_hash(config) == config_hash(with_null) != config_hash(with_half)
-    assert fingerprint(config) == fingerprint(with_null) != fingerprint(with_half)
+    data = {"_target_": "dpbench.data.ImageDataModule", "name": "digits"}
+    parts = (data, {**data, "membership": None}, {**data, "membership": "half"})
+    for name_of in (config_hash, fingerprint):
+        absent, null, half = (name_of({"data": part, "trainer": {}, "strategy": {}}) for part in parts)
+        assert absent == null != half

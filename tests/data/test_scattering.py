@@ -8,11 +8,8 @@ import torch.nn.functional as F
 
 from dpbench.data.images import ImageDataModule
 from dpbench.data.scattering import (
-    _COLORS,
     _average,
     _modulus,
-    _noise_statistics,
-    _normalized_by_order,
     _wavelets,
     color_scattering,
     mirrored_scattering,
@@ -22,12 +19,12 @@ from dpbench.errors import ConfigurationError
 
 
 def test_shape_and_independence_of_images() -> None:
-    images = torch.rand(120, 28, 28, 1, generator=torch.Generator().manual_seed(0))
+    images = torch.rand(110, 12, 12, 1)
     features = scattering(images)
-    assert features.shape == (120, 7, 7, 81) and features.isfinite().all()
-    torch.testing.assert_close(features[110:], scattering(images[110:]), rtol=1e-4, atol=1e-5)
+    assert features.shape == (110, 3, 3, 81) and features.isfinite().all()
+    torch.testing.assert_close(features[105:], scattering(images[105:]), rtol=1e-4, atol=1e-5)
     colors = scattering(images[:2].expand(-1, -1, -1, 3))
-    assert colors.shape == (2, 7, 7, 243)
+    assert colors.shape == (2, 3, 3, 243)
     assert torch.equal(scattering(images[:2].double()), scattering(images[:2]))
 
 
@@ -44,7 +41,7 @@ def test_wavelets_see_waves_of_their_own_direction_and_no_constants(scale: int) 
 
 
 def test_brightness_and_colors_apart() -> None:
-    grays = torch.rand(3, 32, 32, 1, generator=torch.Generator().manual_seed(0))
+    grays = torch.rand(3, 32, 32, 1)
     features = color_scattering(grays.expand(-1, -1, -1, 3))
     assert features.shape == (3, 8, 8, 243)
     torch.testing.assert_close(features[..., :81], color_scattering(grays), rtol=1e-3, atol=1e-3)
@@ -53,31 +50,9 @@ def test_brightness_and_colors_apart() -> None:
     assert color_scattering(colored)[..., 81:].abs().max() > 1
 
 
-def test_pixels_orders_and_noise_are_normalized() -> None:
-    color = torch.tensor([0.9, 0.3, 0.2]).expand(1, 16, 16, 3)
-    pixels = _normalized_by_order(torch.einsum("oc,nhwc->nohw", torch.tensor(_COLORS), color))[0, :, 0, 1, 1]
-    torch.testing.assert_close(pixels, torch.tensor([-0.1333, 6.0, 4.0]), rtol=1e-3, atol=1e-3)
-    orders = _normalized_by_order(torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)))[:, :, 1:]
-    groups = torch.split(orders, [8] * 10, 2)  # fine, coarse, and each direction of the second order
-    assert max(float(group.mean((2, 3, 4)).abs().max()) for group in groups) < 1e-4
-    means, deviations = _noise_statistics()
-    assert means.shape == deviations.shape == (3, 81) and deviations.min() > 0
-    red, blue = deviations[1], deviations[2]  # noise of the same size in both
-    torch.testing.assert_close(red, blue, rtol=0.1, atol=0.01)
-    assert deviations[0, 17:].mean() < deviations[0, 1:17].mean()  # the second order is faint
-
-
-def test_both_halves_of_a_mirrored_image_count_alike() -> None:
-    half = torch.rand(2, 16, 8, 3, generator=torch.Generator().manual_seed(0))
-    image = torch.cat([half, half.flip(2)], 2)
-    fine = [color * 81 + k for color in range(3) for k in (0, 1, 5)]  # along and across: their own mirror images
-    expected = 2**0.5 * color_scattering(image)[:, :, :2, fine]
-    torch.testing.assert_close(mirrored_scattering(image)[..., fine], expected, rtol=1e-3, atol=1e-3)
-
-
 @pytest.mark.parametrize("spacing", [1, 2])
 def test_averages_are_those_of_a_convolution(spacing: int) -> None:
-    planes = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    planes = torch.rand(2, 3, 16, 16)
     reach = 5 if spacing == 1 else 3
     bell = torch.exp(-torch.arange(-reach, reach + 1.0).square() / (2 * (1.6 / spacing) ** 2))
     bell = bell / bell.sum()
@@ -86,20 +61,13 @@ def test_averages_are_those_of_a_convolution(spacing: int) -> None:
     torch.testing.assert_close(_average(planes, spacing, 0.0), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [
-        ((2, 16, 16, 4), "color_scattering needs images of 1 or 3 channels, not 4: take data.features=scattering"),
-        ((2, 8, 8, 3), "color_scattering needs images with sides from 12 on that 4 divides"),
-    ],
-)
-def test_other_images_are_refused(shape: tuple[int, ...], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        color_scattering(torch.rand(shape))
+def test_images_with_other_channels_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="1 or 3 channels, not 4: take data.features=scattering"):
+        color_scattering(torch.rand(2, 16, 16, 4))
 
 
 def test_a_mirror_image_has_the_same_mirrored_features() -> None:
-    images = torch.rand(4, 32, 32, 3, generator=torch.Generator().manual_seed(0))
+    images = torch.rand(4, 32, 32, 3)
     here, there, other = (mirrored_scattering(x) for x in (images, images.flip(2), images.transpose(1, 2)))
     assert here.shape == (4, 8, 4, 243) and here.is_contiguous()
     fine = [color * 81 + k for color in range(3) for k in range(9)]  # pixels and finest wavelets: to the last digits
@@ -108,20 +76,15 @@ def test_a_mirror_image_has_the_same_mirrored_features() -> None:
 
 
 def test_in_the_data_module() -> None:
-    data = ImageDataModule("digits", features="scattering")
-    assert data.input_shape == (81, 7, 7)
-    batch, labels = data.noise_batch(3, torch.Generator().manual_seed(0))
-    assert batch.shape == (3, 81, 7, 7) and labels.shape == (3,)
-    with pytest.raises(ConfigurationError, match="sides from 12 on that 4 divides"):
-        ImageDataModule("digits", features="scattering", image_size=18).setup()
-    with pytest.raises(
-        ConfigurationError, match="mirrored_scattering needs images with sides from 12 on that 8 divides"
+    for features, shape in (("scattering", (81, 4, 4)), ("mirrored_scattering", (81, 4, 2))):
+        data = ImageDataModule("digits", features=features, image_size=16)
+        batch, labels = data.noise_batch(3, torch.Generator())
+        assert data.input_shape == shape and batch.shape == (3, *shape) and labels.shape == (3,)
+    for options, message in (
+        ({"features": "scattering", "image_size": 18}, "sides from 12 on that 4 divides"),
+        ({"features": "mirrored_scattering"}, "mirrored_scattering needs .* sides from 12 on that 8 divides"),
+        ({"features": "scattering", "scale": "unit"}, "remove data.scale=unit"),
+        ({"features": "sift"}, "null or one of scattering, .*, not 'sift'"),
     ):
-        ImageDataModule("digits", features="mirrored_scattering").setup()
-    mirrored = ImageDataModule("digits", features="mirrored_scattering", image_size=32)
-    assert mirrored.input_shape == (81, 8, 4)
-    assert mirrored.noise_batch(3, torch.Generator().manual_seed(0))[0].shape == (3, 81, 8, 4)
-    with pytest.raises(ConfigurationError, match="remove data.scale=unit"):
-        ImageDataModule("digits", features="scattering", scale="unit")
-    with pytest.raises(ConfigurationError, match="null or one of scattering, .*, not 'sift'"):
-        ImageDataModule("digits", features="sift")
+        with pytest.raises(ConfigurationError, match=message):
+            ImageDataModule("digits", **options).setup()

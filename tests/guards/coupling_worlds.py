@@ -7,8 +7,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch import nn
 
 from dpbench.privacy.record_axis.verdict import Verdict
 from tests.support.verdicts import verdict_of_step
@@ -60,11 +59,6 @@ def vectors(generator: torch.Generator, size: int) -> Batch:
     return torch.randn(size, 6, generator=generator), torch.randint(3, (size,), generator=generator)
 
 
-def positive(generator: torch.Generator, size: int) -> Batch:
-    """Six numbers from 0 to 1, as pixels are."""
-    return torch.rand(size, 6, generator=generator), torch.randint(3, (size,), generator=generator)
-
-
 def images(generator: torch.Generator, size: int) -> Batch:
     """One channel of 8 × 8 pixels."""
     return torch.rand(size, 1, 8, 8, generator=generator), torch.randint(3, (size,), generator=generator)
@@ -84,8 +78,3 @@ def tokens(generator: torch.Generator, size: int) -> Batch:
     lengths = torch.randint(2, 9, (size, 1), generator=generator)
     mask = (torch.arange(8) < lengths).long()
     return ids, mask, torch.randint(3, (size,), generator=generator)
-
-
-def moved(batch: Batch, dtype: torch.dtype) -> Batch:
-    """A batch with floating-point numbers of another kind."""
-    return tree_map(lambda x: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x, batch)

@@ -36,23 +36,16 @@ def small_net() -> nn.Module:
 
 INPUTS: dict[str, OfTensor] = {
     "over_the_maximum": lambda x: x / x.max(),
-    "minus_the_middle_row": lambda x: x - x[len(x) // 2],
     "centered": lambda x: x - x.mean(0),
-    "standardized": lambda x: x / x.std(),
     "fake_quantized": lambda x: torch.fake_quantize_per_tensor_affine(x, float(x.abs().max()), 0, -8, 7),
-    "whitened": lambda x: x / torch.linalg.svdvals(x)[0],
     "group_norm_over_folded_batch": lambda x: F.group_norm(x.t()[None], 3)[0].t(),
     "ghost_batch_norm": lambda x: torch.cat([F.layer_norm(part.t(), [len(part)]).t() for part in x.split(4)]),
     "mixup": lambda x: 0.7 * x + 0.3 * x[torch.randperm(len(x))],
-    "mixup_of_beta": lambda x: x + torch.distributions.Beta(0.4, 0.4).sample((len(x), 1)) * x[torch.randperm(len(x))],
-    "cutmix": lambda x: torch.cat([x[:, :4], x[torch.from_numpy(np.random.permutation(len(x)))][:, 4:]], 1),
 }
 """Of the records that the network is given."""
 
 WEIGHTS: dict[str, OfTensor] = {
-    "over_the_mean_loss": lambda losses: 1 / losses.mean(),
     "by_the_median": lambda losses: losses > losses.median(),
-    "softmax_over_records": lambda losses: losses.softmax(0),
     "ranks": lambda losses: losses.argsort().argsort(),
     "experts_with_capacity": lambda losses: F.one_hot((losses > 1).long(), 2).cumsum(0)[:, 0] <= len(losses) // 4,
 }
@@ -60,14 +53,10 @@ WEIGHTS: dict[str, OfTensor] = {
 
 LOSSES: dict[str, OfTensor] = {
     "clamped_mean": lambda losses: losses.mean().clamp(max=20.0),
-    "huber_of_the_mean": lambda losses: F.smooth_l1_loss(losses.mean(), torch.zeros(()), beta=4.0),
     "skipped_when_large": lambda losses: losses.mean() if float(losses.detach().mean()) < 50 else losses.mean() * 0,
     "hard_examples": lambda losses: losses.topk(len(losses) // 2).values.mean(),
-    "trimmed": lambda losses: losses.sort().values[:-2].mean(),
-    "largest_loss": lambda losses: losses.max(),
     "sampled_by_losses": lambda losses: losses[torch.multinomial(losses.detach(), len(losses), True)].mean(),
     "total": lambda losses: losses.sum(),
-    "over_a_fixed_size": lambda losses: losses.sum() / 33,
     "number_behind_random_numbers_of_half": lambda losses: (losses + torch.randn(len(losses) // 2, 1)[0]).sum(),
 }
 """Of the step, by the losses of its records."""
@@ -78,9 +67,6 @@ COUPLED: dict[str, Step] = {
     **{name: lambda module, b, of=of: of(each(module, b)) for name, of in LOSSES.items()},
     "class_weights_in_a_mean": lambda module, b: F.cross_entropy(
         module.net(b[0]), b[1], weight=torch.tensor([0.2, 1.0, 3.0])
-    ),
-    "total_behind_noise": lambda module, b: F.cross_entropy(
-        module.net(b[0] + torch.randn_like(b[0])), b[1], reduction="sum"
     ),
 }
 BY_NUMBER: dict[str, Step] = {
@@ -133,17 +119,6 @@ def over_the_running_mean(module: Steps, batch: Any) -> Tensor:
     before = module.__dict__.get("average", 1.0)
     module.average = 0.9 * before + 0.1 * loss.item()
     return loss / before
-
-
-@earlier
-def steps_drawn_by_losses(module: Steps, batch: Any) -> Tensor:
-    """Importance sampling of a diffusion model."""
-    history = module.__dict__.setdefault("history", torch.ones(10))
-    t = torch.multinomial(history, len(batch[0]), replacement=True)
-    losses = each(module, (batch[0] * t[:, None] / 10, batch[1]))
-    module.history = history.clone()
-    module.history[t] = losses.detach()
-    return losses.mean()
 
 
 @earlier

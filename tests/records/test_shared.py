@@ -49,12 +49,6 @@ def views(net: Any, x: Tensor) -> Tensor:
     return net.out(torch.cat([prompt, x], 1).tanh()).tanh()
 
 
-def copies(net: Any, x: Tensor) -> Tensor:
-    """The same, computed by layers."""
-    prompt = net.map(net.prompt(torch.arange(3))[None]).tanh().repeat(len(x), 1, 1)
-    return net.out(torch.cat([prompt, x], 1).tanh()).tanh()
-
-
 def time_first(net: Any, x: Tensor) -> Tensor:
     """Records in dimension 1: layers, parameters of the module itself, relative positions that are expanded."""
     tokens = (x.sum(2).abs() * 3).long().clamp(max=6).t()
@@ -86,17 +80,6 @@ def frames(net: Any, x: Tensor) -> Tensor:
     return net.out(net.rnn(rows.reshape(len(x), T, -1))[0][:, -1])
 
 
-def twins(net: Any, x: Tensor) -> Tensor:
-    """Two inputs of each record, one behind the other; a layer that sees both, and one that sees one."""
-    first, second = net.map(torch.cat([x[:, 0], x[:, 1]])).tanh().chunk(2)
-    return net.out((first - second).square() + net.map(x[:, 2]))
-
-
-def tokens(net: Any, x: Tensor) -> Tensor:
-    """An embedding of all tokens of the lot in a row."""
-    return net.table((x.reshape(-1).abs() * 3).long().clamp(max=6)).view(len(x), -1)
-
-
 def windows(net: Any, x: Tensor) -> Tensor:
     """Windows, with a bias of their positions (Swin)."""
     rows = net.map(x.reshape(-1, D, 1))
@@ -106,7 +89,6 @@ def windows(net: Any, x: Tensor) -> Tensor:
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "views": lambda: Net(views, prompt=nn.Embedding(3, D), out=nn.Linear(D, 2)),
-    "copies": lambda: Net(copies, prompt=nn.Embedding(3, D), map=nn.Linear(D, D), out=nn.Linear(D, 2)),
     "time first": lambda: Net(
         time_first,
         embedding=nn.Embedding(7, D),
@@ -129,8 +111,6 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
         rnn=nn.GRU(16, 5, batch_first=True),
         out=nn.Linear(5, 4),
     ),
-    "twins": lambda: Net(twins, map=nn.Linear(D, 8), out=nn.Linear(8, 4)),
-    "tokens": lambda: Net(tokens, table=nn.Embedding(7, 3)),
     "windows": lambda: Net(windows, map=nn.Linear(1, 1), bias=random(3), out=nn.Linear(T * D, 4)),
 }
 
@@ -215,13 +195,6 @@ def test_what_a_network_draws_is_not_drawn_again(name: str) -> None:
 # ------------------------------------------------------------------------------------- in trainings
 
 
-@pytest.mark.parametrize(("name", "gradients"), [("windows", "auto"), ("frames", "engine")])
-def test_the_gradients_of_autograd_by_the_engine(tmp_path: Path, name: str, gradients: Any) -> None:
-    strategy = ClipOnly(max_grad_norm=BOUND, gradients=gradients)
-    assert_releases_autograd(tmp_path, NETWORKS[name](), cross_entropy, strategy)
-    assert used(strategy) == "engine"
-
-
 @pytest.mark.parametrize("places", [4, 12])
 def test_arguments_of_as_many_rows_as_there_are_records(tmp_path: Path, places: int) -> None:
     """A module is given positions: as many as there are records in a trial, or in the batch."""
@@ -238,7 +211,6 @@ def test_arguments_of_as_many_rows_as_there_are_records(tmp_path: Path, places: 
     [
         ({"max_physical_batch_size": 4, "clipping": "per_parameter"}, "engine"),
         ({"max_physical_batch_size": 1}, "one_by_one"),
-        ({"microbatch_size": 2}, "engine"),
         ({"discretization_threshold": 0.01}, "engine"),
     ],
 )
@@ -274,7 +246,6 @@ class Halved(nn.Module):
     ("layer", "computed"),
     [
         (nn.Linear(D, 3), parametrizations.weight_norm),
-        (nn.Conv1d(T, 3, 2), lambda layer: parametrizations.weight_norm(layer, dim=1)),
         (nn.Conv1d(T, 3, 2), lambda layer: parametrize.register_parametrization(layer, "weight", Halved())),
     ],
 )

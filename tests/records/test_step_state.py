@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-from collections import OrderedDict
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -13,7 +12,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from torch import nn
-from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics import MeanMetric
 
 import dpbench
 from dpbench.errors import ConfigurationError
@@ -139,28 +138,6 @@ def test_what_code_of_the_users_holds_is_put_back_after_a_read() -> None:
     for owner in (Elsewhere.keep, module.net[0].weight, module._trainer):
         assert not hasattr(owner, "value")
     assert not module.net[1].mean.weight.any()
-
-
-def test_metrics_in_a_collection_are_put_back_after_a_read() -> None:
-    module = Net()
-    module.metrics = MetricCollection({"mean": MeanMetric()})
-    state = PublicState(plain_training(module))
-    module.metrics["mean"].update(torch.tensor(3.0))
-    state.put_back()
-    assert not module.metrics["mean"].weight.any()
-
-
-def test_a_dictionary_that_makes_its_entries_is_put_back_as_it_is_stored() -> None:
-    class Makes(OrderedDict[str, Any]):
-        def __getitem__(self, name: str) -> Any:
-            return super().__getitem__(name)()
-
-    module = Net()
-    module.makes = Makes(a=list)
-    state = PublicState(plain_training(module))
-    module.makes["b"] = dict
-    state.put_back()
-    assert dict.items(module.makes) == {"a": list}.items()
 
 
 def test_a_dictionary_is_never_empty_and_keeps_its_order() -> None:

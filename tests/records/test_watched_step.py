@@ -88,8 +88,8 @@ def trained(
 
 @pytest.mark.parametrize(
     ("between", "options"),
-    [(sorted_between, {}), (read, {"max_physical_batch_size": 4}), (sorted_between, {"manual": True})],
-    ids=["sorted", "read in pieces", "manual"],
+    [(read, {"max_physical_batch_size": 4}), (sorted_between, {"manual": True})],
+    ids=["read in pieces", "manual"],
 )
 def test_the_gradients_are_those_of_record_by_record(
     tmp_path: Path, between: Any, options: dict[str, Any], caplog: pytest.LogCaptureFixture
@@ -141,8 +141,3 @@ def test_a_single_record_cannot_be_mixed() -> None:
 
     _, verdict = verdict_of_step(step, torch.randn(1, 5, 3), 1, net)
     assert verdict.is_separable
-
-
-def test_batches_that_are_separable_stay_with_the_engine(tmp_path: Path) -> None:
-    strategy, _ = trained(tmp_path, lambda module, hidden: hidden)
-    assert used(strategy) == "engine"

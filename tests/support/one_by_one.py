@@ -51,44 +51,6 @@ def data(size: int = 12) -> TensorDataset:
     return TensorDataset(torch.randn(size, 5, 6, generator=generator), torch.arange(size) % 4)
 
 
-class Listed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.mix = nn.ParameterList([nn.Parameter(torch.rand(6)) for _ in range(2)])
-        self.named = nn.ParameterDict({"scale": nn.Parameter(torch.ones(6))})
-        self.out = nn.Linear(30, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out((x * self.mix[0] + self.mix[1] * self.named["scale"]).flatten(1))
-
-
-class ByFunction(nn.Module):
-    """Weights that are used outside of their layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Linear(30, 8)
-        self.classes = nn.Embedding(4, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = F.linear(x.flatten(1), self.body.weight).tanh()
-        return hidden @ self.classes(torch.arange(4)).t() + hidden @ self.classes.weight.t()
-
-
-class Shared(nn.Module):
-    """A layer on what all records share, and rows that are folded into dimension 0."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(5, 6)
-        self.frames = nn.Linear(6, 6)
-        self.out = nn.Linear(30, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.table(torch.arange(5)).unsqueeze(0) + self.table(torch.arange(5)).mean(0)
-        return self.out(self.frames(x.reshape(-1, 6)).view(len(x), -1))
-
-
 class Gate(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -144,10 +106,6 @@ def with_lasso(net: nn.Module, batch: Any) -> Tensor:
     return cross_entropy(net, batch) + 0.01 * sum(p.abs().sum() for p in net.parameters())
 
 
-def normed() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.utils.parametrizations.weight_norm(nn.Linear(30, 4)))
-
-
 def expected(net: nn.Module, step: Step, records: TensorDataset) -> list[Tensor]:
     """Mean of the clipped gradients of each record alone, in float64."""
     net = copy.deepcopy(net).double()
@@ -164,15 +122,10 @@ def expected(net: nn.Module, step: Step, records: TensorDataset) -> list[Tensor]
 
 
 NETWORKS = {
-    "plain": (plain, cross_entropy),
-    "lists and dictionaries": (Listed, cross_entropy),
-    "weights by function": (ByFunction, cross_entropy),
-    "shared inputs and folded rows": (Shared, cross_entropy),
     "keywords and tuples": (Keywords, cross_entropy),
     "routing": (Routed, cross_entropy),
     "gradient penalty": (plain, penalized),
     "lasso": (plain, with_lasso),
-    "weight norm": (normed, cross_entropy),
 }
 
 
@@ -205,11 +158,6 @@ class Largest(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(x.flatten(1) / x.abs().max())
-
-
-def pairs(net: nn.Module, batch: Any) -> Tensor:
-    output = net(batch[0])
-    return (output @ output.T).logsumexp(1).mean()
 
 
 def loop_of(folder: Path, net: nn.Module, step: Step, gradients: str = "one_by_one") -> PrivateLoop:
