@@ -105,7 +105,6 @@ def test_numbers_of_a_device_are_those_of_the_cpu() -> None:
     assert not torch.equal(counted[is_far_out], device[is_far_out])
 
 
-@pytest.mark.xfail(strict=True, reason="`_within_parts` loses the bits of the first part: an infinite radius")
 def test_noise_ends_where_ledgers_say() -> None:
     """All bits of the radius are zero, and those of the angle."""
     words = iter([2**31, 0])

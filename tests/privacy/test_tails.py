@@ -13,7 +13,7 @@ from scipy import stats
 from dpbench.harness.reports.account import AccountingRequest, account
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import Header, Release, read_ledger
-from dpbench.privacy.accounting.tails import OLDEST_END, mass_beyond, uncovered_delta, uncovered_mass
+from dpbench.privacy.accounting.tails import OLDEST_END, STATED_BEFORE, mass_beyond, uncovered_delta, uncovered_mass
 from dpbench.privacy.events import NOISE_END, Event, SumQuery
 from dpbench.privacy.sampling import PoissonSampling
 from tests.privacy.test_ledger import opened
@@ -68,6 +68,13 @@ def test_an_old_ledger_has_the_same_epsilon_and_one_line_more(tmp_path: Path) ->
     both = [read_ledger(run / "ledger.jsonl") for run in runs.values()]
     assert ledger_epsilon(both[0], 1e-5) == ledger_epsilon(both[1], 1e-5)
     assert uncovered_delta(both[1]) < 1e-14 < uncovered_delta(both[0])
+
+
+def test_ends_that_were_stated_too_far_are_corrected(tmp_path: Path) -> None:
+    before, now = (write(tmp_path / str(end), 0.3, 100, end) / "ledger.jsonl" for end in (STATED_BEFORE, NOISE_END))
+    events = read_ledger(before).events
+    assert uncovered_delta(read_ledger(before)) == uncovered_mass(events, math.sqrt(2 * 54 * math.log(2)))
+    assert uncovered_delta(read_ledger(now)) < 1e-10 < uncovered_delta(read_ledger(before))
 
 
 def test_headers_say_where_noise_ends(tmp_path: Path) -> None:

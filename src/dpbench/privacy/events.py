@@ -15,7 +15,7 @@ EARLIER = "earlier/"
 """Begins the names of queries that were answered on the same batch by an earlier phase of the run."""
 MICROBATCH = "microbatch"
 """Unit of queries that sum over microbatches."""
-NOISE_END = 11.5
+NOISE_END = 11.53
 """Standard deviations that the noise of this version ends beyond, in every tier: a radius takes 96 bits or more."""
 
 

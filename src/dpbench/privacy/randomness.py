@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-RANDOM_NUMBERS = 4
+RANDOM_NUMBERS = 5
 """Counts the changes by which the same key came to give other numbers. Part of the key of the noise: with the dropout
 masks of another version, a sum is another one. Part of the replay key: no release of before is repeated after."""
 _MT_WORDS = 624

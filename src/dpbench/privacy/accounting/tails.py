@@ -22,6 +22,10 @@ from dpbench.privacy.events import Event, effective_noise_multiplier
 
 OLDEST_END = math.sqrt(48 * math.log(2))
 """5.77 standard deviations: the end of older versions' noise without compiled kernels; with them 7.45."""
+STATED_BEFORE = 11.5
+"""The end that ledgers state whose noise, without compiled kernels, lost bits of its radius."""
+END_BEFORE = math.sqrt(108 * math.log(2))
+"""8.65 standard deviations: where that noise ended."""
 MOST_COORDINATES = 10**12
 """More than any network has: a bound for as many holds for all."""
 
@@ -100,5 +104,7 @@ def uncovered_delta(ledger: Ledger) -> float:
         if end is None:  # of an older version, which does not tell how many coordinates a record moved either
             end = OLDEST_END
             coordinates = 1
+        elif end == STATED_BEFORE:
+            end = END_BEFORE
         covered *= 1 - uncovered_mass(events, end, coordinates)
     return 1 - covered

@@ -281,8 +281,8 @@ def _within_parts(words: Tensor, radius_bits: Tensor) -> Tensor:
     fraction = words.bitwise_and_(_LOW_63_BITS).double()
     fraction.add_(0.5)
     fraction.mul_(_PART_OF_TAIL)
-    fraction.add_(radius_bits)
-    fraction.add_(_MIDDLE)
+    # The number of the part from 0 on: beside a negative one of 2^31 the fraction would lose all but 22 of its bits.
+    fraction.add_(radius_bits.double().add_(_MIDDLE))
     fraction.mul_(_PART)
     return fraction
 
