@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -16,8 +15,7 @@ import pytest
 from dpbench.code import _source_hash, foreign_code
 from dpbench.errors import ConfigurationError
 from dpbench.harness.run import search_path
-from dpbench.harness.runs.provenance import config_hash, fingerprint
-from tests.support.cli import ROOT, dpbench, dpbench_in_a_process, start, weights
+from tests.support.cli import ROOT, dpbench, dpbench_in_a_process
 
 PRIVATE = "0-waves-strategy_radius"
 WAVES = ["experiment=waves", "logger=none", "run.checkpoint_every_n_steps=5"]
@@ -70,17 +68,6 @@ def test_its_tables_are_reproduced(runs: Path, site: str) -> None:
     assert "test/error after the last step: mean" in page
 
 
-@pytest.mark.long
-def test_it_resumes_bit_by_bit(runs: Path, site: str) -> None:
-    words = ["train", *WAVES, "hydra.run.dir=cut"]
-    command = [str(int(signal.SIGTERM)), "13", "1", *words]
-    process = start(runs, *command, module="tests.support.signalled", PYTHONPATH=site)
-    _, err = process.communicate(timeout=1200)
-    assert process.returncode == 143 and "dpbench resume" in err
-    dpbench_in_a_process(runs, "resume", "cut", PYTHONPATH=site)
-    assert (weights(runs / "cut") == weights(runs / PRIVATE)).all()
-
-
 def test_the_help_lists_its_files(runs: Path) -> None:
     out, _ = dpbench(runs, "train", "--help")
     for choice in ("| waves", "| readout", "| regressor", "| radius"):
@@ -130,14 +117,6 @@ def test_an_edit_of_its_code_gives_other_noise(tmp_path: Path, monkeypatch: pyte
     assert foreign_code(config) != before
     with pytest.raises(ConfigurationError, match="the source of sys, which _target_ names, is not found"):
         foreign_code({"model": {"_target_": "sys.Net"}})
-
-
-def test_data_of_others_in_another_folder_get_other_noise() -> None:
-    """Our own data sets are the same wherever they lie; those of a plug-in may be other people's."""
-    for target, same in (("dpbench.data.ImageDataModule", True), ("tests.harness.run.test_tasks.Points", False)):
-        one, two = ({"data": {"_target_": target, "root": root}, "trainer": {}, "seed": 0} for root in ("a", "b"))
-        assert (fingerprint(one) == fingerprint(two)) is same
-        assert (config_hash(one) == config_hash(two)) is same
 
 
 @pytest.mark.parametrize(

@@ -134,15 +134,6 @@ def test_a_signal_ends_the_whole_sweep(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_with_two_processes(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    status, err = signalled(tmp_path, signal.SIGINT, 10, "hydra.run.dir=run", *LONG, "trainer=ddp_cpu")
-    assert status == 130, err
-    partial = json.loads((run / "partial_result.json").read_text())
-    assert partial["steps"] == len(read_ledger(run / "ledger.jsonl").releases) < LAST
-
-
-@pytest.mark.slow
 def test_no_process_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
     """It would train on, and write to the ledger of the run that somebody resumes."""
     words = [*LONG, "trainer.devices=2", "+trainer.strategy=ddp_fork"]

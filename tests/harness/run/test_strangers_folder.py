@@ -148,18 +148,6 @@ def test_no_module_is_imported_because_the_folder_is_the_working_directory(progr
     assert not (tmp_path / "mark").exists()
 
 
-def test_a_class_of_a_package_elsewhere_is_imported(
-    given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, package = given("secure"), tmp_path / "elsewhere"
-    package.mkdir()
-    (package / "of_my_own.py").write_text("from dpbench.data import ImageDataModule as Data\n")
-    monkeypatch.syspath_prepend(package)
-    edited(run, data={"_target_": "of_my_own.Data"})
-    run.result.unlink()
-    dpbench(tmp_path, "resume", "given/run", MORE)
-
-
 def test_a_new_run_trusts_no_checkpoint_that_lies_in_its_folder(given: Given) -> None:
     run = given("secure")
     for path in (run.result, run.config, run.ledger):
