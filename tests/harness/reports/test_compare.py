@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from dpbench.harness.reports.markdown import markdown_rows
-from dpbench.harness.reports.run_rows import RunRow
 from dpbench.harness.reports.run_table import RunTable
 from tests.support.cli import dpbench
 from tests.support.finished_runs import written
@@ -58,20 +57,6 @@ def test_a_legend_says_what_differs(tmp_path: Path) -> None:
     assert [row.n for row in RunTable.read([tmp_path / "code"]).over_seeds().rows] == [1, 1]
     assert RunTable(runs.rows[:2]).labels() == ["seed=0", "seed=1"]
     assert RunTable(runs.rows[:1]).labels() == ["a, seed 0"]
-
-
-def test_an_option_without_a_value_is_like_none_at_all() -> None:
-    none, null, given = (
-        RunRow(name="run", settings=settings, metrics={})
-        for settings in (
-            {"strategy._target_": "NonPrivate"},
-            {"strategy._target_": "DPSGD", "strategy.priors": None},
-            {"strategy._target_": "DPSGD", "strategy.priors": 0.5},
-        )
-    )
-    assert RunTable((null, none)).differing() == ["strategy._target_"]
-    assert RunTable((given, none)).differing() == ["strategy._target_"]  # the other one has no such option
-    assert RunTable((given, null)).differing() == ["strategy.priors"]
 
 
 def test_a_seed_that_equals_the_runs_by_chance_is_a_setting(tmp_path: Path) -> None:

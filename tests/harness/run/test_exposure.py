@@ -49,10 +49,8 @@ def test_inserted_records_are_training_records_and_nothing_else() -> None:
     assert torch.equal(pixels[:n], plain.train_set.pixels) and torch.equal(data.test_set.pixels, plain.test_set.pixels)
     assert torch.equal(pixels[n : n + 5], pixels[n + 5 : n + 10]) and torch.equal(labels[:5], labels[10:])
     assert len(torch.unique(pixels[n:].flatten(1), dim=0)) == 5
-    # The same whatever the number of copies and references, but of another seed.
-    for seed, is_same in ((1, True), (2, False)):
-        other = made(records=5, references=9, seed=seed).train_set.pixels[n:]
-        assert torch.equal(other, pixels[n : n + 5]) is is_same
+    other = made(records=5, references=9, seed=1).train_set.pixels[n:]  # the same whatever the number of references
+    assert torch.equal(other, pixels[n : n + 5])
 
 
 def test_an_image_is_compared_with_others_under_its_own_label() -> None:

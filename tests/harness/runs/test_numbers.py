@@ -5,11 +5,8 @@ from __future__ import annotations
 from math import inf, nan
 
 from dpbench.harness.runs.numbers import (
-    audit_text,
     epsilon_text,
     epsilons_text,
-    limit_or_none,
-    limit_text,
     mean_text,
     metric_text,
     range_text,
@@ -23,12 +20,6 @@ def test_an_epsilon_has_one_form() -> None:
     assert epsilon_text(1.923456, significant=5) == "1.9235"
     assert epsilons_text({"rdp": 1.92345, "pld": None}) == "1.923 (RDP)"
     assert epsilons_text({"rdp": None}).startswith("none: ")
-
-
-def test_limits_and_audits() -> None:
-    assert list(map(limit_text, (None, 2000.0, 0.5))) == ["> 1000", "> 1000", ">= 0.50"]
-    assert list(map(limit_or_none, (nan, None, 0.5))) == ["none", "none", ">= 0.50"]
-    assert list(map(audit_text, (8.0, None, 0.0))) == ["8.00", "none", "none"]
 
 
 def test_means_and_ranges() -> None:
