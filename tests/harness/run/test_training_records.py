@@ -66,7 +66,7 @@ class Watches(pl.Callback):
 
 
 def test_it_is_the_accuracy_of_the_weights_that_are_tested(tmp_path: Path) -> None:
-    words, watch = ("ema_decay=0.9", "trainer.max_steps=8"), Watches()
+    words, watch = ("ema_decay=0.9", "trainer.max_steps=12"), Watches()
     metrics = ended(tmp_path / "a", *words, *ASKED, observers=(watch,))
     weights = state(tmp_path / "a")
     assert metrics[TRAINED] == pytest.approx(accuracy(weights, *seen()), abs=1e-6)
