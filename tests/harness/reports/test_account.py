@@ -202,6 +202,8 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
     damaged.write_text(damaged.read_text() + '{"record": "release"\n' * 3)
     (tmp_path / "nothing").touch()
     (tmp_path / "bare").mkdir()
+    (tmp_path / "public").mkdir()
+    (tmp_path / "public" / "result.json").write_text("{}")
     newer = write(tmp_path / "newer") / "ledger.jsonl"
     newer.write_text(newer.read_text().replace('"schema":1', '"schema":7'))
     for words, message in {
@@ -209,6 +211,7 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
         "damaged": "line 2 is damaged",
         "nothing": "it is empty",
         "bare": "there is no ledger.jsonl in or below",
+        "public": "trained without privacy",
         "newer": "written with ledger schema 7, and this version of dpbench reads schemas up to 3",
         "run --delta 0": "delta must lie strictly between 0 and 1",
         "run --accountant rdp,magic": "unknown accountant 'magic'; known are rdp, pld",
