@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +39,3 @@ def test_mnist_is_learned_privately(tmp_path: Path, data_folder: Path) -> None:
     result = train(tmp_path, "experiment=nasr/mnist_dpsgd", "trainer.max_steps=700", f"data.root={data_folder}")
     assert result["metrics"]["test/accuracy"] > 0.88  # type: ignore[index]
     assert result["privacy"]["epsilon"]["rdp"] < 1.0  # type: ignore[index]
-
-
-def test_killed_at_random_moments(tmp_path: Path) -> None:
-    """A small `make crash`."""
-    command = [sys.executable, "-m", "tests.endurance", "crash", "--kills", "2", "--folder", str(tmp_path)]
-    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=3600)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert "runs ended identical" in done.stdout

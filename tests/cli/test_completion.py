@@ -25,13 +25,10 @@ printf '%s\\n' "${COMPREPLY[@]}"
     ("line", "some", "none"),
     [
         ("dpbench ", "train export --version", ""),
-        ("dpbench report --", "--out --force", "--csv"),
         ("dpbench compare runs --axis ", "step epsilon", ""),
         ("dpbench workflow model=ml", "mlp", "mnist_cnn"),
         ("dpbench train strat", "strategy=dpsgd", "model=mlp"),
         ("dpbench train -m strategy=adaptive_", "adaptive_quantile adaptive_mean", "dpsgd"),
-        ("dpbench compare runs --axis=e", "epsilon", "step"),
-        ("dpbench table nothing-of-ours", "", "train"),
     ],
 )
 def test_bash(line: str, some: str, none: str, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.support.cli import dpbench
 
 COMMANDS = {
     "account runs/demo --json": "delta",
-    "account runs/demo runs/again --accountant all --json": "runs",
+    "account runs/demo runs/again --accountant rdp,pld --json": "runs",
     "calibrate --epsilon 3 --delta 1e-5 --sample-rate 0.01 --steps 100 --json": "solved_for",
     "audit runs/audited --json": "verdict",
     "table runs/demo runs/again --folder --json": "folder",

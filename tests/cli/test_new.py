@@ -85,17 +85,6 @@ def test_it_trains_where_it_lies(package: Path, tmp_path: Path) -> None:
     assert "test/error" in result["metrics"] and result["privacy"]["epsilon"]["rdp"] > 0
 
 
-def test_its_table_is_listed_where_it_lies_and_a_bad_one_is_named(package: Path, tmp_path: Path) -> None:
-    conf = shutil.copytree(package, tmp_path / "my_paper") / "my_paper" / "conf"
-    where = ["--config-dir", str(conf)]
-    out, _ = dpbench(tmp_path, "reproduce", "list", *where)
-    assert "Error against noise" in out and "pyvacy/mnist" in out
-    (conf / "table" / "my_paper" / "bad.yaml").write_text("title: [")
-    for table in ("list", "my_paper/bad"):
-        _, err = dpbench(tmp_path, "reproduce", table, *where, status=1)
-        assert "bad.yaml defines no table" in err
-
-
 def test_its_table_is_run_by_the_code_of_the_package(package: Path, tmp_path: Path) -> None:
     """An edit of it makes other jobs, also of one that has waited for its turn."""
     source = shutil.copytree(package, tmp_path / "my_paper") / "my_paper"

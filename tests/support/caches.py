@@ -8,7 +8,9 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
+import sys
 from collections.abc import Callable
+from importlib import metadata
 from typing import Any
 
 import yaml
@@ -35,6 +37,12 @@ def install() -> None:
     yaml.load = _remembering(yaml.load)
     digits = functools.cache(datasets.load_digits)
     datasets.load_digits = lambda: copy.deepcopy(digits())
+    # Each question reads the metadata of two hundred packages, and a run asks ten times.
+    own = metadata.entry_points
+    answer = functools.cache(lambda path, **chosen: own(**chosen))
+    for module in list(sys.modules.values()):
+        if vars(module).get("entry_points") is own:
+            module.entry_points = lambda **chosen: answer(tuple(sys.path), **chosen)  # type: ignore[attr-defined]
 
 
 def _remembering(load: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

@@ -10,7 +10,7 @@ from tools.audits.mutants import MUTANTS
 from tools.audits.page import page_of
 from tools.audits.runs import Setting, audited
 
-SMALL = Setting("flat", steps=60, canaries=600, hidden=32)
+SMALL = Setting("flat", steps=30, canaries=300, hidden=32)
 
 
 def test_a_correct_run_is_consistent() -> None:

@@ -228,15 +228,6 @@ def test_what_cannot_be_stacked_is_trained_run_by_run(words: list[str], reason: 
         assert json.loads((folder / "result.json").read_text())["steps"] == STEPS
 
 
-def test_other_words_of_the_sweep_are_stacks_of_their_own(counted: list[int]) -> None:
-    words = ["optimizer.lr=0.1,0.2", "trainer.max_steps=2"]
-    dpbench(
-        Path(), "train", *MLP, *words, *LAUNCHED, "strategy.executor=stack:2", "seed=4,5", "hydra.sweep.dir=together"
-    )
-    assert set(counted) == {2}
-    assert len(list(Path("together").glob("*/result.json"))) == 4
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

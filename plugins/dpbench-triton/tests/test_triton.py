@@ -58,13 +58,6 @@ class Case:
     image: tuple[int, int]
     channels_last: tuple[bool, bool]
 
-    def __str__(self) -> str:
-        """Name of the test."""
-        formats = "".join("l" if last else "f" for last in self.channels_last)
-        sizes = "x".join(map(str, (self.records, self.inputs, self.outputs, *self.image)))
-        pairs = "-".join(f"{vertical}{horizontal}" for vertical, horizontal in self.geometry[:4])
-        return f"{sizes}-{formats}-{pairs}-{self.geometry.groups}"
-
     def layer(self) -> nn.Conv2d:
         kernel, stride, padding, dilation, groups = self.geometry
         return nn.Conv2d(self.inputs, self.outputs, kernel, stride, padding, dilation, groups).to(DEVICE)
@@ -111,16 +104,6 @@ def cases(count: int) -> Iterator[Case]:
         count -= 1
 
 
-FEW = [
-    Case(Geometry((3, 3), padding=(1, 1)), 3, 5, 7, (6, 5), (False, True)),
-    Case(Geometry((3, 2), (2, 1), (1, 2), (1, 2), 2), 2, 6, 8, (7, 6), (True, False)),
-    Case(Geometry((1, 1)), 2, 3, 70, (3, 3), (True, True)),
-    Case(Geometry((2, 2), (2, 2)), 1, 20, 4, (4, 4), (False, False)),
-    Case(Geometry((3, 3), (1, 1), (1, 1), groups=4), 2, 4, 4, (4, 5), (False, False)),
-    Case(Geometry((5, 5)), 2, 1, 2, (5, 5), (False, False)),
-]
-
-
 def members(records: int) -> tuple[Tensor, Tensor]:
     return kernels.each_alone(records, DEVICE)
 
@@ -155,20 +138,14 @@ def check(case: Case) -> None:
     assert torch.allclose(total.double(), torch.tensordot(weights.double(), signs.double(), 1), atol=1e-6)
 
 
-@pytest.mark.parametrize("case", FEW, ids=str)
-def test_convolutions(case: Case) -> None:
-    check(case)
-
-
-@pytest.mark.parametrize("case", list(cases(90)), ids=str)
+@pytest.mark.parametrize("case", list(cases(60)))
 def test_convolutions_of_every_kind(case: Case) -> None:
     check(case)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_summed_in_float32(dtype: torch.dtype) -> None:
+def test_half_precision_is_summed_in_float32() -> None:
     case = Case(Geometry((3, 3), padding=(1, 1)), 2, 3, 4, (9, 9), (False, False))
-    a, g = case.tensors(dtype)
+    a, g = case.tensors(torch.bfloat16)
     expected = case.truth(a, g)
     rows = kernels.convolution(case.geometry, a, g, members(2))
     assert rows.weights is not None
@@ -253,7 +230,6 @@ def test_records_of_several_rows(case: Case) -> None:
     positions = torch.tensor([2, 0], device=DEVICE)
     for ours_of, rows_of, factors in (
         (ours.merge(record_of, 3, 0.25), rows.merge(record_of, 3, 0.25), weights),
-        (ours.select(positions), rows.select(positions), weights[:2]),
         (
             ours.merge(record_of, 3, 0.25).select(positions),
             rows.merge(record_of, 3, 0.25).select(positions),
@@ -324,7 +300,7 @@ def test_signs_are_those_of_pure_torch() -> None:
     assert torch.equal(selected.per_record().float(), pure.per_record()[[4, 1]])
 
 
-OUTER = [(1, 1, 1), (3, 20, 150), (2, 16, 128), (4, 33, 5), (2, 3, 300)]
+OUTER = [(3, 20, 150), (4, 33, 5)]
 
 
 @pytest.mark.usefixtures("engine_with_kernels")
@@ -343,7 +319,7 @@ def test_signs_of_linear_layers(records: int, outputs: int, inputs: int) -> None
     assert torch.allclose(ours.weighted_sum(weights), pure.weighted_sum(weights), atol=1e-6)
 
 
-SHAPES = [(2, 4, 3, 5, 2), (1, 6, 9, 9, 1), (3, 5, 1, 1, 5), (2, 12, 4, 4, 3), (1, 20, 2, 3, 1), (2, 6, 10, 7, 6)]
+SHAPES = [(2, 4, 3, 5, 2), (3, 5, 1, 1, 5), (2, 6, 10, 7, 6)]
 
 
 @pytest.mark.parametrize(("records", "channels", "height", "width", "groups"), SHAPES)
@@ -361,33 +337,6 @@ def test_group_norm(records: int, channels: int, height: int, width: int, groups
 
 
 # ---------------------------------------------------------------------------------------------- noise
-
-
-def words_of(counter: int, nonce: int, key: bytes, blocks: int = 1) -> list[list[int]]:
-    from dpbench_triton import _noise
-
-    words = torch.zeros(blocks, 16, dtype=torch.int32, device=DEVICE)
-    key_words = torch.frombuffer(bytearray(key), dtype=torch.int32).to(DEVICE)
-    _noise.blocks[(1,)](key_words, counter, words, nonce, blocks)
-    return [[word & 0xFFFFFFFF for word in row] for row in words.tolist()]
-
-
-def test_the_cipher_is_chacha20() -> None:
-    """RFC 8439: section 2.3.2, and the first four test vectors of appendix A.1, by their first and last words."""
-    (block,) = words_of(1 | 0x09000000 << 32, 0x4A000000, KEY)
-    assert block == [
-        *(0xE4E7F110, 0x15593BD1, 0x1FDD0F50, 0xC47120A3),
-        *(0xC7F4D1C7, 0x0368C033, 0x9AAA2204, 0x4E6CD4C3),
-        *(0x466482D2, 0x09AA9F07, 0x05D7C214, 0xA2028BD9),
-        *(0xD19C12B5, 0xB94E16DE, 0xE883D0CB, 0x4E3C50A2),
-    ]
-    first, second = words_of(0, 0, bytes(32), 2)
-    assert (first[0], first[15]) == (0xADE0B876, 0x8665EEB2)
-    assert (second[0], second[15]) == (0xBEE7079F, 0x6F4D794B)
-    (third,) = words_of(1, 0, bytes(31) + b"\x01")
-    assert (third[0], third[15]) == (0x2452EB3A, 0xA0136C00)
-    (fourth,) = words_of(2, 0, b"\x00\xff" + bytes(30))
-    assert (fourth[0], fourth[15]) == (0xFB4DD572, 0x96F0992E)
 
 
 def noise(size: int, start: int = 0, std: float = 1.0, spacing: float = FINE) -> Tensor:
@@ -454,11 +403,6 @@ def test_the_mechanism_takes_the_noise_of_the_kernels() -> None:
     assert total.unique().numel() > 400
 
 
-def test_noise_of_other_numbers_is_refused() -> None:
-    with pytest.raises(TypeError, match="float32 sum without gaps"):
-        kernels.add_noise(torch.zeros(4, dtype=torch.float64), 0, 1.0, SPACING, KEY)
-
-
 # ---------------------------------------------------------------------------------------------- choice and trust
 
 
@@ -511,12 +455,3 @@ def test_wrong_answers_are_refused(faulty: pytest.MonkeyPatch) -> None:
     faulty.setattr(plugin, "wrong_answers", lambda device: "noise")
     with pytest.raises(ConfigurationError, match=r"cannot be used: they compute wrongly on .* \(noise\)"):
         signature(DEVICE)
-
-
-def test_a_launch_that_fails_is_refused(faulty: pytest.MonkeyPatch) -> None:
-    def broken(device: torch.device) -> str | None:
-        raise RuntimeError("no kernel image is available\nfor execution on the device")
-
-    faulty.setattr(plugin, "wrong_answers", broken)
-    with pytest.raises(ConfigurationError, match="no kernel image is available"):
-        suited(torch.zeros(1, device=DEVICE))

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from dpbench.harness.reports.markdown import markdown_rows
-from dpbench.harness.reports.run_rows import RunRow
 from dpbench.harness.reports.run_table import RunTable
 from tests.support.cli import dpbench
 from tests.support.finished_runs import written
@@ -33,30 +32,21 @@ def test_runs_are_shown_side_by_side(tmp_path: Path) -> None:
     assert markdown_rows([["x|y", "z"], ["1", "2\n3"]]).splitlines()[::2] == ["| x\\|y | z |", "| 1 | 2 3 |"]
 
 
-def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    written(tmp_path, "a: {config.run.name: same}\nb: {config.run.name: same, lr: 0.2}\nother: {}")
-    names = [one.name for one in RunTable.read([tmp_path]).rows]
-    assert names == [f"same, seed 0 ({tmp_path / 'a'})", f"same, seed 0 ({tmp_path / 'b'})", "other, seed 0"]
-
-
 def test_runs_of_several_seeds_are_a_mean(tmp_path: Path) -> None:
     written(tmp_path, "a0: {accuracy: 0.8}\na1: {seed: 1}\nb: {lr: 0.2, accuracy: 0.5}")
     for name, last in (("a0", "0.8"), ("a1", "0.9"), ("b", "0.5")):
         (tmp_path / name / "metrics.csv").write_text(f"step,val/accuracy\n1,0.1\n2,{last}\n")
     (tmp_path / "a0" / "metrics.csv").write_text("step,val/accuracy,privacy/epsilon\n1,0.1,0.5\n2,0.8,1.5\n")
     shown, _ = dpbench(tmp_path, *["compare", ".", "--mean", "--axis", "epsilon", "--plot", "new/mean.png"])
-    for line in ("85.00 ± 7.07", "| optimizer.lr | 0.1 | 0.2 |", "| seed | 0, 1 | 0 |"):
-        assert line in shown
+    assert "85.00 ± 7.07" in shown and "| seed | 0, 1 | 0 |" in shown
     assert "none of these logged any" in shown  # one of them does not tell its epsilon, so the mean does not
     mean, other = RunTable.read([tmp_path], curves=True).over_seeds().rows
     assert (mean.n, other.n) == (2, 1)
     assert mean.curves["val/accuracy"].to_dict() == {1: 0.1, 2: pytest.approx(0.85)}
     assert mean.bands["val/accuracy"][2] == pytest.approx(0.1 / 2**0.5)
-    for words, head in (("--axis epsilon --plot x.png", b"\x89PNG"), ("--plot x.pdf", b"%PDF")):
-        dpbench(tmp_path, "compare", "a0", *words.split())
-        assert (tmp_path / words.split()[-1]).read_bytes().startswith(head)
+    dpbench(tmp_path, "compare", "a0", "--plot", "x.pdf")
+    assert (tmp_path / "x.pdf").read_bytes().startswith(b"%PDF")
     assert "should end in .png or .pdf" in dpbench(tmp_path, "compare", "a0", "--plot", "x.jpg", status=2)[1]
-    assert "nowhere is not there: name a folder" in dpbench(tmp_path, "compare", "nowhere", status=1)[1]
 
 
 def test_a_legend_says_what_differs(tmp_path: Path) -> None:
@@ -67,27 +57,6 @@ def test_a_legend_says_what_differs(tmp_path: Path) -> None:
     assert [row.n for row in RunTable.read([tmp_path / "code"]).over_seeds().rows] == [1, 1]
     assert RunTable(runs.rows[:2]).labels() == ["seed=0", "seed=1"]
     assert RunTable(runs.rows[:1]).labels() == ["a, seed 0"]
-
-
-def test_many_runs_stand_below_one_another_in_their_natural_order(tmp_path: Path) -> None:
-    written(tmp_path, "\n".join(f"{number}-x: {{seed: {number}}}" for number in range(11)))
-    head, _, *rows = RunTable.read([tmp_path]).compare().splitlines()
-    assert head.startswith("| run | seed |")
-    assert [row.split(",")[0] for row in rows] == [f"| {number}-x" for number in range(11)]
-
-
-def test_an_option_without_a_value_is_like_none_at_all() -> None:
-    none, null, given = (
-        RunRow(name="run", settings=settings, metrics={})
-        for settings in (
-            {"strategy._target_": "NonPrivate"},
-            {"strategy._target_": "DPSGD", "strategy.priors": None},
-            {"strategy._target_": "DPSGD", "strategy.priors": 0.5},
-        )
-    )
-    assert RunTable((null, none)).differing() == ["strategy._target_"]
-    assert RunTable((given, none)).differing() == ["strategy._target_"]  # the other one has no such option
-    assert RunTable((given, null)).differing() == ["strategy.priors"]
 
 
 def test_a_seed_that_equals_the_runs_by_chance_is_a_setting(tmp_path: Path) -> None:

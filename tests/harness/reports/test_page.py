@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 import yaml
 from jinja2 import UndefinedError
-from PIL import Image
 
 from dpbench.cli import main
 from dpbench.harness.runs.folder import Run, RunFolder
@@ -99,16 +98,15 @@ def test_a_run(tmp_path: Path) -> None:
 
 
 def test_runs_that_differ_by_their_seed_are_a_mean(tmp_path: Path) -> None:
-    for seed in (0, 1):
-        for lr in (0.1, 0.2):
-            made(tmp_path / "sweep" / f"{seed}-{lr}", seed, lr)
+    for seed, lr in ((0, 0.1), (1, 0.1), (0, 0.2)):
+        made(tmp_path / "sweep" / f"{seed}-{lr}", seed, lr)
     text = page(tmp_path / "r.html", tmp_path / "sweep")
     assert sections(text) == ALWAYS | {"results", "bounds"}
     is_closed(text)
     assert "90.50 ± 0.71" in text and "x (n = 2)" in text
-    assert "Choosing one of these 4 runs" in text and "a band of one standard deviation" in text
+    assert "Choosing one of these 3 runs" in text and "a band of one standard deviation" in text
     assert "<title>sweep</title>" in text
-    assert text.index("Choosing one of these 4 runs") < text.index("Alone, everything that one of these trainings")
+    assert text.index("Choosing one of these 3 runs") < text.index("Alone, everything that one of these trainings")
 
 
 def test_a_template_names_every_fact() -> None:
@@ -116,25 +114,12 @@ def test_a_template_names_every_fact() -> None:
         render("end_of_run.txt")
 
 
-def test_a_gan(tmp_path: Path) -> None:
-    folder = made(tmp_path / "run")
-    Image.new("RGB", (1, 1)).save(folder / "samples.png")
-    text = page(tmp_path / "r.html", folder)
-    assert "samples" in sections(text) and '<img src="data:image/png;base64,iVBOR' in text
-    is_closed(text)
-
-
 def test_other_runs_have_their_words(tmp_path: Path) -> None:
     text = page(tmp_path / "r.html", made(tmp_path / "public", unit=None))
     assert sections(text) == ALWAYS | {"results"}
     assert "trained without privacy" in text
-    records = {"_target_": "dpbench.records.Users", "local": {"epochs": 3}}
-    text = page(tmp_path / "r.html", made(tmp_path / "users", unit="user", records=records))
-    assert "one user, of 1,000" in text
-    assert "records.local.epochs" in text
-    for unit in ("example", None):
-        text = page(tmp_path / "r.html", made(tmp_path / f"bare {unit}", curves=False, unit=unit))
-        assert "No run has logged any." in text
+    text = page(tmp_path / "r.html", made(tmp_path / "users", unit="user", curves=False))
+    assert "one user, of 1,000" in text and "No run has logged any." in text
 
 
 def test_a_damaged_ledger(tmp_path: Path) -> None:
@@ -144,8 +129,6 @@ def test_a_damaged_ledger(tmp_path: Path) -> None:
     text = page(tmp_path / "r.html", folder)
     assert "no ε here is proven" in text
     assert "NOT intact" in text
-    (folder / "ledger.jsonl").unlink()
-    assert "no ε here is proven: ledger.jsonl is missing" in page(tmp_path / "r.html", folder)
 
 
 def test_names_are_text(tmp_path: Path) -> None:
@@ -160,24 +143,6 @@ def test_names_are_text(tmp_path: Path) -> None:
         Closed().feed(text)
         assert "{{ 7*7 }}" in text
         assert "49" not in text[:600]
-
-
-def test_nothing_to_report_is_one_clear_line(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    (tmp_path / "empty").mkdir()
-    (made(tmp_path / "damaged") / "result.json").write_text("{")
-    (made(tmp_path / "begun") / "result.json").unlink()
-    for source, message in {
-        "nowhere": "nowhere is not there: name a folder",
-        "file": "file is a file: name a folder",
-        "empty": "no finished run (with a result.json) below empty",
-        "begun": "no finished run (with a result.json) below begun",
-        "damaged": "result.json is damaged",
-    }.items():
-        _, error = dpbench(tmp_path, "report", source, status=1)
-        assert message in error
-        assert error.count("\n") == 1
-    assert not list(tmp_path.glob("*.html"))
 
 
 def test_a_file_of_somebody_else_stays(tmp_path: Path) -> None:

@@ -114,7 +114,6 @@ def test_each_cell_shows_its_best_trial(tuning: Table, tmp_path: Path) -> None:
     page = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert "| C = 0.1 | rate 3 (of 1) | rate 3 (of 1) |" in page and "| C = 1 | rate 3 | rate 3 |" in page
     assert "the best of 2 trials (rate 1; rate 3)" in page
-    assert len(pd.read_csv(tmp_path / "runs.csv")) == len(partly)  # those that were not chosen too
     with pytest.raises(ConfigurationError, match="tight, low, fast was run with other words"):
         refuse_other_words(tuning, partly.assign(words=partly["words"].str.replace("optimizer.lr=3", "optimizer.lr=1")))
 
@@ -139,10 +138,9 @@ def test_another_table_looks_up_what_was_best(tuning: Table, tmp_path: Path) -> 
         "high any": "strategy.max_grad_norm=1 strategy.noise_multiplier=1 optimizer.lr=3",
         "high tight": "strategy.max_grad_norm=0.1 strategy.noise_multiplier=1 optimizer.lr=3",
     }
-    for job in table_jobs(table, tmp_path):
+    for job in table_jobs(table.selected((), (), 1), tmp_path):
         assert words[f"{job.row} {job.column}"] in " ".join(job.words)
         assert "data.val_users=10" not in job.words
-        assert job.seed in (5, 6)
     measured = runs_of(table, "low any .7, low tight .6").assign(trial=None)
     refuse_other_words(table, measured)
     write_outputs(table, measured, {}, tmp_path / "out")

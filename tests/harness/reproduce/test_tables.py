@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -13,7 +14,7 @@ from dpbench.errors import ConfigurationError
 from dpbench.harness.reproduce import reproduction
 from dpbench.harness.reproduce._results import finished_runs, with_choices
 from dpbench.harness.reproduce.jobs import table_jobs
-from dpbench.harness.reproduce.tables import MEASURES, listed_tables, listing, read_table, table_names
+from dpbench.harness.reproduce.tables import MEASURES, read_table, table_names
 from tests.harness.reproduce.digits_table import edited
 from tests.harness.reproduce.test_outputs import finish
 
@@ -52,17 +53,14 @@ def test_every_table_of_the_project_composes(name: str, tmp_path: Path) -> None:
     table = read_table(name)
     if table.chosen_from:
         table = with_choices(table, _tuned(table.chosen_from, tmp_path))
-    table = table.selected((), (), 1)
-    parts = [table]
-    if len(table.rows) * len(table.columns) * len(table.trials) > 6:  # then each word once, not each pair of words
-        parts = [
-            table.model_copy(update={"columns": table.columns[:1], "trials": table.trials[:1]}),
-            table.model_copy(update={"rows": table.rows[:1]}),
-        ]
-    jobs = [job for part in parts for job in table_jobs(part, tmp_path)]
-    assert len(jobs) == sum(len(part.rows) * len(part.columns) * len(part.trials) for part in parts)
-    # No cell is another one by mistake; where there are two parts, one cell is in both.
-    assert len({job.config_hash for job in jobs}) == len(jobs) - len(parts) + 1
+    cells = [" ".join(table.words_of(*cell)) for cell in product(table.rows, table.columns, table.trials)]
+    assert len(set(cells)) == len(cells)
+    # Each line once, not each pair of lines: a job takes a tenth of a second.
+    lines = [table.rows, table.columns, table.trials]
+    for place in range(max(map(len, lines))):
+        rows, columns, trials = ((group[place % len(group)],) for group in lines)
+        one = table.selected((), (), 1).model_copy(update={"rows": rows, "columns": columns, "trials": trials})
+        assert len(table_jobs(one, tmp_path)) == 1
 
 
 def _tuned(name: str, folder: Path) -> Path:
@@ -92,11 +90,8 @@ def test_jobs_are_named_by_what_they_compute(definition: Path, tmp_path: Path) -
 
 def test_a_wrong_definition_is_one_clear_error(definition: Path) -> None:
     for old, new, message in (
-        ("metric: test/accuracy", "metric: best/test", "metric must be one of"),
         ("metric: test/accuracy", "metric: test/", "metric must be one of .*not 'test/'"),
         ("seeds: 2", "seeds: 0", r"seeds must be a list, or how many there are \(1 to 1,000\), not 0"),
-        ("seeds: 2", "seeds: true", "seeds must be a list, or how many .* not True"),
-        ("seeds: 2", "seeds: {}", "seeds must be a list, or how many .* not {}"),
         ("seeds: 2", "seeds: [1, -1]", "seeds.1: Input should be greater than or equal to 0"),
         ("seeds: 2", "seeds: [1, 1]", "seeds names one of them twice: 1, 1"),
         ("hours: 0.01", "samples: 1\nhours: 0.01", "samples: Input should be a valid boolean"),
@@ -114,17 +109,6 @@ def test_a_wrong_definition_is_one_clear_error(definition: Path) -> None:
             read_table(edited(definition, old, new))
 
 
-def test_packages_bring_tables(definition: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs = tmp_path / "package" / "table" / "theirs" / "digits.yaml"
-    theirs.parent.mkdir(parents=True)
-    theirs.write_text(definition.read_text())
-    monkeypatch.setattr("dpbench.harness.reproduce.tables.plugin_dirs", lambda: (tmp_path / "package",))
-    table = read_table("theirs/digits")
-    assert (table.title, table.folder, table.command) == ("Digits", "theirs_digits", "theirs/digits")
-    assert "theirs/digits " in listing(listed_tables())
-    assert "theirs/digits" not in table_names()  # no table of the project
-
-
 def test_choices_need_records_that_are_held_out(definition: Path, tmp_path: Path) -> None:
     table = read_table(edited(definition, "metric: test/accuracy", "metric: val/accuracy"))
     with pytest.raises(ConfigurationError, match="shows val/accuracy, and short-private-0 holds nothing out"):
@@ -134,9 +118,6 @@ def test_choices_need_records_that_are_held_out(definition: Path, tmp_path: Path
 def test_words_that_do_not_compose_name_the_cell(definition: Path, tmp_path: Path) -> None:
     table = read_table(edited(definition, "strategy=none", "strategy=nothing"))
     with pytest.raises(ConfigurationError, match="own/digits, short, plain: there is no strategy=nothing"):
-        table_jobs(table, tmp_path)
-    table = read_table(edited(definition, "strategy=none", "optimizer.rl=1"))
-    with pytest.raises(ConfigurationError, match=r"short, plain: there is no key optimizer\.rl\. Known: .*lr"):
         table_jobs(table, tmp_path)
 
 

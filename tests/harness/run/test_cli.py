@@ -20,7 +20,6 @@ from dpbench.harness.runs.folder import Run, RunFolder
 from dpbench.privacy.accounting.ledger import read_ledger
 from tests.support.cli import FEW, PRIVATE, TINY, dpbench, signalled, train, weights
 from tests.support.finished_runs import STEPS
-from tests.support.processes import files_of
 
 LAST = 60
 LONG = [*PRIVATE, f"trainer.max_steps={LAST}", "+optimizer.momentum=0.9"]
@@ -34,9 +33,8 @@ def result_of(run: Path) -> dict[str, Any]:
 
 def test_a_run_leaves_its_record(trained: Callable[[str], Path]) -> None:
     run = trained("seeded")
-    names = {path.name for path in run.iterdir()}
-    assert {".hydra", "metrics.csv", "ledger.jsonl", "checkpoints", "curves.png", "result.json"} <= names
-    assert not [name for name in names if name.startswith((".curves", ".result"))]
+    names = {".hydra", "metrics.csv", "ledger.jsonl", "checkpoints", "curves.png", "result.json"}
+    assert names <= {path.name for path in run.iterdir()}
     result, table = result_of(run), pd.read_csv(run / "metrics.csv")
     assert (result["steps"], result["seed"], result["config"]["model"]["hidden"]) == (STEPS, 0, [16])
     assert 0 < result["metrics"]["test/accuracy"] <= 1
@@ -47,9 +45,8 @@ def test_a_run_leaves_its_record(trained: Callable[[str], Path]) -> None:
     assert 0 < epsilon["pld"] < epsilon["rdp"] == pytest.approx(table["privacy/epsilon"].dropna().iloc[-1])
     assert (privacy["delta"], privacy["unit"], privacy["population"]) == (1e-4, "example", 1437)
     assert (privacy["neighbouring_relation"], privacy["noise_multiplier"]) == ("add_or_remove_one", 2)
-    for accountant in ("rdp", "pld"):
-        out, _ = dpbench(run, "account", ".", "--accountant", accountant, "--json")
-        assert json.loads(out)["epsilon"] == pytest.approx(epsilon[accountant])
+    out, _ = dpbench(run, "account", ".", "--accountant", "rdp,pld", "--json")
+    assert json.loads(out)["epsilons"] == pytest.approx(epsilon)
     baseline = trained("not_private")
     assert result_of(baseline)["privacy"]["epsilon"] == {"rdp": None, "pld": None}
     assert not (baseline / "ledger.jsonl").exists()
@@ -67,7 +64,6 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (signal.SIGKILL, 1, 17, -9, ""),
         (signal.SIGKILL, 1, LAST - 1, -9, ""),  # before any checkpoint
-        (signal.SIGINT, 1, 17, 130, "dpbench resume"),
         (signal.SIGINT, 2, 17, 130, "interrupted. The last checkpoint and the ledger are kept; continue with: "),
         (signal.SIGTERM, 1, 17, 143, "dpbench resume"),
     ],
@@ -129,29 +125,12 @@ def test_an_evaluation_on_the_way_is_not_of_the_end(tmp_path: Path) -> None:
     assert not run.folder.evaluation.exists()
 
 
-def test_a_refused_run_changes_nothing(trained: Callable[[str], Path], tmp_path: Path) -> None:
-    run = shutil.copytree(trained("seeded"), tmp_path / "run")
-    before = files_of(run)
-    _, err = dpbench(tmp_path, "train", *FEW, "hydra.run.dir=run", "seed=7", status=1)
-    assert "holds a finished run" in err
-    assert {**files_of(run), **before} == files_of(run)
-
-
 @pytest.mark.slow
 def test_a_signal_ends_the_whole_sweep(tmp_path: Path) -> None:
     sweep = ["-m", *LONG, "seed=1,2", "hydra.sweep.dir=sweep", "run.name=x"]
     status, err = signalled(tmp_path, signal.SIGINT, 10, *sweep)
     assert status == 130 and "dpbench resume" in err
     assert not list((tmp_path / "sweep").glob("1-x*"))
-
-
-@pytest.mark.slow
-def test_ctrl_c_with_two_processes(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    status, err = signalled(tmp_path, signal.SIGINT, 10, "hydra.run.dir=run", *LONG, "trainer=ddp_cpu")
-    assert status == 130, err
-    partial = json.loads((run / "partial_result.json").read_text())
-    assert partial["steps"] == len(read_ledger(run / "ledger.jsonl").releases) < LAST
 
 
 @pytest.mark.slow
@@ -167,25 +146,21 @@ def test_no_process_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
 
 def test_what_is_held_out_is_looked_at_after_the_last_step(tmp_path: Path) -> None:
     """Whatever the interval of validations, and wherever a run was interrupted."""
-    run = train(tmp_path, "run", *PRIVATE, "trainer.max_steps=5", "data.val_size=200")
+    run = train(tmp_path, "run", *PRIVATE, "trainer.max_steps=2", "data.val_size=200")
     result, table = result_of(run), pd.read_csv(run / "metrics.csv", index_col="step")
-    last = {5: pytest.approx(result["metrics"]["val/accuracy"])}
+    last = {2: pytest.approx(result["metrics"]["val/accuracy"])}
     assert table["val/accuracy"].dropna().to_dict() == last and table["test/accuracy"].notna().sum() == 1
     (run / "result.json").unlink()
     dpbench(tmp_path, "resume", "run")
     assert result_of(run)["metrics"] == result["metrics"]
 
 
-@pytest.mark.parametrize("strategy", ["adaptive_quantile", "clip_only"])
-def test_strategies_schedules_and_diagnostics_by_a_word(tmp_path: Path, strategy: str) -> None:
-    words = [f"strategy={strategy}", "schedule=cosine", "diagnostics=gradients", "trainer.log_every_n_steps=2"]
-    run = train(tmp_path, "run", *words, "strategy.noise_multiplier=1", "trainer.max_steps=4")
+def test_strategies_schedules_and_diagnostics_by_a_word(tmp_path: Path) -> None:
+    words = ["strategy=adaptive_quantile", "schedule=cosine", "diagnostics=gradients", "trainer.log_every_n_steps=2"]
+    run = train(tmp_path, "run", *words, "strategy.noise_multiplier=1", "trainer.max_steps=2")
     table = pd.read_csv(run / "metrics.csv")
     assert any(column.startswith("nonprivate/grad_norm/") for column in table)
-    assert (run / "nonprivate_diagnostics.png").exists()
-    is_private = strategy != "clip_only"
-    assert ("privacy/bound/all" in table) == (run / "ledger.jsonl").exists() == is_private
-    assert (result_of(run)["privacy"]["delta"] is None) != is_private
+    assert "privacy/bound/all" in table and (run / "nonprivate_diagnostics.png").exists()
 
 
 @pytest.mark.parametrize(

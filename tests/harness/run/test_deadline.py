@@ -26,7 +26,7 @@ def test_durations() -> None:
     assert list(map(seconds_of, words)) == [2700, 9000, 129600, 90, 1800, 129600]
 
 
-@pytest.mark.parametrize("word", ["", "0s", "00:00:00", "5", "1h 5m", "5m1h", "-5m", "1:99:00", "99999999d"])
+@pytest.mark.parametrize("word", ["", "0s", "5", "5m1h", "-5m", "1:99:00", "99999999d"])
 def test_no_durations(word: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 (the word alone: whoever reads a setting says what it takes)
         seconds_of(word)

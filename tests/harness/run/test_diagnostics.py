@@ -16,7 +16,7 @@ from dpbench.harness.reports.plots import plot_diagnostics
 from dpbench.harness.run._diagnostics import GradientDiagnostics
 from dpbench.harness.runs.folder import RunFolder
 from dpbench.harness.runs.metrics_log import MetricsCSV
-from dpbench.strategies import DPSGD, AdaptiveQuantileClipping, NonPrivate
+from dpbench.strategies import DPSGD, AdaptiveQuantileClipping
 from tests.strategies.worlds import Classifier, Known, loader_of, pictures, trainer_for, weights_of
 
 
@@ -56,14 +56,13 @@ def adaptive() -> pl.Callback:
     return AdaptiveQuantileClipping(noise_multiplier=1.0, seed=0, delta=1e-3, count_noise_std=3.0)
 
 
-@pytest.mark.parametrize("strategy", [adaptive, NonPrivate])
-def test_training_is_the_same_with_and_without(tmp_path: Path, strategy: Any) -> None:
+def test_training_is_the_same_with_and_without(tmp_path: Path) -> None:
     torch.manual_seed(3)
     watched = Classifier()
-    run(tmp_path, strategy(), watched, 6)
+    run(tmp_path, adaptive(), watched, 4)
     torch.manual_seed(3)
     alone = Classifier()
-    trainer_for(tmp_path, strategy(), 6).fit(alone, loader_of(pictures()))
+    trainer_for(tmp_path, adaptive(), 4).fit(alone, loader_of(pictures()))
     assert torch.equal(weights_of(watched), weights_of(alone))
 
 

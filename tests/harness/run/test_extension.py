@@ -37,9 +37,9 @@ def state_of(run: Path) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("words", "length", "first", "then"),
     [
-        (["+optimizer.momentum=0.9", "ema_decay=0.9", "data.val_size=100"], "steps", 5, 9),
-        (["strategy=adaptive_quantile", *EPOCHS], "epochs", 1, 3),
-        ([PLAIN], "steps", 3, 7),
+        (["+optimizer.momentum=0.9", "ema_decay=0.9", "data.val_size=100"], "steps", 2, 4),
+        (["strategy=adaptive_quantile", *EPOCHS], "epochs", 1, 2),
+        ([PLAIN], "steps", 2, 4),
         pytest.param(TWO, "steps", 4, 7, marks=pytest.mark.long),
     ],
     ids=["steps", "epochs", "none", "two"],
@@ -67,12 +67,13 @@ def run(trained: Callable[[str], Path], tmp_path: Path) -> RunFolder:
 
 def test_one_that_is_stopped_is_resumed_without_a_word(tmp_path: Path) -> None:
     run, whole = RunFolder(tmp_path / "run"), tmp_path / "whole"
-    train(config_of("trainer.max_steps=5"), run.path)
+    longer = "trainer.max_steps=4"
+    train(config_of("trainer.max_steps=2"), run.path)
     with pytest.raises(Interrupted):
-        train(config_of("run.resume=true"), run.path, [Signals(signal.SIGTERM, 6)])
-    assert json.loads(run.partial_result.read_text())["steps"] == 6 and not run.finished
+        train(config_of(longer, "run.resume=true"), run.path, [Signals(signal.SIGTERM, 3)])
+    assert json.loads(run.partial_result.read_text())["steps"] == 3 and not run.finished
     dpbench(tmp_path, "resume", "run")
-    train(config_of(), whole)
+    train(config_of(longer), whole)
     assert content_of(run.path) == content_of(whole)
     assert not run.partial_result.exists()
 
@@ -80,11 +81,8 @@ def test_one_that_is_stopped_is_resumed_without_a_word(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("", "holds a finished run, and there is nothing to resume: raise trainer.max_steps"),
         ("trainer.max_step=60", "there is no key trainer.max_step. Did you mean trainer.max_steps?"),
-        ("run.max_time=1h", "steps: raise trainer.max_steps."),
         (f"trainer.max_steps={STEPS}", f"has made {STEPS} steps: raise trainer.max_steps"),
-        ("trainer.max_steps=3", f"trainer.max_steps=3 is less than the {STEPS} steps that"),
         ("trainer.max_steps=9 optimizer.lr=3 seed=4", "remove optimizer.lr, seed, or train a new run"),
         ("trainer.max_steps=9 strategy.target_epsilon=0.01", "target_epsilon=0.01 allows no further step"),
         ("trainer.max_steps=9 trainer.precision=bf16-mixed", "original settings: remove trainer.precision"),
@@ -114,10 +112,10 @@ def test_a_budget_that_is_spent_stays_spent_and_a_larger_one_keeps_the_noise(tmp
 
 
 def test_a_schedule_that_was_planned_for_the_first_length_is_told(tmp_path: Path) -> None:
-    config = config_of("schedule=linear", "trainer.max_steps=4")
+    config = config_of("schedule=linear", "trainer.max_steps=2")
     train(config, tmp_path)
     config["run"]["resume"] = True
-    config["trainer"]["max_steps"] = 5
-    told = r"planned for 4 steps \(schedule.total_iters\) and continues past its end as LinearLR does"
+    config["trainer"]["max_steps"] = 3
+    told = r"planned for 2 steps \(schedule.total_iters\) and continues past its end as LinearLR does"
     with pytest.warns(UserWarning, match=told):
         train(config, tmp_path)

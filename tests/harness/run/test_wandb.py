@@ -25,7 +25,7 @@ from tests.support.signalled import Signals
 
 pytestmark = pytest.mark.usefixtures("here")
 ROOT = Path(__file__).parents[3]
-FEW = [*SMALL, "logger=wandb", "trainer.max_steps=10"]
+FEW = [*SMALL, "logger=wandb", "trainer.max_steps=6"]
 MORE = ["logger.checkpoint=true", "logger.entity=me", "diagnostics=gradients"]
 OPEN = ("val/", "test/", "privacy/", "private/", "nonprivate/", "optimizer/", "best/", "trainer/", "curves", "_")
 PROVENANCE = {"epoch", "commit", "config_hash", "code_hash", "seed", "steps", "seconds", "seconds_total"}
@@ -36,7 +36,7 @@ def test_the_summary_says_what_the_run_is_and_nothing_private_is_unmarked() -> N
     one = only("run")
     assert one.artifacts == {"run": ["ledger.jsonl", "result.json"], "model": ["last.ckpt"]}
     assert one.axes["*"] == "trainer/global_step" and one.run.entity == "me"
-    assert [row["trainer/global_step"] for row in one.at("val/accuracy")][:3] == [3, 7, 10]
+    assert [row["trainer/global_step"] for row in one.at("val/accuracy")][:2] == [3, 6]
     told = one.summary
     assert told["best/val/accuracy"] == max(row["val/accuracy"] for row in one.at("val/accuracy"))
     assert told["val/accuracy"] == one.at("val/accuracy")[-1]["val/accuracy"]
@@ -72,7 +72,6 @@ def test_a_resumed_run_is_the_same_run() -> None:
     [
         (Origin(), "own seed=3", "digits"),
         (Origin("2026/07", ("optimizer.lr=0.1", "run.name=x")), "own optimizer.lr=0.1 seed=3", "2026/07"),
-        (Origin("2026/07", ("seed=3", "optimizer.lr=0.1")), "own seed=3 optimizer.lr=0.1", "2026/07"),
     ],
 )
 def test_names(origin: Origin, name: str, group: str) -> None:
@@ -97,13 +96,7 @@ def test_the_example_of_a_wandb_sweep(monkeypatch: pytest.MonkeyPatch, own_proce
     words = [part for word in example["command"] for part in variables.get(str(word).strip("${}"), [word])]
     assert words[:2] == ["dpbench", "train"] and "optimizer.lr=1.0" in words
     save_config_file_from_dict("agent/chosen.yaml", chosen)
-    names = {
-        "SWEEP_ID": "abc",
-        "RUN_ID": "run7",
-        "SWEEP_PARAM_PATH": "agent/chosen.yaml",
-        "JOB_TYPE": "tune",
-        "TAGS": "a,b",
-    }
+    names = {"SWEEP_ID": "abc", "RUN_ID": "run7", "SWEEP_PARAM_PATH": "agent/chosen.yaml"}
     for name, value in names.items():
         monkeypatch.setenv(f"WANDB_{name}", value)
     own_process()
@@ -111,8 +104,7 @@ def test_the_example_of_a_wandb_sweep(monkeypatch: pytest.MonkeyPatch, own_proce
     assert main([*words[1:], *fast]) == 0
     one = only("run")
     run = one.run
-    assert (run.run_id, run.sweep_id, run.run_group, run.job_type) == ("run7", "abc", "abc", "tune")
-    assert list(run.tags) == ["a", "b"]
+    assert (run.run_id, run.sweep_id, run.run_group) == ("run7", "abc", "abc")
     said = "optimizer.lr=1.0 strategy.max_grad_norm=0.5 data.expected_batch_size=64 seed=0"
     assert run.display_name == f"digits-mlp-dpsgd {said}"
     assert one.config["optimizer.lr"] == 1.0 and one.config["optimizer"]["lr"] == 1.0

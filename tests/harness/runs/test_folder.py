@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 from pathlib import Path
 
@@ -47,17 +46,3 @@ def test_a_run_that_may_not_be_read_is_not_left_out(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "scandir", closed)
     with pytest.raises(ConfigurationError, match="closed cannot be read .Permission denied.: make it readable"):
         finished_runs_below([tmp_path])
-
-
-def test_no_other_file_spells_them() -> None:
-    """But in docstrings, which tell people what a file is called."""
-    names = {str(getattr(RunFolder, key)) for key, value in vars(RunFolder).items() if type(value).__name__ == "_Entry"}
-    files = {name.rpartition("/")[2] for name in names if "." in name.strip(".")}
-    for path in PACKAGE.rglob("*.py"):
-        if path.name in ("folder.py", "ledger.py", "file.py"):  # the last two name what Python users get without a run
-            continue
-        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-        told = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
-        constants = {node.value for node in nodes if isinstance(node, ast.Constant) and id(node) not in told}
-        own = {"samples.png"} if path.name == "_results.py" else set()  # a picture of a table's results
-        assert not constants & files - own, path

@@ -76,12 +76,9 @@ def test_a_broken_mechanism_is_accused(
     assert lines["verdict"].isin(["VIOLATED", "NOT AS DECLARED"]).all() and lines["accused_by"].notna().all()
     page = (tmp_path / "out" / FOLDER / "README.md").read_text(encoding="utf-8")
     assert f"1 at this level: own/digits, 30 steps ({lines['accused_by'][0]})" in page
-    printed = f"{lines['verdict'][0]}: own/digits, whole, private, seed 3 ({lines['accused_by'][0]}); to audit it again"
-    assert printed in capsys.readouterr().out
-    # Neither a mended mechanism nor another definition takes the accusation away; other cells are audited.
-    assert _audit(tmp_path, table=TABLE.replace("trainer.max_steps=30", "trainer.max_steps=31")) == 3
-    assert in_process[1:] == ["planned, private, with_canaries, seed 3"]
-    assert printed in capsys.readouterr().out
+    # A mended mechanism does not take the accusation away.
+    assert _audit(tmp_path, "rows=whole") == 3
+    assert f"{lines['verdict'][0]}: own/digits, whole, private, seed 3" in capsys.readouterr().out
 
 
 def test_the_committed_page_is_that_of_its_lines_and_gives_the_chance_of_what_is_above(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from dpbench.harness.run._signals import SweepInterrupted, end_with, hand_back
 from dpbench.harness.run.command_line import explain, hydra_for, parse, without_hydra
 from dpbench.harness.run.hydra_folder import claim_run_folder, claim_sweep_folder, has_workers, optimizes, quoted
 from dpbench.harness.run.processes import launched_process, together
-from dpbench.harness.run.search_path import code_folder, imports_from
+from dpbench.harness.run.search_path import code_folder, imports_from, installing
 from dpbench.harness.runs.command import key_of
 from dpbench.harness.runs.folder import RunFolder, finished_runs_below
 from dpbench.harness.runs.sweep import Sweep
@@ -305,11 +305,16 @@ def _run_sweep(
 
 
 def _sweeper(command: Command) -> Any:
-    from dpbench.harness.run.config import SWEEPER
+    from dpbench.harness.run.config import SWEEPER, ClassNotFound
     from dpbench.options import check_options
 
     settings: Any = OmegaConf.to_container(command.cfg.hydra.sweeper, resolve=True)
-    cls = SWEEPER.class_of(settings, "hydra.sweeper")
+    try:
+        cls = SWEEPER.class_of(settings, "hydra.sweeper")
+    except ClassNotFound as error:
+        if getattr(error.__cause__, "name", None) != "optuna":
+            raise
+        raise ConfigurationError(f"hydra/sweeper=optuna is not installed: {installing('optuna')}.") from error
     options = {name: value for name, value in settings.items() if name != "_target_"}
     return cls(**check_options(cls, options, "hydra.sweeper", is_complete=True))
 
