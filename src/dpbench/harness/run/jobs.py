@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from dpbench.errors import ConfigurationError, DPBenchError, Interrupted, brief
+from dpbench.errors import ClassNotFound, ConfigurationError, DPBenchError, Interrupted, brief
 from dpbench.harness.run._command import Command, compose
 from dpbench.harness.run._signals import SweepInterrupted, end_with, hand_back
 from dpbench.harness.run.command_line import explain, hydra_for, parse, without_hydra
@@ -305,7 +305,7 @@ def _run_sweep(
 
 
 def _sweeper(command: Command) -> Any:
-    from dpbench.harness.run.config import SWEEPER, ClassNotFound
+    from dpbench.harness.run.config import SWEEPER
     from dpbench.options import check_options
 
     settings: Any = OmegaConf.to_container(command.cfg.hydra.sweeper, resolve=True)
