@@ -38,6 +38,7 @@ def test_a_run_leaves_its_record(trained: Callable[[str], Path]) -> None:
     result, table = result_of(run), pd.read_csv(run / "metrics.csv")
     assert (result["steps"], result["seed"], result["config"]["model"]["hidden"]) == (STEPS, 0, [16])
     assert 0 < result["metrics"]["test/accuracy"] <= 1
+    assert 0 < result["seconds"] <= result["seconds_total"] < 1000
     assert all(key.startswith(("test/", "val/", "nonprivate/", "privacy/")) for key in result["metrics"])
     assert {"commit", "seconds", "config_hash", "hardware", "versions"} <= set(result)
     privacy = result["privacy"]

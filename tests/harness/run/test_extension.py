@@ -111,6 +111,11 @@ def test_a_budget_that_is_spent_stays_spent_and_a_larger_one_keeps_the_noise(tmp
     assert 5 < record["steps"] == len(read_ledger(RunFolder(run).ledger).releases) <= 9
 
 
+def test_a_budget_that_allows_no_step_is_told(tmp_path: Path) -> None:
+    with pytest.raises(BudgetExhausted):
+        train(config_of("strategy.target_epsilon=0.01", "strategy.noise_multiplier=1"), tmp_path)
+
+
 def test_a_schedule_that_was_planned_for_the_first_length_is_told(tmp_path: Path) -> None:
     config = config_of("schedule=linear", "trainer.max_steps=2")
     train(config, tmp_path)

@@ -24,8 +24,11 @@ class Points(pl.LightningDataModule):
         super().__init__()
         self.size, self.seed = size, seed
 
+    def setup(self, stage: str) -> None:
+        self.points = POINTS
+
     def train_dataloader(self) -> Any:
-        return PrivateDataLoader.poisson(POINTS, self.size, seed=self.seed)
+        return PrivateDataLoader.poisson(self.points, self.size, seed=self.seed)
 
 
 class Shuffled(Points):
