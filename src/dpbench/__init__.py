@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from dpbench.callback.check import check
     from dpbench.callback.loop import PrivateLoop
     from dpbench.data.lots import PrivateDataLoader
-    from dpbench.harness.reports.accounting import calibrate, epsilon
     from dpbench.models.fixing import fix
     from dpbench.models.trainable import train_only
     from dpbench.privacy.accounting.ledger import read_ledger
@@ -46,9 +45,7 @@ __all__ = [
     "PrivateStrategy",
     "VectorGroups",
     "__version__",
-    "calibrate",
     "check",
-    "epsilon",
     "fix",
     "independent",
     "read_ledger",
@@ -58,9 +55,7 @@ __all__ = [
 _ELSEWHERE = {
     "PrivateDataLoader": "dpbench.data.lots",
     "PrivateLoop": "dpbench.callback.loop",
-    "calibrate": "dpbench.harness.reports.accounting",
     "check": "dpbench.callback.check",
-    "epsilon": "dpbench.harness.reports.accounting",
     "fix": "dpbench.models.fixing",
     "independent": "dpbench.records.step_state",
     "read_ledger": "dpbench.privacy.accounting.ledger",

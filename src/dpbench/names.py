@@ -1,4 +1,4 @@
-"""Names that packages of dpbench have from capabilities: entry points in the group that has the package's name."""
+"""Names that packages of dpbench have from rooms above them: entry points in the group that has the package's name."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ SMALL = Setting("flat", steps=30, canaries=300, hidden=32)
 def test_a_correct_run_is_consistent() -> None:
     row = audited(SMALL, 4.0)
     assert row["verdict"] == "CONSISTENT" and 0 < row["game"] < row["sound"] <= row["claimed"] <= 4
-    assert row["measured_mu"] == pytest.approx(row["declared_mu"], rel=0.1)
+    assert row["measured_mu"] == pytest.approx(row["declared_mu"], rel=0.2)
 
 
 @pytest.mark.long

@@ -114,7 +114,7 @@ def test_times_that_tell_of_large_users_are_spoken_of_once(tmp_path: Path, monke
     said: list[str] = []
     monkeypatch.setattr("dpbench.callback.lightning_training.log_line", said.append)
     fit(tmp_path / "all", Toy(linear()))
-    assert len(said) == 1
-    assert "no noise covers that" in said[0] and "LocalTraining(max_examples=...) bounds it" in said[0]
+    (line,) = [line for line in said if "no noise covers that" in line]
+    assert "LocalTraining(max_examples=...) bounds it" in line
     fit(tmp_path / "bounded", Toy(linear()), local=LocalTraining(batch_size=2, max_examples=3), steps=1)
-    assert len(said) == 1
+    assert sum("no noise covers that" in line for line in said) == 1

@@ -43,7 +43,7 @@ data.sampling=shuffled -> no accountant covers 'shuffled_epochs'
 data=cifar10 data.root=nowhere data.download=false -> nowhere/cifar-10-batches-py
 logger=wandb logger.project= -> logger.project must be a name
 hydra.run.dir= -> hydra.run.dir must be the path of a folder, not ''
-trainable=lora:0 -> trainable must be last_layer, bias, lora:8 (or another rank), or several of them joined by
+trainable=lora:0 -> trainable must be last_layer, bias, norm, lora:8 (or another rank), a pattern of names
 engine.kernels=perhaps -> engine.kernels (or DPBENCH_KERNELS) must be one of none
 # keys
 max_steps=1 -> there is no key max_steps. Did you mean trainer.max_steps?

@@ -134,10 +134,10 @@ def calibrate(options: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     setting, microbatch_size, target = request(options)
     missing = missing_in(setting)
     if target is None and len(missing) != 1:
-        names = ", ".join(map(_flag, missing)) or "none"
+        problem = f"missing are {', '.join(map(_flag, missing))}" if missing else "nothing is missing"
         raise ConfigurationError(
             "give all but one of --noise-multiplier, --sample-rate (or --batch-size), --steps (or --epochs), --epsilon "
-            f"and --delta: missing are {names}."
+            f"and --delta: {problem}."
         )
     accountant = options["accountant"]
     answer = solved(setting, accountant, target)

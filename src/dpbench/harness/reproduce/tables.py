@@ -514,7 +514,7 @@ def listed_tables(config_dir: Path | None = None) -> list[dict[str, Any]]:
     """
     listed: list[dict[str, Any]] = []
     for name in computed_tables():
-        listed.append({"name": name, "title": "computed without training", "hours": None})
+        listed.append({"name": name, "title": "computed without training", "hours": None, "rows": [], "columns": []})
     for name, path in sorted(_definitions(config_dir).items()):
         table = _read(path, name, name)
         parts = {"rows": [row.name for row in table.rows], "columns": [column.name for column in table.columns]}
