@@ -57,7 +57,7 @@ ATTACKS: dict[str, Attack] = {
         ("without it +" + re.escape("[") + "[1-9]",),  # as many with the record as without
     ),
     "c06_dropout_seed_32_bits.py": Attack(
-        ("tests/callback/test_local_randomness.py::test_masks_of_seeds_that_agree_in_32_bits",),
+        ("tests/callback/test_local_randomness.py::test_a_step_draws_by_its_whole_seed",),
         (r"\d of 10 right",),  # by chance
         ("10 of 10 right",),
     ),

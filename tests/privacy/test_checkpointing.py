@@ -95,7 +95,7 @@ def test_nothing_is_kept_of_what_runs_again() -> None:
     assert again.expired()
 
 
-@pytest.mark.parametrize(("method", "verify"), [(PerRecordEngine, True), (OneByOne, True)])
+@pytest.mark.parametrize(("method", "verify"), [(PerRecordEngine, False), (OneByOne, True)])
 def test_reentrant_checkpointing_is_refused(method: type[Any], verify: bool) -> None:
     model = convolutions(use_reentrant=True)
     gradients = method(model)
