@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import warnings
 import weakref
 from io import FileIO
 from pathlib import Path
+from types import ModuleType
+
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None
 
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
 _held: weakref.WeakSet[FileIO] = weakref.WeakSet()
@@ -45,6 +51,8 @@ def open_locked(path: str | os.PathLike[str]) -> FileIO:
 
 def _lock(file: FileIO) -> None:
     try:
+        if fcntl is None:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise
@@ -54,8 +62,8 @@ def _lock(file: FileIO) -> None:
         folder = str(Path(str(file.name)).parent)
         if not _told:
             warnings.warn(
-                f"{folder} lies on a file system without locks: two processes that train in one folder, or resume one "
-                "run, would not be noticed; start only one.",
+                f"files in {folder} cannot be locked: two processes that train in one folder, or resume one run, would "
+                "not be noticed; start only one.",
                 stacklevel=4,
             )
         _told.add(folder)
@@ -73,4 +81,5 @@ def _forget_in_child() -> None:
         file.close()  # the parent keeps the lock: it belongs to the open file, which both share until one closes it
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)

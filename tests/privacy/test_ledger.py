@@ -6,7 +6,9 @@ import dataclasses
 import errno
 import json
 import os
+import runpy
 import signal
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -236,9 +238,17 @@ def test_a_file_system_without_locks_warns_once(path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(locks.fcntl, "flock", none)
     monkeypatch.setattr(locks, "_told", set())
-    with pytest.warns(UserWarning, match="file system without locks"):
+    with pytest.warns(UserWarning, match="cannot be locked"):
         write(path, 1)
     write(path.with_name("second"), 1)
+
+
+def test_ledgers_are_written_where_the_system_has_no_locks(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    without = runpy.run_path(locks.__file__)
+    with pytest.warns(UserWarning, match="cannot be locked"), without["open_locked"](path) as file:
+        file.write(b"{}")
+    assert path.read_bytes() == b"{}"
 
 
 def test_a_resumed_run_has_the_seals_of_an_uninterrupted_one(path: Path) -> None:

@@ -15,7 +15,8 @@ from dpbench.errors import Interrupted
 from dpbench.harness.runs.folder import RunFolder
 
 _FROM_PEOPLE = (signal.SIGINT, signal.SIGTERM)
-_FROM_SCHEDULERS = (signal.SIGUSR1, signal.SIGUSR2)  # Slurm's --signal, submitit's notice of a preemption
+_FROM_SCHEDULERS = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
+"""Slurm's --signal, submitit's notice of a preemption; Windows has none."""
 _BETWEEN_LOOKS = 0.2  # seconds
 _ECHO = 1.0  # seconds in which a signal may come twice though it was sent once
 _of_threads: dict[int, Any] = {}
