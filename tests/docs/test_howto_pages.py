@@ -63,4 +63,4 @@ def test_fine_tuning_on_the_command_line(photos: Path) -> None:
         assert process.returncode == 0, out + err
     assert (photos / "models" / "photos" / "model.safetensors").is_file()
     card = (photos / "models" / "photos" / "README.md").read_text(encoding="utf-8")
-    assert "Only a part of it was trained: last_layer." in card
+    assert "Only a part of it was trained: last_layer (" in card

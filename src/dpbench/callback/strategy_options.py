@@ -114,7 +114,8 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
     """Options that all private strategies have.
 
     Args:
-        noise_multiplier: z, noise in units of the sensitivity of the whole release, statistics included.
+        noise_multiplier: z, noise of the whole release, statistics included, in units of its sensitivity to one added
+            or removed record.
         target_epsilon: Budget. Alone, the noise multiplier is found for the planned number of steps; with a
             noise_multiplier, training stops before the step that would exceed it.
         noise_schedule: How z moves over the planned steps: "linear:E", "exponential:E" or "cosine:E" (from 1 to E times
