@@ -157,6 +157,8 @@ def test_norms_and_patterns_of_names() -> None:
 
     assert train_only(model(), "norm") == ["1.weight", "1.bias"]
     assert train_only(model(), "norm+2.*") == ["1.weight", "1.bias", "2.weight", "2.bias"]
+    named = nn.ModuleDict({"body": nn.Linear(2, 2), "last_layer": nn.Linear(2, 2)})
+    assert sum("down" in name for name in train_only(named, "lora:1+*last_layer.weight")) == 2  # both have adapters
     with pytest.raises(ValueError, match="no parameter has a name like"):
         train_only(model(), "*head*")
 

@@ -97,7 +97,7 @@ def train_only(model: nn.Module, parts: str) -> list[str]:
         if parameter not in chosen:
             parameter.requires_grad_(False)
     for rank in ranks:
-        _add_adapters(model, rank, apart=last if "last_layer" in parts else None)
+        _add_adapters(model, rank, apart=last if "last_layer" in parts.split("+") else None)
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     if not trained:
         raise ValueError(f"{parts!r} leaves nothing to be trained: the model has no such parameters, or froze them.")

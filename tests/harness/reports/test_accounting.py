@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,26 @@ def test_calibrate_is_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert setting.epsilon == 3.0
     with pytest.raises(ConfigurationError, match="batch_size requires population"):
         dpbench.calibrate(epsilon=3.0, delta=1e-5, batch_size=256, epochs=2)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"steps": 10.5}, {"population": 0}, {"epsilon": "3"}, {"delta": 1.5}, {"epochs": 2}, {"steps": True}],
+)
+def test_values_that_are_none_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+        dpbench.calibrate(**{"epsilon": 3.0, "delta": 1e-5, "population": 1000, "batch_size": 50, "steps": 20, **wrong})
+
+
+def test_what_is_no_bound_is_said() -> None:
+    with pytest.warns(UserWarning, match="the epsilon of gdp is no proven bound"):
+        dpbench.epsilon(LEDGER, delta=1e-6, accountant="gdp")
+    with pytest.warns(UserWarning, match=r"delta=0.01 is not below 1/1000"):
+        dpbench.calibrate(epsilon=3.0, delta=0.01, population=1000, batch_size=50, steps=20)
+    with pytest.raises(ConfigurationError, match="unknown accountant 'all'"):
+        dpbench.epsilon(LEDGER, accountant="all")
+    with pytest.raises(ConfigurationError, match="at least one ledger"):
+        dpbench.epsilon()
 
 
 def test_calibrate_names_what_is_missing_by_its_flags(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -25,7 +26,6 @@ from dpbench.errors import TIME_LIMIT_STATUS, ConfigurationError, Interrupted
 from dpbench.files import write_json
 from dpbench.harness.reports.run_rows import flat
 from dpbench.harness.reproduce.tables import MEASURES, Table, Variant
-from dpbench.harness.run._signals import SIGNALS
 from dpbench.harness.run.search_path import code_folder, conf_dir, groups_of, imports_from, plugin_dirs
 from dpbench.harness.runs.folder import RunFolder
 from dpbench.harness.runs.provenance import available_cores, config_hash
@@ -40,7 +40,8 @@ LOG = "output.log"
 _JOB = "job.json"
 _LOCK = "lock"
 _JUDGEMENT = {"images": 60_000, "seed": 0, "features": "digits_cnn"}
-_INTERRUPTED = {128 + number: number for number in SIGNALS}
+_STOPPING = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")  # Windows has the first two
+_INTERRUPTED = {128 + getattr(signal, name): getattr(signal, name) for name in _STOPPING if hasattr(signal, name)}
 _PROGRAM = """\
 import sys
 if sys.platform == "linux":  # be told to stop, checkpoint and all, when whoever started this dies

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -215,9 +216,11 @@ class Ledger:
         return self.headers[-1]
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return one row for each released sum: number, phase, sampling, rate, query, sensitivity, noise_std, unit."""
+        """Return one row for each released sum: number, phase, sampling, rate, name, sensitivity, noise_std, unit."""
         import pandas as pd
 
+        if self.wrong is not None:
+            warnings.warn(f"the ledger is not intact: {self.wrong}.", stacklevel=2)
         rows = []
         for phase, release in self.releases:
             for query in release.queries:
@@ -230,7 +233,7 @@ class Ledger:
                         **query._asdict(),
                     }
                 )
-        return pd.DataFrame(rows)
+        return pd.DataFrame(rows, columns=["number", "phase", "sampling", "rate", *SumQuery._fields])
 
     def prefix(self, releases: int) -> Ledger:
         """The ledger as it was after so many releases, in the order of writing, with its damage and doubt."""
