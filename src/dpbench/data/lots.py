@@ -92,8 +92,8 @@ class PrivateBatchSampler(TorchSampler[list[int]]):
         if not isinstance(sampling, Sampling):
             raise ConfigurationError(
                 f"PrivateBatchSampler takes a Sampling, not {sampling!r}: make_sampling('poisson', len(dataset), "
-                f"expected_batch_size) "
-                "makes one, and PrivateDataLoader.poisson(dataset, expected_batch_size) does all of it."
+                "expected_batch_size) makes one, and PrivateDataLoader.poisson(dataset, expected_batch_size) does all "
+                "of it."
             )
         if not isinstance(sampling.unit, str) or not sampling.unit.strip():
             raise ConfigurationError(f"unit must be a word for an item of the data set, not {sampling.unit!r}.")
@@ -355,7 +355,7 @@ class PrivateDataLoader(DataLoader[Any]):
         data_id: str | None = None,
         **options: Any,
     ) -> None:
-        if hasattr(dataset, "iloc"):
+        if hasattr(type(dataset), "iloc"):
             raise ConfigurationError(
                 f"a {type(dataset).__name__} is indexed by column: make a TensorDataset of its values, or train on its "
                 "file with data=table."
@@ -364,7 +364,7 @@ class PrivateDataLoader(DataLoader[Any]):
         if not isinstance(lots, PrivateBatchSampler):
             raise ConfigurationError(
                 f"PrivateDataLoader takes a PrivateBatchSampler, not {lots!r}: PrivateDataLoader.poisson(dataset, "
-                f"expected_batch_size) makes both."
+                "expected_batch_size) makes both."
             )
         if size != lots.sampling.population:
             raise ConfigurationError(
@@ -426,8 +426,8 @@ class PrivateDataLoader(DataLoader[Any]):
     def expected_batch_size(self, size: float) -> None:
         raise ConfigurationError(
             "expected_batch_size cannot change once the PrivateDataLoader is made, because epsilon depends on it: let "
-            "it move "
-            f"over the steps by expected_batch_size_schedule, or make a new loader with expected_batch_size={size!r}."
+            "it move over the steps by expected_batch_size_schedule, or make a new loader with "
+            f"expected_batch_size={size!r}."
         )
 
     @classmethod
@@ -584,8 +584,7 @@ class PrivateDataLoader(DataLoader[Any]):
         if not isinstance(self.collate_fn, Collation):
             raise ConfigurationError(
                 "the collate_fn of the PrivateDataLoader was replaced, and might mix records: pass it to the "
-                "constructor, "
-                "PrivateDataLoader(..., collate_fn=...)."
+                "constructor, PrivateDataLoader(..., collate_fn=...)."
             )
         self.collate_fn.may_separate = may_separate
 
@@ -670,8 +669,7 @@ def _refuse_unattended(in_use: bool) -> None:
         if module in _FABRIC:
             raise ConfigurationError(
                 "Lightning Fabric cannot train privately on a PrivateDataLoader: use a Lightning Trainer with a "
-                "private "
-                "strategy among its callbacks, or a DataLoader for training without privacy."
+                "private strategy among its callbacks, or a DataLoader for training without privacy."
             )
         if module in _EVALUATION_LOOPS or (module in _TRAINING_LOOPS and in_use):
             return

@@ -12,8 +12,7 @@ from dpbench.privacy.sampling import Sampling
 
 OTHERS_TOOK_LOTS = (
     "this PrivateDataLoader was iterated elsewhere during training: evaluate on another DataLoader of the data set "
-    "(for "
-    "example for training accuracy), since batches that are drawn but not trained on invalidate the accounting."
+    "(for example for training accuracy), since batches that are drawn but not trained on invalidate the accounting."
 )
 
 
@@ -44,8 +43,8 @@ def require_lot_loader(loader: object) -> PrivateDataLoader:
         raise ConfigurationError(
             f"the training data consist of several loaders ({type(loader).__name__}), but a batch comes from one: "
             "train on the PrivateDataLoader alone. Read a public loader in the optimizer, in its own step() that adds "
-            "the "
-            "gradient of the public loss to the released one (docs/module.md, Public data beside the private batches)."
+            "the gradient of the public loss to the released one (docs/module.md, Public data beside the private "
+            "batches)."
         )
     if not isinstance(loader, PrivateDataLoader) or loader.batch_sampler is not loader.lots:
         raise ConfigurationError(

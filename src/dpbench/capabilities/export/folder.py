@@ -165,8 +165,9 @@ def _facts_of(run: RunFolder, network: Network, ledger: Ledger | None) -> dict[s
 def _data_of(options: Mapping[str, Any]) -> str:
     """Name the training data, with the file or folder of a user's own."""
     name = str(options.get("name") or options.get("_target_"))
-    path = (options.get("options") or {}).get("path")
-    return name if path is None else f"{name} ({Path(path).name})"
+    own = options.get("options")
+    path = own.get("path") if isinstance(own, Mapping) else None
+    return f"{name} ({Path(path).name})" if isinstance(path, str) else name
 
 
 def _trained_numbers(ledger: Ledger | None) -> int | None:

@@ -52,8 +52,6 @@ def calibrate(
     (1.0135, 14040)
     """
     check_options(calibrate, dict(locals()))
-    if steps is not None and epochs is not None:
-        raise ConfigurationError("give steps or epochs, not both.")
     if batch_size is not None:
         if population is None or sample_rate is not None:
             raise ConfigurationError("batch_size requires population, and stands in place of sample_rate.")

@@ -11,7 +11,7 @@ from dpbench.errors import ConfigurationError
 from dpbench.harness.runs.ledgers import read_one_ledger
 from dpbench.harness.runs.numbers import epsilon_text, membership_text
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS
-from dpbench.privacy.accounting.calibration import TrainingSetting, missing_in, solved
+from dpbench.privacy.accounting.calibration import TrainingSetting, missing_in, solved, unknown_of
 from dpbench.privacy.accounting.composition import doubts_about
 from dpbench.privacy.accounting.tradeoff import MembershipBound, MembershipTarget, curve_accountant, trade_off
 from dpbench.privacy.events import effective_noise_multiplier, record_changes
@@ -132,13 +132,7 @@ def calibrate(options: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         DPBenchError: See `request` and `solved`.
     """
     setting, microbatch_size, target = request(options)
-    missing = missing_in(setting)
-    if target is None and len(missing) != 1:
-        problem = f"missing are {', '.join(map(_flag, missing))}" if missing else "nothing is missing"
-        raise ConfigurationError(
-            "give all but one of --noise-multiplier, --sample-rate (or --batch-size), --steps (or --epochs), --epsilon "
-            f"and --delta: {problem}."
-        )
+    unknown = unknown_of(setting, target, _flag)
     accountant = options["accountant"]
     answer = solved(setting, accountant, target)
     z = answer.noise_multiplier
@@ -148,7 +142,7 @@ def calibrate(options: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     sampling = answer.event.sampling
     events = answer.events
     facts: dict[str, Any] = {
-        "solved_for": missing[0],
+        "solved_for": unknown,
         "target": None if target is None else str(target),
         "epsilon": answer.epsilon,
         "epsilon_reached": answer.epsilon_by(accountant),

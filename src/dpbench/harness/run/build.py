@@ -150,8 +150,7 @@ def build_data(config: dict[str, Any], strategy: pl.Callback) -> pl.LightningDat
     if lots.seed != _seed_of_lots(config):
         raise ConfigurationError(
             f"data: {type(data).__name__} does not pass its seed to its PrivateDataLoader, so batches would differ at "
-            f"each "
-            "start (or be predictable): PrivateDataLoader.poisson(dataset, expected_batch_size, seed=seed)."
+            "each start (or be predictable): PrivateDataLoader.poisson(dataset, expected_batch_size, seed=seed)."
         )
     if isinstance(strategy, PrivateStrategy):
         refuse_uncovered(lots.sampling)

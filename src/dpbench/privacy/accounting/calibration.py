@@ -272,6 +272,8 @@ class TrainingSetting:
         for name, (value, low, high) in ranges.items():
             if value is not None and not low <= value <= high:
                 raise ConfigurationError(f"{name} must be a number from {low:g} to {high:g}, not {value:g}.")
+        if self.steps is not None and self.epochs is not None:
+            raise ConfigurationError("give steps or epochs, not both.")
         if self.delta is not None:
             check_delta(self.delta)
         if self.bands > 1:
@@ -360,6 +362,38 @@ def missing_in(setting: TrainingSetting) -> list[str]:
     return missing
 
 
+def unknown_of(
+    setting: TrainingSetting,
+    target: MembershipTarget | None = None,
+    spelled: Callable[[str], str] = str,
+) -> str:
+    """Name the value to solve for.
+
+    Args:
+        setting: Lacks exactly one value; with a target ε and one of noise, rate, duration.
+        target: The most that membership tests may reach, in place of ε.
+        spelled: Spelling of a name in messages.
+
+    Raises:
+        ConfigurationError: Not exactly one is missing.
+    """
+    missing = missing_in(setting)
+    beside = ""
+    if target is not None:
+        if setting.epsilon is not None:
+            raise ConfigurationError(f"give epsilon={setting.epsilon:g} or {target}, not both.")
+        missing.remove("epsilon")
+        beside = f" beside {target}"
+    if len(missing) != 1 or (target is not None and missing == ["delta"]):
+        problem = f"missing are {', '.join(map(spelled, missing))}" if missing else "nothing is missing"
+        noise, rate, steps, epsilon, delta = map(spelled, _UNKNOWNS)
+        raise ConfigurationError(
+            f"leave out exactly one of {noise}, {rate} (or {spelled('batch_size')}), {steps} (or {spelled('epochs')}), "
+            f"{epsilon} and {delta}{beside}: {problem}."
+        )
+    return missing[0]
+
+
 def solved(
     setting: TrainingSetting,
     accountant: str = "rdp",
@@ -383,20 +417,7 @@ def solved(
     3132
     """
     find_accountant(accountant)
-    missing = missing_in(setting)
-    beside = ""
-    if target is not None:
-        if setting.epsilon is not None:
-            raise ConfigurationError(f"give epsilon={setting.epsilon:g} or {target}, not both.")
-        missing.remove("epsilon")
-        beside = f" beside {target}"
-    if len(missing) != 1 or (target is not None and missing == ["delta"]):
-        problem = f"missing are {', '.join(missing)}" if missing else "nothing is missing"
-        raise ConfigurationError(
-            "leave out exactly one of noise_multiplier, sample_rate (or batch_size), steps (or epochs), epsilon and "
-            f"delta{beside}: {problem}."
-        )
-    (name,) = missing
+    name = unknown_of(setting, target)
     if name == "delta":
         setting = _with_delta(setting, accountant)
     elif name != "epsilon":
