@@ -75,6 +75,8 @@ def test_ends_that_were_stated_too_far_are_corrected(tmp_path: Path) -> None:
     events = read_ledger(before).events
     wanted = uncovered_mass(events, math.sqrt(2 * 54 * math.log(2)))
     assert uncovered_delta(read_ledger(before)) == pytest.approx(wanted, rel=1e-6)
+    line = account([write(tmp_path / "worse", 0.2, 100, STATED_BEFORE)], AccountingRequest()).text
+    assert "noise ends at 8.65" in line
     assert uncovered_delta(read_ledger(now)) < 1e-10 < uncovered_delta(read_ledger(before))
 
 

@@ -304,7 +304,7 @@ class Examples:
         """Put the records of the lot out of reach; their sums are complete."""
         assert self.engine is not None
         self._run_alone = None  # it holds the batch
-        self._values = {}  # of its records
+        self._values = {}  # they hold losses of its records
         if self._next_row < self._rows_of_lot:
             raise ConfigurationError(_NO_LOSS)
         if self._next_row > self._rows_of_lot:

@@ -14,7 +14,7 @@ from dpbench.files import from_here
 from dpbench.harness.runs.folder import RunFolder, natural_order, places_of
 from dpbench.privacy.accounting.ledger import Ledger, check_one_population, check_own_randomness, read_ledger
 from dpbench.privacy.accounting.seal import STATE_KEY, Seal, difference
-from dpbench.privacy.accounting.tails import uncovered_delta
+from dpbench.privacy.accounting.tails import end_of, uncovered_delta
 from dpbench.privacy.events import record_changes
 
 _HEADER = b'{"record":"header"'
@@ -179,9 +179,9 @@ def noise_of(ledger: Ledger) -> dict[str, Any]:
         facts["noise_bands"] = _range(bands)
     beyond = uncovered_delta(ledger)
     if beyond > ledger.header.delta / 10:
-        ends = [header.noise_end for header in ledger.headers if header.noise_end is not None]
+        ends = [end_of(header) for header in ledger.headers]
         facts["uncovered_delta"] = beyond
-        facts["noise_end"] = min(ends) if len(ends) == len(ledger.headers) else None
+        facts["noise_end"] = None if None in ends else min(end for end in ends if end is not None)
     return facts
 
 

@@ -17,7 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 
-from dpbench.privacy.accounting.ledger import Ledger, counted_event
+from dpbench.privacy.accounting.ledger import Header, Ledger, counted_event
 from dpbench.privacy.events import Event, effective_noise_multiplier
 
 OLDEST_END = math.sqrt(48 * math.log(2))
@@ -86,6 +86,11 @@ def uncovered_mass(
     return -math.expm1(log_unseen)
 
 
+def end_of(header: Header) -> float | None:
+    """Return where the noise of a phase ended, in standard deviations; None if its version does not tell."""
+    return END_BEFORE if header.noise_end == STATED_BEFORE else header.noise_end
+
+
 def uncovered_delta(ledger: Ledger) -> float:
     """Delta that no ε of a ledger covers, by the ends of its phases' noise.
 
@@ -99,12 +104,10 @@ def uncovered_delta(ledger: Ledger) -> float:
         events[counted_event(release)] += 1
     covered = 1.0
     for phase, events in phases.items():
-        end = ledger.headers[phase].noise_end
+        end = end_of(ledger.headers[phase])
         coordinates = MOST_COORDINATES
         if end is None:  # of an older version, which does not tell how many coordinates a record moved either
             end = OLDEST_END
             coordinates = 1
-        elif end == STATED_BEFORE:
-            end = END_BEFORE
         covered *= 1 - uncovered_mass(events, end, coordinates)
     return 1 - covered
