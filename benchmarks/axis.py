@@ -20,7 +20,8 @@ from torch.utils.data import TensorDataset
 from benchmarks.plain import SGD, on_device
 from benchmarks.workloads import GPU_WORKLOADS, Workload
 from dpbench.callback.loop import PrivateLoop
-from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader
+from dpbench.data.loader import PrivateDataLoader
+from dpbench.data.sampler import PrivateBatchSampler
 from dpbench.harness.run.runtime import keep_large_blocks
 from dpbench.privacy.sampling.fixed_size import FixedSizeSampling
 from dpbench.records.watched_step import WatchedStep

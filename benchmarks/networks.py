@@ -25,7 +25,8 @@ from benchmarks.machine import processor, wait_until_quiet
 from benchmarks.orders import one_line
 from benchmarks.timing import Say
 from dpbench.callback.loop import PrivateLoop
-from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
+from dpbench.data.loader import PrivateDataLoader
+from dpbench.data.sampler import PrivateBatchSampler, make_sampling
 from dpbench.strategies import DPSGD
 
 RECORDS = 16

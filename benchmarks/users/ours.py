@@ -15,8 +15,9 @@ from benchmarks.users.tasks import CLIP, MOMENTUM, NOISE, Task, loss
 from dpbench.capabilities.users.cohorts import Users
 from dpbench.capabilities.users.dataset import UserDataset
 from dpbench.capabilities.users.local_training import LocalTraining
-from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
+from dpbench.data.loader import PrivateDataLoader
 from dpbench.data.records import Rows
+from dpbench.data.sampler import PrivateBatchSampler, make_sampling
 from dpbench.strategies import DPSGD
 
 _POPULATION = 4  # times the cohort

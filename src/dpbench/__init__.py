@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dpbench.callback.check import check
     from dpbench.callback.loop import PrivateLoop
-    from dpbench.data.lots import PrivateDataLoader
+    from dpbench.data.loader import PrivateDataLoader
     from dpbench.models.fixing import fix
     from dpbench.models.trainable import train_only
     from dpbench.privacy.accounting.ledger import read_ledger
@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 _ELSEWHERE = {
-    "PrivateDataLoader": "dpbench.data.lots",
+    "PrivateDataLoader": "dpbench.data.loader",
     "PrivateLoop": "dpbench.callback.loop",
     "check": "dpbench.callback.check",
     "fix": "dpbench.models.fixing",

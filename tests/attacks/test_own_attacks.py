@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import Subset, TensorDataset
 
 from dpbench import DPSGD, PrivateDataLoader, PrivateLoop
-from dpbench.data.lots import PrivateBatchSampler, make_sampling
+from dpbench.data.sampler import PrivateBatchSampler, make_sampling
 from dpbench.errors import ConfigurationError, DPBenchError, LedgerError, UnsupportedModuleError
 from dpbench.privacy.mechanism.mechanism import Mechanism
 from tests.strategies.worlds import trainer_for

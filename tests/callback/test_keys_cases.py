@@ -32,7 +32,7 @@ from dpbench.capabilities.users.cohorts import Users
 from dpbench.capabilities.users.dataset import UserDataset
 from dpbench.capabilities.users.local_training import LocalTraining
 from dpbench.code import _source_hash
-from dpbench.data.lots import PrivateDataLoader
+from dpbench.data.loader import PrivateDataLoader
 from dpbench.privacy.accounting.ledger import Ledger, read_ledger
 from dpbench.privacy.kept_keys import read_keys
 from dpbench.session.session import PrivateSession

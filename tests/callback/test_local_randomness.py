@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 import dpbench
 from dpbench import PrivateLoop
-from dpbench.data.lots import PrivateDataLoader
+from dpbench.data.loader import PrivateDataLoader
 from dpbench.privacy.randomness import keyed_generator, keyed_seed, seed_global_generators
 from dpbench.session import session
 from dpbench.strategies import DPSGD

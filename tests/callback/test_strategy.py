@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
+from dpbench.data.loader import PrivateDataLoader
+from dpbench.data.sampler import PrivateBatchSampler, make_sampling
 from dpbench.errors import ConfigurationError
 from dpbench.strategies import DPSGD, AutomaticClipping
 from tests.records.test_source import Empty, TwoTensors, tensors

@@ -17,6 +17,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, get_
 from dpbench.data import PrivateBatchSampler, PrivateDataLoader, fetching, make_sampling
 from dpbench.data.fetching import WatchedDataset, watched
 from dpbench.errors import ConfigurationError
+from tests.support.loaders import reserved
 
 SIZE = 40
 DAMAGED = (17, 23)
@@ -128,6 +129,7 @@ STAND_INS: dict[str, Callable[[], Any]] = {
 
 def read_all(dataset: Any, kind: str = "poisson", epochs: int = 5, **options: Any) -> int:
     loader = PrivateDataLoader(dataset, PrivateBatchSampler(make_sampling(kind, len(dataset), 8), 0), **options)
+    reserved(loader)
     return sum(1 for _ in range(epochs) for _ in loader)
 
 
@@ -276,7 +278,7 @@ def test_a_worker_that_is_forked_while_another_thread_reads() -> None:
     thread.start()
     held.wait(60)
     try:
-        assert sum(1 for _ in PrivateDataLoader.poisson(Inner(), 8, num_workers=1, timeout=60)) == 5
+        assert sum(1 for _ in reserved(PrivateDataLoader.poisson(Inner(), 8, num_workers=1, timeout=60))) == 5
     finally:
         done.set()
         thread.join()

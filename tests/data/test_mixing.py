@@ -14,10 +14,12 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
+from dpbench.data.loader import PrivateDataLoader
+from dpbench.data.sampler import PrivateBatchSampler, make_sampling
 from dpbench.data.separate_records import SeparateRecords
 from dpbench.data.trees import know_as_tree
 from dpbench.errors import ConfigurationError
+from tests.support.loaders import reserved
 
 PICTURES = TensorDataset(torch.randn(60, 3, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 5)
 
@@ -70,7 +72,8 @@ def nested(records: list[Any]) -> Any:
 
 
 def loader(dataset: Dataset[Any], collate: Callable[[list[Any]], Any], **options: Any) -> PrivateDataLoader:
-    return PrivateDataLoader(dataset, PrivateBatchSampler(make_sampling("poisson", 60, 20), 0), collate, **options)
+    sampler = PrivateBatchSampler(make_sampling("poisson", 60, 20), 0)
+    return reserved(PrivateDataLoader(dataset, sampler, collate, **options))
 
 
 def leaves_of(batch: Any) -> list[Tensor]:

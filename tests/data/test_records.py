@@ -24,12 +24,14 @@ from torch.utils.data import (
 )
 
 from dpbench.data.images import InMemoryImages
-from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader
+from dpbench.data.loader import PrivateDataLoader
 from dpbench.data.records import Collated
+from dpbench.data.sampler import PrivateBatchSampler
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.sampling import PoissonSampling, ShuffledEpochs
 from dpbench.strategies import DPSGD
 from tests.strategies.worlds import trainer_for
+from tests.support.loaders import reserved
 
 SIZE = 24
 
@@ -94,7 +96,7 @@ def test_lots_are_collated_as_torch_does(name: str) -> None:
     size = len(data)
     loader = PrivateDataLoader(data, PrivateBatchSampler(PoissonSampling(size, 1.5 / size), seed=1))
     lots = [loader.lots.lot(step) for step in range(len(loader))]
-    batches = list(loader)
+    batches = list(reserved(loader))
     assert len(batches) == len(lots)
     assert {0, 1, 2} <= {len(lot) for lot in lots}
     for lot, batch in zip(lots, batches, strict=True):
@@ -109,7 +111,9 @@ def test_lots_are_collated_as_torch_does(name: str) -> None:
 def test_a_part_of_images_is_still_indexed_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InMemoryImages, "__getitem__", lambda *_: pytest.fail("image by image"))
     for data in (images(), random_split(images(40), [SIZE, 40 - SIZE])[0]):
-        assert all(len(x) for x, _ in PrivateDataLoader(data, PrivateBatchSampler(PoissonSampling(SIZE, 0.9), 0)))
+        assert all(
+            len(x) for x, _ in reserved(PrivateDataLoader(data, PrivateBatchSampler(PoissonSampling(SIZE, 0.9), 0)))
+        )
 
 
 @pytest.mark.parametrize("batch", [{"x": [1.0, 2.0]}, torch.zeros(2, 3)])
@@ -118,9 +122,9 @@ def test_a_whole_batch_must_say_that_it_is_one(batch: Any) -> None:
     data = Plain()
     data.__getitems__ = lambda positions: batch  # type: ignore[attr-defined]
     with pytest.raises(ConfigurationError, match=r"list of samples. Return that, or dpbench.data.records.Collated"):
-        next(iter(PrivateDataLoader.poisson(data, 4)))
+        next(iter(reserved(PrivateDataLoader.poisson(data, 4))))
     data.__getitems__ = lambda positions: Collated(batch)  # type: ignore[attr-defined]
-    assert next(iter(PrivateDataLoader.poisson(data, 4))) is batch
+    assert next(iter(reserved(PrivateDataLoader.poisson(data, 4)))) is batch
 
 
 @pytest.mark.parametrize(

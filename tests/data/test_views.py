@@ -12,7 +12,8 @@ import torch
 
 from dpbench.cli import main
 from dpbench.data.images import ImageDataModule
-from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader
+from dpbench.data.loader import PrivateDataLoader
+from dpbench.data.sampler import PrivateBatchSampler
 from dpbench.data.views import AugmentedImages, ImageOfView
 from dpbench.errors import ConfigurationError
 
@@ -41,6 +42,7 @@ def test_views_are_crops_of_the_padded_image_mirrored_or_not(size: int) -> None:
 def views_of(loader: PrivateDataLoader, step: int) -> dict[int, bytes]:
     """The views of each record that this process has of a lot."""
     loader.lots.position = step
+    loader.lots.in_use = True
     images, _ = next(iter(loader))
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     positions, _ = loader.lots.share(step, rank, world)

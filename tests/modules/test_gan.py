@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils.data import TensorDataset, default_collate
 
-from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
+from dpbench.data.loader import PrivateDataLoader
+from dpbench.data.sampler import PrivateBatchSampler, make_sampling
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.harness.run._checkpoint import LastCheckpoint
 from dpbench.harness.run.samples import SampleGrid

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dpbench.data.lots import PrivateBatchSampler
+from dpbench.data.sampler import PrivateBatchSampler
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.accountants import PldAccountant
 from dpbench.privacy.accounting.calibration import (

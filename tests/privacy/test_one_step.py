@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpbench.data.lots import make_sampling
+from dpbench.data.sampler import make_sampling
 from dpbench.privacy.budget import TrainingLength
 from dpbench.privacy.mechanism.noise import grid_spacing
 from dpbench.privacy.sampling import FullParticipation, PoissonSampling, Sampling

@@ -15,7 +15,7 @@ from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
 from scipy import stats
 
 from dpbench import DPSGD, PrivateDataLoader
-from dpbench.data.lots import PrivateBatchSampler, make_sampling
+from dpbench.data.sampler import PrivateBatchSampler, make_sampling
 from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.privacy.accounting.accountants import release_curve
 from dpbench.privacy.accounting.calibration import TrainingSetting

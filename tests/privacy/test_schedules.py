@@ -13,7 +13,7 @@ from dp_accounting import dp_event
 from dp_accounting.rdp import rdp_privacy_accountant
 from scipy import stats
 
-from dpbench.data.lots import PrivateBatchSampler, make_sampling
+from dpbench.data.sampler import PrivateBatchSampler, make_sampling
 from dpbench.errors import BudgetExhausted, ConfigurationError
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import read_ledger

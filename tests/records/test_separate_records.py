@@ -15,7 +15,8 @@ from torch.utils.data import default_collate
 
 from dpbench.callback.lightning_training import LightningTraining
 from dpbench.callback.loop import PrivateLoop
-from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
+from dpbench.data.loader import PrivateDataLoader
+from dpbench.data.sampler import PrivateBatchSampler, make_sampling
 from dpbench.data.separate_records import SeparateRecords
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.composition import ledger_epsilon
@@ -23,6 +24,7 @@ from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.records.step_state import independent
 from dpbench.strategies import DPSGD, ClipOnly
 from tests.strategies.worlds import assert_same_training, clipped_sum, trainer_for, weights_of
+from tests.support.loaders import reserved
 from tests.support.one_by_one import BOUND, Module
 
 pytestmark = pytest.mark.filterwarnings("ignore:each record is run alone. whether the loss of a batch")
@@ -217,7 +219,8 @@ def test_rows_then_ragged(tmp_path: Path) -> None:
     items = [(torch.randn(2 + number % 2, 6), number % 4) for number in range(RECORDS)]
     loader = lots(items, None, 2)
     loader.prepare_collation(may_separate=True)
-    assert {True, False} == {isinstance(batch, SeparateRecords) for batch in loader}
+    assert {True, False} == {isinstance(batch, SeparateRecords) for batch in reserved(loader)}
+    loader.lots.free()
     assert private(tmp_path, Module(linear(), of_texts), loader, 6).releases == 6
 
 

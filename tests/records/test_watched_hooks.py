@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
-from dpbench.data.lots import PrivateDataLoader
+from dpbench.data.loader import PrivateDataLoader
 from dpbench.errors import CarriedRecordsError, UnsupportedModuleError
 from dpbench.strategies import DPSGD
 from tests.strategies.worlds import trainer_for

@@ -17,7 +17,8 @@ from torch.utils.data import TensorDataset, default_collate
 from torchmetrics import MaxMetric
 
 from dpbench.callback.lightning_training import LightningTraining
-from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
+from dpbench.data.loader import PrivateDataLoader
+from dpbench.data.sampler import PrivateBatchSampler, make_sampling
 from dpbench.errors import CarriedRecordsError, ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.records.counters import Counters

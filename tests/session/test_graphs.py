@@ -21,7 +21,7 @@ from torch.utils.data import TensorDataset
 from dpbench.callback.lightning_training import LightningTraining
 from dpbench.callback.strategy import PrivateStrategy
 from dpbench.capabilities.graphs.executor import Graphs, fuse
-from dpbench.data.lots import PrivateDataLoader
+from dpbench.data.loader import PrivateDataLoader
 from dpbench.errors import ConfigurationError
 from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.modules.reconstruction import Reconstruction

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 from torchmetrics import MeanMetric
 
-from dpbench.data.lots import PrivateDataLoader
+from dpbench.data.loader import PrivateDataLoader
 from dpbench.errors import ConfigurationError, OutOfMemory
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.gradients.engine import PerRecordEngine

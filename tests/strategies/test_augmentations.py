@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
+from dpbench.data.loader import PrivateDataLoader
+from dpbench.data.sampler import PrivateBatchSampler, make_sampling
 from dpbench.data.views import ImageOfView
 from tests.data.test_views import VIEWS, data_of
 from tests.strategies.worlds import Known, fit, weights_of

@@ -19,7 +19,7 @@ from torchmetrics import MeanMetric
 
 from dpbench.callback.lightning_training import LightningTraining
 from dpbench.callback.loop import PrivateLoop
-from dpbench.data.lots import PrivateDataLoader
+from dpbench.data.loader import PrivateDataLoader
 from dpbench.errors import UnsupportedModuleError
 from dpbench.guards._number_of_records import NumberOfRecords
 from dpbench.privacy.gradients import tf32

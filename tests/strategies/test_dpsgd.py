@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
+from dpbench.data.loader import PrivateDataLoader
 from dpbench.data.records import Collated
+from dpbench.data.sampler import PrivateBatchSampler, make_sampling
 from dpbench.errors import BudgetExhausted, ConfigurationError, UnsupportedModuleError
 from dpbench.privacy.accounting.composition import epsilon, ledger_epsilon
 from dpbench.privacy.accounting.ledger import Ledger, read_ledger

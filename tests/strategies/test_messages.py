@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import default_collate
 
 from dpbench.callback.lightning_training import LightningTraining
-from dpbench.data.lots import PrivateDataLoader
+from dpbench.data.loader import PrivateDataLoader
 from dpbench.errors import ConfigurationError, UnsupportedModuleError
 from dpbench.strategies import DPSGD, AdaptiveQuantileClipping
 from tests.strategies.worlds import fit, loader_of, update

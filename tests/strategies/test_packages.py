@@ -74,7 +74,7 @@ def test_settings_are_refused_in_both(tmp_path: Path) -> None:
 def test_neither_package_is_imported_for_the_other() -> None:
     assert classes("Trainer") == (pytorch_lightning.Trainer, lightning.pytorch.Trainer)
     assert classes("DDPStrategy", "strategies")[1] is lightning.pytorch.strategies.DDPStrategy
-    code = "import dpbench.strategies, dpbench.data.lots, sys; assert 'lightning' not in sys.modules"
+    code = "import dpbench.strategies, dpbench.data.loader, sys; assert 'lightning' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
 
 

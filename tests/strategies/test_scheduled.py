@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from dpbench.callback.non_private import NonPrivate
-from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
+from dpbench.data.loader import PrivateDataLoader
+from dpbench.data.sampler import PrivateBatchSampler, make_sampling
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.composition import epsilon
 from dpbench.privacy.accounting.ledger import read_ledger

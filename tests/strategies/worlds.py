@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
+from dpbench.data.loader import PrivateDataLoader
+from dpbench.data.sampler import PrivateBatchSampler, make_sampling
 from dpbench.privacy.mechanism.noise import grid_spacing
 from dpbench.privacy.sampling import PoissonSampling
 from dpbench.strategies import DPSGD

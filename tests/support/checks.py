@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch.utils.data import TensorDataset
 
-from dpbench.data.lots import PrivateBatchSampler
+from dpbench.data.sampler import PrivateBatchSampler
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.strategies import DPSGD
 from tests.strategies.worlds import Known, loader_of, trainer_for

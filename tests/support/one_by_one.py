@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset, default_collate
 
 from dpbench.callback.loop import PrivateLoop
-from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
+from dpbench.data.loader import PrivateDataLoader
+from dpbench.data.sampler import PrivateBatchSampler, make_sampling
 from dpbench.records.examples import Examples
 from dpbench.strategies import (
     DPSGD,

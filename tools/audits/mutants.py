@@ -20,7 +20,7 @@ from torch import Tensor
 from dpbench.capabilities.canaries.canaries import SparseGradients
 from dpbench.capabilities.correlated.banded import Banded, BandedNoise
 from dpbench.capabilities.users.cohorts import Users
-from dpbench.data.lots import PrivateBatchSampler
+from dpbench.data.sampler import PrivateBatchSampler
 from dpbench.privacy import releases
 from dpbench.privacy.accounting.accountants import RenyiAccountant
 from dpbench.privacy.mechanism import mechanism

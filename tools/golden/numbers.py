@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from dpbench import PrivateLoop
-from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader
+from dpbench.data.loader import PrivateDataLoader
 from dpbench.data.records import Rows
+from dpbench.data.sampler import PrivateBatchSampler
 from dpbench.privacy import native
 from dpbench.privacy.randomness import RANDOM_NUMBERS
 from dpbench.privacy.sampling import Sampling, ShuffledEpochs

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpbench.capabilities.users.dataset import UserDataset
-from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader
+from dpbench.data.loader import PrivateDataLoader
 from dpbench.data.records import Rows
+from dpbench.data.sampler import PrivateBatchSampler
 from dpbench.privacy.sampling import (
     CyclicPoissonSampling,
     FixedSizeSampling,

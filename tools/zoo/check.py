@@ -20,7 +20,8 @@ from torch.utils.data import default_collate
 
 from dpbench import fix
 from dpbench.callback.lightning_training import LightningTraining
-from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
+from dpbench.data.loader import PrivateDataLoader
+from dpbench.data.sampler import PrivateBatchSampler, make_sampling
 from dpbench.errors import DPBenchError
 from dpbench.strategies import ClipOnly
 from tools.trainers import trainer_for

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from dpbench.callback.lightning_training import LightningTraining
 from dpbench.data.collation import RecordOfRow
-from dpbench.data.lots import PrivateDataLoader
+from dpbench.data.loader import PrivateDataLoader
 from dpbench.data.records import require_examples
 from dpbench.data.separate_records import SeparateRecords
 from dpbench.errors import ConfigurationError, UnsupportedModuleError, brief

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from dpbench.callback import run_key
 from dpbench.callback.lines import log_line
 from dpbench.callback.strategy import PrivateStrategy
-from dpbench.data.lots import PrivateDataLoader
+from dpbench.data.loader import PrivateDataLoader
 from dpbench.errors import ConfigurationError
 from dpbench.guards import EVERY_TRAINING, earlier_fits
 from dpbench.guards.divergence import EVERY, refuse_diverged

@@ -7,8 +7,9 @@ from typing import Any
 import pytorch_lightning as pl
 
 from dpbench.callback.lightning_training import count_batches
-from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader
+from dpbench.data.loader import PrivateDataLoader
 from dpbench.data.records import require_examples
+from dpbench.data.sampler import PrivateBatchSampler
 from dpbench.errors import ConfigurationError
 
 

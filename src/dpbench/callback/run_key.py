@@ -35,7 +35,7 @@ from dpbench.callback.strategy_options import StrategyOptions
 from dpbench.canonical import Canonical, digest_of, is_foreign, package_of
 from dpbench.code import sources_of, versions
 from dpbench.data.contents import contents_of
-from dpbench.data.lots import PrivateDataLoader
+from dpbench.data.loader import PrivateDataLoader
 from dpbench.privacy.randomness import RANDOM_NUMBERS
 from dpbench.records.training import Training
 

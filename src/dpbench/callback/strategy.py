@@ -21,7 +21,7 @@ from dpbench.callback.lightning_training import LightningTraining, count_batches
 from dpbench.callback.non_private import NonPrivate
 from dpbench.callback.process_group import leave_group_at_exit
 from dpbench.callback.strategy_options import StrategyOptions
-from dpbench.data.lots import PrivateDataLoader
+from dpbench.data.loader import PrivateDataLoader
 from dpbench.errors import ConfigurationError, shown
 from dpbench.guards import LIGHTNING, Guard, earlier_fits
 from dpbench.guards.agreement import are_alike, refuse_other_records

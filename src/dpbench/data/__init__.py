@@ -1,9 +1,10 @@
-"""Data sets, and the lots that are drawn from them."""
+"""Data sets, and the batches that are drawn from them."""
 
 from functools import partial
 
 from dpbench.data.images import ImageDataModule, InMemoryImages
-from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
+from dpbench.data.loader import PrivateDataLoader
+from dpbench.data.sampler import PrivateBatchSampler, make_sampling
 from dpbench.names import from_capability
 
 __all__ = [

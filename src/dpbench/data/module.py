@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from dpbench.data.collation import Collation, RecordOfRow
 from dpbench.data.held_out import Split, membership_coins, parted
-from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, check_scheme_of_members, make_sampling
+from dpbench.data.loader import PrivateDataLoader
 from dpbench.data.records import count_of
+from dpbench.data.sampler import PrivateBatchSampler, check_scheme_of_members, make_sampling
 from dpbench.data.sources import data_root
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.sampling import Positions, Sampling, find_scheme

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dpbench.data.lots import PrivateDataLoader
+from dpbench.data.loader import PrivateDataLoader
 from dpbench.data.octaves import is_checked
 from dpbench.errors import UnsupportedModuleError
 from dpbench.guards._saved import Saved

@@ -11,7 +11,7 @@ from pytorch_lightning.utilities.seed import isolate_rng
 from torch import nn
 
 from dpbench.canonical import digest_of
-from dpbench.data.lots import PrivateDataLoader
+from dpbench.data.loader import PrivateDataLoader
 from dpbench.errors import ConfigurationError
 
 _COMPARED = 64  # records, evenly over the data set

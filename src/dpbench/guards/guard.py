@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from torch import Tensor
 from torch.optim import Optimizer
 
-from dpbench.data.lots import PrivateDataLoader
+from dpbench.data.loader import PrivateDataLoader
 from dpbench.privacy.releases import ReleaseEngine, TrainableParameters
 from dpbench.records.source import RecordSource
 from dpbench.records.training import Training

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader
+from dpbench.data.loader import PrivateDataLoader
 from dpbench.data.records import count_of
+from dpbench.data.sampler import PrivateBatchSampler
 from dpbench.errors import ConfigurationError
 from dpbench.guards.guard import Guard
 from dpbench.privacy.sampling import Sampling

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from dpbench.data.collation import RecordOfRow
-from dpbench.data.lots import PrivateDataLoader
+from dpbench.data.loader import PrivateDataLoader
 from dpbench.data.octaves import is_checked
 from dpbench.data.records import require_examples
 from dpbench.data.separate_records import SeparateRecords

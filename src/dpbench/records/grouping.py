@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dpbench.data.collation import RecordOfRow
-from dpbench.data.lots import PrivateDataLoader
+from dpbench.data.loader import PrivateDataLoader
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.mechanism.mechanism import Merge
 from dpbench.records.training import Training

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpbench.data.collation import RecordOfRow
-from dpbench.data.lots import PrivateDataLoader
+from dpbench.data.loader import PrivateDataLoader
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.events import Summands
 from dpbench.privacy.gradients.engine import LossReduction

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dpbench.data.lots import PrivateDataLoader
+from dpbench.data.loader import PrivateDataLoader
 from dpbench.data.separate_records import SeparateRecords
 from dpbench.errors import ConfigurationError, OutOfMemory, UnsupportedModuleError
 from dpbench.guards.engine_trial import EngineTrial

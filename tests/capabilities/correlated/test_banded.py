@@ -17,7 +17,7 @@ from dp_accounting import pld, rdp
 from torch import Tensor
 
 from dpbench.capabilities.correlated.banded import Banded, BandedNoise
-from dpbench.data.lots import PrivateBatchSampler
+from dpbench.data.sampler import PrivateBatchSampler
 from dpbench.errors import ConfigurationError, LedgerError, UnknownNoise
 from dpbench.privacy.accounting.accountants import DEFAULT_ORDERS
 from dpbench.privacy.accounting.calibration import TrainingSetting, solved

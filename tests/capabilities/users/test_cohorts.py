@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.utils.data import Subset
 
 from dpbench.capabilities.users.dataset import UserDataset
-from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
+from dpbench.data.loader import PrivateDataLoader
 from dpbench.data.records import Rows
+from dpbench.data.sampler import PrivateBatchSampler, make_sampling
 from dpbench.privacy.accounting.composition import ledger_epsilon
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.releases import ReleaseEngine

@@ -10,8 +10,9 @@ import torch
 from torch.utils.data import Subset
 
 from dpbench.capabilities.users.dataset import UserDataset
-from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
+from dpbench.data.loader import PrivateDataLoader
 from dpbench.data.records import Rows, shared_records
+from dpbench.data.sampler import PrivateBatchSampler, make_sampling
 from dpbench.errors import ConfigurationError, DataError
 from tests.capabilities.users.worlds import make_users
 

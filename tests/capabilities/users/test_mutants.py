@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dpbench.capabilities.users.dataset import UserDataset
-from dpbench.data import lots
+from dpbench.data import loader as lots
 from dpbench.errors import DPBenchError
 from dpbench.guards import lots as lot_guards
 from dpbench.privacy.accounting.ledger import read_ledger

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from dpbench.data.lots import dealt
+from dpbench.data.sampler import dealt
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.records import LocalTraining
 from dpbench.strategies import DPSGD, AdaptiveQuantileClipping

@@ -11,7 +11,8 @@ import torch
 from torch.utils.data import Subset, TensorDataset
 
 from dpbench.callback.non_private import NonPrivate
-from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
+from dpbench.data.loader import PrivateDataLoader
+from dpbench.data.sampler import PrivateBatchSampler, make_sampling
 from dpbench.errors import ConfigurationError, DPBenchError
 from dpbench.records import LocalTraining, Users
 from dpbench.strategies import DPSGD

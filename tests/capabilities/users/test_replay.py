@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from dpbench.capabilities.users.dataset import UserDataset
-from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader
+from dpbench.data.loader import PrivateDataLoader
 from dpbench.data.records import Rows
+from dpbench.data.sampler import PrivateBatchSampler
 from dpbench.harness.runs.folder import RunFolder
 from dpbench.harness.runs.metrics_log import MetricsCSV
 from dpbench.privacy.sampling import PoissonSampling

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import dpbench
 from dpbench import LocalTraining, PrivateLoop, UserDataset, Users
 from dpbench.capabilities.users.module import UserDataModule
-from dpbench.data.lots import PrivateDataLoader
+from dpbench.data.loader import PrivateDataLoader
 from dpbench.errors import ConfigurationError
 from dpbench.strategies import DPSGD
 from tests.capabilities.users.worlds import WIDTH, Toy, linear, loader_of, make_users

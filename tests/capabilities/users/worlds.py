@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_map_only
 
 from dpbench.callback.strategy import PrivateStrategy
 from dpbench.capabilities.users.dataset import UserDataset
-from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
+from dpbench.data.loader import PrivateDataLoader
 from dpbench.data.records import Rows
+from dpbench.data.sampler import PrivateBatchSampler, make_sampling
 from dpbench.privacy.randomness import Stream, keyed_generator
 from dpbench.records import LocalTraining, Users
 from dpbench.strategies import DPSGD

@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import TensorDataset
 
-from dpbench.data.lots import PrivateBatchSampler, make_sampling
+from dpbench.data.sampler import PrivateBatchSampler, make_sampling
 from dpbench.harness.reports.plots import plot_diagnostics
 from dpbench.harness.run._diagnostics import GradientDiagnostics
 from dpbench.harness.runs.folder import RunFolder

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from dpbench.data.lots import PrivateDataLoader
+from dpbench.data.loader import PrivateDataLoader
 from tests.support.cli import dpbench
 
 POINTS = TensorDataset(torch.randn(200, 3, generator=torch.Generator().manual_seed(0)))

@@ -22,7 +22,7 @@ from dpbench.capabilities.canaries.file import FILE_NAME, write_scores
 from dpbench.capabilities.canaries.run_probe import RunProbe
 from dpbench.capabilities.canaries.scores import ScoreSums
 from dpbench.capabilities.canaries.whitening import Rounds
-from dpbench.data.lots import PrivateBatchSampler
+from dpbench.data.sampler import PrivateBatchSampler
 from dpbench.errors import ConfigurationError
 from dpbench.options import Count, check_options
 from dpbench.privacy.gradients.parameter import ParameterGradients

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dpbench.capabilities.canaries.scores import ScoreSums
-from dpbench.data.lots import PrivateBatchSampler
+from dpbench.data.sampler import PrivateBatchSampler
 from dpbench.privacy.gradients.parameter import ParameterGradients
 from dpbench.privacy.mechanism.mechanism import Mechanism
 from dpbench.privacy.processes import Processes

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dpbench.capabilities.users.dataset import UserDataset
 from dpbench.capabilities.users.local_training import Client, LocalStep, LocalTraining, kept_randomness
 from dpbench.capabilities.users.state import UserState
-from dpbench.data.lots import PrivateDataLoader
+from dpbench.data.loader import PrivateDataLoader
 from dpbench.data.records import Cohort
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.events import UNITS

@@ -18,7 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor, nn
 
-from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader
+from dpbench.data.loader import PrivateDataLoader
+from dpbench.data.sampler import PrivateBatchSampler
 from dpbench.errors import ConfigurationError, DPBenchError, brief
 from dpbench.guards.lots import refuse_uncovered
 from dpbench.guards.precision import refuse_precision

@@ -21,9 +21,11 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from dpbench.data.lots import PrivateBatchSampler, PrivateDataLoader, make_sampling
+from dpbench.data.loader import PrivateDataLoader
+from dpbench.data.sampler import PrivateBatchSampler, make_sampling
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.sampling import FixedSizeSampling, PoissonSampling, ShuffledEpochs
+from tests.support.loaders import reserved
 
 N, Q, STEPS = 50, 0.2, 4000
 
@@ -114,7 +116,7 @@ DATA = TensorDataset(torch.arange(20.0)[:, None], torch.arange(20))
 
 def test_empty_lots_have_the_right_shape() -> None:
     loader = PrivateDataLoader(DATA, PrivateBatchSampler(PoissonSampling(20, 0.025), seed=0))
-    batches = list(loader)
+    batches = list(reserved(loader))
     assert len(batches) == len(loader) == 40
     assert {len(x) for x, _ in batches} >= {0, 1}
     assert all(x.shape == (len(x), 1) and x.dtype == torch.float32 for x, _ in batches)
@@ -122,7 +124,9 @@ def test_empty_lots_have_the_right_shape() -> None:
 
 def test_state_resumes_in_mid_epoch() -> None:
     """Where a worker has fetched lots ahead, too."""
-    first, second, one = (PrivateDataLoader.poisson(DATA, 4, seed=1, num_workers=count) for count in (1, 0, 0))
+    first, second, one = (
+        reserved(PrivateDataLoader.poisson(DATA, 4, seed=1, num_workers=count)) for count in (1, 0, 0)
+    )
     seen = [y.tolist() for _, (_, y) in zip(range(2), first, strict=False)]
     second.load_state_dict(first.state_dict())
     rest, expected = ([y.tolist() for _ in range(2) for _, y in loader] for loader in (second, one))
