@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from hashlib import blake2b
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -275,6 +276,23 @@ class PrivateDataModule(pl.LightningDataModule, Generic[ExamplesT]):
     def record_of_row(self) -> Positions:
         """The training record to which each row of `candidate_dataloader` belongs."""
         return np.arange(count_of(self._plain_examples()))
+
+    def held_out_batches(self) -> Iterator[Callable[[], Any]]:
+        """Yield a function for each held-out record, which makes a batch of its examples alone."""
+        assert self.val_set is not None
+        record_of_row = self._held_out_record_of_row()
+        order = np.argsort(record_of_row, kind="stable")
+        for rows in np.split(order, np.flatnonzero(np.diff(record_of_row[order])) + 1):
+            yield partial(self._batch_of, self.val_set, rows.tolist())
+
+    def _batch_of(self, examples: Dataset[Any], rows: list[int]) -> Any:
+        collation = Collation(examples, self._collate_fn)
+        return next(iter(DataLoader(Subset(examples, rows), batch_size=len(rows), collate_fn=collation)))
+
+    def _held_out_record_of_row(self) -> Positions:
+        """The held-out record to which each row of `val_set` belongs."""
+        assert self.val_set is not None
+        return np.arange(count_of(self.val_set))
 
     def _plain_examples(self) -> Dataset[Any]:
         """The training examples as they are for an evaluation."""

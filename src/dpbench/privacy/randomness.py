@@ -45,6 +45,8 @@ class Stream(IntEnum):
     """The augmented views of each record in a batch."""
     GROUPS = 10
     """The group of records to which each record belongs, where groups take turns."""
+    SELECTION = 11
+    """The noise on the scores among which the best trial is chosen."""
 
 
 def fresh_key() -> int:

@@ -99,6 +99,7 @@ class UserDataModule(PrivateDataModule[Dataset[Any]]):
         self.options: Mapping[str, Any] = source.check(options or {})
         self._data: UserData | None = None
         self._users: UserDataset | None = None
+        self._held_out_users: UserDataset | None = None
 
     def _load(self) -> Splits[Dataset[Any]]:
         data = self._source.read(self.root, self._download, self.options, self._split)
@@ -106,7 +107,8 @@ class UserDataModule(PrivateDataModule[Dataset[Any]]):
         val = data.val
         if self._val_count:
             held_out, train = self._hold_out(users.sizes, lambda: map(name_bytes, data.train.names))
-            val = _examples(users.subset(held_out))
+            self._held_out_users = users.subset(held_out)
+            val = _examples(self._held_out_users)
             users = users.subset(train)
         if data.attribution:
             rank_zero_info(f"{self.name}: {data.attribution}")
@@ -160,6 +162,11 @@ class UserDataModule(PrivateDataModule[Dataset[Any]]):
 
     def _plain_examples(self) -> Dataset[Any]:
         return _examples(self.users)
+
+    def _held_out_record_of_row(self) -> Positions:
+        if self.unit == "user" and self._held_out_users is not None:
+            return _user_of_row(self._held_out_users)
+        return super()._held_out_record_of_row()
 
     @property
     def record_of_row(self) -> Positions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import combinations, islice
+from itertools import chain, combinations, islice
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +162,8 @@ def noise_of(ledger: Ledger) -> dict[str, Any]:
     over_bounds = []
     rates = []
     sizes = []
-    for sampling, queries in ledger.events:
+    events = [event for one in ledger.events for event in list(chain(*one.sampling.trials)) or [one]]
+    for sampling, queries in events:
         z = queries[0].noise_std  # one query that costs as much as all of them
         multipliers.append(z)
         over_bounds.append(z * record_changes(sampling, ledger.header.microbatch_size))

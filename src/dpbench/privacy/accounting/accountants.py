@@ -25,6 +25,7 @@ from scipy import optimize, special
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.events import Event, SumQuery, effective_noise_multiplier
 from dpbench.privacy.sampling import FixedSizeSampling, Part, PoissonSampling, Sampling, schemes
+from dpbench.privacy.sampling.scheme import PrivacyProfile
 
 Array = NDArray[np.float64]
 Events = Mapping[Event, int]
@@ -166,6 +167,9 @@ def release_curve(event: Event, orders: tuple[float, ...]) -> Array:
     fractional orders dp_accounting sums the terms of an alternating series without their signs, an upper bound too.
     """
     sampling = event.sampling
+    own = sampling.renyi_curve(orders)
+    if own is not None:
+        return own
     z = _multiplier(event)
     parts = sampling.mixture(z)
     if parts:
@@ -380,6 +384,8 @@ class PldAccountant(Accountant):
     is_slow: ClassVar[bool] = True
 
     def covers(self, sampling: Sampling) -> bool:
+        if sampling.privacy_profile is not None:
+            return True
         # Rdp tells `composed` how wide the intervals may be.
         return _composes(PLDAccountant, sampling) and ACCOUNTANTS["rdp"].covers(sampling)
 
@@ -404,10 +410,32 @@ class PldAccountant(Accountant):
         return accountant
 
     def epsilon(self, events: Events, delta: float) -> float:
-        return _pld_epsilon(self, tuple(events.items()), delta)
+        profile = _only_profile(events)
+        return _pld_epsilon(self, tuple(events.items()), delta) if profile is None else profile.epsilon(delta)
 
     def delta(self, events: Events, epsilon: float) -> float:
+        profile = _only_profile(events)
+        if profile is not None:
+            return profile.delta(epsilon)
         return float(self.composed(events).get_delta(epsilon))
+
+
+def _only_profile(events: Events) -> PrivacyProfile | None:
+    """Privacy profile of events that are one of which no distribution of losses is known; None: all have one.
+
+    Raises:
+        ConfigurationError: Such an event is composed with others, or with itself.
+    """
+    for event in events:
+        profile = event.sampling.privacy_profile
+        if profile is None:
+            continue
+        if sum(events.values()) > 1:
+            raise ConfigurationError(
+                f"pld does not compose {event.sampling.kind} with other releases: use rdp, which does."
+            )
+        return profile
+    return None
 
 
 @lru_cache(maxsize=256)

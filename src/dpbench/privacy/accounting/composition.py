@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import dp_accounting
 import numpy as np
 from dp_accounting.rdp import rdp_privacy_accountant
+from numpy.typing import NDArray
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS, Accountant, RenyiAccountant
@@ -29,6 +30,8 @@ from dpbench.privacy.events import (
 from dpbench.privacy.sampling import Sampling
 
 _MEANINGLESS = 100.0  # ε of one release
+_LARGEST_FIRST = 8.0  # of the ε₁ among which a surcharge is the least
+_FIRST = 401
 MOST_COSTS = 100  # distinct releases that an accountant is asked to compose one by one
 
 
@@ -288,6 +291,43 @@ class Selection:
                 f"{self.mean_trials} and {self.shape}."
             )
 
+    def curve(self, orders: Sequence[float], trial: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Rényi divergences of the best of the trials (Papernot & Steinke 2022, theorems 2 and 6).
+
+        Args:
+            orders: Orders; more of them may give a lower bound.
+            trial: (orders,) largest divergence of any trial.
+        """
+        selected = rdp_privacy_accountant._compute_rdp_repeat_and_select(
+            np.asarray(orders),
+            trial,
+            self.mean_trials,
+            self.shape,
+        )
+        return np.asarray(selected)
+
+    @property
+    def gamma(self) -> float:
+        """γ of the negative binomial distribution with the mean."""
+        return float(rdp_privacy_accountant._gamma_truncated_negative_binomial(self.shape, self.mean_trials))
+
+    def surcharge(self, delta_of: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> float:
+        """ε that choosing adds to that of one trial at δ over the mean number of trials (Koskela et al. 2024).
+
+        If f is the generating function of the number of trials, the density of the best output y is that of one trial
+        times f'(F(y)), with F(y) the probability that a trial is no better. Between neighbors f'(F(y)) differs by at
+        most the exponential of the surcharge, since F differs by at most a trial's (ε₁, δ(ε₁)), for every ε₁; and
+        f' is at most the mean. So the best is (ε̂ + surcharge, mean · δ(ε̂))-private, for every ε̂.
+
+        Args:
+            delta_of: δ of a trial at each of some ε.
+        """
+        if math.isinf(self.shape):
+            return float(self.mean_trials * delta_of(np.zeros(1))[0])
+        odds = (1 - self.gamma) / self.gamma
+        grid = np.linspace(0, _LARGEST_FIRST, _FIRST)
+        return float((1 + self.shape) * np.log(np.exp(grid) + odds * delta_of(grid)).min())
+
 
 def selection_epsilon(
     runs: Sequence[Mapping[Event, int]],
@@ -322,13 +362,7 @@ def selection_epsilon(
     if len(relations) != 1:
         raise ConfigurationError("a selection needs runs with releases, all under one neighboring relation.")
     curves = [renyi.curve(counts) for counts in kinds if counts]
-    worst = np.max(curves, axis=0)
-    selected = rdp_privacy_accountant._compute_rdp_repeat_and_select(
-        np.asarray(renyi.orders),
-        worst,
-        selection.mean_trials,
-        selection.shape,
-    )
+    selected = selection.curve(renyi.orders, np.max(curves, axis=0))
     by_order = renyi.epsilon_by_order(selected, delta)
     return max(0.0, float(by_order.min()))
 

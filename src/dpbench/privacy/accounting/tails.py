@@ -76,9 +76,13 @@ def uncovered_mass(
     """
     log_unseen = 0.0  # of the probability that no release shows a record
     for (sampling, queries), count in events.items():
-        in_lot = min(1.0, sampling.rate)
-        noise_multiplier = effective_noise_multiplier(queries)
-        probability = in_lot * mass_beyond(noise_multiplier, end, coordinates)
+        if sampling.trials:
+            worst = max(uncovered_mass(trial, end, coordinates) for trial in sampling.trials)
+            probability = min(1.0, sampling.expected_trials * worst)
+        else:
+            in_lot = min(1.0, sampling.rate)
+            noise_multiplier = effective_noise_multiplier(queries)
+            probability = in_lot * mass_beyond(noise_multiplier, end, coordinates)
         log_unseen_once = -math.inf
         if probability < 1:
             log_unseen_once = math.log1p(-probability)

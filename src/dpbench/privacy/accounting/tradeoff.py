@@ -200,10 +200,10 @@ def trade_off(events: Mapping[Event, int], accountant: str | None = None) -> Tra
 
 
 def curve_accountant(events: Mapping[Event, int]) -> str:
-    """Name of the accountant that gives the curve: pld, or rdp for batches that it does not cover and ε above 100."""
+    """Name of the accountant that gives the curve: pld, or rdp for events without privacy losses and ε above 100."""
     counts = {event: count for event, count in events.items() if count}
     covers = ACCOUNTANTS["pld"].covers
-    if not all(covers(sampling) for sampling, _ in counts):
+    if not all(covers(sampling) and sampling.privacy_profile is None for sampling, _ in counts):
         return "rdp"
     if counts and sum(counts.values()) <= PLD_MOST_RELEASES:
         composed = composable(counts, "rdp")

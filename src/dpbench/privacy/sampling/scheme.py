@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -19,6 +20,8 @@ from dpbench.errors import ConfigurationError, LedgerError
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent, NeighboringRelation
+
+    from dpbench.privacy.events import Event
 
 Positions = NDArray[np.int64]
 
@@ -37,7 +40,21 @@ class Part(NamedTuple):
     noise_multiplier: float
 
 
+class PrivacyProfile(NamedTuple):
+    """An upper bound of δ at every ε.
+
+    Attributes:
+        epsilon: δ → smallest ε.
+        delta: ε → smallest δ.
+    """
+
+    epsilon: Callable[[float], float]
+    delta: Callable[[float], float]
+
+
 _SCHEMES: dict[str, type[Sampling]] = {}
+_FURTHER = "dpbench.stated_samplings"
+"""Group of entry points: kind in ledgers → subclass of `Sampling` that reads it, imported when a ledger names it."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +77,7 @@ class Sampling(ABC):
         everybody: True if every batch holds all records, so that the batch size cannot be chosen.
         without_replacement: True if a batch is a uniform subset of fixed size, for which Theorem 5 of pyvacy_2019
             holds.
+        draws_batches: False for events of a ledger that are not releases on one batch.
     """
 
     population: int
@@ -74,6 +92,7 @@ class Sampling(ABC):
     known_by_rate: ClassVar[bool] = False
     everybody: ClassVar[bool] = False
     without_replacement: ClassVar[bool] = False
+    draws_batches: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
         if Sampling not in cls.__bases__ or "kind" not in vars(cls):
@@ -287,6 +306,25 @@ class Sampling(ABC):
         """
         return ()
 
+    def renyi_curve(self, orders: tuple[float, ...]) -> NDArray[np.float64] | None:
+        """Rényi divergences at some orders, where they do not follow from `dp_event` or `mixture`; None: they do."""
+        return None
+
+    @property
+    def privacy_profile(self) -> PrivacyProfile | None:
+        """Privacy profile of the event, where it does not follow from `dp_event`; None: it does."""
+        return None
+
+    @property
+    def trials(self) -> tuple[Mapping[Event, int], ...]:
+        """Releases of each kind of trial with their counts, where the event is the best of several; (): it is one."""
+        return ()
+
+    @property
+    def expected_trials(self) -> float:
+        """Expected number of trials of which the event is the best."""
+        return 1.0
+
     def second_order_divergence(self, noise_multiplier: float) -> float:
         """A lower bound of the Rényi divergence of order 2, where it is known without cancellation, else 0.
 
@@ -370,16 +408,16 @@ def find_scheme(word: str) -> type[Sampling]:
     Raises:
         ConfigurationError: There is none.
     """
-    for scheme in _SCHEMES.values():
+    for scheme in schemes():
         if word == scheme.kind or word in scheme.words:
             return scheme
-    known = ", ".join(scheme.words[0] for scheme in _SCHEMES.values())
+    known = ", ".join(scheme.words[0] for scheme in schemes())
     raise ConfigurationError(f"unknown sampling {word!r}; known are {known}.")
 
 
 def schemes() -> tuple[type[Sampling], ...]:
-    """All schemes that are known, in the order of their definition."""
-    return tuple(_SCHEMES.values())
+    """All schemes that draw batches, in the order of their definition."""
+    return tuple(scheme for scheme in _SCHEMES.values() if scheme.draws_batches)
 
 
 def sampling_from_dict(data: object) -> Sampling:
@@ -395,6 +433,9 @@ def sampling_from_dict(data: object) -> Sampling:
         raise LedgerError(f"sampling must be a JSON object, not {data!r:.60}")
     fields = dict(data)
     kind = fields.pop("kind", None)
+    if kind not in _SCHEMES:
+        for entry in entry_points(group=_FURTHER, name=str(kind)):
+            entry.load()
     if kind not in _SCHEMES:
         raise LedgerError(f"unknown sampling kind {kind!r}; known are {', '.join(_SCHEMES)}")
     if not isinstance(fields.get("unit", ""), str):

@@ -1,0 +1,258 @@
+"""The cost of trials before the first one: their releases, the noise for an ε, and that of looking at all of them."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+
+from dpbench.capabilities.tune.space import Space, is_free
+from dpbench.capabilities.tune.stated import BestOfTrials, Releases, Setting
+from dpbench.capabilities.tune.trials import chance_of_at_most
+from dpbench.errors import ConfigurationError
+from dpbench.harness.run.build import plain
+from dpbench.harness.run.command_line import without_hydra
+from dpbench.harness.run.jobs import check_run
+from dpbench.privacy.accounting.accountants import ACCOUNTANTS, DEFAULT_ORDERS, RenyiAccountant
+from dpbench.privacy.accounting.composition import Selection
+from dpbench.privacy.accounting.stated_plan import StatedPlan
+from dpbench.privacy.events import Event, SumQuery, effective_noise_multiplier
+from dpbench.strategies import PrivateStrategy
+
+_DIGITS = 4  # of noise multipliers
+_ROUNDING = 1e-9
+_MOST_NOISE = 1e4
+_QUANTILES = (0.1, 0.5, 0.9, 0.99)
+Train = Callable[[dict[str, Any], Path, Sequence[pl.Callback]], None]
+"""Function that trains: configuration, folder, further callbacks."""
+
+
+class PlanReady(Exception):
+    """Ends a training before its first batch, when its plan is known."""
+
+
+class PlanReader(pl.Callback):
+    """Reads the releases of a training before its first batch.
+
+    Args:
+        expected: Releases that the ledger states, which are compared; None: the training ends here, with `PlanReady`.
+
+    Attributes:
+        events: Releases of the whole training, with their counts.
+    """
+
+    def __init__(self, expected: Setting | None = None) -> None:
+        self.events: Counter[Event] = Counter()
+        self._expected = expected
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Read them from the strategy, which has fixed its plan."""
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        strategy = next(callback for callback in callbacks if isinstance(callback, PrivateStrategy))
+        steps = trainer.estimated_stepping_batches
+        if not math.isfinite(steps):
+            raise ConfigurationError("the training has no end: set trainer.max_steps.")
+        stated = StatedPlan.from_dict(strategy.mechanism.training_plan.to_dict())
+        self.events = stated.events(int(steps))
+        if self._expected is None:
+            raise PlanReady
+        if not _at_most(self.events, self._expected.events):
+            raise ConfigurationError("a trial's releases are not those that the ledger states.")
+
+
+def _at_most(events: Counter[Event], stated: dict[Event, int]) -> bool:
+    """Return whether releases are those that were stated, or less, with as much noise or more."""
+    for sampling in {event.sampling for event in events}:
+        made = sum(count for event, count in events.items() if event.sampling == sampling)
+        allowed = [(event, count) for event, count in stated.items() if event.sampling == sampling]
+        least = min(effective_noise_multiplier(event.queries) for event in events if event.sampling == sampling)
+        most = max((effective_noise_multiplier(event.queries) for event, _ in allowed), default=0.0)
+        if made > sum(count for _, count in allowed) or least < most * (1 - _ROUNDING):
+            return False
+    return True
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Releases of trials at a noise multiplier of 1.
+
+    Attributes:
+        words: Own options of the trials.
+        releases: Their releases.
+    """
+
+    words: tuple[str, ...]
+    releases: tuple[Releases, ...]
+
+    def at(self, noise_multiplier: float, free: Sequence[str] = ()) -> Setting:
+        """The setting with a noise multiplier."""
+        releases = tuple(
+            part._replace(noise_multiplier=part.noise_multiplier * noise_multiplier) for part in self.releases
+        )
+        return Setting((*self.words, *free, f"strategy.noise_multiplier={noise_multiplier:g}"), releases)
+
+
+def compose(words: Sequence[str]) -> dict[str, Any]:
+    """Compose and check the configuration of a trial.
+
+    Raises:
+        ConfigurationError: See `check_run`.
+    """
+    own = ["run.name=tuned", "run.group=tuned", "logger=none", "++trainer.limit_val_batches=0", "strategy.secure=true"]
+    config: dict[str, Any] = plain(without_hydra(check_run([*words, *own])))
+    return config
+
+
+def planned(space: Space, delta: float, train: Train) -> list[Planned]:
+    """Read the releases of all trials that may differ in cost, by beginning each of them and ending before a batch.
+
+    Args:
+        space: Settings of the trials.
+        delta: δ.
+        train: Function that trains.
+
+    Raises:
+        ConfigurationError: A setting is refused, or its releases cannot be accounted for in a tuning.
+    """
+    plans = []
+    first = [option.draw(np.random.default_rng(0)) for option in space.options if is_free(option.key)]
+    for words in space.plans():
+        config = compose([*space.words, *words, *first, "strategy.noise_multiplier=1.0", f"strategy.delta={delta!r}"])
+        reader = PlanReader()
+        with tempfile.TemporaryDirectory() as folder, suppress(PlanReady):
+            train(config, Path(folder) / "plan", [reader])
+        releases = []
+        for event, count in reader.events.items():
+            if event.sampling.is_free:
+                continue
+            if event.sampling.neighboring_relation != BestOfTrials.neighboring_relation:
+                raise ConfigurationError(
+                    f"{event.sampling.words[0]} batches: a tuning is accounted for Poisson sampling; set "
+                    "data.sampling=poisson."
+                )
+            releases.append(Releases(event.sampling, effective_noise_multiplier(event.queries), count))
+        plans.append(Planned(words, tuple(releases)))
+    return plans
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Noise of all trials by which the best of them costs at most ε.
+
+    The noise on the score is the least whose divergence is below that of a training at each order: it costs nothing.
+
+    Attributes:
+        selection: Distribution of the number of trials.
+        epsilon: ε.
+        delta: δ.
+        accountant: "rdp" or "pld".
+        score: Name of the score.
+        is_public: True if it is measured on public records.
+        free: Options that are drawn and cost nothing, for the statement.
+    """
+
+    selection: Selection
+    epsilon: float
+    delta: float
+    accountant: str
+    score: str
+    is_public: bool
+    free: tuple[str, ...] = ()
+
+    def solve(self, plans: Sequence[Planned]) -> BestOfTrials:
+        """Choose the noise of each setting: as if it were the only one, times a factor for all.
+
+        Args:
+            plans: Releases of trials.
+
+        Raises:
+            ConfigurationError: No noise suffices.
+        """
+        alone = [_solve(partial(self._cost_of_one, plan), self.epsilon) for plan in plans]
+
+        def cost(factor: float) -> float:
+            return self._cost(self.stated(plans, [factor * z for z in alone]), self.accountant)
+
+        factor = _solve(cost, self.epsilon)
+        best = self.stated(plans, [factor * z for z in alone])
+        curve = zip(DEFAULT_ORDERS, best.trial_curve(DEFAULT_ORDERS).tolist(), strict=True)
+        return replace(best, curve=tuple(curve))
+
+    def stated(self, plans: Sequence[Planned], noise_multipliers: Sequence[float]) -> BestOfTrials:
+        """State a tuning with noise multipliers, rounded up."""
+        settings = []
+        for plan, z in zip(plans, noise_multipliers, strict=True):
+            settings.append(plan.at(_rounded_up(z), self.free))
+        sampling = settings[0].releases[0].sampling
+        best = BestOfTrials(
+            population=sampling.population,
+            unit=sampling.unit,
+            mean_trials=self.selection.mean_trials,
+            shape=None if math.isinf(self.selection.shape) else self.selection.shape,
+            settings=tuple(settings),
+            score=self.score,
+            score_noise_multiplier=None,
+        )
+        if self.is_public:
+            return best
+        noise = np.sqrt(np.asarray(DEFAULT_ORDERS) / (2 * best.trial_curve(DEFAULT_ORDERS)))
+        return replace(best, score_noise_multiplier=_rounded_up(float(noise.max())))
+
+    def _cost_of_one(self, plan: Planned, noise_multiplier: float) -> float:
+        return self._cost(self.stated([plan], [noise_multiplier]), "rdp")
+
+    def _cost(self, best: BestOfTrials, accountant: str) -> float:
+        event = Event(best, (SumQuery(best.kind, 1.0, 1.0),))
+        return ACCOUNTANTS[accountant].epsilon({event: 1}, self.delta)
+
+
+def _solve(cost: Callable[[float], float], epsilon: float) -> float:
+    """The least number, to four digits, with at most a cost that falls with it."""
+    low = high = 1.0
+    while cost(high) > epsilon:
+        low, high = high, 1.2 * high
+        if high > _MOST_NOISE:
+            raise ConfigurationError(
+                f"no noise gives epsilon={epsilon:g} to the best of so many trials: lower --trials or raise --epsilon."
+            )
+    while low == high or cost(low) <= epsilon:
+        low, high = low / 1.2, low
+    while high / low > 1 + 10.0**-_DIGITS:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if cost(middle) <= epsilon else (middle, high)
+    return high
+
+
+def _rounded_up(number: float) -> float:
+    unit = 10.0 ** (math.floor(math.log10(number)) - _DIGITS + 1)
+    return float(f"{math.ceil(number / unit - _ROUNDING) * unit:.{_DIGITS}g}")
+
+
+def costs_of_looking(best: BestOfTrials, delta: float) -> list[tuple[int, float, float]]:
+    """Cost of seeing all trials: rows of (number, probability of at most so many, ε of all of them).
+
+    Args:
+        best: Statement of the tuning.
+        delta: δ.
+    """
+    accountant = ACCOUNTANTS["rdp"]
+    assert isinstance(accountant, RenyiAccountant)
+    trial = best.trial_curve(accountant.orders)
+    rows: list[tuple[int, float, float]] = []
+    number = 1
+    for quantile in _QUANTILES:
+        while chance_of_at_most(best.selection, number) < quantile:
+            number += 1
+        if not rows or rows[-1][0] < number:
+            epsilon = float(accountant.epsilon_by_order(number * trial, delta).min())
+            rows.append((number, chance_of_at_most(best.selection, number), epsilon))
+    return rows

@@ -1,0 +1,242 @@
+"""The trials of a tuning: drawn once, run one by one, continued after a kill, and gone when it is over.
+
+Until then, their number, settings and keys lie in a hidden folder that its owner alone can read, like a key: whoever
+knows the number of trials, or sees a trial that was not chosen, knows more than the ledger accounts for.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy import stats
+
+from dpbench.capabilities.tune.space import Space
+from dpbench.capabilities.tune.stated import BestOfTrials
+from dpbench.errors import ConfigurationError
+from dpbench.files import write_atomically
+from dpbench.harness.runs.folder import RunFolder
+from dpbench.locks import open_locked
+from dpbench.privacy.accounting.composition import Selection
+from dpbench.privacy.accounting.ledger import Header, Release
+from dpbench.privacy.accounting.writer import LedgerWriter
+from dpbench.privacy.events import NOISE_END, SumQuery
+from dpbench.privacy.mechanism.noise import add_gaussian_noise
+from dpbench.privacy.randomness import Stream, fresh_key
+
+HIDDEN = ".trials"
+_STATE = "state.json"
+_SCORE = "score.json"
+
+
+class Trial(NamedTuple):
+    """A trial that was drawn.
+
+    Attributes:
+        words: Own options.
+        key: Secret key of the noise on its score; also the name of its folder.
+    """
+
+    words: tuple[str, ...]
+    key: int
+
+    @property
+    def name(self) -> str:
+        """Name of its folder."""
+        return f"{self.key:032x}"
+
+
+class Winner(NamedTuple):
+    """The trial with the best score.
+
+    Attributes:
+        trial: The trial.
+        folder: Its folder, which is removed with all others by `forget`.
+        score: Its score with noise, per expected record.
+    """
+
+    trial: Trial
+    folder: Path
+    score: float
+
+
+def draw_trials(space: Space, selection: Selection, rng: np.random.Generator | None = None) -> list[Trial]:
+    """Draw number, settings and keys of all trials.
+
+    Args:
+        space: Settings to draw from.
+        selection: Distribution of the number.
+        rng: Draws numbers and settings, in tests; None takes the operating system's entropy. Keys always do.
+    """
+    if rng is None:
+        rng = np.random.Generator(np.random.PCG64DXSM(secrets.randbits(128)))
+    return [Trial(space.draw(rng), fresh_key()) for _ in range(_number(selection, rng))]
+
+
+def _number(selection: Selection, rng: np.random.Generator) -> int:
+    law = distribution_of(selection)
+    number = int(law.rvs(random_state=rng))
+    while number < 1 and not math.isinf(selection.shape):  # the negative binomial law is truncated
+        number = int(law.rvs(random_state=rng))
+    return number
+
+
+def distribution_of(selection: Selection) -> Any:
+    """The distribution of the number of trials in scipy's form, for negative binomial ones before they are truncated.
+
+    >>> distribution_of(Selection(math.inf, 10.0)).mean(), round(distribution_of(Selection(0.0, 10.0)).mean(), 9)
+    (10.0, 10.0)
+    """
+    mean = selection.mean_trials
+    shape = selection.shape
+    if math.isinf(shape):
+        return stats.poisson(mean)
+    if mean == 1:
+        return stats.randint(1, 2)
+    return stats.logser(1 - selection.gamma) if shape == 0 else stats.nbinom(shape, selection.gamma)
+
+
+def chance_of_at_most(selection: Selection, number: int) -> float:
+    """Probability of at most so many trials."""
+    law = distribution_of(selection)
+    nothing = 0.0 if math.isinf(selection.shape) else float(law.cdf(0))
+    return float((law.cdf(number) - nothing) / (1 - nothing))
+
+
+def best_trial(
+    folder: Path,
+    request: dict[str, Any],
+    state: Callable[[], tuple[BestOfTrials, list[Trial]]],
+    run: Callable[[Trial, BestOfTrials, Path], float | None],
+    expected_records: float,
+    delta: float,
+) -> Winner | None:
+    """Run the trials that are missing, and return the best of all.
+
+    Args:
+        folder: Folder of the tuning, where the ledger lies.
+        request: All that determines the settings; a tuning that is continued must have the same one.
+        state: Function that gives the statement for the ledger and draws the trials; called at the first start only.
+        run: Function of a trial, the statement and the trial's folder, which may hold its interrupted training: the sum
+            of its scores over the held-out records, each from 0 to 1; None: it failed.
+        expected_records: Expected number of held-out records.
+        delta: δ of the ledger.
+
+    Returns:
+        The winner; None if no trial was drawn, or all failed, which looks the same.
+
+    Raises:
+        ConfigurationError: Another process tunes in the folder, the request is another one, or the trials are lost.
+    """
+    hidden = folder / HIDDEN
+    ledger = RunFolder(folder).ledger
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = open_locked(RunFolder(folder).lock)
+    except BlockingIOError:
+        raise ConfigurationError(f"another process is tuning in {folder}: choose another --out.") from None
+    with lock:
+        if not ledger.exists():
+            best, trials = state()
+            _hide(hidden, request, trials)
+            _write_ledger(ledger, best, delta)
+        best = stated_in(ledger)
+        winner: Winner | None = None
+        for trial in _trials_in(hidden, request, ledger):
+            score = _score_of(trial, best, hidden / trial.name, run, expected_records)
+            # The first of equal scores: as trials are exchangeable, one of them at random.
+            if score is not None and (winner is None or score > winner.score):
+                winner = Winner(trial, hidden / trial.name, score)
+        return winner
+
+
+def _score_of(
+    trial: Trial,
+    best: BestOfTrials,
+    place: Path,
+    run: Callable[[Trial, BestOfTrials, Path], float | None],
+    expected_records: float,
+) -> float | None:
+    """Score of a trial, from its file or by running it: with noise before it is written."""
+    file = place / _SCORE
+    if not file.exists():
+        total = run(trial, best, place)
+        if total is not None:
+            sums = torch.tensor([total], dtype=torch.float64)
+            if best.score_noise_multiplier is not None:
+                add_gaussian_noise(sums, [(1, best.score_noise_multiplier)], (trial.key, Stream.SELECTION))
+            total = float(sums) / expected_records
+        place.mkdir(exist_ok=True)
+        write_atomically(file, json.dumps(total))
+    score: float | None = json.loads(file.read_text(encoding="utf-8"))
+    return score
+
+
+def _hide(hidden: Path, request: dict[str, Any], trials: Sequence[Trial]) -> None:
+    """Write the trials into a new folder for its owner alone."""
+    shutil.rmtree(hidden, ignore_errors=True)  # drawn before a kill, and never begun: the ledger was not written
+    hidden.mkdir(mode=0o700)
+    content = {"request": request, "trials": [[trial.words, trial.name] for trial in trials]}
+    write_atomically(hidden / _STATE, json.dumps(content))
+    os.chmod(hidden / _STATE, 0o600)
+
+
+def _trials_in(hidden: Path, request: dict[str, Any], ledger: Path) -> list[Trial]:
+    try:
+        content = json.loads((hidden / _STATE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"{ledger} is of a tuning that is over, or of which the trials are gone: they are never drawn again, and "
+            "its epsilon is spent. Choose another --out."
+        ) from None
+    if content["request"] != json.loads(json.dumps(request)):
+        raise ConfigurationError(
+            f"{ledger.parent} holds a tuning of other settings, which were fixed before its first trial: repeat its "
+            f"own command, or choose another --out. It was begun with {content['request']}."
+        )
+    return [Trial(tuple(words), int(name, 16)) for words, name in content["trials"]]
+
+
+def _write_ledger(path: Path, best: BestOfTrials, delta: float) -> None:
+    header = Header(
+        unit=best.unit,
+        neighboring_relation=best.neighboring_relation,
+        population=best.population,
+        delta=delta,
+        noise_end=NOISE_END,
+    )
+    writer = LedgerWriter(path, header)
+    # The cost is that of the statement, whatever the query says: its noise multiplier is the least of any trial.
+    least = min(part.noise_multiplier for setting in best.settings for part in setting.releases)
+    writer.append(Release(0, best, (SumQuery(best.kind, 1.0, least),)))
+    writer.close()
+
+
+def stated_in(ledger: Path) -> BestOfTrials:
+    """The statement of a tuning's ledger.
+
+    Raises:
+        ConfigurationError: It is a ledger of something else, or damaged.
+    """
+    from dpbench.privacy.accounting.ledger import read_ledger
+
+    book = read_ledger(ledger)
+    samplings = [release.sampling for _, release in book.releases]
+    if book.damage is not None or len(samplings) != 1 or not isinstance(samplings[0], BestOfTrials):
+        raise ConfigurationError(f"{ledger} is not that of a tuning, or damaged: choose another --out.")
+    return samplings[0]
+
+
+def forget(folder: Path) -> None:
+    """Remove all trials, their number and their keys."""
+    with suppress(FileNotFoundError):
+        shutil.rmtree(folder / HIDDEN)

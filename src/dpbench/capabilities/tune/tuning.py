@@ -1,0 +1,256 @@
+"""One tuning from its command to its result."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import tqdm
+
+from dpbench.capabilities.tune import planning
+from dpbench.capabilities.tune.score import check_score, sum_of_scores
+from dpbench.capabilities.tune.space import Space, read_space
+from dpbench.capabilities.tune.stated import BestOfTrials, Setting
+from dpbench.capabilities.tune.trials import HIDDEN, Trial, best_trial, draw_trials, forget, stated_in
+from dpbench.capabilities.tune.winner import TUNING, hide_times, publish
+from dpbench.data.module import PrivateDataModule
+from dpbench.errors import ConfigurationError, Interrupted
+from dpbench.harness.run import build
+from dpbench.harness.run.saved_module import last_checkpoint, load_module
+from dpbench.harness.run.train import train
+from dpbench.harness.runs.folder import RunFolder
+from dpbench.harness.runs.numbers import epsilon_text
+from dpbench.privacy.accounting.composition import Selection, check_delta
+from dpbench.templates import render
+
+_NOISE = "strategy.noise_multiplier="
+
+
+@dataclass(frozen=True)
+class Request:
+    """All that determines a tuning; public, and fixed before its first trial.
+
+    Attributes:
+        words: Options of the trials, some of them with several values.
+        epsilon: Total ε.
+        delta: δ.
+        accountant: Accountant of ε, "pld" or "rdp".
+        trials: Mean number of trials.
+        shape: Shape of a negative binomial law of their number; None: Poisson.
+        score: Name of the score.
+        score_bound: Loss at which the score is 0.
+        is_public: True if the score is measured on public records.
+    """
+
+    words: tuple[str, ...]
+    epsilon: float
+    delta: float
+    accountant: str
+    trials: float
+    shape: float | None
+    score: str
+    score_bound: float | None
+    is_public: bool
+
+    def __post_init__(self) -> None:
+        check_delta(self.delta)
+        if not 0 < self.epsilon < math.inf:
+            raise ConfigurationError(f"--epsilon must be a positive number, not {self.epsilon}.")
+        if self.score_bound is not None and not 0 < self.score_bound < math.inf:
+            raise ConfigurationError(f"--score-bound must be a positive number, not {self.score_bound}.")
+        _ = self.selection
+
+    @property
+    def selection(self) -> Selection:
+        """The distribution of the number of trials."""
+        return Selection(math.inf if self.shape is None else self.shape, self.trials)
+
+
+def tune(request: Request, folder: Path) -> str:
+    """Train trials, and publish the best one.
+
+    Args:
+        request: Settings and budget.
+        folder: Folder of the result.
+
+    Returns:
+        Text for the terminal.
+
+    Raises:
+        DPBenchError: A setting is refused, or the folder holds another tuning.
+        Interrupted: A signal; the same command goes on.
+    """
+    space = read_space(request.words)
+    config = planning.compose([*space.words, *(words for words in _first(space)), f"{_NOISE}1.0"])
+    data = _data_of(config, request)
+    check_score(build.build_module(config, data), request.score, request.score_bound)
+    if (folder / TUNING).exists():
+        forget(folder)  # which a kill has prevented
+        raise ConfigurationError(f"{folder} holds the result of a tuning: choose another --out.")
+
+    def state() -> tuple[BestOfTrials, list[Trial]]:
+        with _hidden_output():
+            plans = planning.planned(space, request.delta, partial(_train, show=False))
+        calibration = planning.Calibration(
+            selection=request.selection,
+            epsilon=request.epsilon,
+            delta=request.delta,
+            accountant=request.accountant,
+            score=request.score,
+            is_public=request.is_public,
+            free=space.free,
+        )
+        best = calibration.solve(plans)
+        print(_before(best, request, space, _expected_records(data)), flush=True)
+        return best, draw_trials(space, request.selection)
+
+    with _bar():
+        try:
+            winner = best_trial(
+                folder,
+                asdict(request),
+                state,
+                partial(_run, request, space),
+                _expected_records(data),
+                request.delta,
+            )
+            facts = publish(folder, asdict(request), stated_in(RunFolder(folder).ledger), winner)
+        except Interrupted as error:
+            kept = f"Trials are kept in {folder / HIDDEN}, which is secret"
+            raise Interrupted(error.number, f"the same command (--out {folder})", kept) from None
+    forget(folder)
+    hide_times(folder)
+    return render("tuned.txt", folder=folder, facts=facts, request=request, number=epsilon_text).rstrip("\n")
+
+
+def _first(space: Space) -> list[str]:
+    """Words of some trial, for checks before any is drawn."""
+    import numpy as np
+
+    return list(space.draw(np.random.default_rng(0)))
+
+
+def _data_of(config: dict[str, Any], request: Request) -> PrivateDataModule[Any]:
+    """The data of a trial, with held-out records for its score.
+
+    Raises:
+        ConfigurationError: There are none, or a record more would change which they are.
+    """
+    strategy = build.build_strategy(config, RunFolder(Path(os.devnull)))
+    with _hidden_output():
+        data = build.build_data(config, strategy)
+    if not isinstance(data, PrivateDataModule):
+        raise ConfigurationError(
+            f"data: {type(data).__name__} holds out no records for a score: subclass PrivateDataModule."
+        )
+    if request.is_public:
+        if data.val_set is None:
+            raise ConfigurationError("--validation public: the data set has no validation data.")
+    elif config["data"].get("split") != "hash" or not _expected_records(data):
+        option = data._val_option
+        raise ConfigurationError(
+            f"a score needs records that are held out by a hash: set data.split=hash and data.{option}=1000, say, or "
+            "declare validation data public (--validation public)."
+        )
+    return data
+
+
+def _expected_records(data: PrivateDataModule[Any]) -> float:
+    """Expected number of held-out records: the only one by which a score is divided."""
+    return float(data._val_count) or float(len(data.val_set or ()))
+
+
+def _train(
+    config: dict[str, Any],
+    folder: Path,
+    observers: Sequence[pl.Callback],
+    show: bool | None = False,
+) -> None:
+    train(config, folder, observers, show=show)
+
+
+def _run(request: Request, space: Space, trial: Trial, best: BestOfTrials, place: Path) -> float | None:
+    """Train a trial, or go on with it, and measure its score; None if it fails."""
+    setting = setting_of(best, space, trial)
+    (noise,) = (word for word in setting.words if word.startswith(_NOISE))
+    words = [*space.words, *trial.words, noise, f"strategy.delta={request.delta!r}"]
+    config = planning.compose(words)
+    with _hidden_output():
+        try:
+            if not RunFolder(place).finished:
+                _train(config, place, [planning.PlanReader(setting)])
+            run = RunFolder(place)
+            data = _data_of(config, request)
+            options = data.model_options() if hasattr(data, "model_options") else {}
+            module = load_module(run, last_checkpoint(run), options).module
+        except (Interrupted, OSError, KeyboardInterrupt, MemoryError):
+            raise
+        except Exception:  # divergence, or the code of a user: the lowest score
+            return None
+        return sum_of_scores(module, data, request.score, request.score_bound)
+
+
+def setting_of(best: BestOfTrials, space: Space, trial: Trial) -> Setting:
+    """The setting of the ledger that a trial has."""
+    drawn = set(trial.words)
+    for setting in best.settings:
+        own = [word for word in setting.words if not word.startswith(_NOISE) and word not in space.free]
+        if drawn.issuperset(own):
+            return setting
+    raise ConfigurationError(f"{' '.join(trial.words)} is no setting that the ledger states.")
+
+
+def _before(best: BestOfTrials, request: Request, space: Space, expected_records: float) -> str:
+    noise = best.score_noise_multiplier
+    return render(
+        "tuning.txt",
+        best=best,
+        request=request,
+        options=[str(option) for option in space.options],
+        rows=planning.costs_of_looking(best, request.delta),
+        score_std=None if noise is None else noise / expected_records,
+        number=epsilon_text,
+    )
+
+
+@contextlib.contextmanager
+def _bar() -> Iterator[None]:
+    """A bar that shows seconds, and neither the number of trials nor their ends."""
+    ended = threading.Event()
+    with tqdm.tqdm(bar_format="tuning, {elapsed}", leave=False, disable=None) as bar:
+
+        def refresh() -> None:
+            while not ended.wait(1.0):
+                bar.refresh()
+
+        thread = threading.Thread(target=refresh, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+
+@contextlib.contextmanager
+def _hidden_output() -> Iterator[None]:
+    """Within, nothing is printed or logged: a line for each trial would tell their number."""
+    logging.disable(logging.CRITICAL)
+    try:
+        with (
+            open(os.devnull, "w", encoding="utf-8") as nowhere,
+            contextlib.redirect_stdout(nowhere),
+            contextlib.redirect_stderr(nowhere),
+        ):
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
