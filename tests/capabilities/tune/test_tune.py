@@ -1,0 +1,180 @@
+"""`dpbench tune` on the digits, from its command to what it publishes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from dpbench.capabilities.tune import tuning
+from dpbench.capabilities.tune.score import sum_of_scores
+from dpbench.capabilities.tune.trials import draw_trials
+from dpbench.cli import main
+from dpbench.data import ImageDataModule, UserDataModule
+from dpbench.privacy.accounting.composition import Selection
+from tests.support.cli import TINY, dpbench
+
+WORDS = [*TINY, "data.split=hash", "data.val_size=200", "trainer.max_steps=3", "optimizer.lr=0.001,0.5"]
+WORDS += ["data.expected_batch_size=32,64", "--epsilon", "2", "--trials", "3", "--accountant", "rdp"]
+
+
+HELD_OUT = ["optimizer.lr=1,2", "data.split=hash", "data.val_size=9"]
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("tuned")
+
+    def three_trials(space: Any, selection: Selection) -> Any:
+        while len(trials := draw_trials(space, selection, np.random.default_rng(1))) < 2:
+            pass
+        return trials
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning, "draw_trials", three_trials)
+        out, err = dpbench(folder, "tune", *[word for word in WORDS if word != "logger=none"])
+    return folder, out + err
+
+
+def test_the_best_comes_out_as_a_run(tuned: tuple[Path, str]) -> None:
+    folder, said = tuned
+    record = json.loads((folder / "tuned/result.json").read_text())
+    facts = json.loads((folder / "tuned/tuning.json").read_text())
+    assert facts["chosen"][0] in ("optimizer.lr=0.001", "optimizer.lr=0.5") and "Whoever looks at all of them" in said
+    assert set(record["metrics"]) == {"test/accuracy", "private/accuracy"}
+    assert record["privacy"]["epsilon"]["rdp"] == pytest.approx(2.0, abs=0.01) and record["privacy"]["releases"] == 1
+    out, _ = dpbench(folder, "account", "tuned")
+    assert "best_of_trials" in out and "ledger intact              yes" in out
+    dpbench(folder, "export", "tuned", "--out", "model")
+    assert "It includes choosing among settings" in (folder / "model/README.md").read_text()
+
+
+def test_nothing_tells_of_the_others(tuned: tuple[Path, str]) -> None:
+    folder, said = tuned
+    places = sorted((folder / "tuned").rglob("*"))
+    names = [str(place.relative_to(folder / "tuned")) for place in places]
+    assert names == [
+        ".lock",
+        "checkpoints",
+        "checkpoints/last.ckpt",
+        "config.yaml",
+        "ledger.jsonl",
+        "result.json",
+        "tuning.json",
+    ]
+    assert len({place.stat().st_mtime for place in [*places, folder / "tuned"]}) == 1
+    record = json.loads((folder / "tuned/result.json").read_text())
+    assert record["seconds"] == record["seconds_total"] == 0.0
+    text = said + "".join(place.read_text() for place in places if place.suffix in (".json", ".yaml", ".jsonl"))
+    for word in (".trials", "val/", "nonprivate/", "trial 1", "1/3"):
+        assert word not in text
+    checkpoint = torch.load(folder / "tuned/checkpoints/last.ckpt", weights_only=True)
+    assert "optimizer_states" not in checkpoint and list(checkpoint["callbacks"]) == ["dpbench.PrivateStrategy"]
+
+
+def test_a_tuning_that_is_over_is_not_repeated(tuned: tuple[Path, str]) -> None:
+    folder, _ = tuned
+    _, err = dpbench(folder, "tune", *[word for word in WORDS if word != "logger=none"], status=1)
+    assert "holds the result of a tuning" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["optimizer.lr=0.1"], "nothing is tuned"),
+        (["optimizer.lr=1,2", "seed=3"], "seed=3: dpbench tune sets this itself"),
+        (["optimizer.lr=1,2", "strategy.noise_multiplier=1"], "dpbench tune sets this itself"),
+        (["model.hidden=interval(1,5)"], "an interval is possible where cost does not depend"),
+        (["optimizer.lr=1,2", "data.split=permutation", "data.val_size=9"], "held out by a hash"),
+        (
+            ["optimizer.lr=1,2", "data.split=hash", "data.val_size=9", "--score", "speed"],
+            "no metric 'speed' of a record",
+        ),
+        (["optimizer.lr=1,2", "data.split=hash", "data.val_size=9", "--score", "loss"], "--score-bound 5"),
+        (
+            ["optimizer.lr=1,2", "data.split=hash", "data.val_size=9", "data.sampling=fixed_size"],
+            "set data.sampling=po",
+        ),
+        (["optimizer.lr=1,2", "--selection", "best"], "--selection must be"),
+        (["optimizer.lr=1,2", "--epsilon", "0"], "--epsilon must be a positive number"),
+        (["optimizer.lr=1,2", "--trials", "0.5"], "at least 1"),
+    ],
+)
+def test_refusals(tmp_path: Path, words: list[str], message: str) -> None:
+    small = [word for word in TINY if word != "logger=none"]
+    _, err = dpbench(tmp_path, "tune", *small, "trainer.max_steps=2", *words, status=1)
+    assert message in err
+    assert not (tmp_path / "tuned/ledger.jsonl").exists()
+
+
+# ------------------------------------------------------------------------------------- score
+
+
+class Forgetful(pl.LightningModule):
+    """A module whose step keeps what it saw, fails on one record and is not finite on another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.record_metrics = {"accuracy": 1}
+        self.seen: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        (x,) = batch
+        assert len(x) == 1
+        self.seen.append(float(x[0, 0]))
+        if x[0, 0] == 1:
+            raise RuntimeError("a record that nobody expected")
+        value = torch.full((1,), torch.nan) if x[0, 0] == 2 else x[:, 0] * sum(self.seen) * 100
+        return {"loss": x.sum() - 1e9, "record_metrics": {"accuracy": lambda: value}}
+
+
+class HeldOut:
+    """Held-out records."""
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self.rows = TensorDataset(rows)
+
+    held_out_batches = ImageDataModule.held_out_batches
+    _batch_of = ImageDataModule._batch_of
+    _held_out_record_of_row = ImageDataModule._held_out_record_of_row
+    _collate_fn = None
+
+    @property
+    def val_set(self) -> TensorDataset:
+        return self.rows
+
+
+@pytest.mark.parametrize(("name", "bound"), [("accuracy", None), ("loss", 2.0)])
+def test_a_record_moves_the_score_by_one_at_most(name: str, bound: float | None) -> None:
+    rows = torch.tensor([[1.0, 0.0], [2.0, 0.0], [-5.0, 1.0], [5.0, 1.0], [0.001, 0.0], [7.0, 7.0]])
+    module = Forgetful()
+    whole = sum_of_scores(module, HeldOut(rows), name, bound)  # type: ignore[arg-type]
+    for left_out in range(len(rows)):
+        rest = torch.cat([rows[:left_out], rows[left_out + 1 :]])
+        score = sum_of_scores(module, HeldOut(rest), name, bound)  # type: ignore[arg-type]
+        assert 0 <= whole - score <= 1
+    assert module.seen == []
+
+
+def test_a_user_is_one_record_of_the_score() -> None:
+    data = UserDataModule("digits_users", val_users=10, options={"users": 40})
+    data.setup()
+    batches = [batch_of() for batch_of in data.held_out_batches()]
+    held_out = data._held_out_users
+    assert held_out is not None and sorted(len(batch[1]) for batch in batches) == sorted(
+        size for size in held_out.sizes if size
+    )
+
+
+def test_help_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["tune", "--help"])
+    assert "within one" in capsys.readouterr().out
