@@ -82,6 +82,10 @@ CAPABILITIES = {
         ),
     ),
     "workflow": Capability("workflow", ("tests/capabilities/workflow",)),
+    "tune": Capability(
+        r"capabilities\.tune|dpbench tune|best_of_trials",
+        ("tests/capabilities/tune", "conf/experiment/tune"),
+    ),
     "prior": Capability(
         r"capabilities\.prior|random_prior|random_shapes|pretrain\b",
         (

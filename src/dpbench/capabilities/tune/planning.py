@@ -112,6 +112,16 @@ def compose(words: Sequence[str]) -> dict[str, Any]:
     return config
 
 
+def swept_by(words: Sequence[str]) -> list[str]:
+    """Lists and intervals of an experiment: its `hydra.sweeper.params`.
+
+    Args:
+        words: Options that are not drawn.
+    """
+    params = check_run([*words, "strategy.noise_multiplier=1.0"]).hydra.sweeper.get("params") or {}
+    return [f"{key}={value}" for key, value in params.items()]
+
+
 def planned(space: Space, delta: float, train: Train) -> list[Planned]:
     """Read the releases of all trials that may differ in cost, by beginning each of them and ending before a batch.
 

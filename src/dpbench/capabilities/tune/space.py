@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 
 from dpbench.errors import ConfigurationError, brief
+from dpbench.harness.runs.command import key_of
 
 MOST_PLANS = 200
 _WITHOUT_COST = ("optimizer.", "schedule.")
@@ -132,16 +133,34 @@ def is_free(key: str) -> bool:
     return key.startswith(_WITHOUT_COST)
 
 
-def read_space(words: Sequence[str]) -> Space:
+def read_space(
+    words: Sequence[str],
+    swept_by: Callable[[Sequence[str]], Sequence[str]] = lambda words: (),
+) -> Space:
     """Read the options of a tuning.
 
     Args:
         words: Hydra overrides; lists (`a=1,2`) and, for options of the optimizer, intervals (`a=interval(0.1,1)`,
             `a=tag(log,interval(0.1,1))`) are drawn.
+        swept_by: Function of the words that are not drawn: further lists and intervals, for other keys.
 
     Raises:
         ConfigurationError: A word is malformed, sets an option of the tuner, or nothing is drawn.
     """
+    fixed, drawn = _parted(words)
+    given = {key_of(word) for word in words}
+    _, further = _parted([word for word in swept_by(fixed) if key_of(word) not in given])
+    drawn += further
+    if not drawn:
+        raise ConfigurationError("nothing is tuned: give an option several values, such as optimizer.lr=0.1,0.3,1.")
+    keys = [option.key for option in drawn]
+    if len(set(keys)) < len(keys):
+        raise ConfigurationError(f"{max(keys, key=keys.count)} is given twice.")
+    return Space(tuple(fixed), tuple(drawn))
+
+
+def _parted(words: Sequence[str]) -> tuple[list[str], list[Choice | Interval]]:
+    """Words that are not drawn, and options that are."""
     fixed: list[str] = []
     drawn: list[Choice | Interval] = []
     for word in words:
@@ -155,12 +174,7 @@ def read_space(words: Sequence[str]) -> Space:
             drawn.append(_drawn(override))
         else:
             fixed.append(word)
-    if not drawn:
-        raise ConfigurationError("nothing is tuned: give an option several values, such as optimizer.lr=0.1,0.3,1.")
-    keys = [option.key for option in drawn]
-    if len(set(keys)) < len(keys):
-        raise ConfigurationError(f"{max(keys, key=keys.count)} is given twice.")
-    return Space(tuple(fixed), tuple(drawn))
+    return fixed, drawn
 
 
 def _drawn(override: Override) -> Choice | Interval:

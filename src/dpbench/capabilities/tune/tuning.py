@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
 import tqdm
 
@@ -32,6 +33,7 @@ from dpbench.harness.runs.numbers import epsilon_text
 from dpbench.privacy.accounting.composition import Selection, check_delta
 from dpbench.templates import render
 
+_HERE = Path(__file__).parent
 _NOISE = "strategy.noise_multiplier="
 
 
@@ -89,8 +91,8 @@ def tune(request: Request, folder: Path) -> str:
         DPBenchError: A setting is refused, or the folder holds another tuning.
         Interrupted: A signal; the same command goes on.
     """
-    space = read_space(request.words)
-    config = planning.compose([*space.words, *(words for words in _first(space)), f"{_NOISE}1.0"])
+    space = read_space(request.words, planning.swept_by)
+    config = planning.compose([*space.words, *space.draw(np.random.default_rng(0)), f"{_NOISE}1.0"])
     data = _data_of(config, request)
     check_score(build.build_module(config, data), request.score, request.score_bound)
     if (folder / TUNING).exists():
@@ -129,14 +131,9 @@ def tune(request: Request, folder: Path) -> str:
             raise Interrupted(error.number, f"the same command (--out {folder})", kept) from None
     forget(folder)
     hide_times(folder)
-    return render("tuned.txt", folder=folder, facts=facts, request=request, number=epsilon_text).rstrip("\n")
-
-
-def _first(space: Space) -> list[str]:
-    """Words of some trial, for checks before any is drawn."""
-    import numpy as np
-
-    return list(space.draw(np.random.default_rng(0)))
+    return render(_HERE / "tuned.txt.jinja", folder=folder, facts=facts, request=request, number=epsilon_text).rstrip(
+        "\n"
+    )
 
 
 def _data_of(config: dict[str, Any], request: Request) -> PrivateDataModule[Any]:
@@ -212,7 +209,7 @@ def setting_of(best: BestOfTrials, space: Space, trial: Trial) -> Setting:
 def _before(best: BestOfTrials, request: Request, space: Space, expected_records: float) -> str:
     noise = best.score_noise_multiplier
     return render(
-        "tuning.txt",
+        _HERE / "tuning.txt.jinja",
         best=best,
         request=request,
         options=[str(option) for option in space.options],
