@@ -17,7 +17,8 @@ and lets them end. The run must then equal an undisturbed one: weights, optimize
 every metric and epsilon of result.json. All choices follow from the seed in `runs/endurance/crash.jsonl`.
 
 Configurations: DP-SGD with momentum; adaptive quantile clipping with a private metric; discretized gradients with error
-correction and Adam; a target epsilon with averaged weights; microbatches in pieces. The first two also on two processes.
+correction and Adam; a target epsilon with averaged weights; microbatches in pieces. The first two also on two
+processes.
 """
 
 
@@ -72,8 +73,9 @@ def _crash(lines: list[dict[str, Any]]) -> str:
 | --- | --- | --- |
 {chr(10).join(rows)}
 
-{ordinary} kills hit ordinary processes, {len(kills) - ordinary} forks of one process that had imported everything. On two processes
-the signal went to the parent {whom["parent"]} times, to a worker {whom["worker"]} times, to all at once {whom["all"]} times.
+{ordinary} kills hit ordinary processes, {len(kills) - ordinary} forks of one process that had imported everything.
+On two processes the signal went to the parent {whom["parent"]} times, to a worker {whom["worker"]} times,
+to all at once {whom["all"]} times.
 """
 
 
