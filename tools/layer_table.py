@@ -213,20 +213,17 @@ def _shown_name(case: Case) -> str:
 _PAGE = """\
 # Layers
 
-`make layers` tries every layer of torch that has parameters: {supported} train with the engine, {refused} are refused.
-Modules without parameters (activations, dropout, pooling, reshapes) need nothing, as long as they treat records
-independently. Per-record gradients come from:
+Of torch's layers with parameters, {supported} train with the engine, {refused} are refused (`make layers`). Modules
+without parameters need nothing, as long as they treat records independently. Per-record gradients come from:
 
-* **rule**: exact formulas ([cost](engine.md)). **Rule, computed from its parts**: the same, with the layer computed
-  from linear maps instead of one call of torch.
-* **`vmap`**: `torch.func.vmap` of the backward pass, for any other layer and your own: exact, but with a second forward
-  pass and memory for the gradients of all records. The layer must return one tensor and use no randomness.
-  **`vmap` of functions**: the same where a module combines its own parameters with records (ViT's class token,
-  ConvNeXt's layer scale, LSTMCell).
+* **rule**: exact formulas ([cost](engine.md)); some are computed from linear maps instead of one call of torch.
+* **`vmap`**: `torch.func.vmap` of the backward pass, for any other layer, your own and subclasses: exact, but with a
+  second forward pass and memory for the gradients of all records. The layer must return one tensor and use no
+  randomness. **`vmap` of functions**: the same where a module combines its own parameters with records.
 * **its layers**: the layers that it consists of.
 
-A subclass may change `forward`, so it takes `vmap`. On the first batch of each run, the sum over records is compared
-with the ordinary gradient; layers that cannot be exact are refused by name.
+On the first batch of each run, the sum over records is compared with the ordinary gradient; layers that cannot be
+exact are refused by name.
 
 <details>
 <summary>Layers that train ({supported})</summary>
@@ -242,8 +239,7 @@ with the ordinary gradient; layers that cannot be exact are refused by name.
 
 </details>
 
-Hugging Face's BERT, DistilBERT and GPT-2 train unchanged. For several learning rates, use one optimizer with parameter
-groups. `torch.compile` works on the network or the module, but a step on several records runs uncompiled, since
-[each of its operators](guards.md#the-record-axis) is followed. Gradient checkpointing requires
-`use_reentrant=False`.
+For several learning rates, use one optimizer with parameter groups. `torch.compile` works on the network or the module,
+but a step on several records runs uncompiled, since [each operator](guards.md#the-record-axis) is followed. Gradient
+checkpointing requires `use_reentrant=False`.
 """

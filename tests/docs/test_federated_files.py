@@ -1,10 +1,10 @@
-"""The page on files of others reads them: its code and its configuration, as they stand there."""
+"""The program beside the page on files of others reads them, as it stands there."""
 
 from __future__ import annotations
 
 import importlib
 import json
-import re
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,21 +17,16 @@ from dpbench.capabilities.users.sources import USER_SOURCES, user_source
 from dpbench.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "howto" / "federated_files.md").read_text(encoding="utf-8")
+HOWTO = ROOT / "docs" / "howto"
 IMAGES = np.random.default_rng(0).random((7, 784), dtype=np.float32)
 ROWS = {"ann": [0, 2, 5], "bob": [1, 4, 6], "cat": [3], "eve": []}
 """Images of each user, one of whom has none."""
 
 
-def block(kind: str) -> str:
-    (code,) = re.findall(rf"```{re.escape(kind)}\n(.*?)```", PAGE, re.S)
-    return str(code)
-
-
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Has the module of the page, and the same users in both formats."""
-    (tmp_path / "federated_files.py").write_text(block("python"), encoding="utf-8")
+    shutil.copy(HOWTO / "federated_files.py", tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     for part, names in (("train", list(ROWS)), ("test", ["bob"])):
         (tmp_path / part).mkdir()

@@ -12,16 +12,13 @@ from tests.endurance.runs import read
 _HEAD = """\
 # Killed at any moment
 
-`make crash` kills real `dpbench train` and `dpbench resume` commands with SIGKILL at random moments of their lives,
-from start-up to the writing of the result, resumes them, kills them again, and lets them end. The run must then equal
-one of the same configuration that nobody disturbed: weights, optimizer state and ledger to the last byte, and every
-metric and epsilon of result.json. Moments are uniform over the processor's time that a command takes; all choices
-follow from the seed in the log (`runs/endurance/crash.jsonl`), with which `make crash` goes on where it stopped.
+`make crash` kills `dpbench train` and `dpbench resume` with SIGKILL at random moments, resumes them, kills them again,
+and lets them end. The run must then equal an undisturbed one: weights, optimizer state and ledger to the last byte, and
+every metric and epsilon of result.json. All choices follow from the seed in `runs/endurance/crash.jsonl`.
 
-Configurations: DP-SGD with momentum and a validation split; adaptive quantile clipping with a private metric;
-discretized gradients with error correction and Adam; a target epsilon with a moving average of the weights;
-microbatches in pieces. The first two also on two processes, where the signal hits the parent, one of its workers, or
-all at once.
+Configurations: DP-SGD with momentum; adaptive quantile clipping with a private metric; discretized gradients with error
+correction and Adam; a target epsilon with averaged weights; microbatches in pieces. The first two also on two
+processes.
 """
 
 
@@ -76,9 +73,9 @@ def _crash(lines: list[dict[str, Any]]) -> str:
 | --- | --- | --- |
 {chr(10).join(rows)}
 
-{ordinary} kills hit ordinary processes, {len(kills) - ordinary} forks of one process that had imported everything
-(imports take most of the time of so small a run). On two processes the signal went to the parent
-{whom["parent"]} times, to a worker {whom["worker"]} times, to all at once {whom["all"]} times.
+{ordinary} kills hit ordinary processes, {len(kills) - ordinary} forks of one process that had imported everything.
+On two processes the signal went to the parent {whom["parent"]} times, to a worker {whom["worker"]} times,
+to all at once {whom["all"]} times.
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
@@ -17,7 +18,9 @@ from tools.zoo.check import BROKEN, ENGINE, FAILED, PATHS, RECORD_BY_RECORD, REF
 OUTCOMES = Path(__file__).with_name("outcomes.jsonl")
 """Versions of the libraries, then an outcome for each network."""
 _LIBRARIES = ("torch", "pytorch-lightning", "torchvision", "transformers", "peft", "timm", "torch_geometric")
-_LONGEST_REASON = 240
+_LONGEST_REASON = 170
+_WHERE = re.compile(r"records are combined in (?:\S*/)?(\S+:\d+ )")
+"""The start of most reasons, of which the page keeps file and line."""
 
 Result = tuple[Architecture, Outcome]
 
@@ -60,8 +63,9 @@ def page_of(results: Sequence[Result], versions: dict[str, str]) -> str:
         rows += [_row(architecture, outcome, reasons) for architecture, outcome in members]
         table = markdown_rows(rows, text=range(4))
         parts += [*_collapsed(f"{_title(family)} ({len(rows) - 1})", table), ""]
-    numbered = [f"{number}. {_escaped(reason)}" for number, reason in enumerate(reasons, start=1)]
-    return "\n".join([*parts, "## Reasons", "", *_collapsed("Why not the engine", "\n".join(numbered))])
+    rows = [["", "reason"], *([str(number), _escaped(reason)] for number, reason in enumerate(reasons, start=1))]
+    table = markdown_rows(rows, text=[1])
+    return "\n".join([*parts, "## Reasons", "", _WHY, *_collapsed("Why not the engine", table)])
 
 
 def _named(architecture: Architecture) -> dict[str, object]:
@@ -125,6 +129,7 @@ def _title(family: str) -> str:
 
 
 def _escaped(reason: str) -> str:
+    reason = _WHERE.sub(r"\1", reason)
     if len(reason) > _LONGEST_REASON:
         reason = reason[:_LONGEST_REASON].rsplit(" ", 1)[0] + " ..."
     for sign in ("\\", "|", "<", ">", "*", "_", "$", "[", "]"):
@@ -145,23 +150,27 @@ def _versions() -> dict[str, str]:
 _HEAD = """\
 # Zoo
 
-`make zoo` trains {count} small networks with random weights for a few batches with `ClipOnly`, which adds no noise. The
-first release must equal the mean of the clipped per-record gradients of plain autograd, within {tolerance} of each
-parameter's gradient. The [list of networks](../tools/zoo/zoo.yaml) was committed before the first run.
+`make zoo` trains {count} small networks with random weights for a few batches without noise (`ClipOnly`). The first
+release must equal the mean of plain autograd's clipped per-record gradients, within {tolerance} of each parameter's
+gradient. The [list](../tools/zoo/zoo.yaml) was committed before the first run.
 
 Versions: {versions}.
 """
 
 _TOTALS = """\
 **{trained} of {private} networks train ({share:.0%})**: {engine} with the engine, {alone} record by record.
-Refused: {refused}. Failed with another library's error or a timeout: {failed}. Not trainable without dpbench: {broken}.
-Different from autograd: {wrong}; the largest relative error of the {compared} compared is {largest:.1e}.
-Refused of the networks whose step mixes records: {mixing_refused} of {mixing}.
+Refused: {refused}. Failed or timed out in another library: {failed}. Not trainable without dpbench: {broken}.
+Different from autograd: {wrong}. Equal: {compared} (largest relative error {largest:.1e}).
+Refused of {mixing} networks whose step mixes records: {mixing_refused}.
 """
 
 _LEGEND = """\
-* **outcome**: `[1]` refers to the [reasons](#reasons), which are cut after a few lines. `fix` is the number of
-  BatchNorm layers that `dpbench.fix(model)` replaced by GroupNorm, since BatchNorm mixes records.
+* **outcome**: `[1]` refers to the [reasons](#reasons). `fix`: BatchNorm layers, which mix records, that
+  `dpbench.fix(model)` replaced by GroupNorm.
 * **error**: largest relative error of a parameter's gradient, in float64 where the network runs in it. Steps that draw
   random numbers have no reference and need only train; dropout and stochastic depth are off except in "With dropout".
+"""
+
+_WHY = """\
+Reasons are cut after a line or two. At a named file and line, records are combined.
 """

@@ -14,6 +14,7 @@ from dpbench.capabilities.users.sources import USER_SOURCES, UserData, by_users
 from dpbench.data import UserDataModule, UserDataset
 from dpbench.data.records import Rows
 from dpbench.errors import ConfigurationError
+from tests.support.loaders import reserved
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +58,8 @@ def test_examples_of_the_same_users() -> None:
     data = UserDataModule("tiny", expected_batch_size=6, sampling="fixed_size", unit="example", **options)
     assert (data.sampling.unit, data.sampling.population) == ("example", 12)
     users = UserDataModule("tiny", expected_batch_size=2, **options).users
-    seen = {value for _ in range(20) for values, _ in data.train_dataloader() for value in values.tolist()}
+    loaders = (reserved(data.train_dataloader()) for _ in range(20))
+    seen = {value for loader in loaders for values, _ in loader for value in values.tolist()}
     assert seen <= set(users.rows_of(np.arange(4)).tolist()) and len(seen) > 5
     assert len(data.val_set or []) == 6
 
