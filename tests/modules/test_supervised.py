@@ -238,7 +238,7 @@ def test_models_and_options_that_do_not_fit() -> None:
     with pytest.raises(DataError, match=r"tags are \(6, 7\), but the model's logits \(6, 5\)"):
         stepping(TagPredictor(TagRegression(9, 5), SGD, 5)).training_step(texts(), 0)
     for options in ({"padding": 8}, {"ignored": [3, -1]}):
-        with pytest.raises(ValueError, match=f"module.{next(iter(options))} must lie from 0 to 7"):
+        with pytest.raises(ValueError, match=f"module.{next(iter(options))} must lie between 0 and 7"):
             NextToken(CharLSTM(TOKENS), SGD, TOKENS, **options)
     for module in (partial(ImageClassifier, num_classes=3), Reconstruction):
         with pytest.raises(ConfigurationError, match="add module=gan"):

@@ -315,7 +315,7 @@ class ReleaseEngine:
             raise ConfigurationError(f"no accountant covers {sampling.kind!r} sampling: use poisson or fixed_size.")
         if horizon.total_steps > sampling.most_steps:
             raise ConfigurationError(
-                f"max_participations allows {sampling.most_steps:.0f} steps, not {horizon.total_steps:.0f}: set "
+                f"max_participations allows only {sampling.most_steps:.0f} steps: set "
                 "trainer.max_steps to at most that, or raise max_participations."
             )
         self.unit_noise.begin(sampling, horizon.total_steps)

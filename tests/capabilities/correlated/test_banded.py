@@ -256,7 +256,7 @@ def test_participations_are_as_far_apart_as_was_promised(tmp_path: Path) -> None
     with pytest.raises(ConfigurationError, match="batch 15 .* more often than max_participations"):
         lots.lot(15)
     for steps_planned in (16, math.inf):
-        with pytest.raises(ConfigurationError, match="max_participations allows 15 steps"):
+        with pytest.raises(ConfigurationError, match="max_participations allows only 15 steps"):
             made(tmp_path, sampling=sampling, make_noise=FOUR, horizon=TrainingLength(steps_planned))
 
 

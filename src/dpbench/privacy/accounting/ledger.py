@@ -40,8 +40,7 @@ WITH_ROUNDS = 3  # the schema of phases whose steps depend on one another
 WITH_PLANS = 2
 KEPT = "kept:"  # begins replay key and sources of a run without a seed, whose keys were in a file until it ended
 WITHOUT_PLANS = 1  # the schema of phases that state no plan
-_SEEDED = {"noise": "strategy", "lots": "PrivateDataLoader"}
-_DRAWN = {"noise": "noise", "lots": "batches"}
+_SEEDED = {"noise": "strategy", "batches": "PrivateDataLoader"}
 _SMALLEST = 1e-100  # ratio of noise and sensitivity whose square is still a number
 _NOT_A_LINE = (
     ValueError,  # ConfigurationError is one
@@ -331,7 +330,7 @@ def check_own_randomness(ledgers: Mapping[str, Ledger]) -> None:
             header = ledger.headers[phase]
             sources = {
                 "noise": header.noise_source,
-                "lots": header.lot_source,
+                "batches": header.lot_source,
             }
             for kind, source in sources.items():
                 if source is None:
@@ -341,7 +340,7 @@ def check_own_randomness(ledgers: Mapping[str, Ledger]) -> None:
                     if _differ(mine, theirs):
                         origin = "kept key" if source.startswith(KEPT) else "seed"
                         raise LedgerError(
-                            f"{name} and {other} drew their {_DRAWN[kind]} from the same {origin}, for different "
+                            f"{name} and {other} drew their {kind} from the same {origin}, for different "
                             "releases: no epsilon covers both. Publish only one of them, or train one again with "
                             f"another seed (seed=...; in Python that of the {_SEEDED[kind]}) or, without a seed, from "
                             "the beginning."
