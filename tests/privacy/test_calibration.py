@@ -187,7 +187,7 @@ def test_out_of_reach() -> None:
         ),
         ({"noise_multiplier": 2.0, "steps": 1, "delta": 0.1}, "rdp", "shows an epsilon of only 0: lower delta"),
         ({"delta": None, "epsilon": 10_000.0}, "rdp", "underflows: lower epsilon"),
-        ({"noise_multiplier": 0.005}, "pld", r"not computed above an epsilon of 1e\+06"),
+        ({"noise_multiplier": 0.005}, "pld", r"supports an epsilon of at most 1e\+06"),
     ):
         with pytest.raises(ConfigurationError, match=message):
             solved(replace(POISSON, **values), name)

@@ -102,7 +102,7 @@ def of_texts(net: nn.Module, batch: Any) -> Tensor:
 def test_batches_without_tensors(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"contains ndarray\): .*torch.from_numpy"):
         train(tmp_path / "arrays", Module(plain(), cross_entropy), arrays)
-    with pytest.raises(ConfigurationError, match=r"holds str\): .* torch.arange"):
+    with pytest.raises(ConfigurationError, match=r"contains str\): .* torch.arange"):
         train(tmp_path / "texts", Module(plain(), of_texts), texts)
     with pytest.raises(UnsupportedModuleError, match="contains a list of values of records"):
         train(tmp_path / "counted", Module(plain(), of_texts), counted)
