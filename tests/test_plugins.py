@@ -115,7 +115,7 @@ def test_an_edit_of_its_code_gives_other_noise(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "nets.py").write_text("a = 2")
     _source_hash.cache_clear()
     assert foreign_code(config) != before
-    with pytest.raises(ConfigurationError, match="the source of sys, which _target_ names, is not found"):
+    with pytest.raises(ConfigurationError, match="the source of sys .a _target_. is not found"):
         foreign_code({"model": {"_target_": "sys.Net"}})
 
 

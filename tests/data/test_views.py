@@ -93,7 +93,7 @@ def test_a_generator_is_refused(
     monkeypatch.chdir(tmp_path)
     words = ["experiment=digits_gan", "data.augmentations=2", "logger=none", "trainer.max_steps=1"]
     assert main(["train", *words]) == 1
-    assert "a generator would learn to draw such ones: remove it" in capsys.readouterr().err
+    assert "a generator would learn to draw: remove it" in capsys.readouterr().err
 
 
 def test_workers_and_features_are_refused() -> None:

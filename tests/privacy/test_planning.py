@@ -42,9 +42,9 @@ def test_only_the_rate_falls() -> None:
 def test_lots_that_do_not_fit() -> None:
     run = ledger_of(PoissonSampling(539, 50 / 539, unit="user"))
     for population, size in ((10, None), (1_000, 2_000), (0, None), (1_000, 0)):
-        with pytest.raises(ConfigurationError, match="users do not fit a population of"):
+        with pytest.raises(ConfigurationError, match="users cannot be drawn from a population"):
             at_population(run, population, size)
-    with pytest.raises(ConfigurationError, match="needs batches that a rate describes"):
+    with pytest.raises(ConfigurationError, match="needs poisson or fixed_size batches"):
         at_population(ledger_of(TruncatedPoissonSampling(539, 0.1, max_batch_size=60)), 1_000)
 
 

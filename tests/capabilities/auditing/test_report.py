@@ -118,7 +118,7 @@ BAD: dict[str, Callable[[Path], Any]] = {
     "has schema 9, .* reads schemas up to 4": lambda run: change(run, lambda data: data.update(schema=9)),
     "is damaged.*ledger: field required": lambda run: change(run, lambda data: data.pop("ledger")),
     "is damaged.*left_out: ": lambda run: change(run, lambda data: data.update(left_out=["bias"])),
-    "ledger.jsonl does not belong to audit.json .*other lines": of_another_run,
+    "ledger.jsonl does not belong to audit.json .*lines that do not match": of_another_run,
     "ledger.jsonl does not belong to audit.json .*continued by another run": continued,
     "ledger": lambda run: (run / RunFolder.ledger).unlink(),
 }

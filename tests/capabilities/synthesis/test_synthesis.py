@@ -101,7 +101,9 @@ def test_an_edited_ledger_is_no_guarantee(copy: Path, tmp_path: Path, old: str, 
     edit(copy / "ledger.jsonl", old, new)
     if not with_result:
         (copy / "result.json").unlink()
-    with pytest.raises(ConfigurationError, match=r"(edited, or is of another run|damaged or cut).*restore the ledger"):
+    with pytest.raises(
+        ConfigurationError, match=r"(edited, or belongs to another run|damaged or cut).*restore the ledger"
+    ):
         sample(copy, 3, tmp_path / "none")
 
 
@@ -199,7 +201,7 @@ def test_bad_settings(tmp_path: Path) -> None:
         "model=mnist_cnn": "needs a generator and a discriminator",
         "module=classifier": "there is no key module.discriminator_steps",
         "data.scale=standard": "leave data.scale=symmetric",
-        "module.discriminator_steps=0": "discriminator_steps must be a whole number from 1 on",
+        "module.discriminator_steps=0": "discriminator_steps must be a whole number of at least 1",
         "data.image_size=18": "sides that 4 divides",
         "strategy.max_physical_batch_size=8": "needs automatic optimization",
     }.items():

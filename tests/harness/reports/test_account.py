@@ -304,7 +304,7 @@ def test_going_on_with_a_ledger(tmp_path: Path) -> None:
     broken.write_bytes(broken.read_bytes()[:-3])
     for words, message in {
         "run --epsilon 0.5": "is out of reach: with steps=1 it is",
-        "run": "missing are",
+        "run": "missing: ",
         "run --epsilon 3 --sampling fixed": "has sampling poisson, not fixed_size",
         "two --epsilon 1": "holds 2 ledgers: name one run",
         "two/b --epsilon 3": "known only from below",
@@ -331,10 +331,10 @@ def test_wrong_words(tmp_path: Path) -> None:
         "--tpr 0.01@0.05": "the true positive rate must lie strictly between the false positive rate",
         "--tpr 0.05": "--tpr must be a true positive rate at a false positive rate, TPR@FPR",
         "--epochs 5": "--steps or --epochs, not both",
-        "--epsilon 1": "nothing is missing",
+        "--epsilon 1": "none is missing",
         "--accountant rdp-analytical": "does not cover 'poisson' sampling",
         "--sampling fixed": "need the population",
-        "--sampling shuffled": "shuffled_epochs batches cannot be solved for",
+        "--sampling shuffled": "cannot calibrate shuffled_epochs batches",
         "--noise-multiplier -1": "noise_multiplier must be a number from 1e-12",
         "--sample-rate 2": "sample_rate must be a number from 1e-12 to 1, not 2",
         "--microbatch-size -3": "microbatch_size must be at least 1",

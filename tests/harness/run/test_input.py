@@ -26,13 +26,13 @@ REFUSED = """
 # numbers
 optimizer.lr=nan -> optimizer.lr must be a positive number, not nan
 strategy.noise_multiplier=much -> (strategy=none trains without privacy) or null, not 'much'
-schedule=step schedule.gamma=-1 -> schedule.gamma must be a number from 0 on, not -1
+schedule=step schedule.gamma=-1 -> schedule.gamma must be a number of at least 0, not -1
 +optimizer.weight_decay=[nan] -> optimizer.weight_decay must be a number, not [nan]
 trainer.max_steps=1.5 -> trainer.max_steps must be a positive whole number, or -1 for no limit, not 1.5
 trainer.max_steps=-1 -> no stopping criterion
-model.hidden=[0] -> a list in which each is a whole number from 1 on, not [0]
-seed=99999999999999999999999 -> seed must be a whole number from 0 on (below 2^32)
-run.checkpoint_every_n_steps=0 -> run.checkpoint_every_n_steps must be a whole number from 1 on
+model.hidden=[0] -> a list in which each is a whole number of at least 1, not [0]
+seed=99999999999999999999999 -> seed must be a whole number of at least 0 (below 2^32)
+run.checkpoint_every_n_steps=0 -> run.checkpoint_every_n_steps must be a whole number of at least 1
 data.expected_batch_size=0 -> expected_batch_size must lie between
 strategy.microbatch_size=7 -> microbatch_size=7 does not fit batches of 64 records
 schedule=cosine schedule.T_max=abc -> schedule.T_max must be a whole number

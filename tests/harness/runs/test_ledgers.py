@@ -80,7 +80,7 @@ def accounted(capsys: pytest.CaptureFixture[str], run: Path, status: int) -> str
         (by_checkpoint, r".{9}\n\Z", "", "line 21 is cut off"),
         (by_checkpoint, '"noise_std":1.5', '"noise_std":15.0', "it was edited"),
         (by_result, '"delta":1e-05', '"delta":0.1', "it was edited"),
-        (by_partial_result, "0x1p0", "0x1p1", "of another run"),
+        (by_partial_result, "0x1p0", "0x1p1", "to another run"),
     ],
     ids=["cut", "cut off", "noise", "delta", "another run"],
 )
