@@ -136,7 +136,7 @@ def test_an_epsilon_without_its_ledger_is_marked(tmp_path: Path) -> None:
     assert "ledger" not in intact.frame() and "not intact" not in intact.compare()
     (tmp_path / "ledger.jsonl").unlink()
     marked = RunTable.read([tmp_path])
-    assert marked.frame()["ledger"][0] == "ledger.jsonl is missing, of which result.json tells"
+    assert marked.frame()["ledger"][0] == "ledger.jsonl is missing, although result.json refers to it"
     assert "not intact" in marked.compare()
     with pytest.raises(ConfigurationError, match="No such file or directory; name the folder of a run"):
         find_ledgers([tmp_path / "nowhere"])

@@ -54,7 +54,7 @@ def calibrate(
     check_options(calibrate, dict(locals()))
     if batch_size is not None:
         if population is None or sample_rate is not None:
-            raise ConfigurationError("batch_size requires population, and stands in place of sample_rate.")
+            raise ConfigurationError("batch_size requires population, and replaces sample_rate: give one of them.")
         sample_rate = batch_size / population
     setting = solved(
         TrainingSetting(

@@ -112,9 +112,9 @@ def read_csv(path: Path, columns: Collection[str], remedy: str = AGAIN, words: C
 
     Args:
         path: The file.
-        columns: Must be there, and hold numbers where they are none of `words`.
+        columns: Required columns, numeric unless among `words`.
         remedy: Advice for the error; `{path}` stands for the file.
-        words: Columns that need not hold numbers; "*" for all others too.
+        words: Columns that need not be numeric; "*" for all others too.
 
     Raises:
         ConfigurationError: It is no such table.
@@ -184,9 +184,9 @@ def _refuse_objects(path: Path) -> None:
         return
     if names:
         raise ConfigurationError(
-            f"{path} holds objects ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}), and unpickling them "
-            "can run any code: only tensors and plain data are read. If the run is your own, add --trust; never for "
-            "somebody else's run."
+            f"{path} contains objects ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}), and unpickling them "
+            "can execute arbitrary code: only tensors and plain data are read. Add --trust if the run is your own, "
+            "never for a run of another person."
         )
 
 
