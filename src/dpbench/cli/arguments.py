@@ -86,7 +86,7 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust",
         action="store_true",
-        help="the run is your own: its checkpoint may hold objects, and reading these can run any code",
+        help="unpickle objects in the checkpoint, which can execute arbitrary code: only for a run of your own",
     )
 
 
