@@ -1,4 +1,4 @@
-"""Data sets, and the lots that are drawn from them."""
+"""Data sets, and the batches that are drawn from them."""
 
 from functools import partial
 
