@@ -65,7 +65,7 @@ def test_train_sample_evaluate(copy: Path, tmp_path: Path, monkeypatch: pytest.M
     assert "Fréchet distance (digits_cnn features)" in dpbench(tmp_path, *words)[0]
     found = json.loads((copy / "evaluation.json").read_text(encoding="utf-8"))
     assert (found["images"], found["judged_on"]) == (200, "test")
-    assert "holds out no records" in dpbench(tmp_path, *words, "--split", "val", status=1)[1]
+    assert "holds out 0 records" in dpbench(tmp_path, *words, "--split", "val", status=1)[1]
 
 
 def test_sampling_is_reproducible(run: Path, tmp_path: Path) -> None:

@@ -100,9 +100,8 @@ def _real_data(run: Path, trained: SavedModule, on: str) -> tuple[ImageDataModul
         )
     real = data.test_set if on == "test" else data.val_set
     if real is None or len(real) < _FEWEST:
-        number = "no" if real is None else str(len(real))
         raise ConfigurationError(
-            f"{run} holds out {number} records, not {_FEWEST} or more: train with data.val_size=1000, say."
+            f"{run} holds out {len(real or ())} records, not {_FEWEST} or more: train with data.val_size=1000, say."
         )
     return data, real
 
