@@ -96,7 +96,7 @@ def add_config_dir(parser: argparse.ArgumentParser) -> None:
         "--config-dir",
         type=place,
         metavar="FOLDER",
-        help="as in the run's own command: classes of your own are imported from the folder that holds it",
+        help="as in the run's own command: your own classes are imported from its parent folder",
     )
 
 

@@ -107,7 +107,7 @@ def read_vocabulary(path: Path, size: int = WORDS) -> list[str]:
         raise DataError(f"the vocabulary {path} contains no words.")
     word, count = Counter(vocabulary).most_common(1)[0]
     if count > 1:
-        raise DataError(f"the vocabulary {path} holds the word {word!r} twice.")
+        raise DataError(f"the vocabulary {path} contains the word {word!r} twice.")
     return vocabulary
 
 

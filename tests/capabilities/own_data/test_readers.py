@@ -272,7 +272,7 @@ def test_damaged_folders_of_images(files: list[str], options: dict[str, Any], sa
         ("t.csv", "a,b,label\n1,2,0,9\n3,4,1,9\n", {}, "rows have more cells than the first line has names"),
         ("t.csv", "a,b\n1,2\n", {"features": [["a"], "a"]}, "names a feature twice"),
         ("t.csv", "a,b\n1,x\n", {"features": [["a"], "b"], "classes": ["x", "x"]}, "names a class twice"),
-        ("t.jsonl", '{"a": 1}\n5\n', {}, "a line is no object: 5"),
+        ("t.jsonl", '{"a": 1}\n5\n', {}, "a line is not an object: 5"),
         ("t.jsonl", '{"a": [1, [2]]}\n', {}, "feature 'a' of row 0 is"),
         ("t.jsonl", '{"a": [1, 2]}\n{"a": [1]}\n', {}, "feature 'a' of row 1 is .*must be numbers of one shape"),
         ("t.jsonl", '{"a": [1, 2]}\n', {"features": {"a": [1, 3]}}, r"'a' has shape \(2,\), which is not \(1, 3\)"),

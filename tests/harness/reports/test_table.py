@@ -77,4 +77,4 @@ def test_a_column_says_where_runs_lie(tmp_path: Path) -> None:
     shown, _ = dpbench(tmp_path, "table", ".", "--folder")
     assert "| a | a |" in shown
     assert "run & test accuracy (\\%) & epsilon (RDP)" in dpbench(tmp_path, "table", ".", "--latex")[0]
-    assert "leave one out" in dpbench(tmp_path, "table", ".", "--folder", "--group-by", "seed", status=1)[1]
+    assert "remove one of them" in dpbench(tmp_path, "table", ".", "--folder", "--group-by", "seed", status=1)[1]

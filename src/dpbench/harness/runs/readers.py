@@ -129,7 +129,7 @@ def read_csv(path: Path, columns: Collection[str], remedy: str = AGAIN, words: C
     checked = columns if "*" in words else table.columns
     for name in checked:
         if name not in words and not pd.api.types.is_numeric_dtype(table[name]):
-            raise _damaged(path, f"its column {name} holds more than numbers", remedy)
+            raise _damaged(path, f"its column {name} is not numeric", remedy)
     return table
 
 
@@ -170,7 +170,7 @@ def read_checkpoint(path: Path, resumed: bool = False, trust: bool = False) -> d
         if isinstance(error, UnpicklingError) and not trust:
             _refuse_objects(path)
         raise _damaged(path, brief(error), remedy, "cannot be read") from error
-    _require(_Resumable if resumed else _Checkpoint, state, path, remedy, "is no checkpoint")
+    _require(_Resumable if resumed else _Checkpoint, state, path, remedy, "is not a checkpoint")
     return dict(state)
 
 
