@@ -118,7 +118,7 @@ def test_results_that_are_older_than_the_hash(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "result.json").write_text(json.dumps(record))
     accounted(capsys, tmp_path, 0)
     rewrite(tmp_path, r".*\n\Z", "")
-    assert "19 releases of 20 that result.json counts" in accounted(capsys, tmp_path, 3)
+    assert "19 releases, and result.json counts 20" in accounted(capsys, tmp_path, 3)
 
 
 def test_a_run_whose_ledger_was_damaged_meanwhile_says_so(tmp_path: Path) -> None:
