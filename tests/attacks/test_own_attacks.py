@@ -331,7 +331,7 @@ class Resampling(Module):
 
 
 def test_indices_that_are_drawn_anew_repeat_no_record(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="records of the training data are there twice"):
+    with pytest.raises(ConfigurationError, match="training records are repeated"):
         fit(tmp_path, Resampling(), 20, loader=loader_of(Subset(records(), range(POPULATION))))
 
 

@@ -100,5 +100,5 @@ def test_workers_and_features_are_refused() -> None:
     augmented = AugmentedImages(data_of().train_set, 2)
     with pytest.raises(ConfigurationError, match="leave num_workers at 0"):
         PrivateDataLoader.poisson(augmented, 12, record_of_row=ImageOfView(2), num_workers=1)
-    with pytest.raises(ConfigurationError, match="data.features=scattering are made of each image"):
+    with pytest.raises(ConfigurationError, match="data.features=scattering are computed only once"):
         data_of(features="scattering")

@@ -56,7 +56,7 @@ def test_it_is_called_nominal(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert facts["population"] == 1_000_000 and facts["nominal_population"] and not facts["guarantee"]
     assert main([*account, "--population", "1000000", "--batch-size", "5000"]) == 0
     shown = capsys.readouterr().out
-    assert "1000000   nominal: the runs had fewer or more" in shown and "5000 examples, sampling rate 0.005" in shown
+    assert "1000000   nominal: not the number of the runs" in shown and "5000 examples, sampling rate 0.005" in shown
     assert main([*account, "--batch-size", "50"]) == 1
     assert "--batch-size requires --population" in capsys.readouterr().err
 

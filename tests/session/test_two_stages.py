@@ -236,7 +236,7 @@ def test_on_the_command_line(runs: Path) -> None:
     [
         (["after=bare"], "that run has no ledger"),
         (["after=first", "strategy=none"], "continuing a private run without privacy"),
-        (["after=first", "model.hidden=[12,7]"], "none of its weights"),
+        (["after=first", "model.hidden=[12,7]"], "no weight of it matches"),
     ],
     ids=["no ledger", "not private", "other weights"],
 )

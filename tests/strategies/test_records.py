@@ -151,9 +151,9 @@ def test_lots_without_rows(tmp_path: Path) -> None:
         (None, "record_of_row='other' is not an entry of the batch"),
         (lambda of: of[:-1], "one whole number for each of the"),
         (lambda of: of > 1, "one whole number .* not bool"),
-        (lambda of: of.flip(0), "record_of_row names other records"),
-        (lambda of: of - 1, "record_of_row names other records"),
-        (lambda of: of + 1000, "record_of_row names other records"),
+        (lambda of: of.flip(0), "record_of_row does not match the records"),
+        (lambda of: of - 1, "record_of_row does not match the records"),
+        (lambda of: of + 1000, "record_of_row does not match the records"),
     ],
     ids=["no entry", "few", "type", "order", "negative", "large"],
 )

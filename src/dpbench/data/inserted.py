@@ -21,14 +21,14 @@ _MOST_COPIES = 10_000_000  # all together, as many as data of noise may have
 
 @dataclass(frozen=True)
 class Inserted:
-    """How many made-up records join the training data.
+    """Options of made-up records that are inserted into the training data.
 
     To privacy they are records like any others: they are drawn like them, and count in the population of the ledger.
     Each copy is a record, so that an epsilon for one record does not cover all copies of one that was inserted.
 
     Attributes:
-        records: How many different ones; 0: none.
-        copies: How often each of them is there.
+        records: Number of different records; 0: none.
+        copies: Number of copies of each.
         references: Records drawn alike that are not inserted.
         seed: Seed of the draws.
 

@@ -51,7 +51,7 @@ def test_a_correct_run_is_consistent(run: Path, capsys: pytest.CaptureFixture[st
         "CONSISTENT",
         "not a proof",
         "not seen     effects on a record before it is clipped",
-        "how records, not canaries, are clipped and added up: nothing was measured",
+        "clipping and summation of records (not canaries), which were not measured",
     ):
         assert words in text, words
     rows = [line.split(">=")[0].split() for line in text.splitlines() if ">=" in line]

@@ -460,7 +460,7 @@ def test_the_plan_is_read_as_it_was_written() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"noise": {"coefficients": [0.8, 0.6, 0.1]}}, "norm of 1 at most"),
+        ({"noise": {"coefficients": [0.8, 0.6, 0.1]}}, "norm at most 1"),
         ({"noise": {"coefficients": [0.5, math.nan]}}, "finite"),
         ({"noise": {"coefficients": [0.1] * 5}}, "5 bands, but batches contain a record again after 4"),
         ({"bound_factors": [[0.5, 3]]}, "constant bounds"),

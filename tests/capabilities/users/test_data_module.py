@@ -49,7 +49,7 @@ def test_validation_holds_users_out() -> None:
     assert data.monitored == "val"
     rows = whole.users.rows_of(np.array(held))  # names are positions here
     assert sum(len(labels) for _, labels in data.val_dataloader()) == len(rows)
-    with pytest.raises(ConfigurationError, match="data.val_users=30 leaves nothing of 30 training users"):
+    with pytest.raises(ConfigurationError, match="data.val_users=30 leaves none of 30 users"):
         module(val_users=30).setup()
 
 

@@ -113,7 +113,7 @@ def test_several_runs_compose(tmp_path: Path) -> None:
     facts = answer(tmp_path, "account sweep")
     assert [run["steps"] for run in facts["runs"]] == [50, 30, 20]
     assert facts["epsilon"] == pytest.approx(epsilon({ONE: 100}, DELTA), rel=1e-6)
-    assert "named twice" in refused(tmp_path, "account sweep sweep/a")
+    assert "given twice" in refused(tmp_path, "account sweep sweep/a")
     (tmp_path / "sweep" / "none").mkdir()
     (tmp_path / "sweep" / "none" / "result.json").write_text("{}")
     facts = answer(tmp_path, "account sweep --selection geometric --mean-trials 3")
@@ -121,7 +121,7 @@ def test_several_runs_compose(tmp_path: Path) -> None:
     assert facts["epsilon"] is facts["selection"]["epsilons"]["rdp"] is None  # infinite
     out = said(tmp_path, "account sweep")
     assert "all 4 published (composition) | 100 | – | inf |" in out
-    assert "A run that trained without privacy has no epsilon" in out
+    assert "A run without privacy has no epsilon" in out
 
 
 def test_nothing_below_a_folder_is_left_out(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_selection(tmp_path: Path) -> None:
     assert facts["runs"][0]["epsilons"]["rdp"] < facts["selection"]["epsilons"]["rdp"] < facts["epsilon"]
     out = said(tmp_path, "account sweep --mean-trials 8 --selection poisson")
     assert "only the best published, 8 trials on average" in out
-    assert "drawn from that distribution before anything" in out
+    assert "drawn from that distribution before any result" in out
     for words, message in {
         "--selection geometric": "both --selection and --mean-trials",
         "--selection best --mean-trials 8": "--selection must be geometric",
@@ -229,7 +229,10 @@ def test_a_ledger_that_is_gone(tmp_path: Path) -> None:
     result.write_text(json.dumps(record))
     for path in ("a", "."):
         told = refused(tmp_path, f"account {path}")
-        assert "a: ledger.jsonl is missing, of which result.json tells. Restore it: epsilon cannot be computed" in told
+        assert (
+            "a: ledger.jsonl is missing, although result.json refers to it. Restore it: epsilon cannot be computed"
+            in told
+        )
 
 
 def test_adaptive_releases_are_one_cost(tmp_path: Path) -> None:
@@ -307,7 +310,7 @@ def test_going_on_with_a_ledger(tmp_path: Path) -> None:
         "run": "missing: ",
         "run --epsilon 3 --sampling fixed": "has sampling poisson, not fixed_size",
         "two --epsilon 1": "holds 2 ledgers: name one run",
-        "two/b --epsilon 3": "known only from below",
+        "two/b --epsilon 3": "only a lower bound",
     }.items():
         assert message in refused(tmp_path, f"calibrate --continue-from {words}")
 

@@ -103,5 +103,5 @@ def test_what_cannot_be_inserted(tmp_path: Path) -> None:
             Inserted(**options)
     with pytest.raises(ConfigurationError, match=r"there is no key data\.inserted\.count\. Known: copies, rec"):
         ImageDataModule("digits", inserted={"count": 3})  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="GAN has no losses"):
+    with pytest.raises(ConfigurationError, match="not GAN: remove"):
         ended(tmp_path, "module=gan", "model=mlp_gan", "data.inserted.records=3", model=[])
