@@ -147,7 +147,7 @@ def _task_options(ray: Any, options: Mapping[str, Any], address: str | None) -> 
     needs = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], **resources}
     negative = [name for name, amount in needs.items() if amount < 0]
     if negative:
-        raise ConfigurationError(f"hydra.launcher: {', '.join(negative)} must be a number from 0 on.")
+        raise ConfigurationError(f"hydra.launcher: {', '.join(negative)} must be a number of at least 0.")
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if not any(all(node.get(name, 0) >= amount for name, amount in needs.items()) for node in nodes):
         listing = ", ".join(f"{name} {amount:g}" for name, amount in needs.items() if amount)

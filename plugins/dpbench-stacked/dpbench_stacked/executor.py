@@ -406,7 +406,7 @@ def stack_of(size: str) -> Stacked:
         ConfigurationError: The size is no number from 1 on.
     """
     if not size.isdecimal() or int(size) < 1:
-        raise ConfigurationError(f"executor stack needs a number of runs from 1 on, such as stack:4, not {size!r}.")
+        raise ConfigurationError(f"executor stack needs a number of runs of at least 1, such as stack:4, not {size!r}.")
     return Stacked(int(size))
 
 

@@ -36,10 +36,10 @@ class Inserted:
         ConfigurationError: A number is out of range.
     """
 
-    records: Annotated[int, Field(ge=0, le=_MOST), "a whole number from 0 on"] = 0
-    copies: Annotated[int, Field(ge=1, le=_MOST), "a whole number from 1 on"] = 1
-    references: Annotated[int, Field(ge=1, le=_MOST), "a whole number from 1 on"] = 4096
-    seed: Annotated[int, Field(ge=0, lt=2**32), "a whole number from 0 on (below 2^32)"] = 0
+    records: Annotated[int, Field(ge=0, le=_MOST), "a whole number of at least 0"] = 0
+    copies: Annotated[int, Field(ge=1, le=_MOST), "a whole number of at least 1"] = 1
+    references: Annotated[int, Field(ge=1, le=_MOST), "a whole number of at least 1"] = 4096
+    seed: Annotated[int, Field(ge=0, lt=2**32), "a whole number of at least 0 (below 2^32)"] = 0
 
     def __post_init__(self) -> None:
         check_options(type(self), vars(self), "data.inserted")

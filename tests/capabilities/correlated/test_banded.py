@@ -434,7 +434,7 @@ def test_bands_out_of_range(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"11 bands need batches of at most 9.09"):
         CYCLIC.in_groups(11)
     for bands in (0, 1.5):
-        with pytest.raises(ConfigurationError, match="bands must be a whole number from 1 on"):
+        with pytest.raises(ConfigurationError, match="bands must be a whole number of at least 1"):
             Banded(bands=bands)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="cycle_length must be a whole number"):
         CYCLIC.in_groups(True)

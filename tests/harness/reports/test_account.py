@@ -253,7 +253,7 @@ def test_the_first_releases_only(tmp_path: Path) -> None:
     assert answer(tmp_path, "account run --releases 20") == answer(tmp_path, "account short")
     told = refused(tmp_path, "account run short --releases 30")
     assert "short has 20; give that number or a smaller one" in told
-    assert "must be a number of releases from 1 on" in refused(tmp_path, "account run --releases=0")
+    assert "must be a number of releases of at least 1" in refused(tmp_path, "account run --releases=0")
 
 
 # --------------------------------------------------------------------------------------------------- calibrate

@@ -32,7 +32,7 @@ def options(cpus: float = 1, gpus: float = 0, **resources: float) -> dict[str, A
 def test_a_job_that_a_node_has_room_for() -> None:
     for fits in (options(4), options(2, 1), options(0.5, 0.5)):
         assert _task_options(_Ray(), fits, None) == fits
-    with pytest.raises(ConfigurationError, match="CPU must be a number from 0 on"):
+    with pytest.raises(ConfigurationError, match="CPU must be a number of at least 0"):
         _task_options(_Ray(), options(-1), None)
 
 

@@ -37,7 +37,7 @@ class Banded:
 
     def __post_init__(self) -> None:
         if type(self.bands) is not int or self.bands < 1:
-            raise ConfigurationError(f"bands must be a whole number from 1 on, not {self.bands!r}.")
+            raise ConfigurationError(f"bands must be a whole number of at least 1, not {self.bands!r}.")
 
     @property
     def coefficients(self) -> tuple[float, ...]:

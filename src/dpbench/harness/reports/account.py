@@ -64,7 +64,7 @@ class AccountingRequest:
         if self.batch_size is not None and self.population is None:
             raise ConfigurationError("--batch-size requires --population.")
         if self.releases is not None and self.releases < 1:
-            raise ConfigurationError(f"--releases must be a number of releases from 1 on, not {self.releases}.")
+            raise ConfigurationError(f"--releases must be a number of releases of at least 1, not {self.releases}.")
         for name in self.accountants:
             find_accountant(name)
 

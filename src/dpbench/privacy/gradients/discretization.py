@@ -264,7 +264,7 @@ def _squared_norms(gradients: Sequence[ParameterGradients]) -> Tensor:
 
 
 def check_threshold(threshold: float | None, name: str) -> None:
-    """Raise ConfigurationError unless the threshold is None or a number from 0 on."""
+    """Raise ConfigurationError unless the threshold is None or a number of at least 0."""
     if threshold is None:
         return
     if not 0 <= threshold <= _LARGEST:
